@@ -1,0 +1,20 @@
+"""What every test run shares: the CPU as JAX's platform, and Hypothesis without randomness."""
+
+import os
+
+# Before the first import of jax. A test run must not take a GPU or TPU that happens to be
+# there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+
+import pytest
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    try:
+        import hypothesis
+    except ModuleNotFoundError:  # the test group is not installed: doctests alone run
+        return
+    # The same examples in every run, and no deadline: the first example compiles.
+    hypothesis.settings.register_profile("fuseplan", derandomize=True, deadline=None, print_blob=True)
+    hypothesis.settings.load_profile("fuseplan")

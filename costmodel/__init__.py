@@ -1,0 +1,61 @@
+"""What a kernel costs on a device: graphs, schedules, devices, traffic and the roofline.
+
+Knows no JAX: the standard library and NumPy only.
+"""
+
+from costmodel.device import (
+    DEVICES,
+    TEST_DEVICE,
+    DeviceSpec,
+    UnknownDeviceError,
+    device_names,
+    get_device,
+)
+from costmodel.graph import (
+    DimMap,
+    DimRole,
+    Flops,
+    Graph,
+    GraphError,
+    Node,
+    OpKind,
+    Value,
+    check_graph,
+    make_graph,
+)
+from costmodel.kernel import Access, Axis, AxisRole, Cost, KernelSpec, block_shape
+from costmodel.memory import Footprint, footprint, onchip_bytes, peak_bytes
+from costmodel.roofline import estimate
+from costmodel.traffic import Traffic, bytes_moved
+
+__all__ = [
+    "DEVICES",
+    "TEST_DEVICE",
+    "Access",
+    "Axis",
+    "AxisRole",
+    "Cost",
+    "DeviceSpec",
+    "DimMap",
+    "DimRole",
+    "Flops",
+    "Footprint",
+    "Graph",
+    "GraphError",
+    "KernelSpec",
+    "Node",
+    "OpKind",
+    "Traffic",
+    "UnknownDeviceError",
+    "Value",
+    "block_shape",
+    "bytes_moved",
+    "check_graph",
+    "device_names",
+    "estimate",
+    "footprint",
+    "get_device",
+    "make_graph",
+    "onchip_bytes",
+    "peak_bytes",
+]

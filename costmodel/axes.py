@@ -1,0 +1,230 @@
+"""Axes: dimensions of a group's nodes that must move together become one axis.
+
+A value that one node of the group makes and another reads ties the producer's
+dimensions to the consumer's. Where one side splits a dimension that the other keeps
+(a reshape), the kept one is split too. What cannot be tied has no common tiling: the
+group is refused, with the value and the two blocks it would need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodel.graph import DimMap, DimRole, Graph, Node
+
+NodeAxes = tuple[tuple[int, ...], ...]
+"""For each iteration dimension of a node, the axes it splits into, major first."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAxes:
+    """The axes of a group: their sizes, what its nodes need of each, and the way back."""
+
+    sizes: tuple[int, ...]
+    reduced: tuple[bool, ...]
+    """Some node of the group consumes the axis."""
+    whole: tuple[bool, ...]
+    """Some node needs all of the axis at once, so it cannot be tiled."""
+    node_axes: tuple[NodeAxes, ...]
+    """Aligned with the group's nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """Two members of a group need different blocks of the same value."""
+
+    value: int
+    producer: int
+    consumer: int
+    reason: str
+
+
+def unify(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
+    """The axes of the group ``nodes`` (ascending ids), or why it has none.
+
+    Values made and read inside the group *must* agree. A value read from outside by
+    several members *may*: its readers' axes are tied where that contradicts nothing, so
+    that one block serves them all, and left apart where it does (``x + x.T`` reads two
+    different blocks of ``x``).
+    """
+    return _Unifier(graph, nodes).run()
+
+
+def compose(dim_map: DimMap, node_axes: NodeAxes) -> DimMap:
+    """A node's map of a value, in terms of the group's axes."""
+    return tuple(
+        node_axes[dims[0]] if len(dims) == 1 else tuple(a for d in dims for a in node_axes[d])
+        for dims in dim_map
+    )
+
+
+_REDUCED, _WHOLE = 1, 2
+_FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
+
+
+class _Unifier:
+    """Union-find over slots. A slot is one iteration dimension of one node, or a part that
+    a dimension was split into; a split root has two children, major and minor."""
+
+    def __init__(self, graph: Graph, nodes: tuple[int, ...]) -> None:
+        self.graph = graph
+        self.nodes = [graph.nodes[n] for n in nodes]
+        self.parent: list[int] = []
+        self.size: list[int] = []
+        self.flags: list[int] = []
+        self.children: dict[int, tuple[int, int]] = {}
+        self.first: dict[int, int] = {}  # A node's first slot.
+        for node in self.nodes:
+            self.first[node.id] = len(self.parent)
+            for extent, role in zip(node.dims, node.roles, strict=True):
+                self._slot(extent, _FLAGS[role])
+
+    def _slot(self, size: int, flags: int) -> int:
+        self.parent.append(len(self.parent))
+        self.size.append(size)
+        self.flags.append(flags)
+        return len(self.parent) - 1
+
+    def find(self, slot: int) -> int:
+        parent = self.parent
+        while parent[slot] != slot:
+            parent[slot] = slot = parent[parent[slot]]
+        return slot
+
+    def leaves(self, slot: int) -> list[int]:
+        root = self.find(slot)
+        if root not in self.children:
+            return [root]
+        major, minor = self.children[root]
+        return self.leaves(major) + self.leaves(minor)
+
+    def union(self, a: int, b: int) -> None:
+        if a != b:
+            self.parent[b] = a
+            self.flags[a] |= self.flags[b]
+
+    def split(self, root: int, minor_size: int) -> int:
+        """Split a leaf into major and minor parts; returns the minor's slot."""
+        major = self._slot(self.size[root] // minor_size, self.flags[root])
+        minor = self._slot(minor_size, self.flags[root])
+        self.children[root] = (major, minor)
+        return minor
+
+    def tie(self, left: list[int], right: list[int]) -> bool:
+        """Tie two lists of slots that index the same extent, from the minor end."""
+        left = [leaf for slot in left for leaf in self.leaves(slot)]
+        right = [leaf for slot in right for leaf in self.leaves(slot)]
+        while left and right:
+            a, b = self.find(left.pop()), self.find(right.pop())
+            if a in self.children or b in self.children:
+                # Split a moment ago, through the same axis on the other side.
+                left += self.leaves(a)
+                right += self.leaves(b)
+                continue
+            if a == b:
+                continue
+            big, small = (a, b) if self.size[a] >= self.size[b] else (b, a)
+            if self.size[big] != self.size[small]:
+                if self.size[small] == 0 or self.size[big] % self.size[small]:
+                    return False
+                rest = left if big == a else right
+                minor = self.split(big, self.size[small])
+                rest.append(self.children[big][0])
+                big = minor
+            self.union(big, small)
+        return not left and not right
+
+    def slots(self, node: Node, dims: tuple[int, ...]) -> list[int]:
+        first = self.first[node.id]
+        return [first + d for d in dims]
+
+    def run(self) -> GroupAxes | Conflict:
+        conflict = self._tie_inside()
+        if conflict is not None:
+            return conflict
+        self._tie_reads()
+        self._mark_diagonals()
+        return self._finish()
+
+    def _tie_inside(self) -> Conflict | None:
+        made: dict[int, tuple[Node, DimMap]] = {}
+        for node in self.nodes:
+            for v, in_map in zip(node.inputs, node.input_maps, strict=True):
+                if v not in made:
+                    continue
+                producer, out_map = made[v]
+                for out_dims, in_dims in zip(out_map, in_map, strict=True):
+                    # A consumer that indexes the dimension by nothing broadcasts size one.
+                    if not out_dims or not in_dims:
+                        continue
+                    if not self.tie(self.slots(producer, out_dims), self.slots(node, in_dims)):
+                        return Conflict(v, producer.id, node.id, self._describe(v, producer, node))
+            for v, out_map in zip(node.outputs, node.output_maps, strict=True):
+                made[v] = (node, out_map)
+        return None
+
+    def _describe(self, v: int, producer: Node, consumer: Node) -> str:
+        return (
+            f"{self.graph.values[v]} is made by {producer.op} over {list(producer.dims)} and read by "
+            f"{consumer.op} over {list(consumer.dims)}: no tiling splits both alike"
+        )
+
+    def _tie_reads(self) -> None:
+        made = {v for node in self.nodes for v in node.outputs}
+        seen: dict[int, tuple[Node, DimMap]] = {}
+        for node in self.nodes:
+            for v, in_map in zip(node.inputs, node.input_maps, strict=True):
+                if v in made:
+                    continue
+                if v not in seen:
+                    seen[v] = (node, in_map)
+                    continue
+                other, other_map = seen[v]
+                for left, right in zip(other_map, in_map, strict=True):
+                    self._tie_read(self.slots(other, left), self.slots(node, right))
+
+    def _tie_read(self, left: list[int], right: list[int]) -> None:
+        left = [leaf for slot in left for leaf in self.leaves(slot)]
+        right = [leaf for slot in right for leaf in self.leaves(slot)]
+        if [self.size[a] for a in left] != [self.size[b] for b in right]:
+            return
+        for a, b in zip(left, right, strict=True):
+            a, b = self.find(a), self.find(b)
+            if a != b and not self._together(a, b):
+                self.union(a, b)
+
+    def _together(self, a: int, b: int) -> bool:
+        """Whether some node has both as dimensions: tying them would leave a diagonal."""
+        for node in self.nodes:
+            own = {leaf for s in self.slots(node, tuple(range(len(node.dims)))) for leaf in self.leaves(s)}
+            if a in own and b in own:
+                return True
+        return False
+
+    def _mark_diagonals(self) -> None:
+        """A node with one axis twice (``x @ x`` inside a group) walks a diagonal unless
+        the axis is whole: test_axes.py::test_diagonal_is_whole."""
+        for node in self.nodes:
+            own = [leaf for s in self.slots(node, tuple(range(len(node.dims)))) for leaf in self.leaves(s)]
+            for leaf in own:
+                if own.count(leaf) > 1:
+                    self.flags[leaf] |= _WHOLE
+
+    def _finish(self) -> GroupAxes:
+        number: dict[int, int] = {}
+        node_axes = []
+        for node in self.nodes:
+            first = self.first[node.id]
+            node_axes.append(
+                tuple(
+                    tuple(number.setdefault(leaf, len(number)) for leaf in self.leaves(first + d))
+                    for d in range(len(node.dims))
+                )
+            )
+        roots = list(number)
+        return GroupAxes(
+            tuple(self.size[r] for r in roots),
+            tuple(bool(self.flags[r] & _REDUCED) for r in roots),
+            tuple(bool(self.flags[r] & _WHOLE) for r in roots),
+            tuple(node_axes),
+        )

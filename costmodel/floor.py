@@ -1,0 +1,79 @@
+"""A time that no way of cutting a set of nodes into kernels can beat."""
+
+from __future__ import annotations
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+
+_PS_PER_S = 10**12
+
+
+class Floor:
+    """``floor(nodes)``: picoseconds that every partition of ``nodes`` into kernels takes at
+    least, by ``costmodel.roofline.estimate``.
+
+    One launch; every array from outside read once, every result needed outside written
+    once; every flop executed once. A sum of maxima is no less than the maximum of the
+    sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
+    result counts as the array that they rename.
+    """
+
+    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+        self._device = device
+        root = list(range(len(graph.values)))
+        for node in graph.nodes:
+            if node.bitcast:
+                for v in node.outputs:
+                    root[v] = root[node.inputs[0]]
+        self._nbytes = [value.nbytes for value in graph.values]
+        # Who reads the bytes of an array, under whatever name; -1 stands for the caller.
+        readers: dict[int, set[int]] = {}
+        for v, consumers in enumerate(graph.consumers):
+            readers.setdefault(root[v], set()).update(n for n in consumers if not graph.nodes[n].bitcast)
+        for v in graph.outputs:
+            readers.setdefault(root[v], set()).add(-1)
+        self._readers = [frozenset(readers.get(v, ())) for v in range(len(graph.values))]
+        self._reads: list[tuple[int, ...]] = []
+        self._writes: list[tuple[int, ...]] = []
+        self._work: list[tuple[int, int, int]] = []
+        for node in graph.nodes:
+            self._reads.append(() if node.bitcast else tuple({root[v]: None for v in node.inputs}))
+            self._writes.append(() if node.bitcast else node.outputs)
+            flops = node.flops
+            rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
+            # As estimate does for one node; only the sum over nodes is rounded differently.
+            matrix_ps = flops.matrix * _PS_PER_S // rate if rate else 0
+            self._work.append((matrix_ps, flops.vector, flops.transcendental))
+
+    def __call__(self, nodes: tuple[int, ...]) -> int:
+        inside = set(nodes)
+        made: set[int] = set()
+        moved = matrix_ps = vector = transcendental = 0
+        launched = False
+        read: set[int] = set()
+        for n in nodes:
+            writes = self._writes[n]
+            if not writes and not self._reads[n]:
+                continue
+            launched = True
+            read.update(self._reads[n])
+            made.update(writes)
+            for v in writes:
+                if not inside.issuperset(self._readers[v]):
+                    moved += self._nbytes[v]
+            m, v_flops, t = self._work[n]
+            matrix_ps += m
+            vector += v_flops
+            transcendental += t
+        if not launched:
+            return 0
+        for v in read - made:
+            moved += self._nbytes[v]
+        device = self._device
+        compute_ps = _floor_time(vector, device.vector_flops_per_s)
+        compute_ps += _floor_time(transcendental, device.transcendental_per_s)
+        return device.launch_ps + max(_floor_time(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)
+
+
+def _floor_time(amount: int, rate: int) -> int:
+    return amount * _PS_PER_S // rate if rate else 0

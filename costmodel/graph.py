@@ -1,0 +1,233 @@
+"""The graph that is priced: values, nodes, and how a node's iteration space touches them.
+
+Every node has an *iteration space*: a tuple of dimensions (``dims``), each with a
+role. An operand or result says, dimension by dimension, which of them it is indexed
+by. Three examples, written ``operand, operand -> result``::
+
+    add                     [i j], [i j]  -> [i j]
+    reduce_sum(axes=(1,))   [i j]         -> [i]          j is REDUCED
+    reshape 6,4 -> 2,3,4    [(a b) c]     -> [a b c]      the first dim merges a and b
+
+That one piece of knowledge is all that legality, tiling, on-chip bytes and memory
+traffic are derived from. A dimension of size one is indexed by nothing, ``()``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from costmodel import dtypes
+
+DimMap = tuple[tuple[int, ...], ...]
+"""For each dimension of a value, the iteration dimensions it merges, major first."""
+
+
+class OpKind(enum.IntEnum):
+    """How simply an operation maps its inputs to its output, simplest first.
+
+    The order, and that a path is as complex as its most complex member, are those of
+    TVM's ``OpPatternKind``.
+    """
+
+    ELEMENTWISE = 0
+    BROADCAST = 1
+    INJECTIVE = 2
+    REDUCTION = 3
+    OUT_ELEMENTWISE_FUSABLE = 4
+    TUPLE = 7
+    OPAQUE = 8
+
+
+class DimRole(enum.IntEnum):
+    """What a node needs of one dimension of its iteration space."""
+
+    PARALLEL = 0
+    """Every index is independent: any tile of it can be computed alone."""
+    REDUCED = 1
+    """Consumed by an associative combination: partial results can be combined."""
+    WHOLE = 2
+    """Needed whole: an index of the result may depend on any index of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flops:
+    """Floating-point operations by the unit that executes them."""
+
+    matrix: int = 0
+    vector: int = 0
+    transcendental: int = 0
+
+    def __add__(self, other: Flops) -> Flops:
+        return Flops(
+            self.matrix + other.matrix,
+            self.vector + other.vector,
+            self.transcendental + other.transcendental,
+        )
+
+    def times(self, count: int) -> Flops:
+        """These operations, ``count`` times over."""
+        return Flops(self.matrix * count, self.vector * count, self.transcendental * count)
+
+    @property
+    def total(self) -> int:
+        return self.matrix + self.vector + self.transcendental
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """An array of the graph: ``id`` is its position in ``Graph.values``."""
+
+    id: int
+    shape: tuple[int, ...]
+    dtype: str
+    producer: int
+    """The node that computes it, or -1 for an input or constant of the graph."""
+
+    @property
+    def size(self) -> int:
+        n = 1
+        for extent in self.shape:
+            n *= extent
+        return n
+
+    @property
+    def nbytes(self) -> int:
+        return -(-self.size * dtypes.bits(self.dtype) // 8)
+
+    def __str__(self) -> str:
+        return f"{dtypes.short(self.dtype)}[{','.join(map(str, self.shape))}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operation: ``id`` is its position in ``Graph.nodes``, a topological order."""
+
+    id: int
+    op: str
+    """The name of the JAX primitive."""
+    kind: OpKind
+    inputs: tuple[int, ...]
+    """Values read, one entry an array operand (a value read twice stands twice)."""
+    outputs: tuple[int, ...]
+    dims: tuple[int, ...]
+    """Sizes of the iteration space, none of them one."""
+    roles: tuple[DimRole, ...]
+    input_maps: tuple[DimMap, ...]
+    output_maps: tuple[DimMap, ...]
+    flops: Flops = Flops()
+    bitcast: bool = False
+    """Standing alone it moves no byte: a reshape of a row-major array."""
+    effects: bool = False
+    """It has side effects: never fused, never moved across another of its kind."""
+    backends: tuple[str, ...] = ()
+    """The kernel backends that can emit it inside a fused kernel."""
+    signature: int = 0
+    """A hash of everything that distinguishes it beside shapes: parameters, literals."""
+    source: str = ""
+    """Where in the user's code it comes from, as ``file:line (function)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Graph:
+    """Values and nodes in topological order; ``inputs`` and ``outputs`` are value ids."""
+
+    values: tuple[Value, ...]
+    nodes: tuple[Node, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]
+    consumers: tuple[tuple[int, ...], ...]
+    """For each value, the nodes that read it, ascending, each once."""
+
+    def __str__(self) -> str:
+        lines = [f"in   {', '.join(f'v{v}:{self.values[v]}' for v in self.inputs)}"]
+        for node in self.nodes:
+            outs = ", ".join(f"v{v}:{self.values[v]}" for v in node.outputs)
+            ins = " ".join(f"v{v}" for v in node.inputs)
+            lines.append(f"n{node.id:<4}{outs} = {node.op} {ins}    [{node.kind.name.lower()}]")
+        lines.append(f"out  {', '.join(f'v{v}' for v in self.outputs)}")
+        return "\n".join(lines)
+
+
+def make_graph(
+    values: Iterable[Value],
+    nodes: Iterable[Node],
+    inputs: Iterable[int],
+    outputs: Iterable[int],
+) -> Graph:
+    """Build a ``Graph``, deriving who consumes what.
+
+    Example:
+        >>> x, y = Value(0, (4,), "float32", -1), Value(1, (4,), "float32", 0)
+        >>> exp = Node(0, "exp", OpKind.ELEMENTWISE, (0,), (1,), (4,),
+        ...            (DimRole.PARALLEL,), (((0,),),), (((0,),),))
+        >>> make_graph([x, y], [exp], [0], [1]).consumers
+        ((0,), ())
+    """
+    values, nodes = tuple(values), tuple(nodes)
+    consumers: list[list[int]] = [[] for _ in values]
+    for node in nodes:
+        for v in dict.fromkeys(node.inputs):
+            consumers[v].append(node.id)
+    return Graph(values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)))
+
+
+class GraphError(AssertionError):
+    """The graph contradicts itself: a defect of whoever built it, not of the user."""
+
+
+def check_graph(graph: Graph) -> Graph:
+    """Return ``graph`` unchanged, or raise ``GraphError`` naming what is inconsistent."""
+
+    def require(ok: bool, what: str) -> None:
+        if not ok:
+            raise GraphError(f"inconsistent graph: {what}")
+
+    known = range(len(graph.values))
+    require(all(v in known for v in graph.inputs + graph.outputs), "an input or output is no value")
+    require(len(set(graph.inputs)) == len(graph.inputs), "an input stands twice")
+    defined = set(graph.inputs)
+    for i, value in enumerate(graph.values):
+        require(value.id == i, f"value {value.id} stands at position {i}")
+        require((value.producer == -1) == (i in defined), f"v{i} is neither an input nor produced, or both")
+    for i, node in enumerate(graph.nodes):
+        where = f"n{i} {node.op}"
+        require(node.id == i, f"node {node.id} stands at position {i}")
+        require(len(node.dims) == len(node.roles), f"{where}: a role for each dimension")
+        require(all(d != 1 for d in node.dims), f"{where}: a dimension of size one")
+        require(len(node.inputs) == len(node.input_maps), f"{where}: a map for each input")
+        require(len(node.outputs) == len(node.output_maps), f"{where}: a map for each output")
+        require(all(v in known for v in node.outputs), f"{where}: makes what is no value")
+        require(all(v in defined for v in node.inputs), f"{where}: reads a value before it is made")
+        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+            require(_fits_map(graph.values[v], node, dim_map), f"{where}: v{v} does not fit its map")
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            require(v not in defined, f"{where}: v{v} is made twice")
+            require(graph.values[v].producer == i, f"{where}: v{v} names another producer")
+            used = {a for dims in dim_map for a in dims}
+            require(
+                all(node.roles[a] != DimRole.REDUCED for a in used),
+                f"{where}: the result is indexed by a reduced dimension",
+            )
+            defined.add(v)
+    require(len(defined) == len(graph.values), "a value is never made")
+    require(
+        graph.consumers == make_graph(graph.values, graph.nodes, (), ()).consumers,
+        "consumers do not match the nodes' inputs",
+    )
+    return graph
+
+
+def _fits_map(value: Value, node: Node, dim_map: DimMap) -> bool:
+    if len(dim_map) != len(value.shape):
+        return False
+    for extent, dims in zip(value.shape, dim_map, strict=True):
+        n = 1
+        for a in dims:
+            if not 0 <= a < len(node.dims):
+                return False
+            n *= node.dims[a]
+        if n != extent:
+            return False
+    return True

@@ -1,0 +1,140 @@
+"""A kernel to be: a group of nodes, how its axes are tiled, and what that costs."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass, field
+
+from costmodel.graph import DimMap, Flops
+
+
+class AxisRole(enum.IntEnum):
+    """What a kernel does with one axis of its group."""
+
+    PARALLEL = 0
+    """A grid axis: each tile is computed by itself."""
+    STREAMED = 1
+    """An inner loop over tiles with carried accumulators, such as the K of a matmul."""
+    RESIDENT = 2
+    """The whole extent is in the block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One axis of a kernel. ``tile`` is the extent in one block; it may exceed ``size``
+    where a backend wants powers of two (the rest is masked)."""
+
+    size: int
+    role: AxisRole
+    tile: int
+
+    @property
+    def n_tiles(self) -> int:
+        return -(-self.size // self.tile)
+
+    @property
+    def ragged(self) -> bool:
+        """Whether some block reaches past the end of the axis."""
+        return self.n_tiles * self.tile != self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One array that a kernel reads or writes: for each of its dimensions, the kernel
+    axes that dimension merges, major first. ``()`` is a dimension of size one."""
+
+    value: int
+    axes: DimMap
+
+    @property
+    def axis_set(self) -> frozenset[int]:
+        return frozenset(a for dims in self.axes for a in dims)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelSpec:
+    """A group of nodes with a schedule. Blocks, index maps, on-chip bytes and traffic
+    all follow from ``axes`` and the accesses.
+
+    ``axes`` is in grid order: parallel axes outermost first, then the streamed axis (at
+    most one), then resident ones. With ``backend == "xla"`` the group is XLA's to
+    compile: ``axes`` may be empty, and then every access is of the whole array, once.
+    """
+
+    nodes: tuple[int, ...]
+    axes: tuple[Axis, ...]
+    node_axes: tuple[tuple[tuple[int, ...], ...], ...]
+    """For each node, for each of its iteration dimensions, the axes it splits into."""
+    reads: tuple[Access, ...]
+    """Distinct (value, axes) pairs: ``x + x.T`` reads ``x`` twice."""
+    writes: tuple[Access, ...]
+    backend: str = "xla"
+
+    @property
+    def grid(self) -> tuple[int, ...]:
+        """Tiles along each parallel axis."""
+        return tuple(a.n_tiles for a in self.axes if a.role == AxisRole.PARALLEL)
+
+    @property
+    def streamed(self) -> int | None:
+        """The index of the streamed axis, if there is one."""
+        return next((i for i, a in enumerate(self.axes) if a.role == AxisRole.STREAMED), None)
+
+    def block_shape(self, access: Access) -> tuple[int, ...]:
+        """The shape of one tile's data of ``access``: a merged dimension is the product."""
+        return block_shape(self.axes, access.axes)
+
+
+def block_shape(axes: tuple[Axis, ...], dim_map: DimMap) -> tuple[int, ...]:
+    """For each dimension of ``dim_map``, the product of its axes' tiles."""
+    shape = []
+    for dims in dim_map:
+        n = 1
+        for a in dims:
+            n *= axes[a].tile
+        shape.append(n)
+    return tuple(shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one kernel costs on one device. It keeps its parts."""
+
+    launch_ps: int = 0
+    memory_ps: int = 0
+    cache_ps: int = 0
+    matrix_ps: int = 0
+    vector_ps: int = 0
+    transcendental_ps: int = 0
+    hbm_read_bytes: int = 0
+    hbm_write_bytes: int = 0
+    onchip_bytes: int = 0
+    flops: Flops = field(default_factory=Flops)
+
+    @property
+    def time_ps(self) -> int:
+        """Launch plus the slowest of memory, cache and compute (vector and
+        transcendental work share an issue slot, so they add up)."""
+        vector = self.vector_ps + self.transcendental_ps
+        return self.launch_ps + max(self.memory_ps, self.cache_ps, self.matrix_ps, vector)
+
+    @property
+    def time_us(self) -> float:
+        return self.time_ps / 1e6
+
+    @property
+    def hbm_bytes(self) -> int:
+        return self.hbm_read_bytes + self.hbm_write_bytes
+
+    @property
+    def bound_by(self) -> str:
+        """``launch``, ``memory``, ``cache``, ``matrix``, ``vector`` or ``free``."""
+        parts = {
+            "launch": self.launch_ps,
+            "memory": self.memory_ps,
+            "cache": self.cache_ps,
+            "matrix": self.matrix_ps,
+            "vector": self.vector_ps + self.transcendental_ps,
+        }
+        worst = max(parts, key=lambda k: parts[k])
+        return worst if parts[worst] else "free"

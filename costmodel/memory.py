@@ -1,0 +1,233 @@
+"""How much memory a kernel needs: on a core while it runs, and in HBM between kernels.
+
+On a core the accounting follows what each backend's compiler does with a block:
+
+- *Mosaic TPU*: everything is in VMEM. The pipeline double-buffers every read and written
+  block; carried accumulators and the intermediates that are alive at once come on top.
+- *Triton*: shared memory holds the operands of contractions, double-buffered when
+  streamed (``num_stages=2``); everything else lives in registers. Checked against the
+  compiler on an H200, bf16: matmul 128x128x64 in 3 stages 98,304 bytes = 3 x 32,768, and
+  attention D=64 with 128x128 blocks 81,920 bytes = q 16,384 + 2 x (k + v) 32,768.
+- *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from costmodel import dtypes
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
+from costmodel.kernel import Axis, KernelSpec
+
+_STAGES = 2
+"""Buffers of a streamed operand: one is filled while the other is used."""
+
+_ACCUMULATOR_BITS = 32
+"""Matrix units and streamed reductions accumulate in float32 at least."""
+
+_LANES, _SUBLANE_BITS = 128, 8 * 32
+"""A TPU vector register is 8 sublanes x 128 lanes x 32 bits; narrower types pack along
+the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array layouts)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one tile occupies on a core."""
+
+    onchip_bytes: int
+    """Shared memory, VMEM or cache, against ``DeviceSpec.onchip_bytes``."""
+    register_bytes: int = 0
+    """Simultaneously live blocks held in registers (Triton), else 0."""
+
+    def fits(self, device: DeviceSpec) -> bool:
+        """Whether a kernel of this footprint can run without spilling. Half of the register
+        file is for values; addresses, masks and layout conversions need the other half (a
+        256x256x64 Triton matmul, whose accumulator is the whole file, spills)."""
+        return self.onchip_bytes <= device.onchip_bytes and (
+            not device.register_bytes or self.register_bytes <= device.register_bytes // 2
+        )
+
+
+def onchip_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
+    """Bytes of on-chip memory that ``spec`` needs per core (``footprint`` has registers too)."""
+    return footprint(graph, spec, device).onchip_bytes
+
+
+def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
+    """What one tile of ``spec`` occupies. A group left to XLA whole (no axes) occupies
+    nothing that a plan could exhaust."""
+    if not spec.axes:
+        return Footprint(0)
+    tiled = device.sequential_grid
+    bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
+    read: dict[int, int] = {}
+    for a in spec.reads:
+        read[a.value] = read.get(a.value, 0) + block_bytes(spec.axes, a.axes, bits[a.value], tiled)
+    accumulators, peak, operands = _scan(graph, spec, read, tiled)
+    if spec.backend == "triton":
+        return Footprint(sum(operands.values()), accumulators + peak)
+    written = sum(block_bytes(spec.axes, a.axes, bits[a.value], tiled) for a in spec.writes)
+    blocks = sum(read.values()) + written
+    return Footprint((_STAGES if tiled else 1) * blocks + accumulators + peak)
+
+
+def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool) -> int:
+    """Bytes of one block with ``bits`` an element. ``tiled``: padded to a TPU's registers,
+    the last dimension to 128 and the one before to 8, 16 or 32; a vector to 8 x 128 of 32
+    bits once; a scalar stays in scalar memory, unpadded."""
+    size = minor = second = 1
+    for dims in dim_map:
+        second, minor = minor, 1
+        for a in dims:
+            minor *= axes[a].tile
+        size *= minor
+    if tiled and dim_map:
+        rows = max(_SUBLANE_BITS // max(bits, 1), 1)
+        if len(dim_map) == 1:
+            size = _up(size, rows * _LANES)
+        else:
+            size = size // max(minor * second, 1) * _up(minor, _LANES) * _up(second, rows)
+    return -(-size * bits // 8)
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
+
+
+def _scan(
+    graph: Graph, spec: KernelSpec, read: dict[int, int], tiled: bool
+) -> tuple[int, int, dict[int, int]]:
+    """Evaluate the nodes in order at block shape and watch what is alive.
+
+    Returns bytes of (carried accumulators, the peak of live values, shared memory for each
+    contraction operand). A value dies with its last consumer in the group. An elementwise
+    node overwrites an operand that dies in it; a broadcast is never materialised.
+    """
+    triton = spec.backend == "triton"
+    nodes = [graph.nodes[n] for n in spec.nodes]
+    last: dict[int, int] = {}
+    for step, node in enumerate(nodes):
+        for v in node.inputs:
+            last[v] = step
+    operands = _operands(graph, spec, nodes, read) if triton else {}
+    streamed = spec.streamed
+    sizes: dict[tuple[DimMap, DimMap, int], int] = {}  # most values of a group have one of few shapes
+    live: dict[int, int] = {}
+    root: dict[int, int] = {}  # a broadcast result stands for the value it repeats
+    accumulators = now = peak = 0
+    for step, node in enumerate(nodes):
+        if triton:  # values are loaded into registers where they are first used
+            for v in node.inputs:
+                if v in read and v not in operands and v not in live:
+                    live[v] = read[v]
+                    now += read[v]
+        if node.kind == OpKind.BROADCAST and node.inputs:
+            source, out = root.get(node.inputs[0], node.inputs[0]), node.outputs[0]
+            root[out] = source
+            last[source] = max(last[source], last.get(out, step))
+            continue
+        peak = max(peak, now)
+        node_axes = spec.node_axes[step]
+        carried = streamed is not None and _carries(node, node_axes, streamed)
+        floor = _ACCUMULATOR_BITS if carried or node.flops.matrix else 0
+        made = freed = 0
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            bits = max(dtypes.bits(graph.values[v].dtype), floor)
+            key = (node_axes, dim_map, bits)
+            size = sizes.get(key, -1)
+            if size < 0:
+                axes = tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
+                size = sizes[key] = block_bytes(spec.axes, axes, bits, tiled)
+            if carried:
+                accumulators += size
+            else:
+                live[v] = size
+                made += size
+        for v in node.inputs:
+            v = root.get(v, v)
+            if last[v] == step and v in live:
+                freed += live.pop(v)
+        in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
+        peak = max(peak, now + made - in_place)
+        now += made - freed
+        for v in node.outputs:
+            if v not in last:  # only written out: gone once stored
+                now -= live.pop(v, 0)
+    return accumulators, peak, operands
+
+
+def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) -> bool:
+    """Whether the node accumulates over the streamed axis."""
+    return any(
+        role == DimRole.REDUCED and streamed in axes for role, axes in zip(node.roles, node_axes, strict=True)
+    )
+
+
+def _operands(graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int, int]) -> dict[int, int]:
+    """Shared memory of each contraction operand: loaded ones in full, in two stages when
+    streamed; of those made in the kernel only the right one (the left is in registers)."""
+    streamed = spec.streamed
+    result: dict[int, int] = {}
+    for step, node in enumerate(nodes):
+        if not node.flops.matrix:
+            continue
+        for i, (v, dim_map) in enumerate(zip(node.inputs, node.input_maps, strict=True)):
+            if v in read:
+                moves = any(streamed in spec.node_axes[step][d] for dims in dim_map for d in dims)
+                result[v] = read[v] * (_STAGES if moves else 1)
+            elif i:
+                axes = tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
+                result[v] = block_bytes(spec.axes, axes, dtypes.bits(graph.values[v].dtype), False)
+    return result
+
+
+def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec]) -> int:
+    """The most HBM bytes that temporaries occupy at once when ``kernels`` run in order. A
+    temporary is a written value that is neither an input nor an output of the graph; it is
+    freed after the last kernel that reads it. A kernel of bitcasts moves nothing: its
+    result is its operand's buffer."""
+    buffer = list(range(len(graph.values)))
+    for spec in kernels:
+        if is_bitcast(graph, spec):
+            for n in spec.nodes:
+                node = graph.nodes[n]
+                for v in node.outputs:
+                    buffer[v] = buffer[node.inputs[0]]
+    kept = set(graph.inputs) | {buffer[v] for v in graph.outputs}
+    last: dict[int, int] = {}
+    for step, spec in enumerate(kernels):
+        for access in spec.reads + spec.writes:
+            last[buffer[access.value]] = step
+    dies: list[list[int]] = [[] for _ in kernels]
+    for v, step in last.items():
+        dies[step].append(v)
+    alive: dict[int, int] = {}
+    now = peak = 0
+    for step, spec in enumerate(kernels):
+        for access in spec.writes:
+            v = buffer[access.value]
+            if v not in kept and v not in alive:
+                alive[v] = graph.values[v].nbytes
+                now += alive[v]
+        peak = max(peak, now)
+        for v in dies[step]:
+            now -= alive.pop(v, 0)
+    return peak
+
+
+def is_bitcast(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether the group only renames bytes: nothing is launched and nothing moves."""
+    return not spec.axes and all(graph.nodes[n].bitcast for n in spec.nodes)
+
+
+def concurrent_tiles(need: Footprint, device: DeviceSpec) -> int:
+    """Tiles of this footprint that share one core at a time. At most 16 blocks of four
+    warps fill a GPU core's 64 warp slots (CUDA C++ programming guide, compute capability)."""
+    limit = 16
+    if need.onchip_bytes:
+        limit = min(limit, device.onchip_bytes // need.onchip_bytes)
+    if need.register_bytes and device.register_bytes:
+        limit = min(limit, device.register_bytes // need.register_bytes)
+    return max(limit, 1)

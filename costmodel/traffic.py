@@ -1,0 +1,96 @@
+"""How many bytes a kernel moves: what it must read from HBM, and what it loads at all.
+
+A block is loaded for every tile of the grid, but not every load goes to HBM. Two kinds
+of device differ in what catches the repeats:
+
+- *A sequential grid* (TPU): steps run in order and a block stays in VMEM while its index
+  does not change. A read is repeated only for the tiles of axes that do not index it and
+  are *outside* the innermost axis that does. Every load is HBM traffic.
+- *A shared cache* (GPU, CPU): every tile loads what it needs. A value that fits the cache
+  comes from HBM once. Of one that does not, the tiles that run at the same time, one a
+  core, share a fetch, and the next wave fetches again.
+
+A streamed axis is a loop inside a tile: a block that it does not index is loaded before
+the loop and held. Reads past the edge of an array are masked (Triton) or clipped (the TPU
+pipeline's DMA), so padding costs no traffic. What an earlier kernel left in the cache is
+not counted as a saving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from costmodel.kernel import Access, AxisRole, KernelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes that one kernel moves."""
+
+    hbm_read_bytes: int = 0
+    hbm_write_bytes: int = 0
+    loaded_bytes: int = 0
+    """Every load of every tile: what passes through the shared cache."""
+
+    @property
+    def reread_bytes(self) -> int:
+        """Loads beyond what HBM had to deliver: the shared cache served them."""
+        return self.loaded_bytes - self.hbm_read_bytes
+
+
+def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
+    """The bytes that ``spec`` moves on ``device``."""
+    values = graph.values
+    written = 0
+    for v in {access.value for access in spec.writes}:
+        written += values[v].nbytes
+    if not spec.axes:  # XLA's own kernel: each array read once and whole
+        read = 0
+        for v in {access.value for access in spec.reads}:
+            read += values[v].nbytes
+        return Traffic(read, written, read)
+    hbm = loaded = 0
+    served: set[int] = set()  # values whose first read has been paid, by another view of them
+    for access in spec.reads:
+        nbytes = values[access.value].nbytes
+        loads, fetches = read_counts(spec, access, nbytes, device)
+        loaded += nbytes * loads
+        if nbytes <= device.cache_bytes:
+            if access.value in served:
+                continue
+            served.add(access.value)
+        hbm += nbytes * fetches
+    return Traffic(hbm, written, loaded)
+
+
+def read_counts(spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec) -> tuple[int, int]:
+    """How often the array behind ``access``, of ``nbytes``, is (loaded, fetched from HBM),
+    in multiples of the whole array. The two are equal where no cache is shared."""
+    indexed = {a for dims in access.axes for a in dims}
+    if device.sequential_grid:
+        loads = pending = 1
+        for i, axis in enumerate(spec.axes):  # outermost first: a later indexed axis settles `pending`
+            if axis.role == AxisRole.RESIDENT:
+                continue
+            n = axis.n_tiles
+            if i in indexed:
+                if n > 1:
+                    loads, pending = loads * pending, 1
+            else:
+                pending *= n
+        return loads, loads
+    loads = fetches = 1
+    concurrent = device.core_count
+    for i in range(len(spec.axes) - 1, -1, -1):  # innermost first: neighbours run together
+        axis = spec.axes[i]
+        if axis.role != AxisRole.PARALLEL:
+            continue
+        n = axis.n_tiles
+        together = min(n, concurrent) or 1
+        if i not in indexed:
+            loads *= n
+            fetches *= -(-n // together)
+        concurrent = max(1, concurrent // together)
+    return (loads, 1) if nbytes <= device.cache_bytes else (loads, fetches)

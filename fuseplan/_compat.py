@@ -1,0 +1,37 @@
+"""The few names of JAX that have no public home, each with its reason.
+
+``tests/test_compat.py`` exercises every one of them on each supported JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax._src import core as _core
+from jax._src import source_info_util as _source_info_util
+from jax._src.lax.lax import optimization_barrier_p
+from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
+from jax.extend import core as jex_core
+
+__all__ = ["all_unspecified", "eval_jaxpr", "optimization_barrier_p", "source_line"]
+
+
+def source_line(source_info: Any) -> str:
+    """``file:line (function)`` of an equation's ``source_info``.
+
+    ``jax.extend`` shows the traceback but not the rule that skips JAX's own frames.
+    """
+    return _source_info_util.summarize(source_info)
+
+
+def all_unspecified(shardings: Any) -> bool:
+    """Whether a nested ``jit``'s shardings were left open, so that inlining it loses none.
+
+    ``jax.jit`` records "not given" as a private sentinel.
+    """
+    return all(isinstance(s, _UnspecifiedValue) for s in shardings)
+
+
+def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
+    """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
+    return _core.eval_jaxpr(jaxpr, consts, *args)

@@ -1,0 +1,143 @@
+"""Compile for a GPU or TPU that is not there, from the device's description alone."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import jax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from fuseplan.errors import FuseplanError, UnknownNameError
+
+
+class MissingCompilerError(FuseplanError, ImportError):
+    """The compiler of a platform is not installed on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What a compiler must be told of a device: an XLA topology, and for a GPU its
+    ``GpuTargetConfigProto`` as text."""
+
+    platform: str
+    topology: str
+    config: str = ""
+
+
+def _gpu(name: str, major: int, minor: int, cores: int, optin: int, bandwidth: int, l2: int, memory: int) -> Target:
+    """A ``GpuTargetConfigProto``; its fields are what CUDA's ``cudaDeviceProp`` reports."""
+    return Target(
+        "cuda",
+        "1x1x1",
+        f"""
+        gpu_device_info {{
+          threads_per_block_limit: 1024
+          threads_per_warp: 32
+          shared_memory_per_block: 49152
+          shared_memory_per_core: {optin + 1024}
+          threads_per_core_limit: 2048
+          core_count: {cores}
+          fpus_per_core: 128
+          block_dim_limit_x: 2147483647
+          block_dim_limit_y: 65535
+          block_dim_limit_z: 65535
+          memory_bandwidth: {bandwidth}
+          l2_cache_size: {l2}
+          clock_rate_ghz: 1.98
+          device_memory_size: {memory}
+          shared_memory_per_block_optin: {optin}
+          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          registers_per_core_limit: 65536
+          registers_per_block_limit: 65536
+        }}
+        platform_name: "CUDA"
+        dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
+        device_description_str: "{name}"
+        """,
+    )
+
+
+# NVIDIA H200 and H100 data sheets (bandwidth, memory); CUDA C++ Programming Guide, table
+# "Technical Specifications per Compute Capability" (shared memory, registers, threads).
+_TARGETS: dict[str, Target] = {
+    "h200": _gpu("NVIDIA H200", 9, 0, 132, 232_448, 4_800_000_000_000, 52_428_800, 150_754_820_096),
+    "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 0, 132, 232_448, 3_350_000_000_000, 52_428_800, 85_520_809_984),
+    "tpu_v5e": Target("tpu", "v5e:2x2"),
+    "tpu_v6e": Target("tpu", "v6e:2x2"),
+    "tpu_v5p": Target("tpu", "v5p:2x2x1"),
+}
+
+
+def targets() -> tuple[str, ...]:
+    """The names of the devices that can be compiled for without being there."""
+    return tuple(_TARGETS)
+
+
+def target_platform(device: str) -> str:
+    """``"cuda"`` or ``"tpu"``. Raises ``UnknownNameError`` for a name not in ``targets``."""
+    return _target(device).platform
+
+
+def _target(device: str) -> Target:
+    if device not in _TARGETS:
+        raise UnknownNameError(
+            f"expected a device to compile for among {', '.join(_TARGETS)}, got {device!r}. "
+            "Plan for it without compiling, or compile on the device itself."
+        )
+    return _TARGETS[device]
+
+
+@cache
+def topology_device(device: str) -> Any:
+    """The compile-only ``jax.Device`` of a named device.
+
+    The TPU compiler is a process-wide resource: one process at a time may hold it. Raises
+    ``MissingCompilerError`` where the platform's compiler is not installed, and
+    ``UnknownNameError`` for other names.
+    """
+    target = _target(device)
+    from jax.experimental import topologies
+
+    options: dict[str, Any] = {}
+    if target.platform == "tpu":
+        # libtpu asks a metadata server what machine this is, and waits long for no answer.
+        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    else:
+        options = {"target_config": target.config, "topology": target.topology}
+    try:
+        if target.platform == "tpu":
+            description = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+        else:
+            description = topologies.get_topology_desc(platform="cuda", **options)
+    except Exception as error:
+        raise MissingCompilerError(
+            f"expected the {target.platform} compiler of {device!r}, which could not start: {error}. "
+            "Install it with `pip install 'fuseplan[aot]'`; only one process at a time may hold libtpu."
+        ) from error
+    return description.devices[0]
+
+
+def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_options: Any) -> Any:
+    """Compile ``f`` for a device that need not be there.
+
+    ``avals`` are arrays or ``ShapeDtypeStruct``\\ s, pytrees of them too. Returns JAX's
+    compiled object: ``memory_analysis()``, ``cost_analysis()`` and ``as_text()`` work,
+    calling it does not. A kernel that the compiler refuses raises the compiler's error.
+
+    Example (needs the extra ``aot``)::
+
+        compile_for(jnp.sin, jax.ShapeDtypeStruct((8, 128), "float32"), device="tpu_v5e")
+    """
+    mesh = Mesh([topology_device(device)], ("device",), axis_types=(AxisType.Auto,))
+    replicated = NamedSharding(mesh, PartitionSpec())
+
+    def place(aval: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=replicated)
+
+    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+        lowered = jax.jit(f).lower(*jax.tree.map(place, avals))
+        return lowered.compile(compiler_options or None)

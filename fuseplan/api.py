@@ -1,0 +1,231 @@
+"""The ways in: ``jit`` runs a plan, ``make_plan`` shows one, ``compare`` sets planners
+side by side."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+
+from costmodel.device import DeviceSpec
+from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
+from fuseplan.errors import FuseplanWarning, InvalidArgumentError
+from fuseplan.fused import fuse
+from fuseplan.local import local_platform
+from fuseplan.lower import lower
+from fuseplan.plan import Plan
+from fuseplan.planner import plan_function, plan_lowered, plan_traced
+from fuseplan.trace import flatten, is_tracing, trace, tracing
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_DEFAULT_PLANNERS = ("unfused", "greedy", "best_first", "solver")
+
+
+def jit(
+    f: Callable[..., Any] | None = None,
+    /,
+    *,
+    device: str | DeviceSpec | None = None,
+    planner: str = "solver",
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    strict: bool = False,
+    **jit_options: Any,
+) -> Any:
+    """``jax.jit`` that first decides which operations share a kernel, and emits those.
+
+    Args:
+        f: the function; without it, a decorator is returned.
+        device: a name of ``fuseplan.devices()`` or a ``costmodel.DeviceSpec``; None is the
+            device JAX runs on. Kernels planned for a device that is not here are left to XLA.
+        planner: a name of ``fuseplan.planner_names()``.
+        deadline_s: wall-clock seconds for planning; after it a heuristic's plan is used.
+        strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
+            leaving it to XLA.
+        **jit_options: every option of ``jax.jit`` (``static_argnums``, ``donate_argnums``,
+            ``in_shardings`` …), with its meaning there.
+
+    Returns:
+        A ``JitFused``: called like ``jax.jit(f)``, with ``plan``, ``trace`` and ``lower``
+        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s.
+
+    Raises:
+        FuseplanError: an unknown device or planner, or an invalid deadline.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> softmax = jit(lambda x: jnp.exp(x) / jnp.exp(x).sum(-1, keepdims=True), device="h200")
+        >>> softmax(jnp.zeros((2, 4)))[0, 0].item()
+        0.25
+        >>> softmax.plan(jnp.zeros((2, 4))).status
+        'OPTIMAL'
+    """
+    if f is None:
+        return functools.partial(
+            jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, **jit_options
+        )
+    if not callable(f):
+        raise InvalidArgumentError(
+            f"fuseplan.jit expects a function, got {type(f).__name__}; with only options, "
+            "use it as a decorator: @fuseplan.jit(device=...)"
+        )
+    make_options("test" if device is None else device, planner, deadline_s, strict)
+    return JitFused(f, device, planner, deadline_s, strict, jit_options)
+
+
+class JitFused:
+    """A function that plans, fuses and compiles itself at each new set of shapes."""
+
+    def __init__(
+        self,
+        f: Callable[..., Any],
+        device: str | DeviceSpec | None,
+        planner: str,
+        deadline_s: float,
+        strict: bool,
+        jit_options: dict[str, Any],
+    ) -> None:
+        functools.update_wrapper(self, f)
+        self._f = f
+        self._planning = (device, planner, deadline_s, strict)
+        self._jit_options = jit_options
+        self._reference = jax.jit(f, **jit_options)
+        self._jitted = jax.jit(self._emitted_for(None), **jit_options)
+
+    @functools.cached_property
+    def _options(self) -> Options:
+        # Resolved on first use: measuring the CPU takes seconds and may not be needed.
+        return make_options(*self._planning)
+
+    def _emitted_for(self, platform: str | None) -> Callable[..., Any]:
+        f = self._f
+
+        @functools.wraps(f)
+        def fused(*args: Any, **kwargs: Any) -> Any:
+            return fuse(f, args, kwargs, self._options, platform or local_platform())
+
+        return fused
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if is_disabled() or is_tracing():
+            return self._reference(*args, **kwargs)
+        try:
+            result = self._jitted(*args, **kwargs)
+        except _refusals_of_compilers() as error:
+            warnings.warn(
+                f"{self._name}: the compiler refused a fused kernel, so jax.jit's own result is used. "
+                f"It said: {str(error).splitlines()[0]}",
+                FuseplanWarning,
+                stacklevel=2,
+            )
+            return self._reference(*args, **kwargs)
+        if is_checked():
+            from fuseplan.compare import check_results
+
+            check_results(self._name, result, self._reference(*args, **kwargs))
+        return result
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._f, "__name__", type(self._f).__name__)
+
+    def __repr__(self) -> str:
+        device, planner, *_ = self._planning
+        return f"fuseplan.jit({self._name}, device={device!r}, planner={planner!r})"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """A decorated method binds its instance, as under ``jax.jit``."""
+        return self if instance is None else functools.partial(self, instance)
+
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """The plan at the shapes of these arguments: arrays or ``ShapeDtypeStruct``s."""
+        started = time.perf_counter()
+        with tracing():
+            traced = self._reference.trace(*args, **kwargs)
+        return plan_traced(flatten(traced.jaxpr), self._options, time.perf_counter() - started)[1]
+
+    def trace(self, *args: Any, **kwargs: Any) -> Any:
+        """The fused function traced, as ``jax.jit(f).trace`` (a ``jax.stages.Traced``)."""
+        return self._jitted.trace(*args, **kwargs)
+
+    def lower(self, *args: Any, device: str | None = None, **kwargs: Any) -> Any:
+        """The fused function lowered (a ``jax.stages.Lowered``; ``.compile()`` compiles it).
+
+        With ``device`` it is planned and lowered for that device, which need not be here: that
+        takes the ``aot`` extra.
+        """
+        if device is None:
+            return self._jitted.lower(*args, **kwargs)
+        from fuseplan.aot import lower_for
+
+        other = JitFused(self._f, device, *self._planning[1:], self._jit_options)
+        platform = other._options.device.platform
+        return lower_for(jax.jit(other._emitted_for(platform), **self._jit_options), args, kwargs, device)
+
+    def clear_cache(self) -> None:
+        """Forget compiled programs, as ``jax.jit(f).clear_cache()``."""
+        self._jitted.clear_cache()
+        self._reference.clear_cache()
+
+
+def _refusals_of_compilers() -> tuple[type[Exception], ...]:
+    """What Mosaic, Triton and XLA raise for a kernel they cannot compile. On the CPU every
+    kernel is XLA's own, so an error there is the user's."""
+    if local_platform() == "cpu":
+        return ()
+    return (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)
+
+
+def make_plan(
+    f: Callable[..., Any],
+    *,
+    device: str | DeviceSpec | None = None,
+    planner: str = "solver",
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    strict: bool = False,
+) -> Callable[..., Plan]:
+    """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((4096, 1024), "float32")
+        >>> plan = make_plan(jax.nn.softmax, device="h200")(x)
+        >>> len(plan.kernels), plan.status
+        (1, 'OPTIMAL')
+    """
+    options = make_options(device, planner, deadline_s, strict)
+
+    @functools.wraps(f)
+    def planned(*args: Any, **kwargs: Any) -> Plan:
+        return plan_function(f, args, kwargs, options)[1]
+
+    return planned
+
+
+def compare(
+    f: Callable[..., Any],
+    *,
+    device: str | DeviceSpec | None = None,
+    planners: Sequence[str] = _DEFAULT_PLANNERS,
+    deadline_s: float = DEFAULT_DEADLINE_S,
+) -> Callable[..., pd.DataFrame]:
+    """A function that plans ``f`` by each planner and returns a frame, a row a planner.
+
+    Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, status, bound_us, gap,
+    planning_s, ratio`` (``ratio``: modelled time over the first planner's).
+    """
+    options = [make_options(device, planner, deadline_s) for planner in planners]
+
+    @functools.wraps(f)
+    def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
+        from fuseplan.report import compare_frame
+
+        lowered = lower(trace(f, *args, **kwargs))
+        return compare_frame([plan_lowered(lowered, o) for o in options])
+
+    return compared

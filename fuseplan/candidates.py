@@ -1,0 +1,225 @@
+"""The legal groups of one component, as bitmasks of positions.
+
+A group is legal if it is connected by crossable edges, convex (no path leaves it and
+returns), compatible (``Pricing.compatible``), and has a price. The first three are
+enumerated here, exactly once each; prices are asked for by whoever needs them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from costmodel.graph import OpKind
+from fuseplan.errors import Verdict
+from fuseplan.partition import Component
+from fuseplan.pricing import FREE, Price, PriceBook
+
+Mask = int
+
+
+def bits(mask: Mask) -> Iterator[int]:
+    """The positions in ``mask``, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Space:
+    """One component to plan: adjacency and reachability as bitmasks, prices remembered.
+
+    ``below[i]`` and ``above[i]`` are the positions on paths from and to ``i``;
+    ``conflicts[i]`` those that can never share a group with it.
+    """
+
+    def __init__(
+        self, component: Component, book: PriceBook, members: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
+        self.component = component
+        self.book = book
+        self.members = members or tuple((n,) for n in component.nodes)
+        """The nodes of the graph at each position: one, but in a contracted component."""
+        self.n = n = len(self.members)
+        self.everything: Mask = (1 << n) - 1
+        self.neighbours = [0] * n
+        self.producers: list[list[int]] = [[] for _ in range(n)]
+        self.inner_below = [0] * n
+        for u, v in component.edges:
+            self.neighbours[u] |= 1 << v
+            self.neighbours[v] |= 1 << u
+            self.producers[v].append(u)
+        for v in reversed(range(n)):
+            for u in self.producers[v]:
+                self.inner_below[u] |= self.inner_below[v] | 1 << v
+        self.inner_above = [0] * n
+        self.conflicts = list(component.apart)
+        for u in range(n):
+            for v in bits(self.inner_below[u]):
+                self.inner_above[v] |= 1 << u
+            for v in bits(component.apart[u]):
+                self.conflicts[v] |= 1 << u
+        self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
+        """What waits for each position, on any path."""
+        self._prices: dict[Mask, Price | Verdict] = {}
+
+    def nodes(self, mask: Mask) -> tuple[int, ...]:
+        """The nodes of the graph that ``mask`` stands for."""
+        if self.n == len(self.component.nodes):
+            members = self.component.nodes
+            return tuple(members[i] for i in bits(mask))
+        return tuple(sorted(n for i in bits(mask) for n in self.members[i]))
+
+    def price(self, mask: Mask) -> Price | Verdict:
+        """What the group costs, or why it is refused."""
+        if mask not in self._prices:
+            self._prices[mask] = self.book.price(self.nodes(mask))
+        return self._prices[mask]
+
+    def known_price(self, mask: Mask) -> Price | Verdict | None:
+        """The price of a group that has been asked for before, else None."""
+        return self._prices.get(mask)
+
+    def floor(self, mask: Mask) -> int:
+        """Picoseconds that no partition of the group beats."""
+        return self.book.floor(self.nodes(mask))
+
+    def total(self, groups: Iterable[Mask]) -> Price:
+        """The cost of a partition, each group of which has a price."""
+        total = FREE
+        for mask in groups:
+            price = self.price(mask)
+            assert isinstance(price, Price), price
+            total += price
+        return total
+
+    @property
+    def refused(self) -> list[tuple[Mask, Verdict]]:
+        """The groups that were asked for and have no price."""
+        return [(mask, price) for mask, price in self._prices.items() if isinstance(price, Verdict)]
+
+    def clashes(self, mask: Mask) -> bool:
+        """Whether two members can never share a group."""
+        return any(self.conflicts[i] & mask for i in bits(mask))
+
+    def successors(self, groups: Sequence[Mask]) -> list[set[int]]:
+        """For each group of a partition, the groups that wait for it, by index."""
+        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
+        after: list[set[int]] = []
+        for g, mask in enumerate(groups):
+            reach = 0
+            for i in bits(mask):
+                reach |= self.below[i]
+            after.append({owner[i] for i in bits(reach & ~mask)} - {g})
+        return after
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Legal groups but for the price; ``complete`` unless a limit ended the search."""
+
+    groups: tuple[Mask, ...]
+    complete: bool
+
+
+def enumerate_groups(
+    space: Space,
+    max_groups: int,
+    expires_at: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+) -> Candidates:
+    """Every connected, convex, compatible group of ``space``, each exactly once.
+
+    From the lowest member, the search decides neighbour by neighbour whether it belongs to
+    the group (then what lies between belongs to it too) or not. Each branch ends in
+    another group, so the time is proportional to their number.
+
+    Args:
+        space: the component.
+        max_groups: stop when so many have been found.
+        expires_at: stop at this time of ``clock``, in seconds.
+        clock: what tells the time.
+    """
+    found: list[Mask] = []
+    below, above, neighbours, conflicts = (
+        space.inner_below,
+        space.inner_above,
+        space.neighbours,
+        space.conflicts,
+    )
+    compatible = space.book.compatible
+    for seed in range(space.n):
+        start = 1 << seed
+        # Groups that hold a lower position were found from there.
+        stack = [(start, below[seed], above[seed], neighbours[seed], conflicts[seed], start - 1)]
+        while stack:
+            group, down, up, border, clash, excluded = stack.pop()
+            border &= ~(group | excluded | clash)
+            if not border:
+                found.append(group)
+                if len(found) >= max_groups or (len(found) % 64 == 0 and clock() > expires_at):
+                    return Candidates(_with_singles(found, space.n), False)
+                continue
+            new = border & -border
+            i = new.bit_length() - 1
+            stack.append((group, down, up, border, clash, excluded | new))
+            down |= below[i]
+            up |= above[i]
+            grown = group | new | (down & up)
+            if grown & (excluded | clash):
+                continue
+            for j in bits(grown & ~group):
+                clash |= conflicts[j]
+                border |= neighbours[j]
+            if grown & clash or compatible(space.nodes(grown)) is not None:
+                continue
+            stack.append((grown, down, up, border, clash, excluded))
+    return Candidates(tuple(found), True)
+
+
+def _with_singles(found: list[Mask], n: int) -> tuple[Mask, ...]:
+    return tuple(dict.fromkeys([*(1 << i for i in range(n)), *found]))
+
+
+def contract(space: Space) -> Space:
+    """``space`` with each cheap single-use producer merged into its consumer.
+
+    A producer is merged if it is elementwise or a broadcast, all of it is used by one
+    consumer, it reads nothing larger than what it makes, and the two have a price together.
+    Such a merge saves traffic, but it may keep a group from fitting on chip that would fit
+    without the producer: the best contracted plan need not be the best plan.
+    """
+    graph = space.book.graph
+    values, is_output = graph.values, set(graph.outputs)
+    root = list(range(space.n))
+    members: dict[int, Mask] = {i: 1 << i for i in range(space.n)}
+    position = {n: i for i, n in enumerate(space.component.nodes)}
+    inner = set(space.component.edges)
+    for i in reversed(range(space.n)):
+        node = graph.nodes[space.component.nodes[i]]
+        readers = {n for v in node.outputs for n in graph.consumers[v]}
+        if node.kind > OpKind.BROADCAST or len(readers) != 1 or is_output.intersection(node.outputs):
+            continue
+        reader = position.get(readers.pop(), -1)
+        made = max(values[v].nbytes for v in node.outputs)
+        if (i, reader) not in inner or any(values[v].nbytes > made for v in node.inputs):
+            continue
+        merged = members[root[reader]] | 1 << i
+        if space.clashes(merged) or isinstance(space.price(merged), Verdict):
+            continue
+        root[i] = root[reader]
+        members[root[i]] = merged
+        del members[i]
+    roots = sorted(members)
+    index = {r: k for k, r in enumerate(roots)}
+    edges = {(index[root[u]], index[root[v]]) for u, v in space.component.edges if root[u] != root[v]}
+    apart = [0] * len(roots)
+    for u in range(space.n):
+        for v in bits(space.component.apart[u]):
+            apart[index[root[u]]] |= 1 << index[root[v]]
+    return Space(
+        Component(space.component.nodes, tuple(sorted(edges)), tuple(apart)),
+        space.book,
+        tuple(space.nodes(members[r]) for r in roots),
+    )

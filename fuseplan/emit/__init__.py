@@ -1,0 +1,46 @@
+"""Emit: a kernel of a plan becomes a function of arrays, one module a backend."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from costmodel.kernel import KernelSpec
+from fuseplan.errors import UnknownNameError
+from fuseplan.lower import Lowered
+
+Emitter = Callable[..., Callable[..., tuple[Any, ...]]]
+
+_MODULES = {
+    "xla": "fuseplan.emit.xla",
+    "mosaic_tpu": "fuseplan.emit.mosaic_tpu",
+    "triton": "fuseplan.emit.triton",
+}
+
+
+def backends() -> tuple[str, ...]:
+    """The names of the kernel backends."""
+    return tuple(_MODULES)
+
+
+def emit(
+    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
+) -> Callable[..., tuple[Any, ...]]:
+    """The function that computes one kernel of a plan.
+
+    It takes the arrays of ``emit.body.live_ins(spec)``, the distinct values that the kernel
+    reads in order of first appearance, and returns those of ``spec.writes``, in order.
+    Nothing is traced until it is called. ``interpret=True`` runs Pallas kernels on any
+    device, slowly; XLA groups ignore it. Raises ``UnknownNameError`` for a backend that is
+    not known.
+    """
+    if spec.backend not in _MODULES:
+        raise UnknownNameError(
+            f"expected a kernel for one of {', '.join(_MODULES)}, got one for {spec.backend!r}. "
+            "Use a device whose backend is among them."
+        )
+    # Imported on demand: Pallas takes a third of a second, and each process needs one backend.
+    module = importlib.import_module(_MODULES[spec.backend])
+    emitter: Emitter = module.emit
+    return emitter(spec, lowered, interpret=interpret)

@@ -1,0 +1,250 @@
+"""A group's equations evaluated on one tile: what every kernel backend shares.
+
+A ``Body`` says what is computed before, inside and after the loop over the streamed
+axis. A backend decides only where blocks come from and where accumulators live::
+
+    before        uses no streamed axis, and the loop needs it
+    loop          is indexed by the streamed axis
+    accumulators  reduce the streamed axis: their partial results are combined
+    after         needs an accumulator's final value, or nothing of the loop at all
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+
+from costmodel.graph import DimMap, DimRole
+from costmodel.kernel import Access, KernelSpec, block_shape
+from fuseplan.errors import InvalidPlanError
+from fuseplan.lower import Lowered
+from fuseplan.ops import rule_of
+from fuseplan.ops.rule import Rule
+from fuseplan.trace import Equation, Literal
+
+Blocks = dict[tuple[int, DimMap], Any]
+"""Blocks at hand, by value and by the kernel axes that index it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One equation of a group, with the kernel axes of each of its operands and results.
+
+    ``in_dims`` are the iteration dimensions of each operand, ``in_axes`` the kernel axes;
+    None stands for a literal.
+    """
+
+    equation: Equation
+    rule: Rule
+    node_axes: tuple[tuple[int, ...], ...]
+    in_dims: tuple[DimMap | None, ...]
+    in_axes: tuple[DimMap | None, ...]
+    out_axes: tuple[DimMap, ...]
+
+    @property
+    def reads(self) -> tuple[Access, ...]:
+        """Its array operands."""
+        pairs = zip(self.equation.inputs, self.in_axes, strict=True)
+        return tuple(Access(v, axes) for v, axes in pairs if axes is not None)  # type: ignore[arg-type]
+
+    def accumulator_dtypes(self) -> tuple[Any, ...]:
+        """The dtype in which partial results of each result are carried."""
+        assert self.rule.reduction is not None
+        return tuple(self.rule.reduction.accumulator(a.dtype) for a in self.equation.out_avals)
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A group split into phases around its streamed axis; each in execution order."""
+
+    spec: KernelSpec
+    before: tuple[Step, ...]
+    loop: tuple[Step, ...]
+    accumulators: tuple[Step, ...]
+    after: tuple[Step, ...]
+
+    @property
+    def invariant_reads(self) -> tuple[Access, ...]:
+        """What the loop reads from outside the group that is the same in every turn."""
+        made = {v for step in (*self.before, *self.loop) for v in step.equation.outputs}
+        reads = dict.fromkeys(r for step in (*self.loop, *self.accumulators) for r in step.reads)
+        return tuple(r for r in reads if r.value not in made and self.spec.streamed not in r.axis_set)
+
+
+def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
+    """Split the group of ``spec`` into phases.
+
+    Raises ``InvalidPlanError`` where a step of the loop depends on a result of the loop:
+    no single pass computes that.
+    """
+    streamed = spec.streamed
+    steps = [_step(spec, lowered, i) for i in range(len(spec.nodes))]
+    final: set[int] = set()
+    loop, accumulators, free, after = [], [], [], []
+    for step, axes in zip(steps, spec.node_axes, strict=True):
+        depends = any(r.value in final for r in step.reads)
+        carries = streamed is not None and any(streamed in d for d in axes)
+        if carries and depends:
+            raise InvalidPlanError(
+                f"expected a single pass over the streamed axis, but `{step.equation}` needs the "
+                "result of a reduction over that axis. Keep the axis resident, or split the group."
+            )
+        if depends:
+            after.append(step)
+        elif not carries:
+            free.append(step)
+        elif any(streamed in a for out in step.out_axes for a in out):
+            loop.append(step)
+        else:
+            accumulators.append(step)
+        if depends or (carries and step in accumulators):
+            final.update(step.equation.outputs)
+    before = _needed(free, {r.value for step in (*loop, *accumulators) for r in step.reads})
+    late = [step for step in steps if step in after or (step in free and step not in before)]
+    return Body(spec, tuple(before), tuple(loop), tuple(accumulators), tuple(late))
+
+
+def _step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
+    node = lowered.graph.nodes[spec.nodes[position]]
+    equation = lowered.equations[node.id]
+    node_axes = spec.node_axes[position]
+    arrays = iter(node.input_maps)
+    in_dims = tuple(None if isinstance(v, Literal) else next(arrays) for v in equation.inputs)
+    return Step(
+        equation,
+        rule_of(equation),
+        node_axes,
+        in_dims,
+        tuple(None if m is None else compose(m, node_axes) for m in in_dims),
+        tuple(compose(m, node_axes) for m in node.output_maps),
+    )
+
+
+def compose(dim_map: DimMap, node_axes: Sequence[tuple[int, ...]]) -> DimMap:
+    """The kernel axes of each dimension of a value, from a node's map of it.
+
+    Example:
+        >>> compose(((0, 1), ()), ((2,), (0, 3)))
+        ((2, 0, 3), ())
+    """
+    return tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
+
+
+def _needed(steps: Sequence[Step], values: set[int]) -> list[Step]:
+    """The steps that ``values`` depend on, in order."""
+    kept = []
+    for step in reversed(steps):
+        if not values.isdisjoint(step.equation.outputs):
+            values |= {r.value for r in step.reads}
+            kept.append(step)
+    return kept[::-1]
+
+
+class BlockTile:
+    """The tile of one step; see ``fuseplan.ops.rule.Tile``.
+
+    ``position`` is the index of the current tile along every kernel axis.
+    """
+
+    def __init__(self, spec: KernelSpec, step: Step, position: Sequence[Any]) -> None:
+        self.backend = spec.backend
+        self._spec, self._step, self._position = spec, step, position
+        self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
+        self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
+
+    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
+        start = first_index(self._spec, self._step.node_axes[node_dim], self._position)
+        return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
+
+    def valid(self, operand: int, dim: int) -> Any | None:
+        axes = self._step.in_axes[operand]
+        if axes is None:
+            return None
+        limit = valid_extent(self._spec, axes[dim], self._position)
+        if limit is None:
+            return None
+        return lax.broadcasted_iota(jnp.int32, self.in_shapes[operand], dim) < limit
+
+
+def first_index(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any]) -> Any:
+    """The first index, along a dimension that merges ``axes``, of the tile at ``position``."""
+    start: Any = 0
+    stride = 1
+    for a in reversed(axes):
+        axis = spec.axes[a]
+        if axis.n_tiles > 1:
+            start = start + position[a] * (axis.tile * stride)
+        stride *= axis.size
+    return start
+
+
+def valid_extent(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any]) -> Any | None:
+    """How many elements of the tile at ``position`` lie inside the array, along a
+    dimension that merges ``axes``. None where every tile lies inside.
+
+    At most one of the axes is ragged, those outside it have tiles of one and those inside
+    it are whole (the schedule sees to that), so what is valid is a prefix of the block.
+    """
+    inner = 1
+    for a in reversed(axes):
+        axis = spec.axes[a]
+        if axis.ragged:
+            return (axis.size - position[a] * axis.tile) * inner
+        inner *= axis.tile
+    return None
+
+
+def evaluate(
+    body: Body,
+    steps: Iterable[Step],
+    blocks: Blocks,
+    position: Sequence[Any],
+    load: Callable[[Access], Any],
+) -> None:
+    """Evaluate ``steps`` on the tile at ``position``, adding their results to ``blocks``.
+
+    Operands that are not among ``blocks`` are loaded, each once. Reductions are cast to
+    the dtype of their results at once.
+    """
+    for step in steps:
+        parts = partial_results(body, step, blocks, position, load)
+        put(step, parts, blocks)
+
+
+def partial_results(
+    body: Body, step: Step, blocks: Blocks, position: Sequence[Any], load: Callable[[Access], Any]
+) -> Sequence[Any]:
+    """The results of one step on one tile; of a reduction, in the accumulator's dtype."""
+    assert step.rule.block is not None, f"{step.equation.primitive} has no block form"
+    operands = []
+    for operand, axes in zip(step.equation.inputs, step.in_axes, strict=True):
+        if isinstance(operand, Literal):
+            operands.append(scalar(operand))
+            continue
+        assert axes is not None
+        if (operand, axes) not in blocks:
+            blocks[operand, axes] = load(Access(operand, axes))
+        operands.append(blocks[operand, axes])
+    return step.rule.block(BlockTile(body.spec, step, position), step.equation, operands)
+
+
+def put(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
+    """Add the final results of a step to ``blocks``, in the equation's dtypes."""
+    equation = step.equation
+    for v, axes, aval, x in zip(equation.outputs, step.out_axes, equation.out_avals, results, strict=True):
+        blocks[v, axes] = x if jnp.result_type(x) == aval.dtype else x.astype(aval.dtype)
+
+
+def scalar(literal: Literal) -> Any:
+    """A literal as a NumPy scalar of its own dtype: kernels cannot capture arrays."""
+    return np.asarray(literal.val).astype(literal.aval.dtype)[()]
+
+
+def live_ins(spec: KernelSpec) -> tuple[int, ...]:
+    """The distinct values that a kernel reads, in order of first appearance."""
+    return tuple(dict.fromkeys(r.value for r in spec.reads))

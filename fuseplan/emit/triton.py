@@ -1,0 +1,180 @@
+"""Emit a group as a Pallas Triton kernel (NVIDIA GPUs).
+
+Arrays are handed over whole, and each program loads the blocks it needs: one program
+loads all that a tile reads, loops over the streamed axis if there is one with accumulators
+in registers, and stores. Blocks are powers of two long; what reaches past an array's end is
+masked.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from costmodel.graph import OpKind
+from costmodel.kernel import Access, AxisRole, KernelSpec
+from fuseplan.emit import body as bodies
+from fuseplan.emit.body import Body, Step
+from fuseplan.emit.naming import kernel_name
+from fuseplan.lower import Lowered
+
+_ELEMENTS_A_THREAD = 16
+"""Elements of the largest block that one thread holds: 16 float32 registers a live value
+leaves room for a dozen of them among the 255 that a thread may have (CUDA C++ Programming
+Guide, table "Technical Specifications per Compute Capability")."""
+
+_MAX_WARPS, _MAX_DOT_WARPS = 16, 8
+"""A 128x128x64 bf16 matmul with its epilogue takes 128 registers a thread in 8 warps, without spills,
+as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
+
+_STAGES, _DOT_STAGES = 2, 3
+"""Buffers that the compiler pipelines the streamed operands through."""
+
+
+def emit(
+    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
+) -> Callable[..., tuple[Any, ...]]:
+    """The group as one Triton kernel; see ``fuseplan.emit.emit``."""
+    body = bodies.make_body(spec, lowered)
+    reads = bodies.live_ins(spec)
+    out_shape = [
+        jax.ShapeDtypeStruct(lowered.avals[w.value].shape, lowered.avals[w.value].dtype) for w in spec.writes
+    ]
+    warps, stages = _resources(spec, lowered)
+    programs = math.prod(spec.grid)
+
+    def kernel(*refs: Any) -> None:
+        read_refs = dict(zip(reads, refs, strict=False))
+        _Program(body, read_refs, lowered).run(refs[len(reads) :])
+
+    call = pl.pallas_call(
+        kernel,
+        out_shape=out_shape,
+        grid=(programs,),
+        interpret=interpret,
+        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+        name=kernel_name(spec, lowered),
+    )
+
+    def group(*arrays: Any) -> tuple[Any, ...]:
+        return tuple(call(*arrays))
+
+    return group
+
+
+class _Program:
+    """One program of the grid while it is traced."""
+
+    def __init__(self, body: Body, refs: dict[int, Any], lowered: Lowered) -> None:
+        self.body, self.refs, self.lowered = body, refs, lowered
+        self.spec = body.spec
+        # Of a program index, also where there is but one: a traced zero.
+        self.program = pl.program_id(0)
+        self.position = self._position()
+
+    def _position(self) -> list[Any]:
+        """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
+        position: list[Any] = [0] * len(self.spec.axes)
+        rest = self.program
+        for a in reversed(range(len(self.spec.axes))):
+            axis = self.spec.axes[a]
+            if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:
+                position[a] = lax.rem(rest, jnp.int32(axis.n_tiles))
+                rest = lax.div(rest, jnp.int32(axis.n_tiles))
+        return position
+
+    def run(self, out_refs: Sequence[Any]) -> None:
+        body, blocks = self.body, {}
+        load = self._loader(self.position)
+        bodies.evaluate(body, body.before, blocks, self.position, load)
+        if body.accumulators:
+            # The compiler does not hoist loads out of loops by itself.
+            for access in body.invariant_reads:
+                blocks.setdefault((access.value, access.axes), load(access))
+            for step, totals in zip(body.accumulators, self._loop(blocks), strict=True):
+                bodies.put(step, totals, blocks)
+        bodies.evaluate(body, body.after, blocks, self.position, load)
+        for access, ref in zip(self.spec.writes, out_refs, strict=True):
+            block = blocks[access.value, access.axes]
+            window, mask, _ = self._window(access, self.position)
+            plgpu.store(ref.at[window], block, mask=mask)
+
+    def _loop(self, outer: bodies.Blocks) -> list[list[Any]]:
+        body = self.body
+        streamed = self.spec.streamed
+        assert streamed is not None
+
+        def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
+            position = list(self.position)
+            position[streamed] = k
+            blocks, load = dict(outer), self._loader(position)
+            bodies.evaluate(body, body.loop, blocks, position, load)
+            combined = []
+            for step, total in zip(body.accumulators, totals, strict=True):
+                parts = bodies.partial_results(body, step, blocks, position, load)
+                combine = step.rule.reduction.combine  # type: ignore[union-attr]
+                combined.append([combine(t, p) for t, p in zip(total, parts, strict=True)])
+            return combined
+
+        start = [_neutral(self.spec, step) for step in body.accumulators]
+        turns = self.spec.axes[streamed].n_tiles
+        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+
+    def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
+        def load(access: Access) -> Any:
+            window, mask, shape = self._window(access, position)
+            dtype = self.lowered.avals[access.value].dtype
+            other = None if mask is None else np.zeros((), dtype)[()]
+            return plgpu.load(self.refs[access.value].at[window], mask=mask, other=other)
+
+        return load
+
+    def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
+        """The slices of an array that are the tile's block, and the mask of what lies inside
+        the array, or None."""
+        shape = self.spec.block_shape(access)
+        window = []
+        mask = None
+        for dim, axes in enumerate(access.axes):
+            start = bodies.first_index(self.spec, axes, position)
+            limit = bodies.valid_extent(self.spec, axes, position)
+            if limit is not None:
+                inside = lax.broadcasted_iota(jnp.int32, shape, dim) < limit
+                mask = inside if mask is None else mask & inside
+                # Pallas refuses a slice that is known to reach past the end, masked or not.
+                start = start + self.program * 0
+            window.append(pl.ds(start, shape[dim]))
+        return tuple(window), mask, shape
+
+
+def _neutral(spec: KernelSpec, step: Step) -> list[Any]:
+    assert step.rule.reduction is not None
+    shapes = [
+        bodies.block_shape(spec.axes, axes) for axes in step.out_axes
+    ]
+    dtypes = step.accumulator_dtypes()
+    neutral = step.rule.reduction.neutral
+    return [jnp.full(shape, neutral(d), d) for shape, d in zip(shapes, dtypes, strict=True)]
+
+
+def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
+    """Warps and pipeline stages for the kernel's largest block."""
+    nodes = [lowered.graph.nodes[n] for n in spec.nodes]
+    accesses = [*spec.reads, *spec.writes]
+    for node, own in zip(nodes, spec.node_axes, strict=True):
+        accesses += [
+            Access(v, bodies.compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)
+        ]
+    largest = max(math.prod(spec.block_shape(a)) for a in accesses)
+    dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
+    wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
+    warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
+    return (max(warps, 4) if dot else warps), (_DOT_STAGES if dot else _STAGES)

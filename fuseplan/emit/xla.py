@@ -1,0 +1,37 @@
+"""Emit a group for XLA as it is: its equations one after another, as JAX would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from costmodel.kernel import KernelSpec
+from fuseplan.emit.body import live_ins
+from fuseplan.lower import Lowered
+from fuseplan.trace import Equation, Literal
+
+
+def emit(
+    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
+) -> Callable[..., tuple[Any, ...]]:
+    """The group's equations on whole arrays; see ``fuseplan.emit.emit``."""
+    equations = [lowered.equations[n] for n in spec.nodes]
+    reads = live_ins(spec)
+    writes = tuple(w.value for w in spec.writes)
+
+    def group(*arrays: Any) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(reads, arrays, strict=True))
+        for equation in equations:
+            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.inputs]
+            values.update(zip(equation.outputs, evaluate(equation, operands), strict=True))
+        return tuple(values[v] for v in writes)
+
+    return group
+
+
+def evaluate(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
+    """Evaluate one equation, whatever its primitive, on arrays or tracers."""
+    primitive = equation.primitive
+    # Calls of functions (custom_jvp_call …) are bound to the function, not to its jaxpr.
+    results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
+    return results if primitive.multiple_results else [results]

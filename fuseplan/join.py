@@ -1,0 +1,67 @@
+"""Put groups in an order that can run, or find the cycles that prevent it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import rustworkx as rx
+
+
+def group_successors(edges: Iterable[tuple[int, int]], groups: Sequence[Sequence[int]]) -> list[set[int]]:
+    """For each group, the groups that read from it, by index."""
+    owner = {n: g for g, nodes in enumerate(groups) for n in nodes}
+    after: list[set[int]] = [set() for _ in groups]
+    for u, v in edges:
+        if owner[u] != owner[v]:
+            after[owner[u]].add(owner[v])
+    return after
+
+
+def execution_order(after: Sequence[set[int]]) -> list[int]:
+    """A topological order, lowest index first among those that are ready. Groups on or
+    behind a cycle are missing from it."""
+    waits_for = [0] * len(after)
+    for successors in after:
+        for g in successors:
+            waits_for[g] += 1
+    ready = [g for g, n in enumerate(waits_for) if n == 0]
+    order: list[int] = []
+    while ready:
+        g = heapq.heappop(ready)
+        order.append(g)
+        for s in after[g]:
+            waits_for[s] -= 1
+            if waits_for[s] == 0:
+                heapq.heappush(ready, s)
+    return order
+
+
+def cyclic_sets(after: Sequence[set[int]]) -> list[tuple[int, ...]]:
+    """The sets of groups that wait for each other (strongly connected, more than one)."""
+    directed: rx.PyDiGraph = rx.PyDiGraph()
+    directed.add_nodes_from(range(len(after)))
+    directed.add_edges_from_no_data([(g, s) for g, successors in enumerate(after) for s in sorted(successors)])
+    return sorted(tuple(sorted(c)) for c in rx.strongly_connected_components(directed) if len(c) > 1)
+
+
+def shortest_cycle(after: Sequence[set[int]], among: Iterable[int]) -> tuple[int, ...]:
+    """A shortest cycle through the lowest of ``among``, which are strongly connected."""
+    allowed = set(among)
+    start = min(allowed)
+    came_from = {start: start}
+    frontier = [start]
+    while frontier:
+        following: list[int] = []
+        for g in frontier:
+            for s in sorted(after[g] & allowed):
+                if s == start:
+                    cycle = [g]
+                    while cycle[-1] != start:
+                        cycle.append(came_from[cycle[-1]])
+                    return tuple(sorted(cycle))
+                if s not in came_from:
+                    came_from[s] = g
+                    following.append(s)
+        frontier = following
+    raise AssertionError(f"no cycle through {start}: the groups are not strongly connected")

@@ -1,0 +1,61 @@
+"""The table of primitives: one ``Rule`` each, grouped by what they do."""
+
+from __future__ import annotations
+
+from jax.extend import core as jex_core
+
+from costmodel.graph import Flops, OpKind
+from fuseplan.errors import InvalidArgumentError
+from fuseplan.ops import contraction, control, elementwise, indexing, movement, random, reduction
+from fuseplan.ops.rule import Rule, in_size, out_size, whole_space
+from fuseplan.trace import Equation
+
+_RULES: dict[str, Rule] = {
+    **elementwise.RULES,
+    **movement.RULES,
+    **reduction.RULES,
+    **contraction.RULES,
+    **indexing.RULES,
+    **control.RULES,
+    **random.RULES,
+}
+
+_WITHOUT_RULE = Rule(
+    OpKind.OPAQUE,
+    whole_space,
+    # Nothing is known of it: one operation an element touched, so that it is never free.
+    lambda eqn: Flops(vector=in_size(eqn) + out_size(eqn)),
+)
+
+
+def rule_of(eqn: Equation) -> Rule:
+    """The rule of an equation's primitive; one without a rule is OPAQUE, never free."""
+    return _RULES.get(eqn.primitive.name, _WITHOUT_RULE)
+
+
+def has_rule(eqn: Equation) -> bool:
+    return eqn.primitive.name in _RULES
+
+
+def rules() -> dict[str, Rule]:
+    """Every declared primitive by name (a copy)."""
+    return dict(_RULES)
+
+
+def register_rule(primitive: jex_core.Primitive | str, rule: Rule) -> None:
+    """Declare a primitive, or replace what is known of one.
+
+    Plans made afterwards use it. Raises ``InvalidArgumentError`` for anything but a
+    ``Rule``.
+
+    Example:
+        >>> from fuseplan.ops import register_rule, rules
+        >>> register_rule("my_gelu", rules()["tanh"])
+    """
+    if not isinstance(rule, Rule):
+        raise InvalidArgumentError(
+            f"register_rule expects a fuseplan.ops.Rule, got {type(rule).__name__}. "
+            "Build one with fuseplan.ops.elementwise.elementwise(...) or Rule(kind, space, flops, block)."
+        )
+    name = primitive if isinstance(primitive, str) else primitive.name
+    _RULES[name] = rule

@@ -1,0 +1,104 @@
+"""Contractions: ``dot_general`` as a tiled matmul, and convolutions as anchors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from fuseplan.ops.reduction import accumulator, masked
+from fuseplan.ops.rule import Reduction, Rule, Space, Tile, own_dims, reshaped
+from fuseplan.trace import Equation
+
+_P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
+
+
+def _dot_space(eqn: Equation) -> Space:
+    """The result is indexed by batch, free dimensions of the left, free ones of the right."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    lhs, rhs = eqn.in_avals
+    dims, lhs_map = own_dims(lhs.shape)
+    rhs_map: list[tuple[int, ...]] = [()] * rhs.ndim
+    for left, right in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
+        rhs_map[right] = lhs_map[left]
+    free = [d for d in range(rhs.ndim) if d not in (*rhs_contract, *rhs_batch)]
+    extra, free_map = own_dims([rhs.shape[d] for d in free], len(dims))
+    for d, axes in zip(free, free_map, strict=True):
+        rhs_map[d] = axes
+    dims += extra
+    reduced = {i for d in lhs_contract for i in lhs_map[d]}
+    roles = tuple(_R if i in reduced else _P for i in range(len(dims)))
+    out_map: DimMap = (
+        *(lhs_map[d] for d in lhs_batch),
+        *(lhs_map[d] for d in range(lhs.ndim) if d not in (*lhs_contract, *lhs_batch)),
+        *free_map,
+    )
+    return Space(dims, roles, (lhs_map, tuple(rhs_map)), (out_map,))
+
+
+def _dot_flops(eqn: Equation) -> Flops:
+    (contract, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(eqn.in_avals[0].shape[d] for d in contract)
+    return Flops(matrix=2 * eqn.out_avals[0].size * depth)
+
+
+def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """One tile's partial product. The schedule leaves at most one row, one column and one
+    contracted axis longer than one, so that the tile is a plain two-dimensional matmul."""
+    (contracts, batches) = eqn.params["dimension_numbers"]
+    sides = []
+    for i, x in enumerate(args):
+        x = masked(tile, i, contracts[i], x, 0)
+        free = [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])]
+        depth = math.prod(x.shape[d] for d in contracts[i])
+        long_free = [d for d in free if x.shape[d] != 1]
+        long_depth = [d for d in contracts[i] if x.shape[d] != 1]
+        leading = bool(long_free and long_depth and long_depth[0] < long_free[0])
+        width = math.prod(x.shape[d] for d in free)
+        sides.append((reshaped(x, (depth, width) if leading else (width, depth)), leading))
+    (lhs, lhs_leading), (rhs, rhs_leading) = sides
+    out = lax.dot_general(
+        lhs,
+        rhs,
+        (((0 if lhs_leading else 1,), (0 if rhs_leading else 1,)), ((), ())),
+        precision=eqn.params["precision"],
+        preferred_element_type=accumulator(eqn.out_avals[0].dtype),
+    )
+    return [reshaped(out, tile.out_shapes[0])]
+
+
+def _conv_space(eqn: Equation) -> Space:
+    """Batch and output channels are parallel; windows slide over whole images."""
+    numbers = eqn.params["dimension_numbers"]
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
+    spatial = {i for d in numbers.out_spec[2:] for i in out_map[d]}
+    roles = tuple(_W if i in spatial else _P for i in range(len(dims)))
+    maps = []
+    for aval in eqn.in_avals:
+        own, dim_map = own_dims(aval.shape, len(dims))
+        dims, roles = dims + own, roles + (_W,) * len(own)
+        maps.append(dim_map)
+    return Space(dims, roles, tuple(maps), (out_map,))
+
+
+def _conv_flops(eqn: Equation) -> Flops:
+    numbers = eqn.params["dimension_numbers"]
+    kernel = eqn.in_avals[1]
+    # Each output element sums over the window and the input channels of its group.
+    window = math.prod(kernel.shape[d] for d in numbers.rhs_spec[1:])
+    return Flops(matrix=2 * eqn.out_avals[0].size * window)
+
+
+RULES: dict[str, Rule] = {
+    "dot_general": Rule(
+        OpKind.OUT_ELEMENTWISE_FUSABLE,
+        _dot_space,
+        _dot_flops,
+        _dot_block,
+        reduction=Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator),
+    ),
+    "conv_general_dilated": Rule(OpKind.OUT_ELEMENTWISE_FUSABLE, _conv_space, _conv_flops, None),
+}

@@ -1,0 +1,53 @@
+"""Control flow and other steps that stay whole: priced by what runs inside them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax.extend import core as jex_core
+
+from costmodel.graph import Flops, OpKind
+from fuseplan.ops.rule import PALLAS, Rule, no_flops, whole_space
+from fuseplan.trace import Equation, flatten
+
+
+def _inside(jaxpr: Any) -> Flops:
+    from fuseplan.ops import rule_of  # The table of all rules imports this module.
+
+    closed = jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
+    total = Flops()
+    for eqn in flatten(closed).equations:
+        total += rule_of(eqn).flops(eqn)
+    return total
+
+
+def _scan_flops(eqn: Equation) -> Flops:
+    return _inside(eqn.params["jaxpr"]).times(eqn.params["length"])
+
+
+def _while_flops(eqn: Equation) -> Flops:
+    """How often it runs is not known when it is planned: one trip is counted."""
+    return _inside(eqn.params["body_jaxpr"]) + _inside(eqn.params["cond_jaxpr"])
+
+
+def _cond_flops(eqn: Equation) -> Flops:
+    """The dearest branch: a bound, since only one of them runs."""
+    return max((_inside(b) for b in eqn.params["branches"]), key=lambda f: f.total)
+
+
+def _call_flops(eqn: Equation) -> Flops:
+    jaxpr = eqn.params.get("jaxpr", eqn.params.get("call_jaxpr"))
+    return _inside(jaxpr) if jaxpr is not None else Flops()
+
+
+def _opaque(flops: Any) -> Rule:
+    return Rule(OpKind.OPAQUE, whole_space, flops, None, PALLAS)
+
+
+RULES: dict[str, Rule] = {
+    "scan": _opaque(_scan_flops),
+    "while": _opaque(_while_flops),
+    "cond": _opaque(_cond_flops),
+    "optimization_barrier": _opaque(no_flops),
+    **dict.fromkeys(("pjit", "jit", "shard_map", "closed_call", "custom_lin"), _opaque(_call_flops)),
+}

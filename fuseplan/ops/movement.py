@@ -1,0 +1,156 @@
+"""Primitives that move data: broadcast, transpose, reshape, slice, concatenate, pad."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jax import lax
+
+from costmodel.graph import DimMap, DimRole, OpKind
+from fuseplan.ops.rule import PALLAS, Rule, Space, Tile, no_flops, own_dims, reshaped, whole_space
+from fuseplan.trace import Equation
+
+_P, _W = DimRole.PARALLEL, DimRole.WHOLE
+
+
+def _broadcast_space(eqn: Equation) -> Space:
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
+    operand = eqn.in_avals[0]
+    in_map = tuple(
+        () if extent == 1 else out_map[d]
+        for extent, d in zip(operand.shape, eqn.params["broadcast_dimensions"], strict=True)
+    )
+    return Space(dims, (_P,) * len(dims), (in_map,), (out_map,))
+
+
+def _broadcast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    dimensions = tuple(int(d) for d in eqn.params["broadcast_dimensions"])
+    return [lax.broadcast_in_dim(args[0], tile.out_shapes[0], dimensions)]
+
+
+def _transpose_space(eqn: Equation) -> Space:
+    dims, in_map = own_dims(eqn.in_avals[0].shape)
+    out_map = tuple(in_map[d] for d in eqn.params["permutation"])
+    return Space(dims, (_P,) * len(dims), (in_map,), (out_map,))
+
+
+def _transpose_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    return [lax.transpose(args[0], eqn.params["permutation"])]
+
+
+def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, ...], DimMap, DimMap] | None:
+    """Dimensions that both shapes of a row-major reshape merge, or None.
+
+    Example:
+        >>> common_factors((6, 4), (2, 3, 4))
+        ((2, 3, 4), ((0, 1), (2,)), ((0,), (1,), (2,)))
+        >>> common_factors((6, 4), (8, 3)) is None
+        True
+    """
+    dims: list[int] = []
+    maps: tuple[list[list[int]], list[list[int]]] = ([[] for _ in old], [[] for _ in new])
+    shapes = (old, new)
+    position = [0, 0]
+    left = [1, 1]  # What of the current dimension of each shape is still to be factored.
+
+    def refill(side: int) -> None:
+        while left[side] == 1 and position[side] < len(shapes[side]):
+            left[side] = shapes[side][position[side]]
+            position[side] += 1
+
+    # From the major end: the smaller of the two extents must divide the larger.
+    while True:
+        refill(0), refill(1)
+        if left[0] == 1 and left[1] == 1:
+            break
+        small, large = sorted(left)
+        if small <= 1 or large % small:
+            return None
+        for side in (0, 1):
+            maps[side][position[side] - 1].append(len(dims))
+            left[side] //= small
+        dims.append(small)
+    frozen = tuple(tuple(tuple(d) for d in side) for side in maps)
+    return tuple(dims), frozen[0], frozen[1]
+
+
+def _reshape_space(eqn: Equation) -> Space:
+    old, new = eqn.in_avals[0].shape, eqn.out_avals[0].shape
+    factors = common_factors(old, new)
+    if factors is None or eqn.params.get("dimensions") is not None:
+        old_dims, old_map = own_dims(old)
+        new_dims, new_map = own_dims(new, len(old_dims))
+        dims = old_dims + new_dims
+        return Space(dims, (_W,) * len(dims), (old_map,), (new_map,))
+    dims, old_map, new_map = factors
+    return Space(dims, (_P,) * len(dims), (old_map,), (new_map,))
+
+
+def _reshape_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    return [reshaped(args[0], tile.out_shapes[0])]
+
+
+def _squeeze_space(eqn: Equation) -> Space:
+    dims, in_map = own_dims(eqn.in_avals[0].shape)
+    dropped = {int(d) for d in eqn.params["dimensions"]}
+    out_map = tuple(m for d, m in enumerate(in_map) if d not in dropped)
+    return Space(dims, (_P,) * len(dims), (in_map,), (out_map,))
+
+
+def _partly_whole_space(eqn: Equation) -> Space:
+    """Dimensions along which operands and result agree move together; the others are
+    needed whole, each with an extent of its own."""
+    out = eqn.out_avals[0].shape
+    moved = [d for d, n in enumerate(out) if any(a.shape[d] != n for a in eqn.in_avals if a.ndim)]
+    dims, out_map = own_dims(out)
+    roles = [_W if any(out_map[d] == (i,) for d in moved) else _P for i in range(len(dims))]
+    maps = []
+    for aval in eqn.in_avals:
+        operand_map: list[tuple[int, ...]] = []
+        for d, extent in enumerate(aval.shape):
+            if d in moved and extent != 1:
+                operand_map.append((len(dims),))
+                dims += (extent,)
+                roles.append(_W)
+            else:
+                operand_map.append(() if extent == 1 else out_map[d])
+        maps.append(tuple(operand_map))
+    return Space(dims, tuple(roles), tuple(maps), (out_map,))
+
+
+def _rev_space(eqn: Equation) -> Space:
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
+    turned = {i for d in eqn.params["dimensions"] for i in out_map[d]}
+    roles = tuple(_W if i in turned else _P for i in range(len(dims)))
+    return Space(dims, roles, (out_map,), (out_map,))
+
+
+def _iota_space(eqn: Equation) -> Space:
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
+    return Space(dims, (_P,) * len(dims), (), (out_map,))
+
+
+def _iota_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    dim = eqn.params["dimension"]
+    shape = tile.out_shapes[0]
+    own = own_dims(eqn.out_avals[0].shape)[1][dim]
+    if not own:
+        return [lax.full(shape, 0, eqn.params["dtype"])]
+    return [tile.indices(shape, dim, own[0]).astype(eqn.params["dtype"])]
+
+
+RULES: dict[str, Rule] = {
+    "broadcast_in_dim": Rule(OpKind.BROADCAST, _broadcast_space, no_flops, _broadcast_block),
+    "transpose": Rule(OpKind.INJECTIVE, _transpose_space, no_flops, _transpose_block),
+    "reshape": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
+    "squeeze": Rule(OpKind.INJECTIVE, _squeeze_space, no_flops, _reshape_block),
+    "expand_dims": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
+    "iota": Rule(OpKind.BROADCAST, _iota_space, no_flops, _iota_block),
+    # Slices and joins are left to XLA: Pallas lowers them on the TPU alone.
+    "slice": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
+    "concatenate": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
+    "pad": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
+    "rev": Rule(OpKind.INJECTIVE, _rev_space, no_flops, None, PALLAS),
+    "split": Rule(OpKind.INJECTIVE, whole_space, no_flops, None, PALLAS),
+}

@@ -1,0 +1,148 @@
+"""What fuseplan knows of one primitive: its kind, axes, flops, and how to evaluate it
+on one tile. One ``Rule`` is the only place that says any of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jax import lax
+from jax import numpy as jnp
+
+from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from fuseplan.trace import Equation
+
+BACKENDS = ("mosaic_tpu", "triton", "xla")
+"""Every backend that can emit a kernel: ``xla`` evaluates a group as it is."""
+
+TRITON = frozenset({"triton"})
+PALLAS = frozenset({"triton", "mosaic_tpu"})
+NONE: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """The iteration space of one equation. Maps are given for every operand, literals
+    included; a dimension of size one maps to ``()``."""
+
+    dims: tuple[int, ...]
+    roles: tuple[DimRole, ...]
+    input_maps: tuple[DimMap, ...]
+    output_maps: tuple[DimMap, ...]
+
+
+class Tile(Protocol):
+    """What a rule sees of the kernel when its equation is evaluated on one tile."""
+
+    backend: str
+    in_shapes: tuple[tuple[int, ...], ...]
+    """Block shape of each operand; the true shape for operands that are literals."""
+    out_shapes: tuple[tuple[int, ...], ...]
+
+    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
+        """int32 array of ``shape``: along ``dim``, the index in the node's iteration
+        dimension ``node_dim`` that each element of this tile stands for."""
+
+    def valid(self, operand: int, dim: int) -> Any | None:
+        """Bool array of the operand's block shape: which elements lie inside the array
+        along ``dim``. None where all of them do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reduction:
+    """How partial results over tiles of a reduced axis are combined.
+
+    ``combine(total, part)`` is associative and commutative, ``neutral(dtype)`` its
+    neutral element, ``accumulator(dtype)`` the dtype in which partial results of a
+    result of ``dtype`` are carried.
+    """
+
+    combine: Callable[[Any, Any], Any]
+    neutral: Callable[[Any], Any]
+    accumulator: Callable[[Any], Any]
+
+
+BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """All that is known of one primitive.
+
+    ``space`` and ``flops`` see the equation with its avals. ``block`` evaluates it on one
+    tile (None: it can only be left to XLA as it is); for a ``reduction`` it returns
+    partial results in the accumulator's dtype. ``lacks`` names the backends whose
+    compilers do not lower it.
+    """
+
+    kind: OpKind
+    space: Callable[[Equation], Space]
+    flops: Callable[[Equation], Flops]
+    block: BlockFn | None = None
+    lacks: frozenset[str] = NONE
+    reduction: Reduction | None = None
+
+    def backends(self) -> tuple[str, ...]:
+        """The backends that can emit it inside a fused kernel."""
+        if self.block is None:
+            return ("xla",) if self.kind != OpKind.OPAQUE else ()
+        return tuple(b for b in BACKENDS if b not in self.lacks)
+
+
+def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Evaluate an equation whose parameters do not mention shapes, at block shape."""
+    out = eqn.primitive.bind(*args, **eqn.params)
+    return out if eqn.primitive.multiple_results else [out]
+
+
+def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
+    """``x`` at ``shape``, untouched where it has it: Mosaic lowers no reshape of a scalar to
+    a scalar."""
+    return x if jnp.shape(x) == shape else lax.reshape(x, shape)
+
+
+def no_flops(eqn: Equation) -> Flops:
+    """Moving data is not counted as arithmetic."""
+    return Flops()
+
+
+def out_size(eqn: Equation) -> int:
+    return sum(a.size for a in eqn.out_avals)
+
+
+def in_size(eqn: Equation) -> int:
+    return sum(a.size for a in eqn.in_avals)
+
+
+def own_dims(shape: Sequence[int], first: int = 0) -> tuple[tuple[int, ...], DimMap]:
+    """Give each dimension of ``shape`` an iteration dimension of its own.
+
+    Returns their sizes and the map, numbering from ``first``; size one maps to ``()``.
+
+    Example:
+        >>> own_dims((4, 1, 6))
+        ((4, 6), ((0,), (), (1,)))
+    """
+    dims: list[int] = []
+    dim_map: list[tuple[int, ...]] = []
+    for extent in shape:
+        if extent == 1:
+            dim_map.append(())
+        else:
+            dim_map.append((first + len(dims),))
+            dims.append(extent)
+    return tuple(dims), tuple(dim_map)
+
+
+def whole_space(eqn: Equation) -> Space:
+    """Every dimension of every operand and result is needed whole: what is assumed of an
+    equation without a rule."""
+    dims: tuple[int, ...] = ()
+    maps: list[DimMap] = []
+    for aval in (*eqn.in_avals, *eqn.out_avals):
+        own, dim_map = own_dims(getattr(aval, "shape", ()), len(dims))
+        dims += own
+        maps.append(dim_map)
+    n_in = len(eqn.in_avals)
+    return Space(dims, (DimRole.WHOLE,) * len(dims), tuple(maps[:n_in]), tuple(maps[n_in:]))

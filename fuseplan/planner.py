@@ -1,0 +1,80 @@
+"""The planner, all stages on one screen: trace, lower, group, schedule, check."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+from fuseplan.check import check_plan
+from fuseplan.config import Options
+from fuseplan.debug import report_plan
+from fuseplan.lower import Lowered, lower
+from fuseplan.plan import Plan
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule import Scheduler
+from fuseplan.trace import Traced, trace
+
+
+def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
+    """Trace ``f`` at the shapes of its arguments, then plan it."""
+    started = time.perf_counter()
+    traced = trace(f, *args, **kwargs)
+    return plan_traced(traced, options, time.perf_counter() - started)
+
+
+def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple[Lowered, Plan]:
+    """The flow from equations to a checked plan."""
+    clock = Clock(trace_s)
+    lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
+    return lowered, plan_lowered(lowered, options, clock)
+
+
+def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None) -> Plan:
+    """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
+    clock = clock or Clock()
+    graph = lowered.graph
+    scheduler = Scheduler(graph, options.device)
+    grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s))
+    clock.add(grouping.stats.seconds)
+    plan = Plan(
+        graph=graph,
+        device=options.device,
+        planner=options.planner,
+        kernels=grouping.kernels,
+        refusals=grouping.refusals,
+        status=grouping.status,
+        bound_ps=grouping.bound_ps,
+        notes=(*_without_rule(lowered), *grouping.notes),
+        stats=grouping.stats,
+    )
+    clock.time("check", lambda: check_plan(plan))
+    plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
+    report_plan(plan)
+    return plan
+
+
+class Clock:
+    """Wall-clock seconds by stage."""
+
+    def __init__(self, trace_s: float = 0.0) -> None:
+        self.seconds: dict[str, float] = {"trace": trace_s} if trace_s else {}
+
+    def add(self, laps: Iterable[tuple[str, float]]) -> None:
+        for stage, seconds in laps:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+
+    def time(self, stage: str, step: Callable[[], Any]) -> Any:
+        started = time.perf_counter()
+        result = step()
+        self.add([(stage, time.perf_counter() - started)])
+        return result
+
+
+def _without_rule(lowered: Lowered) -> tuple[str, ...]:
+    return tuple(
+        f"{name} has no rule: {count} of them left to XLA as opaque steps "
+        "(fuseplan.register_rule declares one)"
+        for name, count in lowered.without_rule
+    )

@@ -1,0 +1,163 @@
+"""What every planner takes and returns, and the frame that most of them share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from costmodel.graph import Graph
+from fuseplan.candidates import Mask, Space
+from fuseplan.errors import Verdict
+from fuseplan.join import cyclic_sets, execution_order, group_successors
+from fuseplan.partition import (
+    Component,
+    Crossable,
+    component_key,
+    components,
+    crossable_edges,
+    data_edges,
+    effect_edges,
+)
+from fuseplan.plan import Kernel, PlanStats
+from fuseplan.pricing import FREE, Nodes, Price, PriceBook, Pricing
+
+MAX_GROUPS = 20_000
+"""Candidate groups of one component: 40 independent operations under one scalar have
+92,000, and more than this many takes longer to price than most users want to wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a planner may spend. A deadline of 0 asks for the best heuristic plan."""
+
+    deadline_s: float = 30.0
+    """Wall-clock seconds, all stages of the planner together."""
+    max_groups: int = MAX_GROUPS
+    """Candidate groups of one component."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A planner's answer: kernels in an order that can run, and how sure it is."""
+
+    kernels: tuple[Kernel, ...]
+    status: str = "FEASIBLE"
+    bound_ps: int | None = None
+    refusals: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    stats: PlanStats = field(default_factory=PlanStats)
+
+    @property
+    def groups(self) -> tuple[Nodes, ...]:
+        return tuple(kernel.spec.nodes for kernel in self.kernels)
+
+
+class Stopwatch:
+    """Seconds by stage, in order."""
+
+    def __init__(self) -> None:
+        self.started = self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """What passed since the last lap belongs to ``stage``."""
+        now = time.monotonic()
+        self.laps[stage] = self.laps.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A graph in components: ``kinds[k]`` has the space of the k-th distinct component, and
+    ``instances`` lists, for every component, its kind and its nodes."""
+
+    crossable: Crossable
+    kinds: tuple[Space, ...]
+    instances: tuple[tuple[int, Nodes], ...]
+
+    @property
+    def copies(self) -> Counter[int]:
+        return Counter(kind for kind, _ in self.instances)
+
+
+def take_apart(graph: Graph, book: PriceBook) -> Parts:
+    """Partition the graph; equal components share a kind."""
+    crossable = crossable_edges(graph, book)
+    known: dict[tuple, int] = {}
+    examples: list[Component] = []
+    instances: list[tuple[int, Nodes]] = []
+    for component in components(graph, crossable):
+        key = component_key(book.signatures, component)
+        kind = known.setdefault(key, len(known))
+        if kind == len(examples):
+            examples.append(component)
+        instances.append((kind, component.nodes))
+    return Parts(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
+
+
+def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:
+    """Groups of positions as groups of the nodes of one instance."""
+    return [tuple(n for i, n in enumerate(nodes) if mask >> i & 1) for mask in mask_groups]
+
+
+def order_groups(graph: Graph, groups: Iterable[Nodes]) -> tuple[list[Nodes], list[set[int]]]:
+    """The groups by lowest node, and who waits for whom."""
+    ranked = sorted(groups)
+    return ranked, group_successors(data_edges(graph) + effect_edges(graph), ranked)
+
+
+def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tuple[list[Nodes], int]:
+    """Groups that can run in the order returned, and how many had to be taken apart.
+
+    Of the groups that wait for each other, the one that saves the least is split into its
+    nodes, until nothing waits in a circle. Single nodes never do, so this ends.
+    """
+    ranked, after = order_groups(graph, groups)
+    broken = 0
+    while cycles := cyclic_sets(after):
+        for cycle in cycles:
+            victim = min((ranked[g] for g in cycle if len(ranked[g]) > 1), key=lambda g: (_saving(book, g), g))
+            ranked.remove(victim)
+            ranked += [(n,) for n in victim]
+            broken += 1
+            break  # indices moved
+        ranked, after = order_groups(graph, ranked)
+    return [ranked[g] for g in execution_order(after)], broken
+
+
+def _saving(book: PriceBook, group: Nodes) -> int:
+    together = book.price(group)
+    assert isinstance(together, Price), together
+    return sum_prices(book, [(n,) for n in group]).time_ps - together.time_ps
+
+
+def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
+    """The cost of groups that all have a price."""
+    total = FREE
+    for group in groups:
+        price = book.price(group)
+        assert isinstance(price, Price), price
+        total += price
+    return total
+
+
+def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]]) -> Grouping:
+    """Plan each distinct component by ``merge`` and join the results: the frame of the
+    heuristic planners."""
+    watch = Stopwatch()
+    book = PriceBook(graph, pricing)
+    parts = take_apart(graph, book)
+    watch.lap("partition")
+    merged = [merge(space) for space in parts.kinds]
+    watch.lap("merge")
+    groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
+    ordered, broken = break_cycles(graph, book, groups)
+    kernels = tuple(book.kernel(g) for g in ordered)
+    watch.lap("join")
+    notes = (f"{broken} groups that would wait for each other were taken apart",) if broken else ()
+    stats = PlanStats(
+        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
+    )
+    return Grouping(kernels, "FEASIBLE", None, parts.crossable.refusals, notes, stats)

@@ -1,0 +1,30 @@
+"""Greedy fusion in topological order, as fusing compilers do it.
+
+Edge by edge, in the order of the graph, a consumer joins its producer's group if the
+result is legal and no dearer than the two apart. Decisions are never revised, so the
+result depends on the order of operations: that of TorchInductor does too (pytorch#142316).
+"""
+
+from __future__ import annotations
+
+from costmodel.graph import Graph
+from fuseplan.candidates import Mask, Space
+from fuseplan.planners.base import Budget, Grouping, plan_apart
+from fuseplan.planners.merging import Merging
+from fuseplan.pricing import Pricing
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """Greedy fusion. ``budget`` is not needed: each edge is looked at once."""
+    return plan_apart(graph, pricing, merge)
+
+
+def merge(space: Space) -> list[Mask]:
+    """Greedy groups of one component."""
+    merging = Merging(space)
+    for v in range(space.n):
+        for u in space.producers[v]:
+            a, b = merging.owner[u], merging.owner[v]
+            if a != b and merging.saving(a, b) is not None and not merging.deadlocks(a, b):
+                merging.merge(a, b)
+    return merging.groups()

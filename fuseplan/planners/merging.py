@@ -1,0 +1,63 @@
+"""A partition under construction: merge two groups, and never make two wait for each
+other."""
+
+from __future__ import annotations
+
+from fuseplan.candidates import Mask, Space, bits
+from fuseplan.pricing import Price
+
+
+class Merging:
+    """Groups of a component, at first one a position. A group is named by its mask."""
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.owner: list[Mask] = [1 << i for i in range(space.n)]
+        self.reach: dict[Mask, Mask] = {1 << i: space.below[i] for i in range(space.n)}
+        """For each group, the positions that wait for one of its members."""
+
+    def groups(self) -> list[Mask]:
+        """The groups as they are now, by lowest member."""
+        return sorted(self.reach, key=lambda mask: mask & -mask)
+
+    def saving(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+        """What merging saves in each objective; None if it is illegal or a loss."""
+        both = a | b
+        if self.space.clashes(both) or self.space.book.compatible(self.space.nodes(both)) is not None:
+            return None
+        price, of_a, of_b = self.space.price(both), self.space.price(a), self.space.price(b)
+        if not isinstance(price, Price):
+            return None
+        assert isinstance(of_a, Price) and isinstance(of_b, Price)
+        apart = of_a + of_b
+        if apart < price:
+            return None
+        return (
+            apart.time_ps - price.time_ps,
+            apart.hbm_bytes - price.hbm_bytes,
+            apart.kernels - price.kernels,
+        )
+
+    def deadlocks(self, a: Mask, b: Mask) -> bool:
+        """Whether a third group waits for one of the two and is waited for by the other."""
+        return self._leads_around(a, b) or self._leads_around(b, a)
+
+    def _leads_around(self, a: Mask, b: Mask) -> bool:
+        both = a | b
+        seen: Mask = 0
+        new = self.reach[a] & ~both
+        while new:
+            group = self.owner[(new & -new).bit_length() - 1]
+            if self.reach[group] & b:
+                return True
+            seen |= group
+            new = (new | self.reach[group]) & ~(seen | both)
+        return False
+
+    def merge(self, a: Mask, b: Mask) -> Mask:
+        """Make the two groups one."""
+        both = a | b
+        self.reach[both] = (self.reach.pop(a) | self.reach.pop(b)) & ~both
+        for i in bits(both):
+            self.owner[i] = both
+        return both

@@ -1,0 +1,357 @@
+"""The cheapest legal partition, with a proof.
+
+Each distinct component is an exact cover problem: its legal groups are the sets, its
+nodes the items. Most groups are never scheduled: a group enters with a *floor* under its
+cost, and the dual prices of the linear relaxation tell which groups could be part of a
+plan no slower than the best known. Only those are priced, the relaxation is solved again,
+and in the end the few that remain are searched exhaustively.
+
+What couples components is the order of execution. Groups that would wait for each other
+in a circle are forbidden together, and the components involved are solved again, jointly.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from costmodel.graph import Graph
+from fuseplan.candidates import Mask, Space, bits, contract, enumerate_groups
+from fuseplan.errors import FuseplanWarning, Verdict
+from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
+from fuseplan.plan import PlanStats
+from fuseplan.planners import best_first, greedy
+from fuseplan.planners.base import (
+    Budget,
+    Grouping,
+    Parts,
+    Stopwatch,
+    break_cycles,
+    order_groups,
+    place,
+    sum_prices,
+    take_apart,
+)
+from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
+from fuseplan.solver import Instance, dual_prices, exact_cover
+
+_FEW = 64
+"""Groups that are priced at once rather than asked for by one more relaxation: scheduling
+a group and solving a small relaxation each take about a millisecond."""
+
+_MAX_ROUNDS = 20
+"""Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
+tests needs more than 3."""
+
+
+@dataclass(slots=True)
+class Solved:
+    """The best partition found of one distinct component, and what is known about others."""
+
+    groups: list[Mask]
+    bound_ps: int
+    optimal: bool
+    columns: dict[Mask, int] = field(default_factory=dict)
+    """Every legal group that has not been refused, with its time or a floor under it."""
+    duals: tuple[int, ...] = ()
+    """A price for each position such that no column costs less than its positions."""
+    note: str = ""
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """The cheapest plan by time, then HBM bytes, then number of kernels.
+
+    ``status`` is OPTIMAL if that is proven; else FEASIBLE, ``bound_ps`` says how much
+    better a plan could be at most, and ``notes`` say which limit was hit.
+    """
+    budget = budget or Budget()
+    watch = Stopwatch()
+    expires_at = watch.started + budget.deadline_s
+    book = PriceBook(graph, pricing)
+    parts = take_apart(graph, book)
+    watch.lap("partition")
+    solved: dict[int, Solved] = {}
+    # Small ones first, so that one that hits the deadline costs no other its proof.
+    for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
+        solved[kind] = _solve_component(parts.kinds[kind], budget, expires_at, watch)
+    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, solved, expires_at)
+    kernels = tuple(book.kernel(group) for group in ordered)
+    watch.lap("join")
+    notes = [s.note for s in solved.values() if s.note]
+    if budget.deadline_s <= 0:
+        notes = ["the deadline is 0: this is the better of the heuristic plans"]
+    elif joint_note:
+        notes.append(joint_note)
+    stats = PlanStats(
+        len(graph.nodes),
+        len(parts.instances),
+        len(parts.kinds),
+        sum(max(len(s.columns), 1) for s in solved.values()),
+        tuple(watch.laps.items()),
+    )
+    return Grouping(
+        kernels,
+        "OPTIMAL" if optimal else "FEASIBLE",
+        bound_ps,
+        parts.crossable.refusals + _refusals(parts),
+        tuple(dict.fromkeys(notes)),
+        stats,
+    )
+
+
+def _refusals(parts: Parts) -> tuple[Verdict, ...]:
+    """For each component and rule, the smallest group that was refused when priced."""
+    found: dict[tuple[int, str], tuple[Nodes, Verdict]] = {}
+    for kind, space in enumerate(parts.kinds):
+        for mask, verdict in space.refused:
+            nodes = space.nodes(mask)
+            key = (kind, verdict.rule)
+            if key not in found or (len(nodes), nodes) < (len(found[key][0]), found[key][0]):
+                found[key] = (nodes, verdict)
+    return tuple(replace(verdict, nodes=nodes) for nodes, verdict in found.values())
+
+
+def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
+    singles = [1 << i for i in range(space.n)]
+    if space.n == 1:
+        return Solved(singles, space.total(singles).time_ps, True)
+    best = min([singles, greedy.merge(space), best_first.merge(space)], key=lambda g: space.total(g).objectives)
+    floor_ps = space.floor(space.everything)
+    watch.lap("heuristics")
+    if len(best) == 1 and space.total(best).time_ps == floor_ps:
+        return Solved(best, floor_ps, True)
+    if time.monotonic() >= expires_at:
+        return Solved(best, floor_ps, False, note=_deadline_note(space))
+    columns, complete, note = _candidates(space, best + singles, budget, expires_at)
+    watch.lap("enumerate")
+    try:
+        result = _search(space, columns, best, expires_at)
+    except (ImportError, OverflowError, RuntimeError) as error:
+        warnings.warn(
+            f"the solver could not be used ({error}); the plan is the better of the heuristic ones. "
+            "Install ortools>=9.15, or choose planner='best_first'",
+            FuseplanWarning,
+            stacklevel=3,
+        )
+        result = Solved(best, floor_ps, False, note=f"the solver could not be used: {error}")
+    watch.lap("solve")
+    if not complete:
+        result.optimal = False
+        result.bound_ps = floor_ps
+        result.note = note
+    result.bound_ps = max(result.bound_ps, floor_ps)
+    if result.bound_ps == space.total(result.groups).time_ps and complete and not result.note:
+        result.optimal = True
+    return result
+
+
+def _deadline_note(space: Space) -> str:
+    return f"the deadline came before {space.n} operations from {_where(space)} on were proven"
+
+
+def _where(space: Space) -> str:
+    node = space.book.graph.nodes[space.component.nodes[0]]
+    return f"{node.op} (n{node.id})"
+
+
+def _candidates(
+    space: Space, known: Sequence[Mask], budget: Budget, expires_at: float
+) -> tuple[tuple[Mask, ...], bool, str]:
+    """The legal groups; if they are too many, those of the contracted component; whether
+    they are all; and what to tell the user if not."""
+    all_of_them = enumerate_groups(space, budget.max_groups, expires_at)
+    if all_of_them.complete:
+        return all_of_them.groups, True, ""
+    smaller = contract(space)
+    position = {n: i for i, n in enumerate(space.component.nodes)}
+    some = enumerate_groups(smaller, budget.max_groups, expires_at)
+    groups = [sum(1 << position[n] for n in smaller.nodes(mask)) for mask in some.groups]
+    limit = f"{space.n} operations from {_where(space)} on have more than {budget.max_groups:,} legal groups"
+    searched = (
+        "only those that keep single-use producers with their consumer were searched"
+        if some.complete
+        else "only some were searched"
+    )
+    return tuple(dict.fromkeys([*known, *groups])), False, f"{limit}: {searched}"
+
+
+def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
+    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``."""
+    cost: dict[Mask, int] = {}
+    unpriced: set[Mask] = set()
+    for mask in columns:
+        known = space.known_price(mask)
+        floor_ps = space.floor(mask) if known is None else 0
+        if floor_ps:
+            cost[mask] = floor_ps
+            unpriced.add(mask)
+        else:
+            _price(space, mask, cost, unpriced)
+    items = {mask: tuple(bits(mask)) for mask in cost}
+    duals: tuple[int, ...] = (0,) * space.n
+    bound = 0
+    alive = list(cost)
+    while True:
+        duals, bound, support = dual_prices([items[m] for m in alive], [cost[m] for m in alive], space.n)
+        used = [alive[k] for k in support]
+        gap = space.total(best).time_ps - bound
+        # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
+        alive = [m for m in alive if cost[m] - sum(duals[i] for i in items[m]) <= gap]
+        open_ = [m for m in alive if m in unpriced]
+        if not open_:
+            break
+        if time.monotonic() > expires_at:
+            return Solved(best, bound, False, cost, duals, _deadline_note(space))
+        wanted = [m for m in used if m in unpriced]
+        if not wanted and sum(used) == space.everything and sum(map(len, map(items.get, used))) == space.n:
+            if not cyclic_sets(space.successors(used)) and space.total(used) < space.total(best):
+                best = used
+                continue
+        for mask in open_ if len(open_) <= _FEW or not wanted else wanted:
+            _price(space, mask, cost, unpriced)
+        alive = [m for m in alive if m in cost]
+    return _prove(space, alive, items, cost, duals, bound, best, expires_at)
+
+
+def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: set[Mask]) -> None:
+    price = space.price(mask)
+    unpriced.discard(mask)
+    if isinstance(price, Price):
+        cost[mask] = price.time_ps
+    else:
+        cost.pop(mask, None)
+
+
+def _prove(
+    space: Space,
+    alive: list[Mask],
+    items: dict[Mask, tuple[int, ...]],
+    cost: dict[Mask, int],
+    duals: tuple[int, ...],
+    bound: int,
+    best: list[Mask],
+    expires_at: float,
+) -> Solved:
+    """Search the groups that are left, cutting off cycles until there is none."""
+    alive = list(dict.fromkeys([*alive, *best]))
+    index = {mask: k for k, mask in enumerate(alive)}
+    objectives = tuple(space.total([mask]).objectives for mask in alive)
+    forbidden: list[tuple[int, ...]] = []
+    for _ in range(_MAX_ROUNDS):
+        selection = exact_cover(
+            Instance(
+                tuple(items[m] for m in alive),
+                objectives,
+                space.n,
+                tuple(sorted(index[m] for m in best)),
+                max(expires_at - time.monotonic(), 0),
+                tuple(forbidden),
+            )
+        )
+        bound = max(bound, selection.bound)
+        chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
+        after = space.successors(chosen)
+        cycles = cyclic_sets(after)
+        if not cycles:
+            optimal = selection.status == "OPTIMAL"
+            return Solved(chosen, bound, optimal, cost, duals, "" if optimal else _deadline_note(space))
+        for cycle in cycles:
+            forbidden.append(tuple(sorted(index[chosen[g]] for g in shortest_cycle(after, cycle))))
+    note = f"{space.n} operations from {_where(space)} on kept waiting for each other: heuristic groups"
+    return Solved(best, bound, False, cost, duals, note)
+
+
+def _join(
+    graph: Graph, book: PriceBook, parts: Parts, solved: dict[int, Solved], expires_at: float
+) -> tuple[list[Nodes], int, bool, str]:
+    """Groups in execution order, the bound, whether it is proven, and a note if not."""
+    chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
+    bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
+    optimal = all(s.optimal for s in solved.values())
+    involved: set[int] = set()
+    cuts: list[tuple[Nodes, ...]] = []
+    joint_bound = 0
+    for _ in range(_MAX_ROUNDS):
+        ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
+        cycles = cyclic_sets(after)
+        outside = sum(b for i, b in enumerate(bounds) if i not in involved)
+        if not cycles:
+            return [ranked[g] for g in execution_order(after)], outside + joint_bound, optimal, ""
+        if time.monotonic() >= expires_at or not optimal:
+            break
+        instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
+        for cycle in cycles:
+            circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
+            cuts.append(circle)
+            involved.update(instance_of[group[0]] for group in circle)
+        # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
+        hint: dict[int, list[Nodes]] = {i: [] for i in involved}
+        fallback, _ = break_cycles(graph, book, ranked)
+        for group in fallback:
+            if instance_of[group[0]] in involved:
+                hint[instance_of[group[0]]].append(group)
+        joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at)
+        if joint is None:
+            break
+        groups, joint_bound = joint
+        for i in involved:
+            chosen[i] = [g for g in groups if instance_of[g[0]] == i]
+    fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
+    note = f"{broken} groups that would wait for each other were taken apart"
+    return fallback, max(sum(bounds), outside + joint_bound), False, note
+
+
+def _solve_jointly(
+    book: PriceBook,
+    parts: Parts,
+    solved: dict[int, Solved],
+    hint: dict[int, list[Nodes]],
+    cuts: Sequence[tuple[Nodes, ...]],
+    expires_at: float,
+) -> tuple[list[Nodes], int] | None:
+    """The cheapest groups of several components together that avoid all ``cuts``, and a
+    bound; None if that could not be proven."""
+    known = [g for groups in hint.values() for g in groups]
+    gap = sum_prices(book, known).time_ps
+    for i in hint:
+        kind = parts.instances[i][0]
+        gap -= sum(solved[kind].duals) if solved[kind].duals else solved[kind].bound_ps
+    columns: dict[Nodes, tuple[int, int, int]] = {}
+    for i in sorted(hint):
+        kind, nodes = parts.instances[i]
+        result = solved[kind]
+        if not result.columns:
+            result.columns = _all_columns(parts.kinds[kind])
+            result.duals = (0,) * parts.kinds[kind].n
+            gap += result.bound_ps
+        for mask, time_ps in result.columns.items():
+            if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
+                price = parts.kinds[kind].price(mask)
+                if isinstance(price, Price):
+                    columns[place([mask], nodes)[0]] = price.objectives
+    for group in known:
+        columns.setdefault(group, sum_prices(book, [group]).objectives)
+    item = {n: k for k, n in enumerate(sorted(n for i in hint for n in parts.instances[i][1]))}
+    index = {group: k for k, group in enumerate(columns)}
+    selection = exact_cover(
+        Instance(
+            tuple(tuple(item[n] for n in group) for group in columns),
+            tuple(columns.values()),
+            len(item),
+            tuple(sorted(index[g] for g in known)),
+            max(expires_at - time.monotonic(), 0),
+            tuple(tuple(sorted(index[g] for g in cut)) for cut in cuts if all(g in index for g in cut)),
+        )
+    )
+    if selection.status != "OPTIMAL":
+        return None
+    groups = list(columns)
+    return [groups[k] for k in selection.chosen], selection.bound
+
+
+def _all_columns(space: Space) -> dict[Mask, int]:
+    """Columns of a component whose plan was certified without enumerating them."""
+    found = enumerate_groups(space, 10**9).groups
+    return {mask: space.floor(mask) for mask in found}

@@ -1,0 +1,135 @@
+"""What the planners ask of a scheduler, and a memory of its answers.
+
+Planners decide which nodes share a kernel. Whether a group is possible, and what its
+best schedule costs, is the scheduler's to say; it is asked through ``Pricing``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from costmodel.graph import Graph
+from costmodel.kernel import Access
+from fuseplan.errors import Verdict
+from fuseplan.signature import Signatures
+
+if TYPE_CHECKING:
+    from fuseplan.plan import Kernel
+
+Nodes = tuple[int, ...]
+
+
+class Pricing(Protocol):
+    """Answers about groups of nodes. ``nodes`` always ascend.
+
+    It may also have ``floor(nodes) -> int``: picoseconds that no partition of ``nodes``
+    beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
+    fewer groups have to be priced, and the better the bound where a limit is hit.
+    """
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """None if ``nodes``, connected by producer-consumer edges, could be one kernel as
+        far as *monotone* conditions go: what refuses a group refuses every group that
+        contains it."""
+        ...
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """The group with its best schedule and cost. A single node always has one."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """The objectives of one kernel, in the order in which they matter."""
+
+    time_ps: int
+    hbm_bytes: int
+    kernels: int = 1
+
+    def __add__(self, other: Price) -> Price:
+        return Price(
+            self.time_ps + other.time_ps, self.hbm_bytes + other.hbm_bytes, self.kernels + other.kernels
+        )
+
+    def __lt__(self, other: Price) -> bool:
+        return self.objectives < other.objectives
+
+    def __le__(self, other: Price) -> bool:
+        return self.objectives <= other.objectives
+
+    @property
+    def objectives(self) -> tuple[int, int, int]:
+        return (self.time_ps, self.hbm_bytes, self.kernels)
+
+
+FREE = Price(0, 0, 0)
+
+
+class PriceBook:
+    """Asks a ``Pricing`` at most once about each *structure*, not about each group: the
+    layers of a network are priced as one. Answers are relocated to the nodes asked for.
+    """
+
+    def __init__(self, graph: Graph, pricing: Pricing) -> None:
+        self.graph = graph
+        self.signatures = Signatures(graph)
+        self._pricing = pricing
+        self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self._compatible: dict[tuple[int, ...], Verdict | None] = {}
+        self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
+
+    @property
+    def n_priced(self) -> int:
+        """How many distinct groups have been scheduled."""
+        return len(self._kernels)
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``; a verdict may name the nodes of an equal group."""
+        key = self.signatures.of(nodes).key
+        if key not in self._compatible:
+            self._compatible[key] = self._pricing.compatible(nodes)
+        return self._compatible[key]
+
+    def floor(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
+        return self._floor(nodes)
+
+    def price(self, nodes: Nodes) -> Price | Verdict:
+        """What the group costs, or why it cannot be one kernel."""
+        kernel = self._lookup(nodes)[2]
+        if isinstance(kernel, Verdict):
+            return kernel
+        return Price(kernel.cost.time_ps, kernel.cost.hbm_bytes)
+
+    def kernel(self, nodes: Nodes) -> Kernel:
+        """The kernel of a group that has a price."""
+        known_nodes, known_values, kernel = self._lookup(nodes)
+        if isinstance(kernel, Verdict):
+            raise AssertionError(f"asked for the kernel of a refused group {nodes}: {kernel}")
+        if known_nodes == nodes:
+            return kernel
+        return relocate(kernel, nodes, known_values, self.signatures.of(nodes).values)
+
+    def _lookup(self, nodes: Nodes) -> tuple[Nodes, tuple[int, ...], Kernel | Verdict]:
+        structure = self.signatures.of(nodes)
+        if structure.key not in self._kernels:
+            self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
+        return self._kernels[structure.key]
+
+
+def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values: Sequence[int]) -> Kernel:
+    """The same kernel on ``nodes``, a group of equal structure, with each of ``old_values``
+    replaced by the one at its position in ``new_values``."""
+    moved = dict(zip(old_values, new_values, strict=True))
+    spec = kernel.spec
+    return replace(
+        kernel,
+        spec=replace(
+            spec,
+            nodes=nodes,
+            reads=tuple(Access(moved[a.value], a.axes) for a in spec.reads),
+            writes=tuple(Access(moved[a.value], a.axes) for a in spec.writes),
+        ),
+    )

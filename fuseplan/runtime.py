@@ -1,0 +1,83 @@
+"""Run: a plan and the equations behind it become one function on flat arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import numpy as np
+
+from costmodel.kernel import KernelSpec
+from fuseplan.emit import emit
+from fuseplan.lower import Lowered
+from fuseplan.plan import Plan
+from fuseplan.trace import Literal
+
+FlatFunction = Callable[..., list[Any]]
+
+
+def make_runner(lowered: Lowered, plan: Plan, *, platform: str, interpret: bool = False) -> FlatFunction:
+    """A function of the constants followed by the flat arguments, returning flat results.
+
+    Kernels written for another platform than ``platform`` (``cpu``, ``gpu``, ``tpu``) are
+    left to XLA, which gives the same results; ``interpret=True`` runs them all the same, in
+    Pallas' interpreter.
+    """
+    native = plan.device.platform == platform or interpret
+    steps = []
+    for kernel in plan.kernels:
+        spec = kernel.spec if native else left_to_xla(kernel.spec)
+        reads = tuple(dict.fromkeys(a.value for a in spec.reads))
+        writes = tuple(a.value for a in spec.writes)
+        steps.append((emit(spec, lowered, interpret=interpret), reads, writes))
+    release = _last_readers(lowered, [reads for _, reads, _ in steps])
+
+    def run(*flat: Any) -> list[Any]:
+        env: dict[int, Any] = dict(zip(lowered.graph.inputs, flat, strict=True))
+        for (kernel, reads, writes), dead in zip(steps, release, strict=True):
+            env.update(zip(writes, kernel(*(env[v] for v in reads)), strict=True))
+            for v in dead:
+                del env[v]
+        return [_literal(o) if isinstance(o, Literal) else env[o] for o in lowered.outputs]
+
+    return run
+
+
+def left_to_xla(spec: KernelSpec) -> KernelSpec:
+    """The same group without a schedule: XLA compiles it as it is."""
+    return replace(spec, axes=(), backend="xla")
+
+
+def reference(lowered: Lowered) -> FlatFunction:
+    """JAX's own evaluation of the same equations, in order, with the same calling
+    convention: what a fused function is checked against, differentiated and batched by."""
+    from fuseplan.emit.xla import evaluate
+
+    def run(*flat: Any) -> list[Any]:
+        env = dict(zip(lowered.graph.inputs, flat, strict=True))
+        for eqn in lowered.equations:
+            env.update(zip(eqn.outputs, evaluate(eqn, env), strict=True))
+        return [_literal(o) if isinstance(o, Literal) else env[o] for o in lowered.outputs]
+
+    return run
+
+
+def _literal(literal: Literal) -> Any:
+    aval: Any = literal.aval
+    return jax.numpy.asarray(np.asarray(literal.val), dtype=aval.dtype)
+
+
+def _last_readers(lowered: Lowered, reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """Values no later step reads, step by step, so that eager evaluation frees them."""
+    kept = {o for o in lowered.outputs if not isinstance(o, Literal)}
+    last: dict[int, int] = {}
+    for step, values in enumerate(reads):
+        for v in values:
+            last[v] = step
+    release: list[list[int]] = [[] for _ in reads]
+    for v, step in last.items():
+        if v not in kept:
+            release[step].append(v)
+    return [tuple(r) for r in release]

@@ -1,0 +1,206 @@
+"""Tiles: which block sizes a group's axes may have, by what each backend can address."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from costmodel.device import DeviceSpec
+from costmodel.kernel import Access, AxisRole
+
+# At most so many tilings of a group are priced: the largest that fit, since larger blocks
+# never read more. test_schedule.py::test_more_tilings_gain_nothing measures what is lost.
+_PRICED = 4
+
+_LANE_TILES = (128, 512, 2048)
+_ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
+_STREAM_TILES = (8, 64, 256, 1024)
+_SMALL = 32
+
+# Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
+# the systolic array of a TPU; warps of a GPU want at least 16 (mma.m16n8k16).
+_MATMUL_TILES = {"triton": (32, 64, 128, 256), "mosaic_tpu": (128, 256, 512), "xla": (64, 256)}
+_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_tpu": (128, 256, 512), "xla": (256,)}
+
+_LANES, _SUBLANES = 128, 8
+"""Mosaic: the last two dimensions of a block are multiples of these, or the array's own
+(Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The axes of a matmul by what they do; ``depth`` is contracted."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a group's axes lie in arrays: those it reads and writes, and its inner values."""
+
+    sizes: tuple[int, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    inner: tuple[Access, ...]
+    contraction: Contraction | None
+
+
+Tiles = tuple[int, ...]
+
+
+def tilings(
+    layout: Layout,
+    roles: tuple[AxisRole, ...],
+    device: DeviceSpec,
+    fits: Callable[[Tiles], bool],
+) -> Iterator[Tiles]:
+    """Tiles for each axis: the largest blocks first that the backend can address and that
+    fit on chip."""
+    backend = device.backend
+    options = _options(layout, roles, backend)
+    if options is None:
+        return
+    combos = sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t))
+    # A block of a written array that alone exceeds what a core has cannot fit: cheap to see.
+    limit = device.register_bytes // 2 or device.onchip_bytes
+    found = 0
+    for tiles in combos:
+        if _largest_block(layout, tiles) > limit or not addressable(layout, tiles, backend):
+            continue
+        if fits(tiles):
+            yield tiles
+            found += 1
+            if found == _PRICED and layout.contraction is None:
+                return
+
+
+def _largest_block(layout: Layout, tiles: Tiles) -> int:
+    """Elements, and so a lower bound in bytes."""
+    return max(math.prod(tiles[a] for dims in w.axes for a in dims) for w in layout.writes)
+
+
+def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]] | None:
+    if layout.contraction is not None:
+        return _matmul_options(layout, layout.contraction, roles, backend)
+    lanes = _lanes(layout)
+    rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
+    row = _innermost(layout, rows)
+    options = []
+    for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
+        if role == AxisRole.RESIDENT:
+            options.append((_whole(size, backend),))
+        elif role == AxisRole.STREAMED:
+            options.append(_up_to(size, _STREAM_TILES, backend))
+        elif a in lanes:
+            options.append(_up_to(size, _LANE_TILES, backend))
+        elif a == row:
+            options.append(_up_to(size, _ROW_TILES, backend))
+        else:
+            options.append((1, _whole(size, backend)) if size <= _SMALL else (1,))
+    return options
+
+
+def _matmul_options(
+    layout: Layout, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
+) -> list[tuple[int, ...]] | None:
+    """One row, one column and one depth axis get tiles; the others are of one."""
+    sizes = layout.sizes
+    long = {axes[-1] for axes in (dot.rows, dot.columns) if axes}
+    extra_depth = [a for a in dot.depth if roles[a] != AxisRole.STREAMED]
+    if len(extra_depth) > 1:
+        return None
+    options: list[tuple[int, ...]] = []
+    for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
+        if role == AxisRole.STREAMED:
+            options.append((1,) if extra_depth else _up_to(size, _DEPTH_TILES[backend], backend))
+        elif role == AxisRole.RESIDENT:
+            if a not in extra_depth:
+                return None
+            options.append((_whole(size, backend),))
+        elif a in long:
+            options.append(_up_to(size, _MATMUL_TILES[backend], backend))
+        else:
+            options.append((1,))
+    return options
+
+
+def _lanes(layout: Layout) -> set[int | None]:
+    """The axes along which the largest arrays lie in memory: their tiles must be long, or
+    loads are not coalesced. Row statistics are small enough not to matter
+    (test_schedule.py::test_row_statistics_keep_small_tiles)."""
+    accesses = layout.reads + layout.writes + layout.inner
+    extents = [math.prod(layout.sizes[i] for i in a.axis_set) for a in accesses]
+    largest = max(extents)
+    return {_minor(a) for a, n in zip(accesses, extents, strict=True) if n == largest}
+
+
+def _minor(access: Access) -> int | None:
+    """The axis along which neighbouring elements of an array lie in memory."""
+    for dims in reversed(access.axes):
+        if dims:
+            return dims[-1]
+    return None
+
+
+def _innermost(layout: Layout, axes: list[int]) -> int | None:
+    """Of ``axes``, the one that lies innermost in the first written array."""
+    order = [a for dims in layout.writes[0].axes for a in dims]
+    inner = [a for a in order if a in axes]
+    return inner[-1] if inner else None
+
+
+def _whole(size: int, backend: str) -> int:
+    """The tile that holds all of an axis: Triton's blocks are powers of two."""
+    return 1 << max(size - 1, 0).bit_length() if backend == "triton" else max(size, 1)
+
+
+def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
+    """The tiles smaller than the axis, and the whole of it where that is no larger than the
+    largest of them."""
+    whole = _whole(size, backend)
+    smaller = tuple(t for t in tiles if t < size)
+    return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
+
+
+def addressable(layout: Layout, tiles: Tiles, backend: str) -> bool:
+    """Whether the backend can load, compute and store blocks of these tiles."""
+    for access in layout.reads + layout.writes + layout.inner:
+        for dims in access.axes:
+            if len(dims) > 1 and not _contiguous(layout.sizes, dims, tiles):
+                return False
+    if backend != "mosaic_tpu":
+        return True
+    return all(_mosaic_block(layout.sizes, a, tiles) for a in layout.reads + layout.writes) and not any(
+        sum(tiles[a] > 1 for a in dims) > 1
+        for access in layout.reads + layout.writes + layout.inner
+        for dims in access.axes
+    )
+
+
+def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
+    """Axes merged in one dimension make a contiguous block when, from the minor end, they
+    are whole, then one is partial, then all are of one."""
+    whole_so_far = True
+    for a in reversed(dims):
+        if not whole_so_far and tiles[a] != 1:
+            return False
+        # The outermost may reach past its end, where it is masked; an inner one would write
+        # over its neighbour (test_tiles.py::test_inner_tile_divides).
+        if a != dims[0] and sizes[a] % tiles[a]:
+            return False
+        if tiles[a] != sizes[a]:
+            whole_so_far = False
+    return True
+
+
+def _mosaic_block(sizes: Tiles, access: Access, tiles: Tiles) -> bool:
+    shape = [(math.prod(tiles[a] for a in d), math.prod(sizes[a] for a in d)) for d in access.axes]
+    for (block, extent), quantum in zip(reversed(shape), (_LANES, _SUBLANES), strict=False):
+        if block != extent and block % quantum:
+            return False
+    return True

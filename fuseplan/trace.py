@@ -1,0 +1,243 @@
+"""Trace: any jittable function becomes one flat list of equations.
+
+Nested ``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint`` and ``closed_call`` are
+inlined, and equations whose results nobody needs are dropped. Values are numbered, so
+that the same inner jaxpr can be inlined many times over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.extend import core as jex_core
+
+from fuseplan import _compat
+
+Literal = jex_core.Literal
+Operand = int | jex_core.Literal
+
+# Where each inlined primitive keeps its jaxpr.
+_INLINED = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation: operands and results are value numbers, or literals."""
+
+    primitive: jex_core.Primitive
+    params: dict[str, Any]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    effects: bool = False
+    source: str = ""
+    """``file:line (function)`` in the user's code."""
+
+    def __str__(self) -> str:
+        ins = ", ".join(a.str_short() for a in self.in_avals)
+        outs = ", ".join(a.str_short() for a in self.out_avals)
+        return f"{outs} = {self.primitive.name} {ins}"
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A function at given shapes: flat equations over numbered values.
+
+    ``inputs`` are the constants' values followed by the arguments'; ``outputs`` are value
+    numbers, or literals.
+    """
+
+    equations: tuple[Equation, ...]
+    avals: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[Operand, ...]
+    consts: tuple[Any, ...]
+    out_tree: Any = None
+
+    @property
+    def has_effects(self) -> bool:
+        return any(e.effects for e in self.equations)
+
+
+_state = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is tracing a function to plan it: a nested ``fuseplan.jit``
+    then shows its plain function, so that the outer plan sees through it."""
+    return getattr(_state, "depth", 0) > 0
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Within it, ``is_tracing()``."""
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
+    """Trace ``f`` at the shapes and dtypes of ``args``: arrays or ``ShapeDtypeStruct``\\ s.
+
+    Errors that ``f`` raises while it is traced are JAX's own, unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fuseplan.trace import trace
+        >>> [str(e.primitive) for e in trace(lambda x: jnp.tanh(x) * 2, jnp.ones(3)).equations]
+        ['tanh', 'mul']
+    """
+    with tracing():
+        closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
+    return flatten(closed, jax.tree.structure(out_shape))
+
+
+def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
+    """Inline nested calls of a closed jaxpr, and drop equations nobody needs."""
+    flat = _Flattener()
+    arguments = [flat.new(v.aval) for v in closed.jaxpr.invars]
+    outputs = flat.run(closed.jaxpr, tuple(closed.consts), arguments)
+    equations = _live(flat.equations, outputs)
+    constants = flat.constants.values()
+    return Traced(
+        equations,
+        tuple(flat.avals),
+        (*(number for number, _ in constants), *arguments),
+        tuple(outputs),
+        tuple(value for _, value in constants),
+        out_tree,
+    )
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.avals: list[Any] = []
+        self.equations: list[Equation] = []
+        self.constants: dict[int, tuple[int, Any]] = {}
+        self.folded: dict[Any, Any] = {}
+
+    def new(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def constant(self, value: Any, aval: Any) -> int:
+        # Keyed by identity: an inner jaxpr that is inlined twice shares its constants.
+        if id(value) not in self.constants:
+            self.constants[id(value)] = (self.new(aval), value)
+        return self.constants[id(value)][0]
+
+    def run(
+        self, jaxpr: jex_core.Jaxpr, consts: tuple[Any, ...], inputs: Sequence[Operand], caller: str = ""
+    ) -> list[Operand]:
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.constant(value, var.aval)
+        for eqn in jaxpr.eqns:
+            operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
+            folded = self._fold(eqn, operands)
+            if folded is not None:
+                env[eqn.outvars[0]] = folded
+                continue
+            inner = self._inlinable(eqn)
+            # Inside a library function no frame is the user's: the call itself is.
+            source = _compat.source_line(eqn.source_info) or caller
+            if inner is None:
+                results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
+                self._append(eqn, operands, results, source)
+            else:
+                if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
+                    operands = self._barrier(operands, source)
+                body, body_consts = inner
+                results = self.run(body, body_consts, operands, source)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _fold(self, eqn: Any, operands: list[Operand]) -> Literal | None:
+        """A scalar computed from literals alone (``n - ddof`` in ``jnp.var``) is a literal."""
+        if not all(isinstance(v, Literal) for v in operands) or eqn.effects or not operands:
+            return None
+        if eqn.primitive.multiple_results or eqn.primitive.name in _INLINED:
+            return None
+        aval = eqn.outvars[0].aval
+        if getattr(aval, "shape", None) != () or any(v.aval.shape for v in operands):  # type: ignore[union-attr]
+            return None
+        params = tuple((k, str(v)) for k, v in eqn.params.items())
+        key = (eqn.primitive.name, params, tuple((repr(v.val), str(v.aval)) for v in operands))  # type: ignore[union-attr]
+        if key not in self.folded:
+            with jax.ensure_compile_time_eval():
+                value = eqn.primitive.bind(*(v.val for v in operands), **eqn.params)  # type: ignore[union-attr]
+            self.folded[key] = np.asarray(value)[()]
+        return Literal(self.folded[key], aval)
+
+    def _append(self, eqn: Any, operands: list[Operand], results: list[Any], source: str) -> None:
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(operands),
+                tuple(results),
+                tuple(v.aval for v in eqn.invars),
+                tuple(v.aval for v in eqn.outvars),
+                bool(eqn.effects),
+                source,
+            )
+        )
+
+    def _barrier(self, operands: list[Operand], source: str) -> list[Operand]:
+        """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
+        JAX does: without it XLA would merge the two and keep the memory that
+        ``checkpoint`` was asked to give back."""
+        arrays = [(i, v) for i, v in enumerate(operands) if not isinstance(v, Literal)]
+        results = [self.new(self.avals[v]) for _, v in arrays]
+        avals = tuple(self.avals[v] for _, v in arrays)
+        numbers = tuple(v for _, v in arrays)
+        self.equations.append(
+            Equation(_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals, False, source)
+        )
+        shielded = list(operands)
+        for (i, _), number in zip(arrays, results, strict=True):
+            shielded[i] = number
+        return shielded
+
+    @staticmethod
+    def _inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
+        key = _INLINED.get(eqn.primitive.name)
+        if key is None or key not in eqn.params:
+            return None
+        for name in ("in_shardings", "out_shardings"):
+            if name in eqn.params and not _compat.all_unspecified(eqn.params[name]):
+                return None
+        body = eqn.params[key]
+        if isinstance(body, jex_core.ClosedJaxpr):
+            return body.jaxpr, tuple(body.consts)
+        return body, ()
+
+
+def _live(equations: list[Equation], outputs: list[Operand]) -> tuple[Equation, ...]:
+    needed = {v for v in outputs if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(equations):
+        if eqn.effects or not needed.isdisjoint(eqn.outputs):
+            needed.update(v for v in eqn.inputs if not isinstance(v, Literal))
+            kept.append(eqn)
+    return tuple(reversed(kept))

@@ -1,0 +1,180 @@
+"""The device table and the measured CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from costmodel import (
+    DEVICES,
+    TEST_DEVICE,
+    DeviceSpec,
+    UnknownDeviceError,
+    calibrate,
+    device_names,
+    get_device,
+)
+
+FIELDS = ("hbm_bytes_per_s", "cache_bytes", "onchip_bytes", "launch_ps", "matrix_flops_per_s",
+          "vector_flops_per_s", "transcendental_per_s", "core_count", "hbm_capacity_bytes")  # fmt: skip
+
+
+@pytest.mark.parametrize("device", [d for d in DEVICES.values() if d.name != "test"], ids=lambda d: d.name)
+class TestEveryDevice:
+    def test_every_number_names_its_source(self, device: DeviceSpec) -> None:
+        assert all(len(device.source(field)) > 20 for field in FIELDS)
+
+    def test_rates_are_integers_and_positive(self, device: DeviceSpec) -> None:
+        rates = [device.hbm_bytes_per_s, device.vector_flops_per_s, device.transcendental_per_s]
+        rates += [rate for _, rate in device.matrix_flops_per_s]
+        assert all(type(rate) is int and rate > 0 for rate in rates)
+
+    def test_a_faster_level_is_smaller(self, device: DeviceSpec) -> None:
+        assert device.onchip_bytes < device.hbm_capacity_bytes
+        if device.cache_bytes:
+            assert device.hbm_bytes_per_s < device.cache_bytes_per_s
+            assert device.onchip_bytes < device.cache_bytes < device.hbm_capacity_bytes
+
+    def test_narrow_types_are_no_slower_than_wide_ones(self, device: DeviceSpec) -> None:
+        rate = device.matrix_rate
+        assert rate("float64") <= rate("float32") <= rate("bfloat16") <= rate("float8_e4m3fn")
+        assert rate("float16") == rate("bfloat16")
+        assert device.transcendental_per_s < device.vector_flops_per_s < rate("bfloat16")
+
+    def test_the_peak_follows_from_cores_and_clock(self, device: DeviceSpec) -> None:
+        """A GPU's SFU rate is an eighth of its FP32 lanes (16 of 128, two flops each lane): 1/16,
+        or 1/8 on A100 with 64 lanes. A typing error in either column breaks this."""
+        ratio = device.vector_flops_per_s / device.transcendental_per_s
+        expected = {"a100": 8}.get(device.name, 16 if device.platform == "gpu" else 4)
+        assert ratio == pytest.approx(expected, rel=0.1)
+
+    def test_equal_specs_hash_equal(self, device: DeviceSpec) -> None:
+        assert hash(device) == hash(dataclasses.replace(device))
+
+
+def test_ridge_point_of_the_test_device_is_200_flops_a_byte() -> None:
+    assert TEST_DEVICE.ridge_point == 200
+
+
+def test_a_type_without_matrix_units_runs_on_the_vector_units() -> None:
+    assert TEST_DEVICE.matrix_rate("int32") == TEST_DEVICE.vector_flops_per_s
+    assert get_device("tpu_v5e").matrix_rate("float64") == get_device("tpu_v5e").vector_flops_per_s
+
+
+def test_a_float8_without_units_of_its_own_runs_as_float16() -> None:
+    a100 = get_device("a100")
+    assert a100.matrix_rate("float8_e5m2") == a100.matrix_rate("float16")
+
+
+def test_an_unknown_device_lists_the_known_and_the_closest() -> None:
+    with pytest.raises(UnknownDeviceError, match=r"unknown device 'TPU-v5'.*h200.*cpu.*mean 'tpu_v5[ep]'"):
+        get_device("TPU-v5")
+    assert issubclass(UnknownDeviceError, ValueError)
+
+
+def test_a_spec_is_its_own_device() -> None:
+    mine = dataclasses.replace(TEST_DEVICE, name="mine")
+    assert get_device(mine) is mine
+
+
+def test_names_are_unique_and_all_resolve() -> None:
+    names = device_names()
+    assert len(set(names)) == len(names)
+    assert all(get_device(name).name == name for name in names if name != "cpu")
+
+
+@pytest.fixture
+def fake_cpu(tmp_path, monkeypatch):
+    """A cache directory of its own, and a measurement that is counted instead of done."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(calibrate, "_memory", {})
+    measured = []
+
+    def measure() -> DeviceSpec:
+        measured.append(1)
+        return dataclasses.replace(TEST_DEVICE, name="cpu", platform="cpu", backend="xla")
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    return measured
+
+
+class TestCpuCache:
+    def test_it_is_measured_once_a_process(self, fake_cpu) -> None:
+        assert get_device("cpu") is get_device("cpu")
+        assert len(fake_cpu) == 1
+
+    def test_the_next_process_reads_the_file(self, fake_cpu) -> None:
+        first = get_device("cpu")
+        calibrate._memory.clear()
+        assert get_device("cpu") == first
+        assert len(fake_cpu) == 1
+
+    def test_refresh_measures_again(self, fake_cpu) -> None:
+        get_device("cpu")
+        calibrate.cached_cpu(refresh=True)
+        assert len(fake_cpu) == 2
+
+    @pytest.mark.parametrize(
+        "damage",
+        [
+            lambda data: "{ not json",
+            lambda data: "",
+            lambda data: json.dumps([1, 2]),
+            lambda data: json.dumps({**data, "version": calibrate.VERSION + 1}),
+            lambda data: json.dumps({**data, "key": "another CPU x 64"}),
+            lambda data: json.dumps({**data, "device": {"name": "cpu"}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "hbm_bytes_per_s": 0}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "sources": 3}}),
+        ],
+        ids=["text", "empty", "list", "version", "other-cpu", "fields-missing", "zero-rate", "wrong-type"],
+    )
+    def test_a_damaged_or_foreign_file_is_measured_again(self, fake_cpu, damage) -> None:
+        first = get_device("cpu")
+        path = calibrate.cache_path()
+        path.write_text(damage(json.loads(path.read_text())))
+        calibrate._memory.clear()
+        assert get_device("cpu") == first
+        assert len(fake_cpu) == 2
+        assert json.loads(path.read_text())["version"] == calibrate.VERSION
+
+    def test_an_unwritable_directory_costs_nothing_but_time(self, fake_cpu, tmp_path, monkeypatch) -> None:
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+        assert get_device("cpu").name == "cpu"
+
+    def test_no_scratch_file_is_left(self, fake_cpu) -> None:
+        get_device("cpu")
+        assert [p.name for p in calibrate.cache_path().parent.iterdir()] == ["cpu.json"]
+
+
+class TestMeasurement:
+    def test_cache_sizes_are_read_from_sysfs(self, tmp_path) -> None:
+        for i, (level, kind, size) in enumerate(
+            [(1, "Data", "32K"), (1, "Instruction", "64K"), (2, "Unified", "2048K"), (3, "Unified", "36M")]
+        ):
+            folder = tmp_path / f"index{i}"
+            folder.mkdir()
+            for name, text in (("level", level), ("type", kind), ("size", size)):
+                (folder / name).write_text(f"{text}\n")
+        assert calibrate.cache_sizes(tmp_path) == (2 << 20, 36 << 20)
+
+    def test_without_sysfs_the_defaults_stand_in(self, tmp_path) -> None:
+        expected = (calibrate.DEFAULTS["l2_bytes"], calibrate.DEFAULTS["l3_bytes"])
+        assert calibrate.cache_sizes(tmp_path) == expected
+
+    def test_a_rate_that_cannot_be_measured_takes_its_default(self) -> None:
+        def fail() -> float:
+            raise MemoryError
+
+        assert calibrate._measured("float64", fail) == calibrate.DEFAULTS["float64"]
+
+    def test_this_cpu_is_measured_within_physical_reason(self) -> None:
+        cpu = calibrate.measure()
+        assert cpu.platform == "cpu"
+        assert cpu.backend == "xla"
+        assert 10**8 < cpu.hbm_bytes_per_s <= cpu.cache_bytes_per_s < 10**14
+        assert 10**8 < cpu.matrix_rate("float32") < 10**15
+        assert cpu.transcendental_per_s > 10**7
+        assert all(cpu.source(field) != "not stated" for field in FIELDS)
