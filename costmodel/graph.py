@@ -185,7 +185,8 @@ def check_graph(graph: Graph) -> Graph:
             raise GraphError(f"inconsistent graph: {what}")
 
     known = range(len(graph.values))
-    require(all(v in known for v in graph.inputs + graph.outputs), "an input or output is no value")
+    require(all(v in known for v in graph.inputs), "an input is no value")
+    require(all(v in known for v in graph.outputs), "an output is never made")
     require(len(set(graph.inputs)) == len(graph.inputs), "an input stands twice")
     defined = set(graph.inputs)
     for i, value in enumerate(graph.values):
@@ -201,7 +202,8 @@ def check_graph(graph: Graph) -> Graph:
         require(all(v in known for v in node.outputs), f"{where}: makes what is no value")
         require(all(v in defined for v in node.inputs), f"{where}: reads a value before it is made")
         for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
-            require(_fits_map(graph.values[v], node, dim_map), f"{where}: v{v} does not fit its map")
+            problem = _misfit(graph.values[v], node, dim_map)
+            require(problem is None, f"{where}: v{v} {problem}")
         for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
             require(v not in defined, f"{where}: v{v} is made twice")
             require(graph.values[v].producer == i, f"{where}: v{v} names another producer")
@@ -219,15 +221,16 @@ def check_graph(graph: Graph) -> Graph:
     return graph
 
 
-def _fits_map(value: Value, node: Node, dim_map: DimMap) -> bool:
+def _misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
+    """What is wrong with the map of an operand or result, if anything."""
     if len(dim_map) != len(value.shape):
-        return False
+        return "has a map of another rank"
     for extent, dims in zip(value.shape, dim_map, strict=True):
         n = 1
         for a in dims:
             if not 0 <= a < len(node.dims):
-                return False
+                return f"maps to dimension {a} of {len(node.dims)}"
             n *= node.dims[a]
         if n != extent:
-            return False
-    return True
+            return f"maps {extent} to dimensions of product {n}"
+    return None

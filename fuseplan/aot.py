@@ -95,30 +95,36 @@ def _target(device: str) -> Target:
 def topology_device(device: str) -> Any:
     """The compile-only ``jax.Device`` of a named device.
 
-    The TPU compiler is a process-wide resource: one process at a time may hold it. Raises
-    ``MissingCompilerError`` where the platform's compiler is not installed, and
+    Raises ``MissingCompilerError`` where the platform's compiler is not installed, and
     ``UnknownNameError`` for other names.
     """
     target = _target(device)
     from jax.experimental import topologies
 
-    options: dict[str, Any] = {}
+    options: dict[str, Any]
     if target.platform == "tpu":
-        # libtpu asks a metadata server what machine this is, and waits long for no answer.
-        os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+        _prepare_libtpu()
+        options = {"topology_name": target.topology}
     else:
         options = {"target_config": target.config, "topology": target.topology}
     try:
-        if target.platform == "tpu":
-            description = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
-        else:
-            description = topologies.get_topology_desc(platform="cuda", **options)
+        description = topologies.get_topology_desc(platform=target.platform, **options)
     except Exception as error:
         raise MissingCompilerError(
             f"expected the {target.platform} compiler of {device!r}, which could not start: {error}. "
-            "Install it with `pip install 'fuseplan[aot]'`; only one process at a time may hold libtpu."
+            "Install it with `pip install 'fuseplan[aot]'`."
         ) from error
     return description.devices[0]
+
+
+def _prepare_libtpu() -> None:
+    """Settings that libtpu reads when it is loaded, where it is only to compile."""
+    # It asks a metadata server what machine this is, and waits long for no answer.
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    if "tpu" not in (jax.config.jax_platforms or "tpu"):
+        # No TPU will be opened: several processes may compile at a time.
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 
 def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_options: Any) -> Any:

@@ -32,10 +32,11 @@ def check_plan(plan: Plan, pricing: Pricing | None = None) -> Plan:
     """
     _check_cover(plan)
     _check_order(plan)
+    results = frozenset(plan.graph.outputs)
     for k, kernel in enumerate(plan.kernels):
         where = _where(plan.graph, k, kernel.spec)
         _check_group(plan.graph, kernel.spec, where)
-        _check_boundary(plan.graph, kernel.spec, where)
+        _check_boundary(plan.graph, kernel.spec, results, where)
         _check_axes(plan.graph, kernel.spec, where)
         need = footprint(plan.graph, kernel.spec, plan.device)
         _require(
@@ -154,12 +155,12 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str) -> None:
     _require(found == inside, f"{where} is not connected: nothing ties {sorted(inside - found)[:5]} to it")
 
 
-def _check_boundary(graph: Graph, spec: KernelSpec, where: str) -> None:
+def _check_boundary(graph: Graph, spec: KernelSpec, results: frozenset[int], where: str) -> None:
     """It reads exactly what comes from outside and writes exactly what is needed outside."""
     inside = set(spec.nodes)
     made = {v for n in inside for v in graph.nodes[n].outputs}
     live_in = {v for n in inside for v in graph.nodes[n].inputs} - made
-    live_out = {v for v in made if not inside.issuperset(graph.consumers[v]) or v in set(graph.outputs)}
+    live_out = {v for v in made if v in results or not inside.issuperset(graph.consumers[v])}
     for verb, accesses, expected in (("reads", spec.reads, live_in), ("writes", spec.writes, live_out)):
         values = {a.value for a in accesses}
         _require(
@@ -202,11 +203,12 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where}: the axes {axes} of n{n} do not make up its extent {extent}",
             )
             for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
+                accumulates = role == DimRole.REDUCED and axis.role == AxisRole.STREAMED
+                need = "combined" if role == DimRole.REDUCED else "whole"
                 _require(
-                    role == DimRole.PARALLEL
-                    or (role == DimRole.REDUCED and axis.role == AxisRole.STREAMED),
-                    f"{where}: n{n} {node.op} needs an axis of {axis.size} "
-                    f"{'combined' if role == DimRole.REDUCED else 'whole'}, but it is cut in tiles of {axis.tile}",
+                    role == DimRole.PARALLEL or accumulates,
+                    f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
+                    f"of {axis.tile}",
                 )
         reads |= {
             Access(v, compose(m, own))

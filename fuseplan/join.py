@@ -41,7 +41,7 @@ def cyclic_sets(after: Sequence[set[int]]) -> list[tuple[int, ...]]:
     """The sets of groups that wait for each other (strongly connected, more than one)."""
     directed: rx.PyDiGraph = rx.PyDiGraph()
     directed.add_nodes_from(range(len(after)))
-    directed.add_edges_from_no_data([(g, s) for g, successors in enumerate(after) for s in sorted(successors)])
+    directed.add_edges_from_no_data([(g, s) for g, later in enumerate(after) for s in sorted(later)])
     return sorted(tuple(sorted(c)) for c in rx.strongly_connected_components(directed) if len(c) > 1)
 
 

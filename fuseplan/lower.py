@@ -120,7 +120,7 @@ class _Builder:
                 # XLA lays arrays out row-major on CPU and GPU: these only rename dimensions.
                 eqn.primitive.name in ("reshape", "squeeze", "expand_dims"),
                 eqn.effects,
-                () if eqn.effects else rule.backends(),
+                () if eqn.effects else rule.backends(eqn),
                 signature,
                 eqn.source,
             )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import rustworkx as rx
 
@@ -61,7 +62,7 @@ def data_edges(graph: Graph) -> tuple[Edge, ...]:
 def effect_edges(graph: Graph) -> tuple[Edge, ...]:
     """Nodes with side effects, each before the next."""
     effects = [node.id for node in graph.nodes if node.effects]
-    return tuple(zip(effects, effects[1:], strict=False))
+    return tuple(pairwise(effects))
 
 
 def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
@@ -84,7 +85,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
 
     enclosed = _ends_of_barrier_paths(len(graph.nodes), kept, barriers)
     if enclosed:
-        reason = "another path between the two leaves the group and returns, so the kernels would wait for each other"
+        reason = "another path between the two leaves the group: its kernel would wait for itself"
         first = min(enclosed)
         tally["cycle", reason] = [Verdict("cycle", reason, first), len(enclosed)]
         barriers += enclosed
@@ -127,7 +128,9 @@ def component_key(signatures: Signatures, component: Component) -> tuple:
     return (signatures.of(component.nodes).key, component.shape)
 
 
-def _predecessors(n_nodes: int, kept: Iterable[Edge], barriers: Iterable[Edge]) -> list[list[tuple[int, bool]]]:
+def _predecessors(
+    n_nodes: int, kept: Iterable[Edge], barriers: Iterable[Edge]
+) -> list[list[tuple[int, bool]]]:
     before: list[list[tuple[int, bool]]] = [[] for _ in range(n_nodes)]
     for u, v in kept:
         before[v].append((u, False))

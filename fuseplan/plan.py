@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from os import PathLike
+from typing import TYPE_CHECKING
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Cost, KernelSpec
+from costmodel.memory import peak_bytes
 from fuseplan.errors import Verdict
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from fuseplan.explain import Explanation
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,3 +77,85 @@ class Plan:
     @property
     def hbm_bytes(self) -> int:
         return sum(k.cost.hbm_bytes for k in self.kernels)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most HBM bytes that temporaries occupy at once, in this order of kernels."""
+        return peak_bytes(self.graph, [k.spec for k in self.kernels])
+
+    @property
+    def planning_s(self) -> float:
+        """Wall-clock seconds of all stages."""
+        return sum(seconds for _, seconds in self.stats.seconds)
+
+    def __str__(self) -> str:
+        """A table in 80 columns, a line a kernel; equal kernels of a long plan share a line."""
+        from fuseplan.text import kernel_table
+
+        return kernel_table(self)
+
+    def summary(self) -> str:
+        """A few lines: sizes, time and bytes against the unfused plan, proof, planning time."""
+        from fuseplan.text import summary
+
+        return summary(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a kernel, in order.
+
+        Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, time_us, bound_by,
+        hbm_bytes, onchip_bytes, flops, intensity`` (flops per HBM byte), ``roofline`` (the time
+        that the kernel's arrays and operations need at the device's peaks, over its modelled
+        time), ``source`` (``file:line (function)`` of its main operation).
+        """
+        from fuseplan.report import kernels_frame
+
+        return kernels_frame(self)
+
+    def to_json(self) -> str:
+        """The whole plan, graph and device included, as JSON; ``from_json`` reads it."""
+        from fuseplan.serialize import plan_to_json
+
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that ``to_json`` wrote, checked anew.
+
+        Raises:
+            InvalidPlanError: the text is not such a plan, or the plan is not legal; the
+                message names the field or kernel at fault.
+        """
+        from fuseplan.serialize import plan_from_json
+
+        return plan_from_json(text)
+
+    def to_html(self, path: str | PathLike[str], title: str = "") -> None:
+        """Write a page about this plan, beside the unfused one, that needs no network.
+
+        The file appears whole or not at all. Raises ``OutputError`` if it cannot be written.
+        """
+        from fuseplan.report import write_plan_page
+
+        write_plan_page(self, path, title)
+
+    def explain(self, a: int | str, b: int | str) -> Explanation:
+        """Why two operations are, or are not, in one kernel, and what the other way would cost.
+
+        Args:
+            a: a node's id (``3`` or ``"n3"``), or the name of an operation (``"exp"``) where
+                that, or an edge between the two, singles out one node.
+            b: the same.
+
+        Raises:
+            InvalidArgumentError: there is no such node, or the name fits several.
+        """
+        from fuseplan.explain import explain
+
+        return explain(self, a, b)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from fuseplan.text import html_table
+
+        return html_table(self)

@@ -1,47 +1,29 @@
 """Schedule: a group of nodes becomes kernels to choose from, each with its tiles.
 
 Every axis of a group is *parallel* (a grid axis), *streamed* (an inner loop with carried
-accumulators) or *resident* (whole in the block). Which of them it may be follows from how
-the group's nodes and results use it; how large its tile is, from what fits on chip.
+accumulators) or *resident* (whole in the block); how large its tile is follows from what
+the backend can address and what fits on chip.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
-from costmodel.axes import Conflict, GroupAxes, NodeAxes, compose, unify
+from costmodel.axes import Conflict, GroupAxes, unify
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.graph import Graph
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
-from costmodel.memory import footprint
+from costmodel.memory import Footprint, footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
+from fuseplan.layout import Layout, axis_roles, boundary, group_layout
+from fuseplan.legality import refuse
 from fuseplan.plan import Kernel
-from fuseplan.tiles import Contraction, Layout, tilings
+from fuseplan.tiles import Tiles, tilings
 
-
-@dataclass(frozen=True, slots=True)
-class Boundary:
-    """What a group exchanges with the rest: values read, and values that must be written."""
-
-    reads: tuple[int, ...]
-    writes: tuple[int, ...]
-
-
-def boundary(graph: Graph, nodes: tuple[int, ...]) -> Boundary:
-    """Live-in values by first use, and live-out values by node order."""
-    inside = set(nodes)
-    made = {v for n in nodes for v in graph.nodes[n].outputs}
-    reads = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)
-    results = set(graph.outputs)
-    writes = [
-        v
-        for n in nodes
-        for v in graph.nodes[n].outputs
-        if v in results or any(c not in inside for c in graph.consumers[v])
-    ]
-    return Boundary(tuple(reads), tuple(writes))
+# At most so many tilings of a group without a contraction are priced, the largest that fit
+# first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
+_PRICED = 4
 
 
 class Scheduler:
@@ -53,74 +35,8 @@ class Scheduler:
         self.outputs = frozenset(graph.outputs)
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
-        """Why ``nodes`` can never share a kernel, or None.
-
-        Only what stays true of every larger group is tested here, so that a refusal prunes
-        them all.
-        """
-        members = [self.graph.nodes[n] for n in nodes]
-        if len(members) == 1:
-            return None
-        refused = self._kinds(members) or self._contractions(members)
-        if refused is None and self.device.backend == "xla":
-            refused = self._reductions_end_loops(members)
-        return refused or self._shapes(self.graph, nodes)
-
-    def _kinds(self, members: list[Node]) -> Verdict | None:
-        for node in members:
-            if node.effects:
-                return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
-            if node.kind == OpKind.OPAQUE:
-                return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
-            if self.device.backend not in node.backends:
-                return Verdict(
-                    "backend", f"{self.device.backend} kernels cannot contain {node.op}", (node.id,)
-                )
-        return None
-
-    def _contractions(self, members: list[Node]) -> Verdict | None:
-        anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
-        if not anchors:
-            return None
-        if len(anchors) > 1:
-            return Verdict(
-                "shapes",
-                f"{anchors[0].op} and {anchors[1].op} would each need the other's result whole",
-                tuple(n.id for n in anchors),
-            )
-        made = {v for n in members for v in n.outputs}
-        anchor = anchors[0]
-        if made.intersection(anchor.inputs):
-            return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
-        for node in members:
-            if node.kind == OpKind.REDUCTION:
-                return Verdict(
-                    "shapes", f"{node.op} needs whole rows of the result of {anchor.op}", (anchor.id, node.id)
-                )
-        return None
-
-    def _reductions_end_loops(self, members: list[Node]) -> Verdict | None:
-        """XLA's CPU loops take elementwise work and movement into a reduction or each other,
-        but nothing after a reduction or around a contraction."""
-        made_by = {v: n for n in members if n.kind >= OpKind.REDUCTION for v in n.outputs}
-        for node in members:
-            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-                return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
-            for v in node.inputs:
-                if v in made_by:
-                    return Verdict(
-                        "backend",
-                        f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
-                        (made_by[v].id, node.id),
-                    )
-        return None
-
-    @staticmethod
-    def _shapes(graph: Graph, nodes: tuple[int, ...]) -> Verdict | None:
-        axes = unify(graph, nodes)
-        if isinstance(axes, Conflict):
-            return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
-        return None
+        """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
+        return refuse(self.graph, self.device.backend, nodes)
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.
@@ -134,20 +50,32 @@ class Scheduler:
         refused = self.compatible(nodes)
         if refused is not None:
             return refused
+        floor_ps = self.floor(nodes)
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
-        for spec in self.schedules(nodes):
-            cost = estimate(self.graph, spec, self.device)
+        for spec, need in self._fitting(nodes):
+            cost = estimate(self.graph, spec, self.device, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
-        if best is None:
-            return Verdict(
-                "on-chip",
-                f"no tile of these {len(nodes)} operations fits {self.device.onchip_bytes:,} bytes on chip",
-                nodes,
-            )
-        return best
+            if cost.time_ps <= floor_ps:
+                break
+        return best or self._without_schedule(nodes)
+
+    def _without_schedule(self, nodes: tuple[int, ...]) -> Verdict:
+        device = self.device
+        axes = unify(self.graph, nodes)
+        assert not isinstance(axes, Conflict)  # compatible() tied them before.
+        layout = group_layout(self.graph, nodes, axes)
+        any_tiling = any(
+            next(tilings(layout, roles, device.backend, 1 << 62), None)
+            for roles in axis_roles(self.graph, nodes, axes, layout)
+        )
+        names = " and ".join(dict.fromkeys(self.graph.nodes[n].op for n in nodes[:2] + nodes[2:][-1:]))
+        if any_tiling:
+            reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
+            return Verdict("on-chip", reason, nodes)
+        return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
 
     def floor(self, nodes: tuple[int, ...]) -> int:
         """Picoseconds that no partition of ``nodes`` beats: one launch, and each value that
@@ -168,24 +96,31 @@ class Scheduler:
         return self.device.launch_ps + moved_bytes * 10**12 // self.device.hbm_bytes_per_s
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
-        """Every schedule of the group that fits on chip, in a fixed order."""
-        if self.device.backend == "xla":
-            yield whole_array_spec(self.graph, nodes)
+        """The schedules of the group that are priced, in a fixed order."""
+        return (spec for spec, _ in self._fitting(nodes))
+
+    def _fitting(self, nodes: tuple[int, ...]) -> Iterator[tuple[KernelSpec, Footprint]]:
+        device = self.device
+        if device.backend == "xla":
+            spec = whole_array_spec(self.graph, nodes)
+            yield spec, footprint(self.graph, spec, device)
             return
         axes = unify(self.graph, nodes)
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes)
+        limit_bytes = device.register_bytes // 2 or device.onchip_bytes
         for roles in axis_roles(self.graph, nodes, axes, layout):
-            for tiles in tilings(layout, roles, self.device, self._fits(nodes, axes, layout, roles)):
-                yield make_spec(nodes, axes, layout, roles, tiles, self.device.backend)
-
-    def _fits(self, nodes, axes, layout, roles):  # type: ignore[no-untyped-def]
-        def fits(tiles: tuple[int, ...]) -> bool:
-            spec = make_spec(nodes, axes, layout, roles, tiles, self.device.backend)
-            return footprint(self.graph, spec, self.device).fits(self.device)
-
-        return fits
+            make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+            found = 0
+            for tiles in tilings(layout, roles, device.backend, limit_bytes):
+                spec = make_spec(tiles)
+                need = footprint(self.graph, spec, device)
+                if need.fits(device):
+                    yield spec, need
+                    found += 1
+                    if found == _PRICED and layout.contraction is None:
+                        break
 
 
 def whole_array_spec(graph: Graph, nodes: tuple[int, ...]) -> KernelSpec:
@@ -199,121 +134,33 @@ def whole_array_spec(graph: Graph, nodes: tuple[int, ...]) -> KernelSpec:
     return KernelSpec(nodes, (), no_axes, tuple(map(whole, edge.reads)), tuple(map(whole, edge.writes)))
 
 
-def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> Layout:
-    """How the group's axes lie in the arrays it reads and writes."""
-    edge = boundary(graph, nodes)
-    external, written = set(edge.reads), set(edge.writes)
-    reads: dict[Access, None] = {}
-    writes: list[Access] = []
-    inner: dict[Access, None] = {}
-    contraction: Contraction | None = None
-    for n, own in zip(nodes, axes.node_axes, strict=True):
-        node = graph.nodes[n]
-        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-            if v in external:
-                reads[Access(v, compose(dim_map, own))] = None
-        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-            access = Access(v, compose(dim_map, own))
-            inner[access] = None
-            if v in written:
-                writes.append(access)
-        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-            contraction = contraction_axes(node, own)
-    by_id = {a.value: a for a in writes}
-    return Layout(
-        axes.sizes,
-        tuple(reads),
-        tuple(by_id[v] for v in edge.writes),
-        tuple(inner),
-        contraction,
-    )
+class SpecMaker:
+    """Makes the specs of one group and one choice of roles, which differ in tiles alone.
 
+    Axes are put in grid order: parallel, streamed, resident.
+    """
 
-def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
-    """Sort the axes of a two-operand contraction: batch, rows, columns, depth."""
-    lhs, rhs = (Access(0, compose(m, own)).axis_set for m in node.input_maps)
-    depth = {a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims}
-    order = [a for dims in own for a in dims]
-    return Contraction(
-        tuple(a for a in order if a in lhs and a in rhs and a not in depth),
-        tuple(a for a in order if a in lhs and a not in rhs),
-        tuple(a for a in order if a in rhs and a not in lhs),
-        tuple(a for a in order if a in depth),
-    )
+    def __init__(
+        self,
+        nodes: tuple[int, ...],
+        axes: GroupAxes,
+        layout: Layout,
+        roles: tuple[AxisRole, ...],
+        backend: str,
+    ) -> None:
+        self.nodes, self.backend = nodes, backend
+        self.order = [
+            (a, axes.sizes[a], roles[a]) for a in sorted(range(len(roles)), key=lambda a: (roles[a], a))
+        ]
+        new = {old: i for i, (old, _, _) in enumerate(self.order)}
 
+        def renumber(access: Access) -> Access:
+            return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
 
-def axis_roles(
-    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
-) -> Iterator[tuple[AxisRole, ...]]:
-    """The ways to treat each axis: at most one streamed, the others fixed by their use."""
-    count = len(axes.sizes)
-    parallel = []
-    written = [w.axis_set for w in layout.writes]
-    for a in range(count):
-        indexes_all = all(a in w for w in written)
-        parallel.append(indexes_all and not axes.reduced[a] and not axes.whole[a])
-    base = [AxisRole.PARALLEL if p else AxisRole.RESIDENT for p in parallel]
-    streamable = [
-        a
-        for a in range(count)
-        if axes.reduced[a]
-        and not axes.whole[a]
-        and not any(a in w for w in written)
-        and not _repeats(graph, nodes, axes, a)
-    ]
-    if layout.contraction is not None:
-        # A matmul always streams what it contracts: a whole operand rarely fits.
-        depth = layout.contraction.depth
-        if depth and depth[0] in streamable:
-            roles = list(base)
-            roles[depth[0]] = AxisRole.STREAMED
-            yield tuple(roles)
-        return
-    if any(parallel) or not streamable:
-        yield tuple(base)
-    for a in streamable:
-        roles = list(base)
-        roles[a] = AxisRole.STREAMED
-        yield tuple(roles)
+        self.node_axes = tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in axes.node_axes)
+        self.reads = tuple(map(renumber, layout.reads))
+        self.writes = tuple(map(renumber, layout.writes))
 
-
-def _repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:
-    """Whether a node that walks ``axis`` needs a result of reducing it: a second pass."""
-    reduced: set[int] = set()
-    for n, own in zip(nodes, axes.node_axes, strict=True):
-        node = graph.nodes[n]
-        depends = any(v in reduced for v in node.inputs)
-        carries = any(axis in dims for dims in own)
-        if depends and carries:
-            return True
-        consumes = any(
-            axis in dims and role == DimRole.REDUCED for dims, role in zip(own, node.roles, strict=True)
-        )
-        if depends or consumes:
-            reduced.update(node.outputs)
-    return False
-
-
-def make_spec(
-    nodes: tuple[int, ...],
-    axes: GroupAxes,
-    layout: Layout,
-    roles: tuple[AxisRole, ...],
-    tiles: tuple[int, ...],
-    backend: str,
-) -> KernelSpec:
-    """Put axes in grid order (parallel, streamed, resident) and renumber the accesses."""
-    order = sorted(range(len(roles)), key=lambda a: (roles[a], a))
-    new = {old: i for i, old in enumerate(order)}
-
-    def renumber(access: Access) -> Access:
-        return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
-
-    return KernelSpec(
-        nodes,
-        tuple(Axis(axes.sizes[a], roles[a], tiles[a]) for a in order),
-        tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in axes.node_axes),
-        tuple(map(renumber, layout.reads)),
-        tuple(map(renumber, layout.writes)),
-        backend,
-    )
+    def __call__(self, tiles: Tiles) -> KernelSpec:
+        axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)
+        return KernelSpec(self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend)

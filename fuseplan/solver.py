@@ -122,7 +122,8 @@ def _check(instance: Instance) -> None:
     if len(instance.sets) != len(instance.costs):
         raise ValueError(f"{len(instance.sets)} sets but {len(instance.costs)} costs")
     for items in instance.sets:
-        if not items or list(items) != sorted(set(items)) or not 0 <= items[0] <= items[-1] < instance.n_items:
+        ascending = items and list(items) == sorted(set(items))
+        if not ascending or items[0] < 0 or items[-1] >= instance.n_items:
             raise ValueError(f"a set must hold ascending items below {instance.n_items}, got {items}")
     if any(c < 0 for cost in instance.costs for c in cost):
         raise ValueError("costs must not be negative")

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-from costmodel.device import DeviceSpec
 from costmodel.kernel import Access, AxisRole
-
-# At most so many tilings of a group are priced: the largest that fit, since larger blocks
-# never read more. test_schedule.py::test_more_tilings_gain_nothing measures what is lost.
-_PRICED = 4
+from fuseplan.layout import Contraction, Layout
 
 _LANE_TILES = (128, 512, 2048)
 _ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
@@ -29,54 +24,18 @@ _LANES, _SUBLANES = 128, 8
 (Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
 
 
-@dataclass(frozen=True, slots=True)
-class Contraction:
-    """The axes of a matmul by what they do; ``depth`` is contracted."""
-
-    batch: tuple[int, ...]
-    rows: tuple[int, ...]
-    columns: tuple[int, ...]
-    depth: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """How a group's axes lie in arrays: those it reads and writes, and its inner values."""
-
-    sizes: tuple[int, ...]
-    reads: tuple[Access, ...]
-    writes: tuple[Access, ...]
-    inner: tuple[Access, ...]
-    contraction: Contraction | None
-
-
 Tiles = tuple[int, ...]
 
 
-def tilings(
-    layout: Layout,
-    roles: tuple[AxisRole, ...],
-    device: DeviceSpec,
-    fits: Callable[[Tiles], bool],
-) -> Iterator[Tiles]:
-    """Tiles for each axis: the largest blocks first that the backend can address and that
-    fit on chip."""
-    backend = device.backend
+def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str, limit_bytes: int) -> Iterator[Tiles]:
+    """Tiles for each axis that ``backend`` can address, the largest blocks first. Those with
+    a written block of more elements than ``limit_bytes`` are left out: they cannot fit."""
     options = _options(layout, roles, backend)
     if options is None:
         return
-    combos = sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t))
-    # A block of a written array that alone exceeds what a core has cannot fit: cheap to see.
-    limit = device.register_bytes // 2 or device.onchip_bytes
-    found = 0
-    for tiles in combos:
-        if _largest_block(layout, tiles) > limit or not addressable(layout, tiles, backend):
-            continue
-        if fits(tiles):
+    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
+        if _largest_block(layout, tiles) <= limit_bytes and addressable(layout, tiles, backend):
             yield tiles
-            found += 1
-            if found == _PRICED and layout.contraction is None:
-                return
 
 
 def _largest_block(layout: Layout, tiles: Tiles) -> int:

@@ -136,7 +136,8 @@ def graphs(draw: st.DrawFn, max_nodes: int = 8, kinds: str = "eeeercaof") -> Gra
     """A graph of up to ``max_nodes``; each node reads up to three earlier ones."""
     letters = draw(st.text(kinds, min_size=1, max_size=max_nodes))
     preds = [
-        draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(len(letters))
+        draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else []
+        for i in range(len(letters))
     ]
     outputs = draw(st.lists(st.integers(0, len(letters) - 1), max_size=2))
     return graph(letters, preds, outputs)
@@ -159,7 +160,9 @@ def brute_force(graph: Graph, pricing) -> tuple[tuple[int, int, int], tuple[tupl
                 groups[nodes] = (kernel.cost.time_ps, kernel.cost.hbm_bytes, 1)
     best: list[tuple[tuple[int, int, int], tuple[tuple[int, ...], ...]]] = []
 
-    def extend(chosen: tuple[tuple[int, ...], ...], total: tuple[int, int, int], left: frozenset[int]) -> None:
+    def extend(
+        chosen: tuple[tuple[int, ...], ...], total: tuple[int, int, int], left: frozenset[int]
+    ) -> None:
         if best and total >= best[0][0]:
             return
         if not left:

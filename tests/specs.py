@@ -11,8 +11,9 @@ from costmodel.axes import Conflict, unify
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
+from fuseplan.layout import group_layout
 from fuseplan.lower import Lowered, lower
-from fuseplan.schedule import group_layout, make_spec
+from fuseplan.schedule import SpecMaker
 from fuseplan.trace import trace
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
@@ -50,7 +51,7 @@ def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
         access = next(a for a in layout.reads + layout.writes if a.value == value)
         axis = access.axes[t.dim][t.part]
         roles[axis], tiles[axis] = t.role, t.tile
-    return make_spec(nodes, axes, layout, tuple(roles), tuple(tiles), backend)
+    return SpecMaker(nodes, axes, layout, tuple(roles), backend)(tuple(tiles))
 
 
 def _whole(size: int, backend: str) -> int:

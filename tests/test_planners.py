@@ -1,10 +1,19 @@
 """Planners against brute force, the cases where greedy loses, cycles, copies, limits."""
 
 import random
+import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from costmodel.device import TEST_DEVICE
+from costmodel.floor import Floor
+from fuseplan import planners
+from fuseplan.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule import Scheduler
+from tests.graphs import GraphBuilder
 from tests.small_graphs import (
     LAUNCH_PS,
     Bytes,
@@ -16,10 +25,6 @@ from tests.small_graphs import (
     is_connected,
     is_convex,
 )
-
-from fuseplan import planners
-from fuseplan.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
-from fuseplan.planners import Budget, get_planner
 
 SOLVE, GREEDY, BEST_FIRST, UNFUSED = map(get_planner, ("solver", "greedy", "best_first", "unfused"))
 
@@ -67,10 +72,11 @@ def test_heuristics_are_legal_and_no_better_than_the_optimum(g, name, max_nodes)
     assert objectives(plan)[0] <= objectives(UNFUSED(g, pricing, Budget()))[0]
 
 
-# Name, kinds, predecessors, limits; cost of greedy, best-first and the optimum.
+# Kinds, predecessors, limits; cost of greedy, best-first and the optimum. The second is
+# lost only by a greedy that merges without asking for the price; this one asks.
 LOSING = {
     "reductions_of_both_kinds": ("ercc", [[], [0], [0], [0]], {}, (286_348, 286_348, 213_000)),
-    "chain_of_reductions": ("erec", [[], [0], [1], [2]], {}, (None, 81_928, 81_928)),
+    "chain_of_reductions": ("erec", [[], [0], [1], [2]], {}, (81_928, 81_928, 81_928)),
     "two_ways_into_an_anchor": ("eeae", [[], [0], [0], [1, 2]], {}, (408_840, 277_768, 277_768)),
     "two_anchors": ("aaeee", [[], [0], [0], [1, 2], [1, 2]], {}, (539_912, 539_912, 408_840)),
     "diamond_of_at_most_three": (
@@ -83,7 +89,7 @@ LOSING = {
         "eeerrr",
         [[], [0], [0, 1], [2], [2], [1]],
         {"max_made": 2},
-        (None, None, 213_000),
+        (344_072, 213_000, 213_000),
     ),
 }
 
@@ -94,13 +100,8 @@ def test_the_six_smallest_cases_where_greedy_loses(name):
     g = graph(kinds, preds)
     pricing = Bytes(g, **limits)
     assert objectives(SOLVE(g, pricing, Budget()))[0] == optimum
-    for plan, expected in ((GREEDY, greedy), (BEST_FIRST, best_first)):
-        found = objectives(plan(g, pricing, Budget()))[0]
-        if expected is not None:
-            assert found == expected
-    assert max(objectives(p(g, pricing, Budget()))[0] for p in (GREEDY, BEST_FIRST)) > optimum or name in (
-        "chain_of_reductions",
-    )
+    assert objectives(GREEDY(g, pricing, Budget()))[0] == greedy
+    assert objectives(BEST_FIRST(g, pricing, Budget()))[0] == best_first
 
 
 def test_groups_that_would_wait_for_each_other():
@@ -156,7 +157,7 @@ def test_kernels_of_equal_groups_name_their_own_arrays():
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_plan_every_time(seed):
     rng = random.Random(seed)
-    n = 24
+    n = 18
     preds = [rng.sample(range(i), min(i, rng.randint(0, 2))) for i in range(n)]
     g = graph("".join(rng.choice("eeeerc") for _ in range(n)), preds)
     plans = [SOLVE(g, Bytes(g, max_nodes=4), Budget()) for _ in range(2)]
@@ -188,8 +189,6 @@ def test_a_limit_on_candidates_leaves_a_valid_plan_and_bound():
 
 
 def test_without_ortools_the_plan_is_heuristic(monkeypatch):
-    import sys
-
     monkeypatch.setitem(sys.modules, "ortools.linear_solver", None)
     g = graph(*LOSING["reductions_of_both_kinds"][:2])
     with pytest.warns(FuseplanWarning, match="Install ortools"):
@@ -199,11 +198,14 @@ def test_without_ortools_the_plan_is_heuristic(monkeypatch):
 
 
 def test_few_groups_are_priced_when_the_floor_is_tight():
-    n = 30
-    g = graph("e" * n, [[i - 1] if i else [] for i in range(n)])
+    rng = random.Random(0)
+    n = 18
+    preds = [rng.sample(range(i), min(i, rng.randint(1, 2))) for i in range(n)]
+    g = graph("".join(rng.choice("eeeeerc") for _ in range(n)), preds)
     tight, none = Bytes(g), Bytes(g, floor=False)
     assert objectives(SOLVE(g, tight, Budget())) == objectives(SOLVE(g, none, Budget()))
-    assert len(tight.asked) < len(none.asked) / 3
+    assert len(none.asked) > 1000
+    assert len(tight.asked) < len(none.asked) / 10
 
 
 def test_refusals_name_the_reason():
@@ -225,3 +227,44 @@ def test_a_registered_planner_is_found(monkeypatch):
     monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
     planners.register_planner("mine", UNFUSED)
     assert get_planner("mine") is UNFUSED
+
+
+@st.composite
+def programs(draw):
+    """Up to nine real operations on matrices and their rows and columns."""
+    b = GraphBuilder()
+    shape = draw(st.sampled_from([(64, 256), (2048, 4096)]))
+    matrices = [b.input(shape)]
+    vectors: dict[int, list[int]] = {0: [], 1: []}
+    for _ in range(draw(st.integers(1, 7))):
+        what = draw(st.sampled_from(["unary", "binary", "reduce", "reduce", "broadcast", "matmul"]))
+        x = draw(st.sampled_from(matrices))
+        axis = draw(st.integers(0, 1))
+        if what == "reduce":
+            vectors[axis].append(b.reduce(x, (axis,)))
+        elif what == "broadcast" and vectors[axis]:
+            matrices.append(b.broadcast(draw(st.sampled_from(vectors[axis])), shape, (1 - axis,)))
+        elif what == "matmul":
+            matrices.append(b.matmul(x, b.input((shape[1], shape[1]))))
+        elif what == "binary":
+            matrices.append(b.elementwise(x, draw(st.sampled_from(matrices)), op="mul"))
+        else:
+            matrices.append(b.elementwise(x, op="exp"))
+    used = {v for node in b.nodes for v in node.inputs}
+    return b.build(*(v for node in b.nodes for v in node.outputs if v not in used))
+
+
+class WithFloor(Scheduler):
+    def __init__(self, g, device):
+        super().__init__(g, device)
+        self.floor = Floor(g, device)
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs(), st.sampled_from([Scheduler, WithFloor]))
+def test_solver_is_optimal_with_real_prices(g, scheduler):
+    pricing = scheduler(g, TEST_DEVICE)
+    plan = SOLVE(g, pricing, Budget())
+    assert_legal(g, plan)
+    assert plan.status == "OPTIMAL"
+    assert objectives(plan) == brute_force(g, pricing)[0]

@@ -33,7 +33,7 @@ def equations(name: str, **options) -> int:
 
 def run(name: str, **options):
     """The arguments of the small workload as NumPy arrays, and its result."""
-    if name == "gpt2_train_24":  # the same layer 24 times over: two of them say as much, and compile
+    if name.startswith("gpt2_train"):  # two of the equal layers say as much, and compile sooner
         options["layers"] = 2
     f, args = get_workload(name).build(small=True, **options)
     arrays = make_args(args)
@@ -264,7 +264,7 @@ class TestAgainstReferences:
 
     @pytest.mark.parametrize("name", ["gpt2_train_4", "equinox_mlp_train"])
     def test_training_lowers_the_loss(self, name):
-        f, args = get_workload(name).build(small=True)
+        f, args = get_workload(name).build(small=True, **({"layers": 1} if name.startswith("gpt2") else {}))
         step = jax.jit(f)
         params, state, *batch = make_args(args)
         state = jax.tree.map(jnp.zeros_like, state)

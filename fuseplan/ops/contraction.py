@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.ops.reduction import accumulator, masked
-from fuseplan.ops.rule import Reduction, Rule, Space, Tile, own_dims, reshaped
+from fuseplan.ops.rule import Reduction, Rule, Space, Tile, known_dtypes, own_dims, reshaped
 from fuseplan.trace import Equation
 
 _P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
@@ -50,8 +51,9 @@ def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     contracted axis longer than one, so that the tile is a plain two-dimensional matmul."""
     (contracts, batches) = eqn.params["dimension_numbers"]
     sides = []
+    dtype = jnp.result_type(*args)
     for i, x in enumerate(args):
-        x = masked(tile, i, contracts[i], x, 0)
+        x = masked(tile, i, contracts[i], jnp.asarray(x, dtype), 0)
         free = [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])]
         depth = math.prod(x.shape[d] for d in contracts[i])
         long_free = [d for d in free if x.shape[d] != 1]
@@ -60,14 +62,66 @@ def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         width = math.prod(x.shape[d] for d in free)
         sides.append((reshaped(x, (depth, width) if leading else (width, depth)), leading))
     (lhs, lhs_leading), (rhs, rhs_leading) = sides
-    out = lax.dot_general(
-        lhs,
-        rhs,
-        (((0 if lhs_leading else 1,), (0 if rhs_leading else 1,)), ((), ())),
-        precision=eqn.params["precision"],
-        preferred_element_type=accumulator(eqn.out_avals[0].dtype),
-    )
+    accumulate = accumulator(eqn.out_avals[0].dtype)
+    if _by_hand(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
+        out = _multiply_and_sum((lhs, lhs_leading), (rhs, rhs_leading), accumulate)
+    else:
+        out = lax.dot_general(
+            lhs,
+            rhs,
+            (((0 if lhs_leading else 1,), (0 if rhs_leading else 1,)), ((), ())),
+            precision=eqn.params["precision"],
+            preferred_element_type=accumulate,
+        )
     return [reshaped(out, tile.out_shapes[0])]
+
+
+Side = tuple[Any, bool]
+"""An operand of a matmul and whether its contracted dimension comes first."""
+
+
+def _by_hand(tile: Tile, lhs: Side, rhs: Side) -> bool:
+    """Whether the tile is better multiplied and summed than given to the matrix unit.
+
+    Tensor cores take at least 16 rows, columns and contracted elements (mma.m16n8k16);
+    Mosaic lowers no product of 16-bit rows with one vector.
+    """
+    if tile.backend == "triton":
+        return min(*lhs[0].shape, *rhs[0].shape) < 16
+    vector = rhs[0].shape[0] == 1 and not lhs[1] and not rhs[1]
+    return tile.backend == "mosaic_tpu" and vector and lhs[0].dtype != jnp.float32
+
+
+def _multiply_and_sum(lhs: Side, rhs: Side, dtype: Any) -> Any:
+    """``lhs @ rhs`` by broadcasting: two-dimensional where one side is a vector."""
+    a = jnp.asarray(lhs[0].T if lhs[1] else lhs[0], dtype)  # rows, depth
+    b = jnp.asarray(rhs[0] if rhs[1] else rhs[0].T, dtype)  # depth, columns
+    rows, depth = a.shape
+    columns = b.shape[1]
+    if columns == 1:
+        total = _sum(a * reshaped(b, (1, depth)), 1)
+    elif rows == 1:
+        total = _sum(reshaped(a, (depth, 1)) * b, 0)
+    else:
+        total = _sum(reshaped(a, (rows, depth, 1)) * reshaped(b, (1, depth, columns)), 1)
+    return reshaped(total, (rows, columns))
+
+
+def _sum(x: Any, axis: int) -> Any:
+    return lax.reduce_sum(x, axes=(axis,)) if x.shape[axis] != 1 else lax.squeeze(x, (axis,))
+
+
+def _dot_supports(eqn: Equation, backend: str) -> bool:
+    """Floats, and int8 into int32. Mosaic takes one precision for both sides."""
+    lhs, rhs = (str(a.dtype) for a in eqn.in_avals)
+    if lhs.startswith(("int", "uint")) or rhs.startswith(("int", "uint")):
+        return lhs == rhs == "int8" and str(eqn.out_avals[0].dtype) == "int32"
+    if "bool" in (lhs, rhs) or not known_dtypes(eqn, backend):
+        return False
+    precision = eqn.params["precision"]
+    if backend == "mosaic_tpu":
+        return precision is None or (isinstance(precision, tuple) and precision[0] == precision[1])
+    return True
 
 
 def _conv_space(eqn: Equation) -> Space:
@@ -99,6 +153,7 @@ RULES: dict[str, Rule] = {
         _dot_flops,
         _dot_block,
         reduction=Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator),
+        supports=_dot_supports,
     ),
     "conv_general_dilated": Rule(OpKind.OUT_ELEMENTWISE_FUSABLE, _conv_space, _conv_flops, None),
 }

@@ -6,9 +6,25 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 
 from costmodel.graph import DimRole, Flops, OpKind
-from fuseplan.ops.rule import NONE, PALLAS, TRITON, Rule, Space, Tile, bind, out_size, own_dims
+from fuseplan.ops import composed
+from fuseplan.ops.rule import (
+    NONE,
+    PALLAS,
+    TRITON,
+    BlockFn,
+    Rule,
+    Space,
+    Tile,
+    bind,
+    dtypes_of,
+    kernel_dtypes,
+    known_dtypes,
+    out_size,
+    own_dims,
+)
 from fuseplan.trace import Equation
 
 
@@ -33,17 +49,85 @@ def _per_element(vector: int, transcendental: int) -> Callable[[Equation], Flops
     )
 
 
-def _upcast_on_triton(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """Triton's math library has no 16-bit variants: compute in float32 and round once, as
-    XLA does (test_emit_body.py::test_sixteen_bit_math)."""
-    out_dtype = eqn.out_avals[0].dtype
-    small = jnp.issubdtype(out_dtype, jnp.floating) and out_dtype.itemsize < 4
-    if tile.backend != "triton" or not small:
+def _is_small(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
+
+
+def _in_float32(compute: BlockFn) -> BlockFn:
+    """``compute`` on 16-bit floats in float32, rounded once at the end."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if tile.backend == "xla" or not any(_is_small(jnp.result_type(a)) for a in args):
+            return compute(tile, eqn, args)
+        wide = [jnp.asarray(a, jnp.float32) if _is_small(jnp.result_type(a)) else a for a in args]
+        results = compute(tile, eqn, wide)
+        return [
+            x.astype(aval.dtype) if _is_small(aval.dtype) else x
+            for x, aval in zip(results, eqn.out_avals, strict=True)
+        ]
+
+    return block
+
+
+wide_block = _in_float32(bind)
+"""Math libraries of kernels have no 16-bit variants: compute in float32 and round once, as
+XLA does (test_emit_body.py::test_sixteen_bit_math)."""
+
+
+def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """The primitive itself. A TPU's scalar unit has no 16-bit arithmetic."""
+    scalar = tile.backend == "mosaic_tpu" and not tile.out_shapes[0]
+    return (wide_block if scalar else bind)(tile, eqn, args)
+
+
+def _composed(compute: Callable[..., Any], lacking: frozenset[str]) -> BlockFn:
+    """``compute(x, **params)`` on the backends that lack the primitive."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if tile.backend not in lacking:
+            return bind(tile, eqn, args)
+        params = {"method": eqn.params["rounding_method"]} if "rounding_method" in eqn.params else {}
+        return [compute(args[0], **params)]
+
+    return _in_float32(block)
+
+
+def _extremum_block(logical: Callable[[Any, Any], Any]) -> BlockFn:
+    """``max`` and ``min``: of booleans, kernels know only the logical operation."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if eqn.out_avals[0].dtype == jnp.bool_:
+            return [logical(args[0], args[1])]
+        return plain_block(tile, eqn, args)
+
+    return block
+
+
+def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    if tile.backend == "triton" and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
+        # Pallas would compute 0 - x, which loses the sign of zero.
+        return [args[0] * np.asarray(-1, eqn.out_avals[0].dtype)[()]]
+    return plain_block(tile, eqn, args)
+
+
+def _select_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Kernels know two cases; more are nested. Booleans are selected by logic."""
+    which, *cases = args
+    boolean = eqn.out_avals[0].dtype == jnp.bool_
+    if tile.backend == "xla" or (len(cases) == 2 and not boolean):
         return bind(tile, eqn, args)
-    wide = [
-        jnp.asarray(a, jnp.float32) if jnp.issubdtype(jnp.result_type(a), jnp.floating) else a for a in args
-    ]
-    return [o.astype(out_dtype) for o in bind(tile, eqn, wide)]
+    result = cases[0]
+    for i, case in enumerate(cases[1:], start=1):
+        chosen = which if jnp.result_type(which) == jnp.bool_ else which == np.int32(i)
+        if boolean:
+            result = (chosen & case) | (~chosen & result)
+        else:
+            result = jnp.where(chosen, case, result)
+    return [result]
+
+
+def _identity_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    return [args[0]]
 
 
 def _integer_pow_flops(eqn: Equation) -> Flops:
@@ -53,47 +137,70 @@ def _integer_pow_flops(eqn: Equation) -> Flops:
     return Flops(vector=steps * out_size(eqn))
 
 
-def elementwise(vector: int = 1, transcendental: int = 0, *, lacks: frozenset[str] = NONE) -> Rule:
+def elementwise(
+    vector: int = 1,
+    transcendental: int = 0,
+    *,
+    lacks: frozenset[str] = NONE,
+    block: BlockFn | None = None,
+    supports: Callable[[Equation, str], bool] = known_dtypes,
+) -> Rule:
     """A rule of so many vector and transcendental operations an element."""
-    block = _upcast_on_triton if transcendental else bind
-    return Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(vector, transcendental), block, lacks)
+    block = block or (wide_block if transcendental else plain_block)
+    flops = _per_element(vector, transcendental)
+    return Rule(OpKind.ELEMENTWISE, elementwise_space, flops, block, lacks, None, supports)
+
+
+def _cast_supports(eqn: Equation, backend: str) -> bool:
+    """Mosaic converts narrow integers, though it computes with none."""
+    narrow = {"int8", "int16", "uint8", "uint16"} if backend == "mosaic_tpu" else set()
+    rest = dtypes_of(eqn) - narrow
+    return not rest or (rest <= kernel_dtypes(backend))
 
 
 _MATH = elementwise(0, 1)
 _COMPARE = elementwise(1)
 _FREE = elementwise(0)
 _RARE = elementwise(4, 4, lacks=PALLAS)
-_TPU_LACKS = elementwise(2, 1, lacks=frozenset({"mosaic_tpu"}))
+_MOSAIC = frozenset({"mosaic_tpu"})
+_TPU_LACKS = elementwise(2, 1, lacks=_MOSAIC)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "add_any", "sub", "mul", "max", "min", "neg", "abs", "sign"), elementwise(1)),
+    **dict.fromkeys(("add", "add_any", "sub", "mul", "abs", "sign"), elementwise(1)),
+    "neg": elementwise(1, block=_neg_block),
+    "max": elementwise(1, block=_extremum_block(jnp.logical_or)),
+    "min": elementwise(1, block=_extremum_block(jnp.logical_and)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
     **dict.fromkeys(("and", "or", "xor", "not"), elementwise(1)),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
     **dict.fromkeys(("floor", "ceil", "square"), elementwise(1)),
-    **dict.fromkeys(("exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p"), _MATH),
+    **dict.fromkeys(("exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p", "log2"), _MATH),
     **dict.fromkeys(("sin", "cos", "tan"), elementwise(2, 1)),
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), _RARE),
-    **dict.fromkeys(("asin", "acos", "atan", "atan2"), _TPU_LACKS),
+    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), elementwise(4, 4, lacks=_MOSAIC)),
+    **dict.fromkeys(("asin", "acos", "atan"), _TPU_LACKS),
+    "atan2": elementwise(2, 1),
     **dict.fromkeys(("lgamma", "digamma", "igamma", "igammac", "bessel_i0e", "bessel_i1e"), _RARE),
-    **dict.fromkeys(("erf_inv", "erfc", "regularized_incomplete_beta", "polygamma", "zeta"), _RARE),
-    **dict.fromkeys(("eq_to", "le_to", "lt_to", "is_finite"), _COMPARE),
+    **dict.fromkeys(("regularized_incomplete_beta", "polygamma", "zeta"), _RARE),
+    **dict.fromkeys(("eq_to", "le_to", "lt_to"), _COMPARE),
+    "is_finite": elementwise(1, block=wide_block),
     **dict.fromkeys(("real", "imag", "conj", "complex"), elementwise(0, lacks=PALLAS)),
     **dict.fromkeys(("population_count", "clz", "nextafter"), elementwise(1, lacks=PALLAS)),
-    **dict.fromkeys(("copy", "copy_p", "reduce_precision"), elementwise(0, lacks=PALLAS)),
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=_identity_block)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
-    "div": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(1, 0), _upcast_on_triton),
-    "rem": elementwise(2),
-    "expm1": elementwise(1, 1, lacks=frozenset({"mosaic_tpu"})),
-    "cbrt": elementwise(0, 1, lacks=frozenset({"mosaic_tpu"})),
-    "erf": elementwise(4, 1, lacks=TRITON),
-    "round": elementwise(1, lacks=TRITON),
+    "reduce_precision": elementwise(0, lacks=PALLAS),
+    "div": elementwise(1, block=wide_block),
+    "rem": elementwise(2, block=wide_block),
+    "expm1": elementwise(1, 1, block=_composed(composed.expm1, _MOSAIC)),
+    "cbrt": elementwise(0, 1, lacks=_MOSAIC),
+    "erf": elementwise(4, 1, block=_composed(composed.erf, TRITON)),
+    "erfc": elementwise(4, 1, block=_composed(composed.erfc, PALLAS)),
+    "erf_inv": elementwise(4, 4),
+    "round": elementwise(1, block=_composed(composed.round_to, TRITON)),
     "logistic": elementwise(2, 1),
     "pow": elementwise(1, 2),
-    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, bind),
-    "select_n": elementwise(1),
+    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
+    "select_n": elementwise(1, block=_select_block),
     "clamp": elementwise(2),
-    "convert_element_type": _FREE,
-    "stop_gradient": _FREE,
+    "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),
     "threefry2x32": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(112, 0), None),
 }

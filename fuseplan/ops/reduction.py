@@ -11,7 +11,20 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from costmodel.graph import DimRole, Flops, OpKind
-from fuseplan.ops.rule import NONE, PALLAS, TRITON, Reduction, Rule, Space, Tile, in_size, own_dims, reshaped
+from fuseplan.ops.rule import (
+    NONE,
+    PALLAS,
+    TRITON,
+    Reduction,
+    Rule,
+    Space,
+    Tile,
+    dtypes_of,
+    in_size,
+    known_dtypes,
+    own_dims,
+    reshaped,
+)
 from fuseplan.trace import Equation
 
 
@@ -47,6 +60,11 @@ def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) 
     return x
 
 
+def _supports(eqn: Equation, backend: str) -> bool:
+    """Mosaic reduces no unsigned integers."""
+    return known_dtypes(eqn, backend) and not (backend == "mosaic_tpu" and "uint32" in dtypes_of(eqn))
+
+
 def _reduce(
     combine: Callable[[Any, Any], Any],
     neutral: Callable[[Any], Any],
@@ -70,6 +88,7 @@ def _reduce(
         block,
         lacks,
         Reduction(combine, neutral, accumulator),
+        _supports,
     )
 
 

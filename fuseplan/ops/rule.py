@@ -65,6 +65,27 @@ class Reduction:
 
 BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
 
+_INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_DTYPES = {
+    "triton": frozenset({"bool", "float16", "bfloat16", "float32", "float64", *_INTEGERS}),
+    # Narrower integers can be converted, but have no arithmetic of their own.
+    "mosaic_tpu": frozenset({"bool", "bfloat16", "float32", "int32", "uint32"}),
+}
+
+
+def dtypes_of(eqn: Equation) -> set[str]:
+    return {str(getattr(a, "dtype", "token")) for a in (*eqn.in_avals, *eqn.out_avals)}
+
+
+def kernel_dtypes(backend: str) -> frozenset[str]:
+    """The dtypes that kernels of a Pallas backend compute with."""
+    return _DTYPES[backend]
+
+
+def known_dtypes(eqn: Equation, backend: str) -> bool:
+    """Whether kernels of ``backend`` compute with the equation's dtypes."""
+    return dtypes_of(eqn) <= _DTYPES[backend]
+
 
 @dataclass(frozen=True, slots=True)
 class Rule:
@@ -82,12 +103,17 @@ class Rule:
     block: BlockFn | None = None
     lacks: frozenset[str] = NONE
     reduction: Reduction | None = None
+    supports: Callable[[Equation, str], bool] = known_dtypes
+    """Whether a backend that lowers the primitive does so for an equation's dtypes and
+    parameters."""
 
-    def backends(self) -> tuple[str, ...]:
-        """The backends that can emit it inside a fused kernel."""
+    def backends(self, eqn: Equation) -> tuple[str, ...]:
+        """The backends that can emit ``eqn`` inside a fused kernel."""
         if self.block is None:
             return ("xla",) if self.kind != OpKind.OPAQUE else ()
-        return tuple(b for b in BACKENDS if b not in self.lacks)
+        return tuple(
+            b for b in BACKENDS if b == "xla" or (b not in self.lacks and self.supports(eqn, b))
+        )
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:

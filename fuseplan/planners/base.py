@@ -117,13 +117,13 @@ def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tupl
     ranked, after = order_groups(graph, groups)
     broken = 0
     while cycles := cyclic_sets(after):
+        victims: list[Nodes] = []
         for cycle in cycles:
-            victim = min((ranked[g] for g in cycle if len(ranked[g]) > 1), key=lambda g: (_saving(book, g), g))
-            ranked.remove(victim)
-            ranked += [(n,) for n in victim]
-            broken += 1
-            break  # indices moved
-        ranked, after = order_groups(graph, ranked)
+            several = (ranked[g] for g in cycle if len(ranked[g]) > 1)
+            victims.append(min(several, key=lambda nodes: (_saving(book, nodes), nodes)))
+        broken += len(victims)
+        whole = [nodes for nodes in ranked if nodes not in victims]
+        ranked, after = order_groups(graph, whole + [(n,) for nodes in victims for n in nodes])
     return [ranked[g] for g in execution_order(after)], broken
 
 

@@ -28,7 +28,8 @@ class Merging:
         price, of_a, of_b = self.space.price(both), self.space.price(a), self.space.price(b)
         if not isinstance(price, Price):
             return None
-        assert isinstance(of_a, Price) and isinstance(of_b, Price)
+        assert isinstance(of_a, Price), "only groups with a price are merged"
+        assert isinstance(of_b, Price), "only groups with a price are merged"
         apart = of_a + of_b
         if apart < price:
             return None

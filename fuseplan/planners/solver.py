@@ -37,9 +37,9 @@ from fuseplan.planners.base import (
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, dual_prices, exact_cover
 
-_FEW = 64
-"""Groups that are priced at once rather than asked for by one more relaxation: scheduling
-a group and solving a small relaxation each take about a millisecond."""
+_FEW = 16
+"""Groups that are priced at least before the relaxation is solved again: scheduling a
+group and solving a small relaxation each take about a millisecond."""
 
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
@@ -117,7 +117,8 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
         return Solved(singles, space.total(singles).time_ps, True)
-    best = min([singles, greedy.merge(space), best_first.merge(space)], key=lambda g: space.total(g).objectives)
+    plans = [singles, greedy.merge(space), best_first.merge(space)]
+    best = min(plans, key=lambda groups: space.total(groups).objectives)
     floor_ps = space.floor(space.everything)
     watch.lap("heuristics")
     if len(best) == 1 and space.total(best).time_ps == floor_ps:
@@ -192,6 +193,7 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
     items = {mask: tuple(bits(mask)) for mask in cost}
     duals: tuple[int, ...] = (0,) * space.n
     bound = 0
+    batch = _FEW
     alive = list(cost)
     while True:
         duals, bound, support = dual_prices([items[m] for m in alive], [cost[m] for m in alive], space.n)
@@ -205,14 +207,27 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         if time.monotonic() > expires_at:
             return Solved(best, bound, False, cost, duals, _deadline_note(space))
         wanted = [m for m in used if m in unpriced]
-        if not wanted and sum(used) == space.everything and sum(map(len, map(items.get, used))) == space.n:
-            if not cyclic_sets(space.successors(used)) and space.total(used) < space.total(best):
-                best = used
-                continue
-        for mask in open_ if len(open_) <= _FEW or not wanted else wanted:
+        if not wanted and _is_plan(space, used) and space.total(used) < space.total(best):
+            best = used
+            continue
+        # Next to those that the relaxation uses, the most promising; twice as many each time,
+        # so that floors which are no good cost a few relaxations, not thousands.
+        promising = sorted(open_, key=lambda m: (cost[m] - sum(duals[i] for i in items[m]), m))
+        for mask in dict.fromkeys([*wanted, *promising[:batch]]):
             _price(space, mask, cost, unpriced)
+        batch *= 2
         alive = [m for m in alive if m in cost]
     return _prove(space, alive, items, cost, duals, bound, best, expires_at)
+
+
+def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
+    """Whether the groups are a partition that can run."""
+    covered = 0
+    for mask in groups:
+        if covered & mask:
+            return False
+        covered |= mask
+    return covered == space.everything and not cyclic_sets(space.successors(groups))
 
 
 def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: set[Mask]) -> None:

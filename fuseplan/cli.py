@@ -1,0 +1,457 @@
+"""The command ``fuseplan``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fuseplan.config import Options
+    from fuseplan.plan import Plan
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Decide which operations of a JAX function share a kernel, with a proof.",
+)
+bench_app = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
+app.add_typer(bench_app, name="bench")
+
+_ALL_PLANNERS = "unfused,greedy,best_first,solver"
+_DEADLINE_S = 10.0
+
+_WORKLOAD_HELP = "A named workload, or package.module:function returning (f, args)."
+WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD_HELP, show_default=False)]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="A device of `fuseplan devices`. Default: this machine's."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME[,NAME]", help="Devices of `fuseplan devices`. Default: this machine's."),
+]
+Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {_ALL_PLANNERS}.")]
+Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
+Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
+Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For planning, each plan.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to this file.", show_default=False)]
+
+
+def main() -> None:
+    """Run the command line; a ``FuseplanError`` becomes one line and exit code 2."""
+    from fuseplan.errors import FuseplanError
+
+    warnings.showwarning = _show_warning
+    try:
+        app()
+    except FuseplanError as error:
+        print(f"fuseplan: {_one_line(error)}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
+    from fuseplan.errors import FuseplanWarning
+
+    if issubclass(category, FuseplanWarning):
+        print(f"warning: {_one_line(message)}", file=sys.stderr)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"fuseplan {version('fuseplan')}")
+        except PackageNotFoundError:
+            print("fuseplan 0+unknown (not installed)")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The HTML page.")] = Path("fuseplan-demo.html"),
+    small: Small = False,
+    dtype: Dtype = "float32",
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For planning, each plan.")
+    ] = 3.0,
+    json: Json = False,
+) -> None:
+    """Plan a GPT-2 block and its gradient for three devices, and run both here."""
+    from fuseplan.console import print_json, progress
+    from fuseplan.demo import Program, print_demo, run_demo
+    from fuseplan.output import check_writable
+
+    check_writable(out)
+    programs = []
+    for name in ("gpt2_block", "gpt2_block_grad"):
+        f, args = _load(name, dtype, small)
+        programs.append(Program(name, f, args, _sampled(args)))
+    with progress(1) as steps:
+        result = run_demo(programs, out, deadline, steps)
+    if json:
+        print_json(result.as_dict())
+    else:
+        print_demo(result)
+
+
+@app.command()
+def compare(
+    workload: WorkloadName,
+    device: Devices = None,
+    planners: Planners = _ALL_PLANNERS,
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = _DEADLINE_S,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Plan WORKLOAD by each planner: a row each. --out writes them as CSV."""
+    from fuseplan.console import print_json, print_table
+    from fuseplan.output import check_writable, write_text
+    from fuseplan.report import compare_frame
+
+    if out is not None:
+        check_writable(out)
+    frames = []
+    by_device = _plan_all(workload, device, planners, dtype, small, deadline)
+    for plans in by_device:
+        frame = compare_frame(plans)
+        frame.insert(0, "device", plans[0].device.name)
+        frames.append(frame)
+    records = [record for frame in frames for record in frame.to_dict("records")]
+    if out is not None:
+        write_text(out, _csv(records))
+    if json:
+        print_json(records)
+        return
+    for i, plans in enumerate(by_device):
+        if i:
+            print()
+        print_table(
+            *compare_rows(plans),
+            right=(1, 2, 3, 4, 5, 7),
+            title=f"{workload} on {plans[0].device.name}, modelled",
+        )
+        for note in dict.fromkeys(note for plan in plans for note in plan.notes):
+            print(f"note: {note}")
+
+
+def compare_rows(plans: list[Plan]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and the rows of a table of plans of one function on one device."""
+    from fuseplan.text import seconds_text, status_text, time_text
+
+    first_ps = plans[0].objective_ps
+    head = ("planner", "kernels", "µs", "speed-up", "HBM MB", "peak MB", "proof", "planning")
+    rows = [
+        (
+            plan.planner,
+            str(len(plan.kernels)),
+            time_text(plan.objective_us),
+            f"{first_ps / plan.objective_ps:.2f}×" if plan.objective_ps else "",
+            f"{plan.hbm_bytes / 1e6:,.1f}",
+            f"{plan.peak_bytes / 1e6:,.1f}",
+            status_text(plan).replace("within ", "≤ ").replace(" of the bound", " off"),
+            seconds_text(plan.planning_s),
+        )
+        for plan in plans
+    ]
+    return head, rows
+
+
+@app.command()
+def plan(
+    workload: WorkloadName,
+    device: Device = None,
+    planner: Planner = "solver",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = _DEADLINE_S,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on an operation without a rule.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="A,B", help="Why these operations are (not) in one kernel."),
+    ] = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """The kernels of WORKLOAD. --out and --json write the whole plan as JSON."""
+    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.output import check_writable, write_text
+
+    if out is not None:
+        check_writable(out)
+    options = _make_options(device, planner, deadline, strict)
+    ends = explain.split(",") if explain is not None else []
+    if explain is not None and len(ends) != 2:
+        raise InvalidArgumentError(f"--explain expects two operations, as 3,7 or exp,dot_general; got {explain!r}")
+    made = _plan_one(workload, options, dtype, small)
+    answer = made.explain(*(_operation(end) for end in ends)) if ends else None
+    if out is not None:
+        write_text(out, made.to_json())
+    if json:
+        print(made.to_json())
+        return
+    if answer is not None:
+        print(answer)
+        return
+    print(made)
+    print()
+    print(made.summary())
+    if made.refusals:
+        print("\nrefused fusions, by kind")
+        for refusal in made.refusals:
+            print(f"  {refusal}")
+
+
+def _operation(text: str) -> int | str:
+    text = text.strip()
+    return int(text) if text.isdigit() else text
+
+
+@app.command()
+def report(
+    workload: WorkloadName,
+    device: Devices = None,
+    planners: Planners = _ALL_PLANNERS,
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = _DEADLINE_S,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html.", show_default=False),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """An HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    from fuseplan.console import print_json
+    from fuseplan.output import check_writable
+    from fuseplan.report import Page, Study, write_page
+
+    target = out or Path(f"fuseplan-{workload.rpartition(':')[2]}.html")
+    check_writable(target)
+    by_device = _plan_all(workload, device, planners, dtype, small, deadline)
+    write_page(Page(workload, tuple(Study(workload, tuple(plans)) for plans in by_device)), target)
+    if json:
+        print_json({"page": str(target)})
+    else:
+        print(f"wrote {target}")
+
+
+@app.command()
+def devices(json: Json = False) -> None:
+    """The known devices, and where their figures come from (--json)."""
+    from fuseplan.console import print_json, print_table
+    from fuseplan.report import devices_frame
+
+    frame = devices_frame()
+    if json:
+        sources = frame.attrs["sources"]
+        print_json([{**row, "sources": sources[row["name"]]} for row in frame.reset_index().to_dict("records")])
+        return
+    rows = [
+        (
+            str(name),
+            str(row.description)[:29],
+            f"{row.hbm_gb:.0f}",
+            _rate(row.hbm_gb_per_s),
+            _rate(row.bf16_tflops * 1000),
+            _rate(row.f32_tflops * 1000),
+            f"{row.ridge_point:.0f}",
+        )
+        for name, row in zip(frame.index, frame.itertuples(), strict=True)
+    ]
+    head = ("device", "", "GB", "GB/s", "bf16 Gf/s", "f32 Gf/s", "ridge")
+    print_table(head, rows, right=(2, 3, 4, 5, 6))
+
+
+def _rate(number: float) -> str:
+    return f"{number:,.0f}"
+
+
+@app.command()
+def calibrate(json: Json = False) -> None:
+    """Measure this machine's CPU anew (some seconds), and keep the figures."""
+    from costmodel.calibrate import cache_path, cached_cpu
+    from fuseplan.console import print_json, print_table, progress
+
+    with progress(1) as steps:
+        steps.start("measuring")
+        cpu = cached_cpu(refresh=True)
+    rates = dict(cpu.matrix_flops_per_s)
+    figures = {
+        "description": cpu.description,
+        "hbm_bytes_per_s": cpu.hbm_bytes_per_s,
+        "cache_bytes_per_s": cpu.cache_bytes_per_s,
+        "matrix_f32_flops_per_s": rates["float32"],
+        "matrix_f64_flops_per_s": rates["float64"],
+        "vector_flops_per_s": cpu.vector_flops_per_s,
+        "transcendental_per_s": cpu.transcendental_per_s,
+    }
+    if json:
+        print_json({**figures, "file": str(cache_path())})
+        return
+    print(cpu.description)
+    rows = [(name, f"{value / 1e9:.1f}") for name, value in figures.items() if isinstance(value, int)]
+    print_table(("measured", "10⁹ a second"), rows, right=(1,))
+    print(f"kept in {cache_path()}")
+
+
+@bench_app.command("plan")
+def bench_plan(
+    workloads: Annotated[
+        str, typer.Option("--workloads", metavar="NAME,…", help="Named workloads, or package.module:function.")
+    ] = "gpt2_block,gpt2_block_grad,gpt2_train_4,gpt2_train_24",
+    device: Device = "h200",
+    planner: Planner = "solver",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = _DEADLINE_S,
+    xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler on this machine too.")] = True,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
+    from fuseplan.bench import csv_text, plan_table, time_plan
+    from fuseplan.console import print_json, print_table, progress
+    from fuseplan.output import check_writable, write_text
+
+    if out is not None:
+        check_writable(out)
+    options = _make_options(device, planner, deadline)
+    programs = [(name, *_load(name, dtype, small)) for name in _names(workloads, "--workloads")]
+    rows = []
+    with progress(len(programs) * (1 + xla)) as steps:
+        for name, f, args in programs:
+            rows.append(time_plan(name, f, args, options, xla, steps))
+    if out is not None:
+        write_text(out, csv_text(rows))
+    if json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        for head, lines, right in plan_table(rows):
+            print_table(head, lines, right=right)
+            print()
+
+
+def _names(text: str, option: str) -> list[str]:
+    from fuseplan.errors import InvalidArgumentError
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InvalidArgumentError(f"{option} expects one or more names with commas between, got {text!r}")
+    return names
+
+
+def _make_options(device: str | None, planner: str, deadline: float, strict: bool = False) -> Options:
+    from fuseplan.config import make_options
+
+    return make_options(device, planner, deadline, strict)
+
+
+def _plan_one(workload: str, options: Options, dtype: str, small: bool) -> Plan:
+    from fuseplan.console import progress
+    from fuseplan.planner import plan_function
+
+    f, args = _load(workload, dtype, small)
+    with progress(1) as steps:
+        steps.start(f"planning {workload}")
+        return plan_function(f, args, {}, options)[1]
+
+
+def _plan_all(
+    workload: str, device: str | None, planners: str, dtype: str, small: bool, deadline: float
+) -> list[list[Plan]]:
+    """For each device, a plan by each planner, all of one trace."""
+    from fuseplan.console import progress
+    from fuseplan.lower import lower
+    from fuseplan.planner import plan_lowered
+    from fuseplan.trace import trace
+
+    names = _names(planners, "--planners")
+    chosen: list[str | None] = list(_names(device, "--device")) if device is not None else [None]
+    options = [[_make_options(d, p, deadline) for p in names] for d in chosen]
+    f, args = _load(workload, dtype, small)
+    result = []
+    with progress(len(names) * len(chosen)) as steps:
+        steps.start(f"tracing {workload}")
+        lowered = lower(trace(f, *args))
+        for of_device in options:
+            plans = []
+            for option in of_device:
+                steps.start(f"{option.device.name}: {option.planner}")
+                plans.append(plan_lowered(lowered, option))
+                steps.done()
+            result.append(plans)
+    return result
+
+
+def _load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments: of a named workload, or of ``package.module:function``."""
+    from fuseplan.errors import InvalidArgumentError, UnknownNameError
+
+    if ":" not in workload:
+        from experiments.workloads import get_workload
+
+        return get_workload(workload).build(dtype, small=small)
+    if dtype != "float32" or small:
+        raise InvalidArgumentError(f"--dtype and --small are for named workloads, not for {workload}")
+    module_name, _, function = workload.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does: a module of the current folder
+    try:
+        module = importlib.import_module(module_name)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UnknownNameError(
+            f"expected WORKLOAD as package.module:function, but {module_name!r} cannot be imported: {error}"
+        ) from None
+    finally:
+        sys.path.remove("")
+    make: Any = module
+    for part in function.split("."):
+        make = getattr(make, part, None)
+    if not callable(make):
+        raise UnknownNameError(f"expected a function {function!r} in module {module_name!r}, there is none")
+    made = make()
+    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise InvalidArgumentError(f"{workload}() must return (f, args), a function and a tuple; it returned {made!r}")
+    return made[0], tuple(made[1])
+
+
+def _sampled(args: Any) -> Any:
+    from experiments.sampling import make_args
+
+    return make_args(args)
+
+
+def _csv(records: list[dict[str, Any]]) -> str:
+    from fuseplan.bench import csv_of
+
+    return csv_of(records)
+
+
+if __name__ == "__main__":
+    main()

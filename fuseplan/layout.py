@@ -1,0 +1,153 @@
+"""Layout: what a group exchanges with memory, and what its axes may be.
+
+Whether an axis is parallel, streamed or resident follows from how the group's nodes and
+results use it; nothing here depends on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.kernel import Access, AxisRole
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What a group exchanges with the rest: values read, and values that must be written."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def boundary(graph: Graph, nodes: tuple[int, ...]) -> Boundary:
+    """Live-in values by first use, and live-out values by node order."""
+    inside = set(nodes)
+    made = {v for n in nodes for v in graph.nodes[n].outputs}
+    reads = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)
+    results = set(graph.outputs)
+    writes = [
+        v
+        for n in nodes
+        for v in graph.nodes[n].outputs
+        if v in results or any(c not in inside for c in graph.consumers[v])
+    ]
+    return Boundary(tuple(reads), tuple(writes))
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The axes of a matmul by what they do; ``depth`` is contracted."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a group's axes lie in arrays: those it reads and writes, and its inner values."""
+
+    sizes: tuple[int, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    inner: tuple[Access, ...]
+    contraction: Contraction | None
+
+
+def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> Layout:
+    """How the group's axes lie in the arrays it reads and writes."""
+    edge = boundary(graph, nodes)
+    external, written = set(edge.reads), set(edge.writes)
+    reads: dict[Access, None] = {}
+    writes: list[Access] = []
+    inner: dict[Access, None] = {}
+    contraction: Contraction | None = None
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            if v in external:
+                reads[Access(v, compose(dim_map, own))] = None
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            access = Access(v, compose(dim_map, own))
+            inner[access] = None
+            if v in written:
+                writes.append(access)
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            contraction = contraction_axes(node, own)
+    by_id = {a.value: a for a in writes}
+    return Layout(
+        axes.sizes,
+        tuple(reads),
+        tuple(by_id[v] for v in edge.writes),
+        tuple(inner),
+        contraction,
+    )
+
+
+def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
+    """Sort the axes of a two-operand contraction: batch, rows, columns, depth."""
+    lhs, rhs = (Access(0, compose(m, own)).axis_set for m in node.input_maps)
+    depth = {a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    order = [a for dims in own for a in dims]
+    return Contraction(
+        tuple(a for a in order if a in lhs and a in rhs and a not in depth),
+        tuple(a for a in order if a in lhs and a not in rhs),
+        tuple(a for a in order if a in rhs and a not in lhs),
+        tuple(a for a in order if a in depth),
+    )
+
+
+def axis_roles(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+) -> Iterator[tuple[AxisRole, ...]]:
+    """The ways to treat each axis: at most one streamed, the others fixed by their use."""
+    count = len(axes.sizes)
+    parallel = []
+    written = [w.axis_set for w in layout.writes]
+    for a in range(count):
+        indexes_all = all(a in w for w in written)
+        parallel.append(indexes_all and not axes.reduced[a] and not axes.whole[a])
+    base = [AxisRole.PARALLEL if p else AxisRole.RESIDENT for p in parallel]
+    streamable = [
+        a
+        for a in range(count)
+        if axes.reduced[a]
+        and not axes.whole[a]
+        and not any(a in w for w in written)
+        and not _repeats(graph, nodes, axes, a)
+    ]
+    if layout.contraction is not None:
+        # A matmul always streams what it contracts: a whole operand rarely fits.
+        depth = layout.contraction.depth
+        if depth and depth[0] in streamable:
+            roles = list(base)
+            roles[depth[0]] = AxisRole.STREAMED
+            yield tuple(roles)
+        return
+    if any(parallel) or not streamable:
+        yield tuple(base)
+    for a in streamable:
+        roles = list(base)
+        roles[a] = AxisRole.STREAMED
+        yield tuple(roles)
+
+
+def _repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:
+    """Whether a node that walks ``axis`` needs a result of reducing it: a second pass."""
+    reduced: set[int] = set()
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        depends = any(v in reduced for v in node.inputs)
+        carries = any(axis in dims for dims in own)
+        if depends and carries:
+            return True
+        consumes = any(
+            axis in dims and role == DimRole.REDUCED for dims, role in zip(own, node.roles, strict=True)
+        )
+        if depends or consumes:
+            reduced.update(node.outputs)
+    return False

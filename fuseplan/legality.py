@@ -1,0 +1,81 @@
+"""Legality: which operations may share a kernel, rule by rule, each refusal with its reason.
+
+The rules here are *monotone*: what refuses a group refuses every larger one, so a refusal
+prunes them all. Two more are tested elsewhere: that kernels do not wait for each other in
+a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
+"""
+
+from __future__ import annotations
+
+from costmodel.axes import Conflict, unify
+from costmodel.graph import Graph, Node, OpKind
+from fuseplan.errors import Verdict
+
+
+def refuse(graph: Graph, backend: str, nodes: tuple[int, ...]) -> Verdict | None:
+    """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None."""
+    members = [graph.nodes[n] for n in nodes]
+    if len(members) == 1:
+        return None
+    refused = _barriers(members, backend) or _contractions(members)
+    if refused is None and backend == "xla":
+        refused = _xla_loops(members)
+    return refused or _shapes(graph, nodes)
+
+
+def _barriers(members: list[Node], backend: str) -> Verdict | None:
+    for node in members:
+        if node.effects:
+            return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
+        if node.kind == OpKind.OPAQUE:
+            return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
+        if backend not in node.backends:
+            return Verdict("backend", f"{backend} kernels cannot contain {node.op}", (node.id,))
+    return None
+
+
+def _contractions(members: list[Node]) -> Verdict | None:
+    """A contraction takes elementwise work and movement on its result, nothing else."""
+    anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
+    if not anchors:
+        return None
+    anchor = anchors[0]
+    if len(anchors) > 1:
+        return Verdict(
+            "shapes",
+            f"{anchor.op} and {anchors[1].op} would each need the other's result whole",
+            tuple(n.id for n in anchors),
+        )
+    made = {v for n in members for v in n.outputs}
+    if made.intersection(anchor.inputs):
+        return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
+    for node in members:
+        if node.kind == OpKind.REDUCTION:
+            return Verdict(
+                "shapes", f"{node.op} needs whole rows of the result of {anchor.op}", (anchor.id, node.id)
+            )
+    return None
+
+
+def _xla_loops(members: list[Node]) -> Verdict | None:
+    """XLA's CPU loops take elementwise work and movement into a reduction or each other,
+    but nothing after a reduction or around a contraction."""
+    made_by = {v: n for n in members if n.kind >= OpKind.REDUCTION for v in n.outputs}
+    for node in members:
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
+        for v in node.inputs:
+            if v in made_by:
+                return Verdict(
+                    "backend",
+                    f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
+                    (made_by[v].id, node.id),
+                )
+    return None
+
+
+def _shapes(graph: Graph, nodes: tuple[int, ...]) -> Verdict | None:
+    axes = unify(graph, nodes)
+    if isinstance(axes, Conflict):
+        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
+    return None

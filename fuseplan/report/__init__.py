@@ -1,0 +1,18 @@
+"""Report: plans as pandas frames and as an HTML page. Imported only when asked for."""
+
+from __future__ import annotations
+
+from fuseplan.report.frames import compare_frame, devices_frame, kernels_frame
+from fuseplan.report.page import Page, Study, Table, render_page, write_page, write_plan_page
+
+__all__ = [
+    "Page",
+    "Study",
+    "Table",
+    "compare_frame",
+    "devices_frame",
+    "kernels_frame",
+    "render_page",
+    "write_page",
+    "write_plan_page",
+]

@@ -1,0 +1,126 @@
+"""Plans and devices as pandas frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from costmodel.device import DEVICES, DeviceSpec, device_names, get_device
+from costmodel.graph import Graph
+from costmodel.roofline import estimate
+from fuseplan.plan import Kernel, Plan
+from fuseplan.schedule import whole_array_spec
+from fuseplan.text import anchor, grid, kernel_name, makes, tile
+
+
+def compare_frame(plans: Sequence[Plan]) -> pd.DataFrame:
+    """A row a plan; ``ratio`` is the modelled time over the first plan's. The columns are
+    those of ``fuseplan.compare``."""
+    first_ps = plans[0].objective_ps if plans else 0
+    rows = [
+        {
+            "planner": plan.planner,
+            "kernels": len(plan.kernels),
+            "time_us": plan.objective_us,
+            "hbm_bytes": plan.hbm_bytes,
+            "peak_bytes": plan.peak_bytes,
+            "status": plan.status,
+            "bound_us": float("nan") if plan.bound_us is None else plan.bound_us,
+            "gap": float("nan") if plan.gap is None else plan.gap,
+            "planning_s": plan.planning_s,
+            "ratio": plan.objective_ps / first_ps if first_ps else float("nan"),
+        }
+        for plan in plans
+    ]
+    return pd.DataFrame(rows, columns=_COMPARE)
+
+
+_COMPARE = [
+    "planner",
+    "kernels",
+    "time_us",
+    "hbm_bytes",
+    "peak_bytes",
+    "status",
+    "bound_us",
+    "gap",
+    "planning_s",
+    "ratio",
+]
+
+
+def kernels_frame(plan: Plan) -> pd.DataFrame:
+    """A row a kernel: see ``Plan.to_frame``."""
+    graph = plan.graph
+    rows = []
+    for k, kernel in enumerate(plan.kernels):
+        spec, cost = kernel.spec, kernel.cost
+        flops = cost.flops.total
+        rows.append(
+            {
+                "kernel": k,
+                "name": kernel_name(graph, spec.nodes),
+                "ops": " ".join(graph.nodes[n].op for n in spec.nodes),
+                "n_ops": len(spec.nodes),
+                "makes": makes(graph, spec),
+                "backend": spec.backend,
+                "grid": grid(spec),
+                "tile": tile(spec),
+                "time_us": cost.time_us,
+                "bound_by": cost.bound_by,
+                "hbm_bytes": cost.hbm_bytes,
+                "onchip_bytes": cost.onchip_bytes,
+                "flops": flops,
+                "intensity": flops / cost.hbm_bytes if cost.hbm_bytes else float("nan"),
+                "roofline": roofline_share(graph, kernel, plan.device),
+                "source": anchor(graph, spec.nodes).source,
+            }
+        )
+    return pd.DataFrame(rows, columns=list(rows[0]) if rows else _KERNELS)
+
+
+_KERNELS = (
+    "kernel name ops n_ops makes backend grid tile time_us bound_by hbm_bytes onchip_bytes flops intensity "
+    "roofline source"
+).split()
+
+
+def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
+    """The time that the kernel's arrays and operations need at the device's peaks (each array
+    moved once, no launch, no recomputation), over its modelled time. NaN for one that
+    takes no time."""
+    ideal = estimate(graph, whole_array_spec(graph, kernel.spec.nodes), device)
+    peak_ps = max(ideal.memory_ps, ideal.matrix_ps, ideal.vector_ps + ideal.transcendental_ps)
+    return peak_ps / kernel.cost.time_ps if kernel.cost.time_ps else float("nan")
+
+
+def devices_frame(measure_cpu: bool = True) -> pd.DataFrame:
+    """A row a device, indexed by name. ``attrs["sources"][name]`` maps each field to where its
+    number comes from. The CPU is measured on the first call, which takes some seconds;
+    ``measure_cpu=False`` leaves it out."""
+    devices = [get_device(name) for name in device_names() if name in DEVICES or measure_cpu]
+    frame = pd.DataFrame([_device_row(device) for device in devices]).set_index("name")
+    frame.attrs["sources"] = {device.name: dict(device.sources) for device in devices}
+    return frame
+
+
+def _device_row(device: DeviceSpec) -> dict[str, object]:
+    return {
+        "name": device.name,
+        "description": device.description,
+        "platform": device.platform,
+        "backend": device.backend,
+        "cores": device.core_count,
+        "hbm_gb": device.hbm_capacity_bytes / 1e9,
+        "hbm_gb_per_s": device.hbm_bytes_per_s / 1e9,
+        "cache_mib": device.cache_bytes / 2**20,
+        "onchip_kib": device.onchip_bytes / 2**10,
+        "launch_us": device.launch_ps / 1e6,
+        "bf16_tflops": device.matrix_rate("bfloat16") / 1e12,
+        "f32_tflops": device.matrix_rate("float32") / 1e12,
+        "vector_tflops": device.vector_flops_per_s / 1e12,
+        "ridge_point": device.ridge_point,
+    }
+
+

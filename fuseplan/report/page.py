@@ -1,0 +1,277 @@
+"""The HTML page about one or more plans: one file, no scripts, no network."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib.metadata import PackageNotFoundError, version
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from costmodel.device import DeviceSpec
+from fuseplan.explain import borders
+from fuseplan.output import check_writable, write_text
+from fuseplan.plan import Plan
+from fuseplan.report.frames import roofline_share
+from fuseplan.report.pictures import BOUNDS, MissingPlots, roofline, strip
+from fuseplan.text import (
+    anchor,
+    bytes_text,
+    grid,
+    kernel_name,
+    makes,
+    rows,
+    seconds_text,
+    status_text,
+    tile,
+    time_text,
+    unfused_plan,
+)
+
+_TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+
+_MAX_BORDERS = 150
+"""Kernels whose neighbours are explained on the page; each takes some milliseconds."""
+
+INSTALL_PLOTS = "pip install 'fuseplan[report]'"
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """One function on one device, planned in several ways. The first plan is what the others
+    are compared with; the last is shown in detail."""
+
+    name: str
+    plans: tuple[Plan, ...]
+
+    @property
+    def device(self) -> DeviceSpec:
+        return self.plans[0].device
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table that is not about plans, such as what was measured."""
+
+    title: str
+    text: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a page shows."""
+
+    title: str
+    studies: tuple[Study, ...]
+    tables: tuple[Table, ...] = ()
+
+
+def write_plan_page(plan: Plan, path: str | PathLike[str], title: str = "") -> None:
+    """See ``Plan.to_html``."""
+    target = check_writable(path)
+    plans = (plan,) if plan.planner == "unfused" else (unfused_plan(plan), plan)
+    name = title or f"{len(plan.graph.nodes)} operations"
+    write_page(Page(title or f"A plan for {plan.device.name}", (Study(name, plans),)), target)
+
+
+def write_page(page: Page, path: str | PathLike[str]) -> Path:
+    """Write the page in one step. Raises ``OutputError`` if it cannot be written."""
+    target = check_writable(path)
+    return write_text(target, render_page(page))
+
+
+def render_page(page: Page) -> str:
+    """The page as HTML."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    studies = [_study(study, i) for i, study in enumerate(page.studies)]
+    return environment.get_template("page.html.jinja").render(
+        page=page,
+        studies=studies,
+        matrix=_matrix(page.studies),
+        lead=_lead(page.studies),
+        missing_plots=any(s["roofline"] is None for s in studies),
+        install_plots=INSTALL_PLOTS,
+        devices=list({s.device.name: s.device for s in page.studies}.values()),
+        versions=_versions(),
+        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+
+
+def _lead(studies: Sequence[Study]) -> str:
+    """The result in a sentence: the study whose plan gains the most."""
+    gains = [(s.plans[0].objective_ps / s.plans[-1].objective_ps, s) for s in studies if s.plans[-1].objective_ps]
+    if not gains or len(gains[0][1].plans) < 2:
+        return ""
+    gain, best = max(gains, key=lambda g: g[0])
+    first, last = best.plans[0], best.plans[-1]
+    proof = "proven optimal in this model" if last.status == "OPTIMAL" else status_text(last)
+    return (
+        f"{best.name} on {best.device.name}: {len(last.kernels)} kernels in place of {len(first.kernels)}, "
+        f"{time_text(last.objective_us)} µs in place of {time_text(first.objective_us)} µs "
+        f"({gain:.2f} times faster), {proof}."
+    )
+
+
+def _matrix(studies: Sequence[Study]) -> dict[str, Any]:
+    """Studies by planners: the modelled time of each, the best marked."""
+    planners = list(dict.fromkeys(plan.planner for study in studies for plan in study.plans))
+    lines = []
+    for i, study in enumerate(studies):
+        by_name = {plan.planner: plan for plan in study.plans}
+        best = min(plan.objective_ps for plan in study.plans)
+        cells = []
+        for planner in planners:
+            plan = by_name.get(planner)
+            cells.append(
+                None
+                if plan is None
+                else {
+                    "time": time_text(plan.objective_us),
+                    "best": plan.objective_ps == best,
+                    "proven": plan.status == "OPTIMAL",
+                }
+            )
+        lines.append({"id": f"study-{i}", "name": study.name, "device": study.device.name, "cells": cells})
+    return {"planners": planners, "lines": lines}
+
+
+def _study(study: Study, number: int) -> dict[str, Any]:
+    first, last = study.plans[0], study.plans[-1]
+    longest = max(first.objective_ps, last.objective_ps)
+    shown = (first, last) if len(study.plans) > 1 else (last,)
+    picture: str | None
+    try:
+        picture = roofline(shown, f"study-{number}")
+    except MissingPlots:
+        picture = None
+    return {
+        "id": f"study-{number}",
+        "name": study.name,
+        "device": study.device,
+        "plans": [_plan_line(plan, first) for plan in study.plans],
+        "strips": [strip(plan, longest) for plan in shown],
+        "roofline": picture,
+        "planner": last.planner,
+        "kernels": _kernel_lines(last),
+        "borders": _border_lines(last),
+        "bounds": [b for b in BOUNDS if any(k.cost.bound_by == b for plan in shown for k in plan.kernels)],
+        "grouped": len(rows(last)) < len(last.kernels),
+        "refusals": [_refusal(last, v) for v in last.refusals],
+        "proof": _proof(last),
+        "notes": last.notes,
+    }
+
+
+def _plan_line(plan: Plan, first: Plan) -> dict[str, str]:
+    faster = first.objective_ps / plan.objective_ps if plan.objective_ps else 1.0
+    return {
+        "planner": plan.planner,
+        "kernels": f"{len(plan.kernels):,}",
+        "time": time_text(plan.objective_us),
+        "faster": f"{faster:.2f}×",
+        "hbm": bytes_text(plan.hbm_bytes),
+        "peak": bytes_text(plan.peak_bytes),
+        "status": status_text(plan),
+        "planning": seconds_text(plan.planning_s),
+    }
+
+
+def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
+    total = plan.objective_ps or 1
+    lines = []
+    for row in rows(plan):
+        spec, cost = row.kernel.spec, row.kernel.cost
+        lines.append(
+            {
+                "number": row.first,
+                "count": row.count,
+                "name": kernel_name(plan.graph, spec.nodes),
+                "ops": [plan.graph.nodes[n].op for n in spec.nodes],
+                "makes": makes(plan.graph, spec),
+                "grid": grid(spec),
+                "tile": tile(spec),
+                "time": time_text(cost.time_us * row.count),
+                "share": f"{100 * row.count * cost.time_ps / total:.1f}",
+                "bound": cost.bound_by,
+                "hbm": f"{cost.hbm_bytes * row.count / 1e6:.2f}",
+                "onchip": bytes_text(cost.onchip_bytes) if cost.onchip_bytes else "",
+                "intensity": f"{cost.flops.total / cost.hbm_bytes:.2f}" if cost.hbm_bytes else "",
+                "roofline": f"{100 * roofline_share(plan.graph, row.kernel, plan.device):.0f}" if cost.time_ps else "",
+                "source": _short_source(anchor(plan.graph, spec.nodes).source),
+            }
+        )
+    return lines
+
+
+def _border_lines(plan: Plan) -> list[dict[str, Any]]:
+    """For each kernel, the (at most three) most frequent reasons not to go on."""
+    if len(plan.kernels) > _MAX_BORDERS:
+        return []
+    return [
+        {
+            "number": border.producer,
+            "name": kernel_name(plan.graph, plan.kernels[border.producer].spec.nodes),
+            "to": _numbers(border.consumers),
+            "reason": border.reason,
+        }
+        for of_one in borders(plan)
+        for border in of_one[:3]
+    ]
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
+
+
+def _short_source(source: str) -> str:
+    """The file without its folders, which are the author's own business."""
+    return source.replace("\\", "/").rpartition("/")[2]
+
+
+def _refusal(plan: Plan, verdict: Any) -> dict[str, str]:
+    nodes = verdict.nodes
+    shown = ", ".join(f"n{n} {plan.graph.nodes[n].op}" for n in nodes[:3])
+    return {
+        "rule": verdict.rule,
+        "reason": verdict.reason,
+        "nodes": shown + (f" and {len(nodes) - 3} more" if len(nodes) > 3 else ""),
+    }
+
+
+def _proof(plan: Plan) -> dict[str, Any]:
+    stats = plan.stats
+    return {
+        "optimal": plan.status == "OPTIMAL",
+        "status": status_text(plan),
+        "objective": f"{plan.objective_us:,.3f}",
+        "bound": None if plan.bound_us is None else f"{plan.bound_us:,.3f}",
+        "nodes": f"{len(plan.graph.nodes):,}",
+        "components": f"{stats.components:,}",
+        "distinct": f"{stats.distinct_components:,}",
+        "candidates": f"{stats.candidates:,}",
+        "seconds": [(name, seconds_text(s)) for name, s in stats.seconds],
+        "total": seconds_text(plan.planning_s),
+    }
+
+
+def _versions() -> list[tuple[str, str]]:
+    found = [("Python", platform.python_version())]
+    for name in ("fuseplan", "jax", "ortools"):
+        try:
+            found.append((name, version(name)))
+        except PackageNotFoundError:
+            found.append((name, "not installed as a package"))
+    return found

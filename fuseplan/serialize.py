@@ -1,0 +1,222 @@
+"""Plans as JSON. What is read is checked field by field, then as a graph and as a plan.
+
+The document is the dataclasses themselves: an object a dataclass, a list a tuple, the
+lower-case name of an enum's member. Optional fields may be missing; unknown ones are an
+error, so that a misspelled field is not silently its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph, GraphError, check_graph
+from costmodel.kernel import KernelSpec
+from fuseplan.errors import InvalidPlanError
+from fuseplan.plan import Plan
+
+FORMAT = "fuseplan.plan"
+VERSION = 1
+"""Of the schema: raised with every change that an older reader would misread."""
+
+
+def plan_to_json(plan: Plan) -> str:
+    """See ``Plan.to_json``."""
+    document = {"format": FORMAT, "version": VERSION, "plan": _encode(plan)}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def plan_from_json(text: str) -> Plan:
+    """See ``Plan.from_json``."""
+    from fuseplan.check import check_plan
+
+    if not isinstance(text, str):
+        raise InvalidPlanError(f"expected a plan as JSON text, got {type(text).__name__}")
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPlanError(f"not JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidPlanError(f'expected an object with "format": "{FORMAT}", as Plan.to_json writes it')
+    if document.get("version") != VERSION:
+        raise InvalidPlanError(
+            f"the plan has schema version {document.get('version')!r}, this fuseplan reads {VERSION}: "
+            "write it anew with Plan.to_json"
+        )
+    plan: Plan = _decode(Plan, document.get("plan"), "plan")
+    _check_ids(plan)
+    _check_device(plan.device)
+    try:
+        check_graph(plan.graph)
+        check_plan(plan)
+    except GraphError as error:
+        raise InvalidPlanError(f"plan.graph: {error}") from None
+    except InvalidPlanError:
+        raise
+    except (LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
+        raise InvalidPlanError(
+            f"the plan contradicts itself: {type(error).__name__}: {error}. Write it anew with Plan.to_json"
+        ) from None
+    return plan
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls)
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as ``hint`` says: a class of this project, a tuple, or a plain type."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not type(None))
+        return _decode(hint, value, where)
+    if origin is tuple:
+        return _decode_tuple(get_args(hint), value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _decode_object(hint, value, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        members = {member.name.lower(): member for member in hint}
+        if not isinstance(value, str) or value not in members:
+            raise InvalidPlanError(f"{where}: expected one of {', '.join(members)}, got {_shown(value)}")
+        return members[value]
+    if hint is float and type(value) is int:
+        value = _float(value, where)
+    if type(value) is not hint:
+        raise InvalidPlanError(f"{where}: expected {_NAMES[hint]}, got {_shown(value)}")
+    if hint is float and not math.isfinite(value):
+        raise InvalidPlanError(f"{where}: expected a finite number, got {_shown(value)}")
+    return value
+
+
+_NAMES = {int: "an integer", str: "a string", bool: "true or false", float: "a number"}
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidPlanError(f"{where}: expected a finite number, got {_shown(value)}") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except ValueError:  # an integer of too many digits to print
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _decode_tuple(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise InvalidPlanError(f"{where}: expected a list, got {_shown(value)}")
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return tuple(_decode(hints[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if len(value) != len(hints):
+        raise InvalidPlanError(f"{where}: expected a list of {len(hints)}, got {_shown(value)}")
+    return tuple(_decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, value, strict=True)))
+
+
+def _decode_object(cls: type, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InvalidPlanError(f"{where}: expected an object ({cls.__name__}), got {_shown(value)}")
+    hints = _hints(cls)
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise InvalidPlanError(f"{where}: {cls.__name__} has no field {unknown[0]!r}; its fields are {', '.join(hints)}")
+    known = {}
+    for field in dataclasses.fields(cls):
+        if field.name in value:
+            known[field.name] = _decode(hints[field.name], value[field.name], f"{where}.{field.name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InvalidPlanError(f"{where}: the field {field.name!r} of {cls.__name__} is missing")
+    return cls(**known)
+
+
+def _check_ids(plan: Plan) -> None:
+    """Every number that refers to a value, node, dimension or axis refers to one."""
+    graph = plan.graph
+    n_values, n_nodes = len(graph.values), len(graph.nodes)
+    for i, value in enumerate(graph.values):
+        _check_range(f"plan.graph.values[{i}].producer", (value.producer,), n_nodes, "nodes", low=-1)
+        _check_range(f"plan.graph.values[{i}].shape", value.shape, None, "")
+    for name in ("inputs", "outputs"):
+        _check_range(f"plan.graph.{name}", getattr(graph, name), n_values, "values")
+    for i, node in enumerate(graph.nodes):
+        where = f"plan.graph.nodes[{i}]"
+        for name in ("inputs", "outputs"):
+            _check_range(f"{where}.{name}", getattr(node, name), n_values, "values")
+        _check_range(f"{where}.dims", node.dims, None, "")
+        for name in ("input_maps", "output_maps"):
+            for dim_map in getattr(node, name):
+                for dims in dim_map:
+                    _check_range(f"{where}.{name}", dims, len(node.dims), "dimensions")
+        flops = node.flops
+        _check_range(f"{where}.flops", (flops.matrix, flops.vector, flops.transcendental), None, "")
+    if len(graph.consumers) != n_values:
+        raise InvalidPlanError(
+            f"plan.graph.consumers: expected an entry for each of {n_values} values, got {len(graph.consumers)}"
+        )
+    for k, kernel in enumerate(plan.kernels):
+        _check_spec(f"plan.kernels[{k}].spec", kernel.spec, graph)
+    for i, verdict in enumerate(plan.refusals):
+        _check_range(f"plan.refusals[{i}].nodes", verdict.nodes, n_nodes, "nodes")
+
+
+def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
+    _check_range(f"{where}.nodes", spec.nodes, len(graph.nodes), "nodes")
+    for i, axis in enumerate(spec.axes):
+        _check_range(f"{where}.axes[{i}].size", (axis.size,), None, "")
+        _check_range(f"{where}.axes[{i}].tile", (axis.tile,), None, "", low=1)
+    for axes in spec.node_axes:
+        for own in axes:
+            _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
+    for name in ("reads", "writes"):
+        for i, access in enumerate(getattr(spec, name)):
+            at = f"{where}.{name}[{i}]"
+            _check_range(f"{at}.value", (access.value,), len(graph.values), "values")
+            rank = len(graph.values[access.value].shape)
+            if len(access.axes) != rank:
+                raise InvalidPlanError(f"{at}.axes: v{access.value} has {rank} dimensions, got {len(access.axes)}")
+            for dims in access.axes:
+                _check_range(f"{at}.axes", dims, len(spec.axes), "axes")
+
+
+def _check_range(where: str, numbers: tuple[int, ...], count: int | None, what: str, low: int = 0) -> None:
+    for number in numbers:
+        if number < low or (count is not None and number >= count):
+            expected = f"at least {low}" if count is None else f"one of {count} {what}"
+            raise InvalidPlanError(f"{where}: expected {expected}, got {number}")
+
+
+def _check_device(device: DeviceSpec) -> None:
+    """What the cost model divides by must be positive."""
+    for name in ("core_count", "hbm_bytes_per_s", "vector_flops_per_s", "transcendental_per_s"):
+        if getattr(device, name) <= 0:
+            raise InvalidPlanError(f"plan.device.{name}: expected a positive number, got {getattr(device, name)}")
+    for dtype, rate in device.matrix_flops_per_s:
+        if rate <= 0:
+            raise InvalidPlanError(f"plan.device.matrix_flops_per_s: expected a positive rate of {dtype}, got {rate}")
+
+

@@ -1,0 +1,282 @@
+"""Plans in words: names of kernels, a table in 80 columns, a summary."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from costmodel.graph import Graph, Node, OpKind, Value
+from costmodel.kernel import AxisRole, KernelSpec
+from fuseplan.plan import Kernel, Plan
+
+_MAX_LINES = 40
+"""Kernels listed one by one; a longer plan (about a screen) is grouped by equal kernels."""
+
+_TIED = "\N{NO-BREAK SPACE}"
+"""Holds a number and its unit on one line while text is wrapped."""
+
+
+def anchor(graph: Graph, nodes: Sequence[int]) -> Node:
+    """The operation that a group is about: its contraction, else its last reduction, else
+    the last one that computes something."""
+    members = [graph.nodes[n] for n in nodes]
+
+    def last(test: Callable[[Node], bool]) -> Node | None:
+        return next((node for node in reversed(members) if test(node)), None)
+
+    return (
+        last(lambda node: node.kind in (OpKind.OPAQUE, OpKind.OUT_ELEMENTWISE_FUSABLE))
+        or last(lambda node: node.kind == OpKind.REDUCTION)
+        or last(lambda node: bool(node.flops.total))
+        or members[-1]
+    )
+
+
+def kernel_name(graph: Graph, nodes: Sequence[int]) -> str:
+    """A short name: the main operation, or the first and the last of the main ones.
+
+    Example:
+        ``dot_general``, ``dot_general…add``, ``reduce_max…sum``, ``add…tanh``
+    """
+    main = anchor(graph, nodes)
+    if len(nodes) == 1:
+        return main.op
+    members = [graph.nodes[n] for n in nodes]
+    if main.kind == OpKind.REDUCTION:
+        first = next(node for node in members if node.kind == OpKind.REDUCTION)
+        last = main
+    else:
+        first = main
+        last = next((node for node in reversed(members) if node.flops.total), members[-1])
+        if main.kind < OpKind.REDUCTION:
+            first = next((node for node in members if node.flops.total), members[0])
+    if first.op == last.op:
+        return first.op
+    family = first.op.split("_")[0] + "_"
+    return f"{first.op}…{last.op.removeprefix(family)}"
+
+
+def results(graph: Graph, spec: KernelSpec) -> tuple[Value, ...]:
+    """The arrays a kernel writes, the largest first."""
+    written = [graph.values[a.value] for a in spec.writes]
+    return tuple(sorted(written, key=lambda v: -v.nbytes))
+
+
+def makes(graph: Graph, spec: KernelSpec) -> str:
+    """What a kernel writes, in jaxpr notation: ``f32[128,256] +1``."""
+    written = results(graph, spec)
+    if not written:
+        return "-"
+    return str(written[0]) + (f" +{len(written) - 1}" if len(written) > 1 else "")
+
+
+def grid(spec: KernelSpec) -> str:
+    """``12×128``: tiles along each parallel axis that has more than one; ``XLA`` where the
+    group is left to it."""
+    if not spec.axes:
+        return "XLA"
+    return "×".join(str(n) for n in spec.grid if n > 1) or "1"
+
+
+def tile(spec: KernelSpec) -> str:
+    """The tile of each axis, streamed ones as ``32 of 1024``."""
+    parts = []
+    for axis in spec.axes:
+        if axis.role == AxisRole.STREAMED:
+            parts.append(f"{axis.tile} of {axis.size}")
+        elif axis.size > 1:
+            parts.append(str(min(axis.tile, axis.size)))
+    return " × ".join(parts)
+
+
+def time_text(us: float) -> str:
+    """Microseconds in four or so significant digits: ``0.42``, ``12.3``, ``1,204``."""
+    if us >= 1000:
+        return f"{us:,.0f}"
+    return f"{us:.1f}" if us >= 100 else f"{us:.2f}"
+
+
+def bytes_text(n: float) -> str:
+    """``512 B``, ``3.1 kB``, ``58.3 MB``, ``1.2 GB`` (powers of 1000)."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(n) < 1000 or unit == "GB":
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1000
+    raise AssertionError("unreachable")
+
+
+def seconds_text(s: float) -> str:
+    """``3 ms``, ``0.51 s``, ``12 s``."""
+    if s < 0.1:
+        return f"{s * 1000:.0f} ms"
+    return f"{s:.2f} s" if s < 10 else f"{s:.0f} s"
+
+
+def status_text(plan: Plan) -> str:
+    """``proven optimal``, ``within 3.1 % of the bound``, ``no bound``."""
+    if plan.status == "OPTIMAL":
+        return "proven optimal"
+    if plan.gap is None:
+        return "no bound"
+    return f"within {plan.gap:.1%} of the bound".replace("%", " %")
+
+
+def unfused_plan(plan: Plan) -> Plan:
+    """The same graph on the same device with each operation in a kernel of its own."""
+    from fuseplan.planners import Budget, get_planner
+    from fuseplan.schedule import Scheduler
+
+    scheduler = Scheduler(plan.graph, plan.device)
+    grouping = get_planner("unfused")(plan.graph, scheduler, Budget())
+    return Plan(plan.graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
+
+
+def summary(plan: Plan) -> str:
+    """See ``Plan.summary``."""
+    apart = unfused_plan(plan)
+    count = sum(1 for k in plan.kernels if k.cost.time_ps)
+    free = len(plan.kernels) - count
+    lines = [
+        f"{len(plan.graph.nodes)} operations in {count} kernels"
+        + (f" and {free} renamings" if free else "")
+        + f", planned by {plan.planner} for {plan.device.name}",
+        f"  time     {time_text(plan.objective_us)} µs, unfused {time_text(apart.objective_us)} µs"
+        + _faster(apart.objective_ps, plan.objective_ps),
+        f"  HBM      {bytes_text(plan.hbm_bytes)}, unfused {bytes_text(apart.hbm_bytes)}; "
+        f"temporaries {bytes_text(plan.peak_bytes)} at the peak",
+        f"  proof    {status_text(plan)}"
+        + (f" ({time_text(plan.bound_us)} µs)" if plan.bound_us is not None and plan.gap else ""),
+    ]
+    if plan.stats.seconds:
+        stages = [f"{name} {seconds_text(s)}".replace(" ", _TIED) for name, s in plan.stats.seconds if s >= 0.001]
+        text = f"  planning {seconds_text(plan.planning_s)}" + (f": {', '.join(stages)}" if stages else "")
+        lines += _wrapped(text, 80, " " * 11)
+    for note in plan.notes:
+        lines += _wrapped(f"  note     {note}", 80, " " * 11)
+    return "\n".join(lines)
+
+
+def _faster(before_ps: int, after_ps: int) -> str:
+    return f" ({before_ps / after_ps:.2f}× faster)" if after_ps and before_ps > after_ps else ""
+
+
+def _wrapped(text: str, width: int, indent: str) -> list[str]:
+    lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False)
+    return [line.replace(_TIED, " ") for line in lines]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Kernels that look alike: the first of them, and how many there are."""
+
+    first: int
+    kernel: Kernel
+    count: int
+
+
+def rows(plan: Plan) -> list[Row]:
+    """One row a kernel; in a plan of more than a screen, one row for all equal kernels."""
+    if len(plan.kernels) <= _MAX_LINES:
+        return [Row(i, k, 1) for i, k in enumerate(plan.kernels)]
+    seen: dict[tuple[object, ...], list[int]] = {}
+    for i, kernel in enumerate(plan.kernels):
+        key = (
+            kernel_name(plan.graph, kernel.spec.nodes),
+            makes(plan.graph, kernel.spec),
+            kernel.spec.axes,
+            kernel.spec.backend,
+            kernel.cost,
+        )
+        seen.setdefault(key, []).append(i)
+    return [Row(members[0], plan.kernels[members[0]], len(members)) for members in seen.values()]
+
+
+def kernel_table(plan: Plan) -> str:
+    """See ``Plan.__str__``."""
+    head = (
+        f"{plan.planner} plan for {plan.device.name}: {len(plan.graph.nodes)} operations in "
+        f"{len(plan.kernels)} kernels, {time_text(plan.objective_us)} µs, {status_text(plan)}"
+    )
+    all_rows = rows(plan)
+    shown = all_rows
+    if len(all_rows) > _MAX_LINES:  # the costly ones, in their order
+        kept = sorted(all_rows, key=lambda r: -r.count * r.kernel.cost.time_ps)[:_MAX_LINES]
+        shown = sorted(kept, key=lambda r: r.first)
+    grouped = any(r.count > 1 for r in all_rows)
+    cells = [("", "kernel", *(("×",) if grouped else ()), "ops", "makes", "grid", "µs", "bound", "MB")]
+    for row in shown:
+        spec, cost = row.kernel.spec, row.kernel.cost
+        cells.append(
+            (
+                str(row.first),
+                kernel_name(plan.graph, spec.nodes),
+                *((str(row.count),) if grouped else ()),
+                str(len(spec.nodes)),
+                makes(plan.graph, spec),
+                _cut(grid(spec), 9),
+                time_text(cost.time_us * row.count),
+                cost.bound_by,
+                f"{cost.hbm_bytes * row.count / 1e6:.1f}",
+            )
+        )
+    numbers = (0, 2, 3, 6, 8) if grouped else (0, 2, 5, 7)
+    lines = [head, "", *columns(cells, right=numbers, limit=80)]
+    if len(shown) < len(all_rows):
+        hidden = [r for r in all_rows if r not in shown]
+        rest = sum(r.count * r.kernel.cost.time_us for r in hidden)
+        number = sum(r.count for r in hidden)
+        lines.append(f"… and {number} cheaper kernels of {len(hidden)} kinds, {time_text(rest)} µs in all")
+    if grouped:
+        lines.append("Equal kernels share a line, with the number of the first and the sum of their costs.")
+    for note in plan.notes:
+        lines += _wrapped(f"note: {note}", 80, "      ")
+    return "\n".join(lines)
+
+
+def _cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def columns(cells: Sequence[Sequence[str]], right: Iterable[int] = (), limit: int = 0) -> list[str]:
+    """Text in aligned columns two spaces apart. With ``limit``, the widest text column is cut
+    until a line fits that many characters."""
+    right = set(right)
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    text = [i for i in range(len(widths)) if i not in right]
+    while limit and text and sum(widths) + 2 * (len(widths) - 1) > limit:
+        widest = max(text, key=lambda i: widths[i])
+        if widths[widest] <= 8:  # no column of words is of use any narrower
+            break
+        widths[widest] -= 1
+    lines = []
+    for row in cells:
+        padded = [
+            _cut(cell, width).rjust(width) if i in right else _cut(cell, width).ljust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def html_table(plan: Plan) -> str:
+    """A small table for a notebook: the summary, and the costliest kernels."""
+    costly = sorted(rows(plan), key=lambda r: -r.count * r.kernel.cost.time_ps)[:10]
+    body = "".join(
+        "<tr>"
+        f"<td>{row.first}</td>"
+        f"<td>{escape(kernel_name(plan.graph, row.kernel.spec.nodes))}"
+        f"{f' × {row.count}' if row.count > 1 else ''}</td>"
+        f"<td>{len(row.kernel.spec.nodes)}</td><td>{escape(makes(plan.graph, row.kernel.spec))}</td>"
+        f"<td>{time_text(row.kernel.cost.time_us * row.count)}</td>"
+        f"<td>{row.kernel.cost.bound_by}</td>"
+        f"<td>{row.kernel.cost.hbm_bytes * row.count / 1e6:.1f}</td></tr>"
+        for row in costly
+    )
+    heads = "".join(f"<th>{h}</th>" for h in ("#", "kernel", "ops", "makes", "µs", "bound by", "HBM MB"))
+    more = "" if len(costly) == len(plan.kernels) else f"<p>The costliest of {len(plan.kernels)} kernels.</p>"
+    return (
+        f"<pre>{escape(summary(plan))}</pre>"
+        f"<table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>{more}"
+    )

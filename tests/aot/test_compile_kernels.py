@@ -1,0 +1,33 @@
+"""Every kernel of the emitter's tests, compiled for a GPU and a TPU that are not there."""
+
+from __future__ import annotations
+
+import pytest
+
+from fuseplan.aot import compile_for
+from tests.emit_cases import BY_NAME, CASES
+from tests.specs import hand_spec, kernel_function, whole_group
+
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
+
+GPU = [(c.name, d) for c in CASES if c.triton is not None for d in c.dtypes]
+TPU = [(c.name, d) for c in CASES if c.mosaic is not None for d in c.dtypes if d != "float16"]
+
+
+def _compile(name: str, dtype: str, backend: str, device: str) -> None:
+    case = BY_NAME[name]
+    args = case.arguments(dtype)
+    lowered = whole_group(case.f, *args)
+    tiles = case.triton if backend == "triton" else case.mosaic
+    spec = hand_spec(lowered, backend, *(tiles or ()))
+    compile_for(kernel_function(spec, lowered, interpret=False), *args, device=device)
+
+
+@pytest.mark.parametrize(("name", "dtype"), GPU)
+def test_h200(name: str, dtype: str) -> None:
+    _compile(name, dtype, "triton", "h200")
+
+
+@pytest.mark.parametrize(("name", "dtype"), TPU)
+def test_tpu_v5e(name: str, dtype: str) -> None:
+    _compile(name, dtype, "mosaic_tpu", "tpu_v5e")
