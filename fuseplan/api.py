@@ -125,7 +125,7 @@ class JitFused:
             )
             return self._reference(*args, **kwargs)
         if is_checked():
-            from fuseplan.compare import check_results
+            from fuseplan.results import check_results
 
             check_results(self._name, result, self._reference(*args, **kwargs))
         return result

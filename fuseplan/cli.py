@@ -10,12 +10,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+import typer.core
 
 if TYPE_CHECKING:
     from fuseplan.config import Options
     from fuseplan.plan import Plan
 
+
+class _Commands(typer.core.TyperGroup):
+    """Commands whose ``FuseplanError`` is one line on stderr and exit code 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        from fuseplan.errors import FuseplanError
+
+        try:
+            return super().invoke(ctx)
+        except FuseplanError as error:
+            print(f"fuseplan: {_one_line(error)}", file=sys.stderr)
+            raise typer.Exit(2) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -48,15 +64,9 @@ Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write t
 
 
 def main() -> None:
-    """Run the command line; a ``FuseplanError`` becomes one line and exit code 2."""
-    from fuseplan.errors import FuseplanError
-
+    """Run the command line."""
     warnings.showwarning = _show_warning
-    try:
-        app()
-    except FuseplanError as error:
-        print(f"fuseplan: {_one_line(error)}", file=sys.stderr)
-        raise SystemExit(2) from None
+    app()
 
 
 def _one_line(error: Exception) -> str:

@@ -82,6 +82,11 @@ class Steps:
         if self._progress is not None:
             self._progress.update(self._task, description=text)
 
+    def total(self, count: int) -> None:
+        """There are ``count`` steps after all."""
+        if self._progress is not None:
+            self._progress.update(self._task, total=count)
+
     def done(self) -> None:
         """One step is behind us."""
         if self._progress is not None:

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import KernelSpec
-from fuseplan.emit import emit
+from fuseplan.emit import emit, xla
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
 from fuseplan.trace import Literal
@@ -53,12 +53,10 @@ def left_to_xla(spec: KernelSpec) -> KernelSpec:
 def reference(lowered: Lowered) -> FlatFunction:
     """JAX's own evaluation of the same equations, in order, with the same calling
     convention: what a fused function is checked against, differentiated and batched by."""
-    from fuseplan.emit.xla import evaluate
 
     def run(*flat: Any) -> list[Any]:
         env = dict(zip(lowered.graph.inputs, flat, strict=True))
-        for eqn in lowered.equations:
-            env.update(zip(eqn.outputs, evaluate(eqn, env), strict=True))
+        xla.run(lowered.equations, env)
         return [_literal(o) if isinstance(o, Literal) else env[o] for o in lowered.outputs]
 
     return run
@@ -66,7 +64,9 @@ def reference(lowered: Lowered) -> FlatFunction:
 
 def _literal(literal: Literal) -> Any:
     aval: Any = literal.aval
-    return jax.numpy.asarray(np.asarray(literal.val), dtype=aval.dtype)
+    if getattr(aval, "weak_type", False):
+        return jnp.asarray(np.asarray(literal.val).item())
+    return jnp.asarray(literal.val, dtype=aval.dtype)
 
 
 def _last_readers(lowered: Lowered, reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -21,9 +21,9 @@ FLOATS = ("float32", "bfloat16", "float16")
 WIDE = ("float32",)
 BRAIN = ("float32", "bfloat16")
 
-# Rounding errors in units of the dtype's epsilon: a handful of operations each round once,
-# and sums over some hundred elements of order one add up.
-EPSILONS = 8
+# Rounding errors allowed, in units of the dtype's epsilon: a sum of some hundred products of
+# order ten in float32; in 16 bits a handful of operations that each round once.
+EPSILONS = {"float32": 64, "bfloat16": 4, "float16": 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,8 @@ def check(case: Case, dtype: str, results: tuple[Any, ...], args: tuple[Any, ...
             continue
         finite = np.isfinite(want64)
         scale = float(np.max(np.abs(want64[finite]), initial=1.0))
-        tolerance = EPSILONS * float(jnp.finfo(dtype).eps)
+        name = str(got.dtype) if not small else dtype
+        tolerance = EPSILONS[name] * float(jnp.finfo(name).eps)
         np.testing.assert_allclose(got64, want64, rtol=tolerance, atol=tolerance * scale)
 
 
@@ -150,7 +151,7 @@ CASES: tuple[Case, ...] = (
          (Tiled(0, 0, P, 1), Tiled(0, 1, P, 16), Tiled(0, 2, P, 32)), (Tiled(0, 0, P, 1), Tiled(0, 2, P, 128))),
     Case("split-heads", lambda x, s: x.reshape(24, 4, 32) * s[:, None], ((24, 128), (4,)),
          (Tiled(0, 0, P, 4), Tiled(0, 1, P, 2)), None),
-    Case("merge-batch", lambda x, b: jnp.tanh(x.reshape(30, 130)) + b, ((5, 6, 130), (130,)),
+    Case("merge-batch", lambda x, b: jnp.tanh(x.reshape(40, 130)) + b, ((5, 8, 130), (130,)),
          (Tiled(0, 0, P, 1), Tiled(0, 1, P, 2)), (Tiled(0, 0, P, 1),)),
     Case("heads-transpose", lambda x: x.reshape(24, 4, 32).transpose(1, 0, 2) * 2, ((24, 128),),
          (Tiled(0, 0, P, 4), Tiled(0, 1, P, 1)), None),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from costmodel.kernel import KernelSpec
@@ -21,12 +21,17 @@ def emit(
 
     def group(*arrays: Any) -> tuple[Any, ...]:
         values: dict[int, Any] = dict(zip(reads, arrays, strict=True))
-        for equation in equations:
-            operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.inputs]
-            values.update(zip(equation.outputs, evaluate(equation, operands), strict=True))
+        run(equations, values)
         return tuple(values[v] for v in writes)
 
     return group
+
+
+def run(equations: Iterable[Equation], values: dict[int, Any]) -> None:
+    """Evaluate equations in order, adding their results to ``values``."""
+    for equation in equations:
+        operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.inputs]
+        values.update(zip(equation.outputs, evaluate(equation, operands), strict=True))
 
 
 def evaluate(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:

@@ -1,0 +1,249 @@
+"""What ``fuseplan demo`` does: plan two programs for three devices, then run both here."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from fuseplan.api import jit
+from fuseplan.config import make_options
+from fuseplan.console import Steps, print_table
+from fuseplan.local import local_platform
+from fuseplan.lower import lower
+from fuseplan.plan import Plan
+from fuseplan.planner import plan_lowered
+from fuseplan.results import check_results, largest_difference
+from fuseplan.text import bytes_text, grid, kernel_name, makes, seconds_text, status_text, tile, time_text
+from fuseplan.trace import trace
+
+DEVICES = ("h200", "tpu_v5e", "cpu")
+PLANNERS = ("unfused", "greedy", "best_first", "solver")
+_PAIRS = 7
+"""Runs of each function, in turns, so that a change of the machine's load hits both."""
+_RUN_BUDGET_S = 8.0
+"""Seconds for the runs of one program; at least 5 pairs are made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A function, the shapes it is planned at, and the arrays it is run on."""
+
+    name: str
+    f: Callable[..., Any]
+    avals: tuple[Any, ...]
+    arrays: tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """``fuseplan.jit`` and ``jax.jit`` of one program, measured here in turns."""
+
+    name: str
+    kernels: int
+    fuseplan_ms: float
+    jax_ms: float
+    pairs: int
+    fuseplan_temp_bytes: int | None
+    jax_temp_bytes: int | None
+    largest_difference: float
+    relative_difference: float
+    """The largest difference over the root mean square of the result it is in."""
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A program's plans for one device, by ``PLANNERS``."""
+
+    name: str
+    plans: tuple[Plan, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """All that the demo found out."""
+
+    planned: tuple[Planned, ...]
+    runs: tuple[Run, ...]
+    platform: str
+    tiled_loops: int
+    """Kernels of the plans that were run here that are tiled loops, not XLA's own."""
+    page: Path
+    seconds: float
+
+    def as_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        plans = [
+            {
+                "workload": planned.name,
+                "device": plan.device.name,
+                "planner": plan.planner,
+                "kernels": len(plan.kernels),
+                "time_us": plan.objective_us,
+                "hbm_bytes": plan.hbm_bytes,
+                "ratio": plan.objective_ps / planned.plans[0].objective_ps,
+                "status": plan.status,
+                "gap": plan.gap,
+            }
+            for planned in self.planned
+            for plan in planned.plans
+        ]
+        return {
+            "plans": plans,
+            "runs": [asdict(run) for run in self.runs],
+            "platform": self.platform,
+            "page": str(self.page),
+            "seconds": self.seconds,
+        }
+
+
+def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: Steps) -> Demo:
+    """Plan, run, and write the page."""
+    started = time.perf_counter()
+    steps.total(len(programs) * (len(DEVICES) * len(PLANNERS) + 1) + 1)
+    planned: list[Planned] = []
+    runs: list[Run] = []
+    tiled_loops = 0
+    for program in programs:
+        steps.start(f"tracing {program.name}")
+        lowered = lower(trace(program.f, *program.avals))
+        for device in DEVICES:
+            plans = []
+            for planner in PLANNERS:
+                steps.start(f"{program.name}: {planner} for {device}")
+                plans.append(plan_lowered(lowered, make_options(device, planner, deadline_s)))
+                steps.done()
+            planned.append(Planned(program.name, tuple(plans)))
+    for program in programs:
+        steps.start(f"running {program.name} here")
+        run, plan = _measure(program, deadline_s)
+        runs.append(run)
+        tiled_loops += sum(1 for kernel in plan.kernels if kernel.spec.axes)
+        steps.done()
+    steps.start("writing the page")
+    _write_page(planned, runs, page)
+    steps.done()
+    return Demo(tuple(planned), tuple(runs), local_platform(), tiled_loops, page, time.perf_counter() - started)
+
+
+def _measure(program: Program, deadline_s: float) -> tuple[Run, Plan]:
+    """Compile both, compare their results, then time them in turns."""
+    fast = jit(program.f, deadline_s=deadline_s)
+    plan = fast.plan(*program.arrays)
+    compiled = [fast.lower(*program.arrays).compile(), jax.jit(program.f).lower(*program.arrays).compile()]
+    ours, reference = (jax.block_until_ready(c(*program.arrays)) for c in compiled)
+    check_results(program.name, ours, reference)
+    absolute, relative = largest_difference(ours, reference)
+    del ours, reference
+    samples: list[list[float]] = [[], []]
+    stop = time.perf_counter() + _RUN_BUDGET_S
+    while len(samples[1]) < 5 or (len(samples[1]) < _PAIRS and time.perf_counter() < stop):
+        # Whoever goes second finds warmer caches: take turns at that too.
+        for i in (0, 1) if len(samples[1]) % 2 == 0 else (1, 0):
+            started = time.perf_counter()
+            jax.block_until_ready(compiled[i](*program.arrays))
+            samples[i].append(time.perf_counter() - started)
+    fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in samples)
+    temp = [_temp_bytes(c) for c in compiled]
+    run = Run(
+        program.name, len(plan.kernels), fuseplan_ms, jax_ms, len(samples[1]), temp[0], temp[1], absolute, relative
+    )
+    return run, plan
+
+
+def _temp_bytes(compiled: Any) -> int | None:
+    """Bytes of temporaries as the compiler reports them, where it does."""
+    analysis = compiled.memory_analysis()
+    return None if analysis is None else int(analysis.temp_size_in_bytes)
+
+
+def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> None:
+    from fuseplan.report import Page, Study, Table, write_page
+
+    head, rows = _run_rows(runs)
+    measured = Table(
+        f"Measured on this {local_platform().upper()}",
+        f"Medians of {runs[0].pairs} or more runs each, in turns, at these sizes. The difference is the largest of "
+        "any element, over the root mean square of its array.",
+        head,
+        tuple(rows),
+    )
+    studies = tuple(Study(p.name, p.plans) for p in planned)
+    write_page(Page("fuseplan demo: a block of GPT-2 and its gradient", studies, (measured,)), path)
+
+
+def _run_rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    head = ("measured here", "fuseplan ms", "jax.jit ms", "temp. memory", "jax.jit's", "difference")
+    rows = [
+        (
+            run.name,
+            f"{run.fuseplan_ms:.1f}",
+            f"{run.jax_ms:.1f}",
+            "" if run.fuseplan_temp_bytes is None else bytes_text(run.fuseplan_temp_bytes),
+            "" if run.jax_temp_bytes is None else bytes_text(run.jax_temp_bytes),
+            f"{run.relative_difference:.1e}",
+        )
+        for run in runs
+    ]
+    return head, rows
+
+
+def print_demo(demo: Demo) -> None:
+    """The demo in 80 columns."""
+    head = ("workload", "device", "planner", "kernels", "µs", "HBM MB", "vs unf.", "proof")
+    rows, bold = [], []
+    for planned in demo.planned:
+        for i, plan in enumerate(planned.plans):
+            if plan is planned.plans[-1]:
+                bold.append(len(rows))
+            faster = planned.plans[0].objective_ps / plan.objective_ps if plan.objective_ps else 1.0
+            rows.append(
+                (
+                    planned.name if i == 0 else "",
+                    plan.device.name if i == 0 else "",
+                    plan.planner,
+                    str(len(plan.kernels)),
+                    time_text(plan.objective_us),
+                    f"{plan.hbm_bytes / 1e6:,.0f}",
+                    f"{faster:.2f}×",
+                    _proof(plan),
+                )
+            )
+    print_table(head, rows, right=(3, 4, 5, 6), title="Modelled, not measured:", bold=bold)
+    print()
+    print_table(*_run_rows(demo.runs), right=(1, 2, 3, 4, 5))
+    run = demo.runs[0]
+    print(f"(medians of {run.pairs} runs each, in turns; difference relative to each result's RMS)")
+    if demo.platform == "cpu" and not demo.tiled_loops:
+        print(
+            "On this CPU every group is left to XLA in this version: the same code as\n"
+            "jax.jit's, grouped by fuseplan; equal times within the noise are expected."
+        )
+    elif demo.platform == "cpu":
+        print(f"On this CPU {demo.tiled_loops} kernels are tiled loops; the other groups are left to XLA.")
+    print()
+    print(_one_kernel(demo.planned[0].plans[-1]))
+    print(f"\nAll kernels, reasons and proofs: {demo.page}  ({seconds_text(demo.seconds)} in all)")
+
+
+def _proof(plan: Plan) -> str:
+    if plan.status == "OPTIMAL":
+        return "optimal"
+    return "" if plan.gap is None else f"≤ {100 * plan.gap:.1f} % off"
+
+
+def _one_kernel(plan: Plan) -> str:
+    """The largest fused kernel of a plan, and how it is tiled."""
+    k, kernel = max(enumerate(plan.kernels), key=lambda item: (len(item[1].spec.nodes), -item[0]))
+    spec, cost = kernel.spec, kernel.cost
+    tiles = f"grid {grid(spec)}, tile {tile(spec)}, " if spec.axes else ""
+    return (
+        f"For example, kernel {k} of {plan.planner} for {plan.device.name} ({status_text(plan)}):\n"
+        f"  {kernel_name(plan.graph, spec.nodes)} of {len(spec.nodes)} operations -> {makes(plan.graph, spec)}\n"
+        f"  {tiles}{time_text(cost.time_us)} µs, {bytes_text(cost.hbm_bytes)}, {cost.bound_by}-bound"
+    )
