@@ -107,9 +107,12 @@ def time_plan(
     )
 
 
-def plan_table(rows: Sequence[PlanTiming]) -> list[tuple[tuple[str, ...], list[tuple[str, ...]], tuple[int, ...]]]:
-    """Two tables of 80 columns, as (head, rows, columns of numbers): the problems and their
-    proofs, and the seconds."""
+Printable = tuple[Sequence[str], Sequence[Sequence[str]], tuple[int, ...]]
+"""A table's head, its rows, and which columns are numbers."""
+
+
+def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
+    """Two tables of 80 columns: the problems and their proofs, and the seconds."""
     problems = [
         (
             row.workload,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -48,19 +48,19 @@ _WORKLOAD_HELP = "A named workload, or package.module:function returning (f, arg
 WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD_HELP, show_default=False)]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="A device of `fuseplan devices`. Default: this machine's."),
+    typer.Option("--device", metavar="NAME", help="One of `fuseplan devices`. Default: this machine's."),
 ]
 Devices = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME[,NAME]", help="Devices of `fuseplan devices`. Default: this machine's."),
+    typer.Option("--device", metavar="NAME[,NAME]", help="Of `fuseplan devices`. Default: this machine's."),
 ]
 Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {_ALL_PLANNERS}.")]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
-Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For planning, each plan.")]
+Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
-Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to this file.", show_default=False)]
+Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A file to write.")]
 
 
 def main() -> None:
@@ -103,12 +103,12 @@ def _options(
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The HTML page.")] = Path("fuseplan-demo.html"),
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The HTML page.")] = Path(
+        "fuseplan-demo.html"
+    ),
     small: Small = False,
     dtype: Dtype = "float32",
-    deadline: Annotated[
-        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For planning, each plan.")
-    ] = 3.0,
+    deadline: Deadline = 3.0,
     json: Json = False,
 ) -> None:
     """Plan a GPT-2 block and its gradient for three devices, and run both here."""
@@ -171,7 +171,7 @@ def compare(
             print(f"note: {note}")
 
 
-def compare_rows(plans: list[Plan]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+def compare_rows(plans: list[Plan]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
     """The head and the rows of a table of plans of one function on one device."""
     from fuseplan.text import seconds_text, status_text, time_text
 
@@ -218,7 +218,9 @@ def plan(
     options = _make_options(device, planner, deadline, strict)
     ends = explain.split(",") if explain is not None else []
     if explain is not None and len(ends) != 2:
-        raise InvalidArgumentError(f"--explain expects two operations, as 3,7 or exp,dot_general; got {explain!r}")
+        raise InvalidArgumentError(
+            f"--explain expects two operations, such as 3,7 or exp,mul; got {explain!r}"
+        )
     made = _plan_one(workload, options, dtype, small)
     answer = made.explain(*(_operation(end) for end in ends)) if ends else None
     if out is not None:
@@ -253,7 +255,7 @@ def report(
     deadline: Deadline = _DEADLINE_S,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html.", show_default=False),
+        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html."),
     ] = None,
     json: Json = False,
 ) -> None:
@@ -281,26 +283,29 @@ def devices(json: Json = False) -> None:
     frame = devices_frame()
     if json:
         sources = frame.attrs["sources"]
-        print_json([{**row, "sources": sources[row["name"]]} for row in frame.reset_index().to_dict("records")])
+        records = frame.reset_index().to_dict("records")
+        print_json([{**record, "sources": sources[record["name"]]} for record in records])
         return
     rows = [
         (
             str(name),
             str(row.description)[:29],
             f"{row.hbm_gb:.0f}",
-            _rate(row.hbm_gb_per_s),
-            _rate(row.bf16_tflops * 1000),
-            _rate(row.f32_tflops * 1000),
+            f"{row.hbm_gb_per_s:,.0f}",
+            _significant(row.bf16_tflops),
+            _significant(row.f32_tflops),
+            _significant(row.vector_tflops),
             f"{row.ridge_point:.0f}",
         )
         for name, row in zip(frame.index, frame.itertuples(), strict=True)
     ]
-    head = ("device", "", "GB", "GB/s", "bf16 Gf/s", "f32 Gf/s", "ridge")
-    print_table(head, rows, right=(2, 3, 4, 5, 6))
+    head = ("device", "description", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
+    print_table(head, rows, right=(2, 3, 4, 5, 6, 7))
+    print("bf16 and f32: matrix units, vector: the others, in Tflop/s; ridge: bf16 flops per HBM byte.")
 
 
-def _rate(number: float) -> str:
-    return f"{number:,.0f}"
+def _significant(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
 
 @app.command()
@@ -334,14 +339,14 @@ def calibrate(json: Json = False) -> None:
 @bench_app.command("plan")
 def bench_plan(
     workloads: Annotated[
-        str, typer.Option("--workloads", metavar="NAME,…", help="Named workloads, or package.module:function.")
+        str, typer.Option("--workloads", metavar="NAME,…", help="As WORKLOAD of the other commands.")
     ] = "gpt2_block,gpt2_block_grad,gpt2_train_4,gpt2_train_24",
     device: Device = "h200",
     planner: Planner = "solver",
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Deadline = _DEADLINE_S,
-    xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler on this machine too.")] = True,
+    xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler here too.")] = True,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -446,8 +451,11 @@ def _load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], t
     if not callable(make):
         raise UnknownNameError(f"expected a function {function!r} in module {module_name!r}, there is none")
     made = make()
-    if not (isinstance(made, tuple) and len(made) == 2 and callable(made[0]) and isinstance(made[1], (tuple, list))):
-        raise InvalidArgumentError(f"{workload}() must return (f, args), a function and a tuple; it returned {made!r}")
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    if not (is_pair and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise InvalidArgumentError(
+            f"{workload}() must return (f, args), a function and a tuple of its arguments; got {made!r}"
+        )
     return made[0], tuple(made[1])
 
 

@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+
 from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, Verdict
 from fuseplan.join import cyclic_sets, group_successors
+from fuseplan.layout import boundary
 from fuseplan.partition import data_edges, effect_edges
 from fuseplan.plan import Plan
 from fuseplan.pricing import Nodes, Price, PriceBook
-from fuseplan.schedule import Scheduler, boundary
+from fuseplan.schedule import Scheduler
 from fuseplan.text import bytes_text, kernel_name, time_text
 
 
@@ -141,7 +143,8 @@ class Explainer:
     def _change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
         """Replace ``kernels`` by ``groups``, if the rest can then still run."""
         gone = set(kernels)
-        after = group_successors(self.edges, [*groups, *(g for k, g in enumerate(self.groups) if k not in gone)])
+        others = [g for k, g in enumerate(self.groups) if k not in gone]
+        after = group_successors(self.edges, [*groups, *others])
         if cyclic_sets(after):
             return Verdict("cycle", "the kernels would wait for each other", groups[0])
         time_ps = hbm_bytes = 0
@@ -176,12 +179,13 @@ class Explainer:
         whole = self.merge((ka, kb))
         small = self._smallest(smallest)
         changes = [c for c in (whole, small) if isinstance(c, Change)]
-        head = f"{self._node(a)} and {self._node(b)} are in different kernels ({self._kernel(ka)}; {self._kernel(kb)})."
+        where = f"({self._kernel(ka)}; {self._kernel(kb)})"
+        head = f"{self._node(a)} and {self._node(b)} are in different kernels {where}."
         if not changes:
-            verdict = small if isinstance(small, Verdict) else whole
-            if isinstance(small, Verdict) and small.rule == "producer-consumer" and isinstance(whole, Verdict):
+            assert isinstance(small, Verdict)
+            verdict = small
+            if verdict.rule == "producer-consumer" and isinstance(whole, Verdict):
                 verdict = whole  # their kernels touch, even if the two operations do not
-            assert isinstance(verdict, Verdict)
             between = [n for n in smallest if n not in (a, b)]
             path = f" Between them: {self._names(between)}." if between and verdict.rule != "cycle" else ""
             text = f"{head}\nOne kernel is impossible ({verdict}).{path}"
@@ -193,7 +197,9 @@ class Explainer:
         if others:
             scope += f" (and {others} other kernel{'s' if others > 1 else ''} for what it leaves over)"
         text = f"{head}\n{scope} is possible and would {_costs(best)}.{self._why(best)}"
-        return Explanation(a, b, False, (ka, kb), None, best.groups, best.extra_ps, best.extra_hbm_bytes, text)
+        return Explanation(
+            a, b, False, (ka, kb), None, best.groups, best.extra_ps, best.extra_hbm_bytes, text
+        )  # fmt: skip
 
     def _smallest(self, nodes: Nodes) -> Change | Verdict:
         refused = self._refusal(nodes)
@@ -301,10 +307,11 @@ def borders(plan: Plan) -> tuple[tuple[Border, ...], ...]:
 
 def _costs(change: Change) -> str:
     us, n = change.extra_ps / 1e6, change.extra_hbm_bytes
-    time = f"cost {time_text(us)} µs more" if us > 0 else f"save {time_text(-us)} µs" if us < 0 else "take as long"
-    moved = (
-        f"move {bytes_text(n)} more" if n > 0 else f"move {bytes_text(-n)} less" if n < 0 else "move as many bytes"
-    )
+    time, moved = "take as long", "move as many bytes"
+    if us:
+        time = f"cost {time_text(us)} µs more" if us > 0 else f"save {time_text(-us)} µs"
+    if n:
+        moved = f"move {bytes_text(abs(n))} {'more' if n > 0 else 'less'}"
     return f"{time} and {moved}"
 
 

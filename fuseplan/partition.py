@@ -21,6 +21,12 @@ from fuseplan.signature import Signatures
 
 Edge = tuple[int, int]
 
+MAX_PORTS = 4
+"""A scalar may tie so many operations on arrays together. Normalising a single row needs 3
+(its mean is made once and read twice). Where a norm of all gradients or Adam's bias
+correction ties a whole optimizer step together, groups that meet only in that scalar
+would be horizontal fusion, and their number is exponential in the number of parameters."""
+
 
 @dataclass(frozen=True, slots=True)
 class Crossable:
@@ -75,8 +81,9 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     tally: dict[tuple[str, str], list] = {}
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
+    hubs = _hub_edges(graph)
     for edge in data_edges(graph):
-        verdict = book.compatible(edge)
+        verdict = hubs.get(edge) or book.compatible(edge)
         if verdict is None:
             kept.append(edge)
         else:
@@ -126,6 +133,48 @@ def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
 def component_key(signatures: Signatures, component: Component) -> tuple:
     """Equal for components that are the same planning problem on other arrays."""
     return (signatures.of(component.nodes).key, component.shape)
+
+
+def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
+    """The edges through which a scalar ties more than ``MAX_PORTS`` operations together.
+
+    One-element values that scalar arithmetic connects are one hub; its ports are the
+    operations on arrays that make or read one of them.
+    """
+    scalar = [value.size == 1 for value in graph.values]
+    arithmetic = [all(scalar[v] for v in node.inputs + node.outputs) for node in graph.nodes]
+    linked: rx.PyGraph = rx.PyGraph(multigraph=False)
+    linked.add_nodes_from(range(len(graph.values)))
+    for node in graph.nodes:
+        if arithmetic[node.id]:
+            touched = node.inputs + node.outputs
+            linked.add_edges_from_no_data([(touched[0], v) for v in touched[1:]])
+    hub = [-1] * len(graph.values)
+    for h, values in enumerate(rx.connected_components(linked)):
+        for v in values:
+            hub[v] = h if scalar[v] else -1
+    ports: dict[int, set[int]] = {}
+    for node in graph.nodes:
+        if not arithmetic[node.id]:
+            for v in node.inputs + node.outputs:
+                if hub[v] >= 0:
+                    ports.setdefault(hub[v], set()).add(node.id)
+    dropped: dict[Edge, Verdict] = {}
+    by_array: set[Edge] = set()
+    for node in graph.nodes:
+        for v in node.inputs:
+            producer = graph.values[v].producer
+            if producer < 0:
+                continue
+            edge = (producer, node.id)
+            n_ports = len(ports.get(hub[v], ())) if hub[v] >= 0 else 0
+            if n_ports > MAX_PORTS and not (arithmetic[producer] and arithmetic[node.id]):
+                dropped[edge] = Verdict(
+                    "producer-consumer", f"a scalar that ties {n_ports} operations together stays outside", edge
+                )
+            else:
+                by_array.add(edge)
+    return {edge: verdict for edge, verdict in dropped.items() if edge not in by_array}
 
 
 def _predecessors(

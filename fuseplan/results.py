@@ -63,11 +63,9 @@ def check_results(name: str, result: Any, reference: Any) -> None:
         MismatchError: structure, shape, dtype or values differ beyond the dtype's tolerance;
             the message says by how much, where, and which numbers are not finite.
     """
-    if jax.tree.structure(result) != jax.tree.structure(reference):
-        raise MismatchError(
-            f"{name}: expected a result of structure {jax.tree.structure(reference)}, "
-            f"got {jax.tree.structure(result)}"
-        )
+    structure, expected = jax.tree.structure(result), jax.tree.structure(reference)
+    if not structure == expected:
+        raise MismatchError(f"{name}: expected a result of structure {expected}, got {structure}")
     wrong = list(_differences(result, reference))
     if wrong:
         count = len(jax.tree.leaves(reference))
@@ -135,7 +133,8 @@ def _inexact_difference(a: np.ndarray, b: np.ndarray, aval: str, rule: Tolerance
         at = tuple(int(i) for i in np.argwhere(~same)[0])
         return (
             f"{aval}: {int((~same).sum())} of {b.size} elements are finite in one only, first at {list(at)}: "
-            f"expected {b[at]}, got {a[at]} (NaN: expected {int(np.isnan(b).sum())}, got {int(np.isnan(a).sum())}; "
+            f"expected {b[at]}, got {a[at]} "
+            f"(NaN: expected {int(np.isnan(b).sum())}, got {int(np.isnan(a).sum())}; "
             f"infinite: expected {int(np.isinf(b).sum())}, got {int(np.isinf(a).sum())})"
         )
     if not finite.any():
@@ -149,10 +148,11 @@ def _inexact_difference(a: np.ndarray, b: np.ndarray, aval: str, rule: Tolerance
         return ""
     at = tuple(int(i) for i in np.unravel_index(int(np.argmax(difference - allowed)), difference.shape))
     worst = float(difference.max())
+    relative = worst / scale if scale else float("inf")
     return (
         f"{aval}: {int(beyond.sum())} of {b.size} elements beyond {rule.epsilons} eps; largest difference "
-        f"{worst:.3g}, {worst / scale if scale else float('inf'):.3g} of the root mean square {scale:.3g}; worst at "
-        f"{list(at)}: expected {b[at]:.9g}, got {a[at]:.9g}"
+        f"{worst:.3g}, {relative:.3g} of the root mean square {scale:.3g}; "
+        f"worst at {list(at)}: expected {b[at]:.9g}, got {a[at]:.9g}"
     )
 
 

@@ -136,7 +136,8 @@ def _decode_tuple(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
         return tuple(_decode(hints[0], item, f"{where}[{i}]") for i, item in enumerate(value))
     if len(value) != len(hints):
         raise InvalidPlanError(f"{where}: expected a list of {len(hints)}, got {_shown(value)}")
-    return tuple(_decode(h, item, f"{where}[{i}]") for i, (h, item) in enumerate(zip(hints, value, strict=True)))
+    pairs = enumerate(zip(hints, value, strict=True))
+    return tuple(_decode(hint, item, f"{where}[{i}]") for i, (hint, item) in pairs)
 
 
 def _decode_object(cls: type, value: Any, where: str) -> Any:
@@ -144,7 +145,9 @@ def _decode_object(cls: type, value: Any, where: str) -> Any:
         raise InvalidPlanError(f"{where}: expected an object ({cls.__name__}), got {_shown(value)}")
     hints = _hints(cls)
     if unknown := sorted(value.keys() - hints.keys()):
-        raise InvalidPlanError(f"{where}: {cls.__name__} has no field {unknown[0]!r}; its fields are {', '.join(hints)}")
+        raise InvalidPlanError(
+            f"{where}: {cls.__name__} has no field {unknown[0]!r}; its fields are {', '.join(hints)}"
+        )
     known = {}
     for field in dataclasses.fields(cls):
         if field.name in value:
@@ -176,7 +179,8 @@ def _check_ids(plan: Plan) -> None:
         _check_range(f"{where}.flops", (flops.matrix, flops.vector, flops.transcendental), None, "")
     if len(graph.consumers) != n_values:
         raise InvalidPlanError(
-            f"plan.graph.consumers: expected an entry for each of {n_values} values, got {len(graph.consumers)}"
+            f"plan.graph.consumers: expected one entry for each of {n_values} values, "
+            f"got {len(graph.consumers)}"
         )
     for k, kernel in enumerate(plan.kernels):
         _check_spec(f"plan.kernels[{k}].spec", kernel.spec, graph)
@@ -198,7 +202,9 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
             _check_range(f"{at}.value", (access.value,), len(graph.values), "values")
             rank = len(graph.values[access.value].shape)
             if len(access.axes) != rank:
-                raise InvalidPlanError(f"{at}.axes: v{access.value} has {rank} dimensions, got {len(access.axes)}")
+                raise InvalidPlanError(
+                    f"{at}.axes: v{access.value} has {rank} dimensions, got {len(access.axes)}"
+                )
             for dims in access.axes:
                 _check_range(f"{at}.axes", dims, len(spec.axes), "axes")
 
@@ -213,10 +219,11 @@ def _check_range(where: str, numbers: tuple[int, ...], count: int | None, what: 
 def _check_device(device: DeviceSpec) -> None:
     """What the cost model divides by must be positive."""
     for name in ("core_count", "hbm_bytes_per_s", "vector_flops_per_s", "transcendental_per_s"):
-        if getattr(device, name) <= 0:
-            raise InvalidPlanError(f"plan.device.{name}: expected a positive number, got {getattr(device, name)}")
+        rate = getattr(device, name)
+        if rate <= 0:
+            raise InvalidPlanError(f"plan.device.{name}: expected a positive number, got {rate}")
     for dtype, rate in device.matrix_flops_per_s:
         if rate <= 0:
-            raise InvalidPlanError(f"plan.device.matrix_flops_per_s: expected a positive rate of {dtype}, got {rate}")
-
-
+            raise InvalidPlanError(
+                f"plan.device.matrix_flops_per_s: expected a positive rate of {dtype}, got {rate}"
+            )

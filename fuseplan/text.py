@@ -150,7 +150,8 @@ def summary(plan: Plan) -> str:
         + (f" ({time_text(plan.bound_us)} µs)" if plan.bound_us is not None and plan.gap else ""),
     ]
     if plan.stats.seconds:
-        stages = [f"{name} {seconds_text(s)}".replace(" ", _TIED) for name, s in plan.stats.seconds if s >= 0.001]
+        shown = ((name, s) for name, s in plan.stats.seconds if s >= 0.001)  # less rounds to 0 ms
+        stages = [f"{name} {seconds_text(s)}".replace(" ", _TIED) for name, s in shown]
         text = f"  planning {seconds_text(plan.planning_s)}" + (f": {', '.join(stages)}" if stages else "")
         lines += _wrapped(text, 80, " " * 11)
     for note in plan.notes:

@@ -10,6 +10,9 @@ from costmodel.kernel import Access, AxisRole
 from fuseplan.layout import Contraction, Layout
 
 _LANE_TILES = (128, 512, 2048)
+# Where two axes are both contiguous somewhere (a transpose), square tiles of a few cache
+# lines a side serve both.
+_TRANSPOSE_TILES = (32, 64, 128, 512)
 _ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
 _STREAM_TILES = (8, 64, 256, 1024)
 _SMALL = 32
@@ -56,7 +59,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
         elif role == AxisRole.STREAMED:
             options.append(_up_to(size, _STREAM_TILES, backend))
         elif a in lanes:
-            options.append(_up_to(size, _LANE_TILES, backend))
+            options.append(_up_to(size, _LANE_TILES if len(lanes) == 1 else _TRANSPOSE_TILES, backend))
         elif a == row:
             options.append(_up_to(size, _ROW_TILES, backend))
         else:

@@ -126,6 +126,14 @@ def _rev_space(eqn: Equation) -> Space:
     return Space(dims, roles, (out_map,), (out_map,))
 
 
+def _bitcast_space(eqn: Equation) -> Space:
+    """Elements keep their place unless the new type has another width."""
+    if eqn.in_avals[0].shape != eqn.out_avals[0].shape:
+        return whole_space(eqn)
+    dims, dim_map = own_dims(eqn.out_avals[0].shape)
+    return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
+
+
 def _iota_space(eqn: Equation) -> Space:
     dims, out_map = own_dims(eqn.out_avals[0].shape)
     return Space(dims, (_P,) * len(dims), (), (out_map,))
@@ -151,6 +159,7 @@ RULES: dict[str, Rule] = {
     "slice": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
     "concatenate": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
     "pad": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
+    "bitcast_convert_type": Rule(OpKind.INJECTIVE, _bitcast_space, no_flops, None, PALLAS),
     "rev": Rule(OpKind.INJECTIVE, _rev_space, no_flops, None, PALLAS),
     "split": Rule(OpKind.INJECTIVE, whole_space, no_flops, None, PALLAS),
 }

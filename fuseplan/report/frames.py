@@ -77,13 +77,27 @@ def kernels_frame(plan: Plan) -> pd.DataFrame:
                 "source": anchor(graph, spec.nodes).source,
             }
         )
-    return pd.DataFrame(rows, columns=list(rows[0]) if rows else _KERNELS)
+    return pd.DataFrame(rows, columns=_KERNELS)
 
 
-_KERNELS = (
-    "kernel name ops n_ops makes backend grid tile time_us bound_by hbm_bytes onchip_bytes flops intensity "
-    "roofline source"
-).split()
+_KERNELS = [
+    "kernel",
+    "name",
+    "ops",
+    "n_ops",
+    "makes",
+    "backend",
+    "grid",
+    "tile",
+    "time_us",
+    "bound_by",
+    "hbm_bytes",
+    "onchip_bytes",
+    "flops",
+    "intensity",
+    "roofline",
+    "source",
+]
 
 
 def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
@@ -122,5 +136,3 @@ def _device_row(device: DeviceSpec) -> dict[str, object]:
         "vector_tflops": device.vector_flops_per_s / 1e12,
         "ridge_point": device.ridge_point,
     }
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
@@ -106,14 +106,18 @@ def render_page(page: Page) -> str:
         install_plots=INSTALL_PLOTS,
         devices=list({s.device.name: s.device for s in page.studies}.values()),
         versions=_versions(),
-        date=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
 
 def _lead(studies: Sequence[Study]) -> str:
     """The result in a sentence: the study whose plan gains the most."""
-    gains = [(s.plans[0].objective_ps / s.plans[-1].objective_ps, s) for s in studies if s.plans[-1].objective_ps]
-    if not gains or len(gains[0][1].plans) < 2:
+    gains = [
+        (s.plans[0].objective_ps / s.plans[-1].objective_ps, s)
+        for s in studies
+        if len(s.plans) > 1 and s.plans[-1].objective_ps
+    ]
+    if not gains:
         return ""
     gain, best = max(gains, key=lambda g: g[0])
     first, last = best.plans[0], best.plans[-1]
@@ -194,6 +198,7 @@ def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
     lines = []
     for row in rows(plan):
         spec, cost = row.kernel.spec, row.kernel.cost
+        roof = roofline_share(plan.graph, row.kernel, plan.device)
         lines.append(
             {
                 "number": row.first,
@@ -209,7 +214,7 @@ def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
                 "hbm": f"{cost.hbm_bytes * row.count / 1e6:.2f}",
                 "onchip": bytes_text(cost.onchip_bytes) if cost.onchip_bytes else "",
                 "intensity": f"{cost.flops.total / cost.hbm_bytes:.2f}" if cost.hbm_bytes else "",
-                "roofline": f"{100 * roofline_share(plan.graph, row.kernel, plan.device):.0f}" if cost.time_ps else "",
+                "roofline": f"{100 * roof:.0f}" if cost.time_ps else "",
                 "source": _short_source(anchor(plan.graph, spec.nodes).source),
             }
         )

@@ -52,15 +52,15 @@ def strip(plan: Plan, longest_ps: int) -> Strip:
 def _bar(plan: Plan, k: int, kernel: Kernel, x: float, width: float, scale: float) -> str:
     cost = kernel.cost
     name = kernel_name(plan.graph, kernel.spec.nodes)
-    title = escape(f"{k}: {name} ({len(kernel.spec.nodes)} ops), {time_text(cost.time_us)} µs, {cost.bound_by}")
+    ops = len(kernel.spec.nodes)
+    title = escape(f"{k}: {name} ({ops} ops), {time_text(cost.time_us)} µs, {cost.bound_by}")
     gap = min(1.2, width / 4) if width > _NARROWEST else 0.0
     launch = min(cost.launch_ps * scale, width) if cost.bound_by != "launch" else 0.0
     rect = f'<rect y="0" height="{_STRIP_HEIGHT:g}" class="{cost.bound_by}"'
     body = f'{rect} x="{x:.2f}" width="{max(width - gap, 0.1):.2f}"/>'
     if launch > gap:
-        body += (
-            f'<rect y="0" height="{_STRIP_HEIGHT:g}" class="veil" x="{x:.2f}" width="{launch - gap / 2:.2f}"/>'
-        )
+        veil = f'<rect y="0" height="{_STRIP_HEIGHT:g}" class="veil"'
+        body += f'{veil} x="{x:.2f}" width="{launch - gap / 2:.2f}"/>'
     return f"<g><title>{title}</title>{body}</g>"
 
 
@@ -122,9 +122,9 @@ def roofline(plans: Sequence[Plan], salt: str) -> str:
     bottom = min(p.flops_per_s for p in everything) / 3
     longest = max(p.time_us for p in everything)
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": salt, "font.family": "sans-serif"}):
-        figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+        figure = Figure(figsize=(7.2, 4.2))
         FigureCanvasSVG(figure)
-        axes = figure.add_subplot()
+        axes = figure.add_axes((0.09, 0.12, 0.89, 0.86))
         figure.patch.set_alpha(0)
         axes.patch.set_alpha(0)
         axes.set_xscale("log")
@@ -133,7 +133,8 @@ def roofline(plans: Sequence[Plan], salt: str) -> str:
         axes.set_ylim(bottom, peak * 3)
         for rate, name, style in ((peak, f"matrix units, {dtype}", "-"), (vector, "vector units", ":")):
             ridge = rate / slope
-            axes.plot([low, max(ridge, low), high], [min(low * slope, rate), rate, rate], style, color=_INK, lw=1.2)
+            roof = [min(low * slope, rate), rate, rate]
+            axes.plot([low, max(ridge, low), high], roof, style, color=_INK, lw=1.2)
             axes.annotate(
                 f"{name}: {_si(rate)}flop/s", (high, rate), (-4, 4), textcoords="offset points", color=_INK,
                 fontsize=9, ha="right",
@@ -165,8 +166,8 @@ def roofline(plans: Sequence[Plan], salt: str) -> str:
     near = sum(p.time_us for p in points[-1] if p.bound_by != "launch")
     total = sum(p.time_us for p in points[-1]) or 1.0
     label = (
-        f"Roofline of {device.name}: {count} kernels of the {plans[-1].planner} plan; {100 * near / total:.0f} % of "
-        f"their time is in kernels that memory or arithmetic limits, not the launch."
+        f"Roofline of {device.name}: {count} kernels of the {plans[-1].planner} plan; "
+        f"{100 * near / total:.0f} % of their time in kernels that memory or arithmetic limits."
     )
     return _embed(out.getvalue(), label)
 
@@ -202,7 +203,7 @@ def _main_dtype(plan: Plan) -> str:
 
 def _si(rate: float) -> str:
     power = min(int(math.log10(rate) // 3), 5) if rate >= 1 else 0
-    return f"{rate / 1000**power:.3g} {'|k|M|G|T|P'.split('|')[power]}"
+    return f"{rate / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P')[power]}"
 
 
 def _embed(svg: str, label: str) -> str:

@@ -1,0 +1,167 @@
+"""Schedules: what is legal, what fits, and which tiles are chosen."""
+
+from __future__ import annotations
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from costmodel.device import TEST_DEVICE, get_device
+from costmodel.kernel import Access, AxisRole
+from costmodel.memory import footprint
+from costmodel.roofline import estimate
+from experiments.workloads import get_workload
+from fuseplan import schedule
+from fuseplan.errors import Verdict
+from fuseplan.layout import Layout
+from fuseplan.lower import lower
+from fuseplan.plan import Kernel
+from fuseplan.schedule import Scheduler
+from fuseplan.tiles import addressable
+from fuseplan.trace import trace
+
+H200, V5E = get_device("h200"), get_device("tpu_v5e")
+
+
+def shape(*extents, dtype="float32"):
+    return jax.ShapeDtypeStruct(extents, dtype)
+
+
+def priced(f, *args, device=H200):
+    graph = lower(trace(f, *args)).graph
+    return Scheduler(graph, device).price(tuple(range(len(graph.nodes))))
+
+
+def layernorm(x, g):
+    m = x.mean(-1, keepdims=True)
+    return (x - m) * jax.lax.rsqrt(((x - m) ** 2).mean(-1, keepdims=True) + 1e-5) * g
+
+
+def gelu_matmul(x, w, b):
+    return jax.nn.gelu(x @ w + b)
+
+
+def test_rows_are_parallel_and_the_reduced_axis_resident():
+    kernel = priced(layernorm, shape(4096, 768), shape(768))
+    assert isinstance(kernel, Kernel)
+    assert [(a.size, a.role) for a in kernel.spec.axes] == [
+        (4096, AxisRole.PARALLEL),
+        (768, AxisRole.RESIDENT),
+    ]
+    # Read x once, write y once, and the scale: the compulsory traffic and no more.
+    assert kernel.cost.hbm_bytes == 2 * 4096 * 768 * 4 + 768 * 4
+
+
+def test_column_sum_streams_the_rows():
+    kernel = priced(lambda x: (x * 2).sum(0), shape(65536, 256))
+    assert isinstance(kernel, Kernel)
+    assert kernel.spec.axes[kernel.spec.streamed].size == 65536
+
+
+def test_matmul_streams_what_it_contracts():
+    kernel = priced(gelu_matmul, shape(4096, 768), shape(768, 3072), shape(3072))
+    assert isinstance(kernel, Kernel)
+    assert kernel.spec.axes[kernel.spec.streamed].size == 768
+    assert all(a.tile & (a.tile - 1) == 0 for a in kernel.spec.axes)
+
+
+def test_row_statistics_keep_small_tiles():
+    """A row statistic is written along the rows, but rows need not be tiled by 128 for it."""
+    kernel = priced(lambda x: (jnp.exp(x), x.sum(1)), shape(4096, 2048))
+    assert isinstance(kernel, Kernel) and kernel.spec.axes[0].tile < 128
+
+
+REFUSED = {
+    "opaque": (lambda x: jnp.sort(x) * 2, (shape(8, 128),), "opaque"),
+    "side effects": (lambda x: (jax.debug.print("{}", x.sum()), x * 2)[1], (shape(8, 128),), "side-effects"),
+    "two matmuls": (lambda x, w: (x @ w) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
+    "into an operand": (lambda x, w: jnp.exp(x) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
+    "rows of a matmul": (lambda x, w: (x @ w).sum(1), (shape(64, 64), shape(64, 64)), "shapes"),
+    "no rule for the backend": (lambda x: jax.lax.lgamma(x) * 2, (shape(64, 64),), "backend"),
+    "on chip": (
+        lambda x: x - x.max(1, keepdims=True) + x.sum(0, keepdims=True),
+        (shape(4096, 4096),),
+        "on-chip",
+    ),
+    "no common tiling": (
+        lambda x: (lambda y: (y.reshape(64, 96) * 2, y.reshape(96, 64) * 2))(jnp.tanh(x)),
+        (shape(64 * 96),),
+        "shapes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_every_refusal_names_its_rule(name):
+    f, args, rule = REFUSED[name]
+    verdict = priced(f, *args)
+    assert isinstance(verdict, Verdict) and verdict.rule == rule and len(verdict.reason) > 10
+
+
+@pytest.mark.parametrize("device", [H200, V5E, TEST_DEVICE], ids=lambda d: d.name)
+@pytest.mark.parametrize("name", ["softmax", "layernorm", "gelu_bias", "mlp", "add_transpose", "rmsnorm"])
+def test_every_schedule_fits_and_can_be_addressed(name, device):
+    f, args = get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    scheduler = Scheduler(graph, device)
+    seen = 0
+    everything = tuple(range(len(graph.nodes)))
+    for nodes in [*itertools.pairwise(everything), everything]:
+        if scheduler.compatible(nodes):
+            continue
+        for spec in scheduler.schedules(nodes):
+            seen += 1
+            assert footprint(graph, spec, device).fits(device)
+            written = [a.axis_set for a in spec.writes]
+            for i, axis in enumerate(spec.axes):
+                if axis.role == AxisRole.PARALLEL:
+                    assert all(i in w for w in written)
+                if axis.role == AxisRole.STREAMED:
+                    assert all(i not in w for w in written)
+                if axis.role == AxisRole.RESIDENT:
+                    assert axis.tile >= axis.size
+    assert seen
+
+
+def test_inner_tile_divides():
+    """Two axes merged in one dimension: a block of the inner one that does not divide it
+    would write over its neighbour's first elements."""
+    merged = Access(0, ((0, 1),))
+    layout = Layout((4, 6), (merged,), (merged,), (merged,), None)
+    assert addressable(layout, (1, 3), "triton")
+    assert addressable(layout, (2, 6), "triton")
+    assert not addressable(layout, (1, 4), "triton")
+    assert not addressable(layout, (2, 3), "triton")
+    assert not addressable(layout, (4, 8), "triton")
+
+
+@pytest.mark.parametrize("device", [H200, V5E], ids=lambda d: d.name)
+@pytest.mark.parametrize("name", ["softmax", "layernorm", "gelu_bias", "add_transpose", "swiglu"])
+def test_more_tilings_gain_nothing(name, device, monkeypatch):
+    f, args = get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    nodes = tuple(range(len(graph.nodes)))
+    few = Scheduler(graph, device).price(nodes)
+    monkeypatch.setattr(schedule, "_PRICED", 1000)
+    many = Scheduler(graph, device).price(nodes)
+    if isinstance(few, Verdict):
+        assert isinstance(many, Verdict)
+    else:
+        assert few.cost.time_ps <= many.cost.time_ps * 1.01
+
+
+@pytest.mark.parametrize("name", ["softmax", "layernorm_grad", "mlp", "gated_mlp"])
+def test_floor_is_below_every_price(name):
+    f, args = get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    scheduler = Scheduler(graph, H200)
+    everything = tuple(range(len(graph.nodes)))
+    singles = sum(scheduler.price((n,)).cost.time_ps for n in everything)
+    assert scheduler.floor(everything) <= singles
+    for nodes in itertools.chain(itertools.pairwise(everything), [everything]):
+        kernel = scheduler.price(nodes)
+        if isinstance(kernel, Kernel):
+            assert scheduler.floor(nodes) <= kernel.cost.time_ps
+            assert estimate(graph, kernel.spec, H200) == kernel.cost

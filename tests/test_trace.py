@@ -1,0 +1,103 @@
+"""Tracing inlines what can be inlined, keeps what must be kept, and loses no value."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from fuseplan.lower import lower
+from fuseplan.runtime import reference
+from fuseplan.trace import Literal, trace
+
+X = jnp.linspace(-2.0, 2.0, 24).reshape(4, 6)
+
+
+def names(f, *args):
+    return [eqn.primitive.name for eqn in trace(f, *args).equations]
+
+
+def test_nested_calls_are_inlined():
+    @jax.custom_jvp
+    def double(x):
+        return x * 2
+
+    double.defjvp(lambda p, t: (double(*p), t[0] * 2))
+
+    @jax.custom_vjp
+    def triple(x):
+        return x * 3
+
+    triple.defvjp(lambda x: (triple(x), None), lambda _, g: (g * 3,))
+    f = jax.jit(lambda x: jax.checkpoint(jax.jit(jnp.tanh))(double(x)) + triple(x))
+    assert names(f, X) == ["mul", "tanh", "mul", "add"]
+
+
+def test_dead_equations_are_dropped_but_effects_are_kept():
+    def f(x):
+        jnp.exp(x)
+        jax.debug.print("{}", x[0, 0])
+        return x + 1
+
+    found = names(f, X)
+    assert "exp" not in found and "debug_print" in found or "debug_callback" in found
+
+
+def test_scalars_of_literals_are_folded():
+    def f(x):
+        return jnp.var(x, axis=-1, ddof=1)
+
+    scalars = [e for e in trace(f, X).equations if e.out_avals[0].ndim == 0]
+    assert scalars == []
+    np.testing.assert_allclose(run(f, X), jnp.var(X, axis=-1, ddof=1), rtol=1e-6)
+
+
+def test_an_inner_jaxpr_may_be_inlined_many_times():
+    inner = jax.jit(lambda x, y: jnp.sin(x) + y)
+
+    def f(x):
+        return inner(inner(inner(x, x), x), x)
+
+    assert names(f, X).count("sin") == 3
+    np.testing.assert_allclose(run(f, X), f(X), rtol=1e-6)
+
+
+def test_recomputation_of_a_checkpoint_is_kept_apart():
+    """Without the barrier XLA merges the recomputed values with the saved ones."""
+    f = jax.grad(lambda x: jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))(x).sum())
+    found = names(f, X)
+    assert found.count("optimization_barrier") == 1 and found.count("sin") >= 1
+
+
+def test_shardings_of_an_inner_jit_are_not_lost():
+    mesh = jax.make_mesh((1,), ("x",))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    f = lambda x: jax.jit(lambda x: x * 2, in_shardings=sharding)(x) + 1  # noqa: E731
+    assert names(f, X)[0] in ("pjit", "jit")
+    np.testing.assert_allclose(run(f, X), X * 2 + 1)
+
+
+def test_sources_are_the_users_lines():
+    equations = trace(lambda x: jax.nn.softmax(x) + jnp.var(x), X).equations
+    assert all("test_trace.py" in e.source for e in equations)
+
+
+def test_literal_and_repeated_outputs():
+    traced = trace(lambda x: (x, 2.5, x), X)
+    assert traced.outputs[0] == traced.outputs[2] and isinstance(traced.outputs[1], Literal)
+
+
+@pytest.mark.parametrize("error", [ValueError, ZeroDivisionError])
+def test_errors_of_the_function_pass_unchanged(error):
+    def f(x):
+        raise error("mine")
+
+    with pytest.raises(error, match="mine"):
+        trace(f, X)
+
+
+def run(f, *args):
+    lowered = lower(trace(f, *args))
+    results = reference(lowered)(*lowered.consts, *jax.tree.leaves(args))
+    return jax.tree.unflatten(lowered.out_tree, results)
