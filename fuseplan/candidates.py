@@ -18,6 +18,10 @@ from fuseplan.pricing import FREE, Price, PriceBook
 
 Mask = int
 
+_MAX_LEARNT = 256
+"""Sets whose compatibility is remembered for those inside and around them: looking through
+more of them takes longer than asking."""
+
 
 def bits(mask: Mask) -> Iterator[int]:
     """The positions in ``mask``, ascending."""
@@ -62,6 +66,8 @@ class Space:
                 self.conflicts[v] |= 1 << u
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
+        self._allowed: list[Mask] = []
+        self._refused: list[Mask] = []
         self._prices: dict[Mask, Price | Verdict] = {}
 
     def nodes(self, mask: Mask) -> tuple[int, ...]:
@@ -70,6 +76,49 @@ class Space:
             members = self.component.nodes
             return tuple(members[i] for i in bits(mask))
         return tuple(sorted(n for i in bits(mask) for n in self.members[i]))
+
+    def compatible(self, mask: Mask) -> bool:
+        """Whether the monotone rules allow the group.
+
+        A set inside an allowed one is allowed, one around a refused one is refused: each
+        answer is first widened as far as it goes, so that a few answer for thousands.
+        """
+        known = self._known(mask)
+        if known is not None:
+            return known
+        answer = self.book.compatible(self.nodes(mask)) is None
+        if len(self._allowed) + len(self._refused) >= _MAX_LEARNT:
+            return answer
+        if answer:
+            for i in range(self.n):
+                wider = mask | 1 << i
+                if wider != mask and self._known(wider) is not False:
+                    if self.book.compatible(self.nodes(wider)) is None:
+                        mask = wider
+                    elif len(self._refused) < _MAX_LEARNT:
+                        self._refused.append(self._smallest_refused(wider))
+            self._allowed.append(mask)
+        else:
+            self._refused.append(self._smallest_refused(mask))
+        return answer
+
+    def _known(self, mask: Mask) -> bool | None:
+        if any(not mask & ~allowed for allowed in self._allowed):
+            return True
+        if any(not refused & ~mask for refused in self._refused):
+            return False
+        return None
+
+    def _smallest_refused(self, mask: Mask) -> Mask:
+        """A refused subset of a refused set, none of whose members can be left out."""
+        for i in bits(mask):
+            smaller = mask ^ 1 << i
+            known = self._known(smaller)
+            if known is None:
+                known = self.book.compatible(self.nodes(smaller)) is None
+            if not known:
+                mask = smaller
+        return mask
 
     def price(self, mask: Mask) -> Price | Verdict:
         """What the group costs, or why it is refused."""
@@ -148,7 +197,6 @@ def enumerate_groups(
         space.neighbours,
         space.conflicts,
     )
-    compatible = space.book.compatible
     for seed in range(space.n):
         start = 1 << seed
         # Groups that hold a lower position were found from there.
@@ -172,7 +220,7 @@ def enumerate_groups(
             for j in bits(grown & ~group):
                 clash |= conflicts[j]
                 border |= neighbours[j]
-            if grown & clash or compatible(space.nodes(grown)) is not None:
+            if grown & clash or not space.compatible(grown):
                 continue
             stack.append((grown, down, up, border, clash, excluded))
     return Candidates(tuple(found), True)

@@ -368,9 +368,10 @@ def bench_plan(
     if json:
         print_json([row.as_dict() for row in rows])
     else:
-        for head, lines, right in plan_table(rows):
+        for i, (head, lines, right) in enumerate(plan_table(rows)):
+            if i:
+                print()
             print_table(head, lines, right=right)
-            print()
 
 
 def _names(text: str, option: str) -> list[str]:

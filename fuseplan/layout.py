@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole
@@ -56,6 +57,8 @@ class Layout:
     writes: tuple[Access, ...]
     inner: tuple[Access, ...]
     contraction: Contraction | None
+    element_bytes: tuple[int, ...] = ()
+    """Of the arrays read, then of those written."""
 
 
 def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> Layout:
@@ -79,12 +82,14 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> Layou
         if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
             contraction = contraction_axes(node, own)
     by_id = {a.value: a for a in writes}
+    ordered = tuple(by_id[v] for v in edge.writes)
     return Layout(
         axes.sizes,
         tuple(reads),
-        tuple(by_id[v] for v in edge.writes),
+        ordered,
         tuple(inner),
         contraction,
+        tuple(-(-dtypes.bits(graph.values[a.value].dtype) // 8) for a in (*reads, *ordered)),
     )
 
 

@@ -7,20 +7,30 @@ a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
 
 from __future__ import annotations
 
-from costmodel.axes import Conflict, unify
+from collections.abc import Callable
+
+from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.errors import Verdict
 
 
-def refuse(graph: Graph, backend: str, nodes: tuple[int, ...]) -> Verdict | None:
-    """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None."""
+def refuse(
+    graph: Graph,
+    backend: str,
+    nodes: tuple[int, ...],
+    axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
+) -> Verdict | None:
+    """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
+
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``).
+    """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
     refused = _barriers(members, backend) or _contractions(members)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
-    return refused or _shapes(graph, nodes)
+    return refused or _shapes(axes_of(nodes))
 
 
 def _barriers(members: list[Node], backend: str) -> Verdict | None:
@@ -74,8 +84,7 @@ def _xla_loops(members: list[Node]) -> Verdict | None:
     return None
 
 
-def _shapes(graph: Graph, nodes: tuple[int, ...]) -> Verdict | None:
-    axes = unify(graph, nodes)
+def _shapes(axes: GroupAxes | Conflict) -> Verdict | None:
     if isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     return None

@@ -30,9 +30,9 @@ class Pricing(Protocol):
     """
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        """None if ``nodes``, connected by producer-consumer edges, could be one kernel as
-        far as *monotone* conditions go: what refuses a group refuses every group that
-        contains it."""
+        """None if ``nodes`` could be one kernel as far as *monotone* conditions go: what
+        refuses a set of two or more refuses every set that contains it. Asked of any set,
+        connected or not; that groups are connected and convex is the planners' business."""
         ...
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:

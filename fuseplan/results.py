@@ -63,8 +63,9 @@ def check_results(name: str, result: Any, reference: Any) -> None:
         MismatchError: structure, shape, dtype or values differ beyond the dtype's tolerance;
             the message says by how much, where, and which numbers are not finite.
     """
-    structure, expected = jax.tree.structure(result), jax.tree.structure(reference)
-    if not structure == expected:
+    structure: Any = jax.tree.structure(result)
+    expected: Any = jax.tree.structure(reference)
+    if structure != expected:
         raise MismatchError(f"{name}: expected a result of structure {expected}, got {structure}")
     wrong = list(_differences(result, reference))
     if wrong:

@@ -19,7 +19,7 @@ from fuseplan.errors import Verdict
 from fuseplan.layout import Layout, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.plan import Kernel
-from fuseplan.tiles import Tiles, tilings
+from fuseplan.tiles import Tiles, largest_block_bytes, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
 # first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
@@ -33,10 +33,17 @@ class Scheduler:
         self.graph = graph
         self.device = device
         self.outputs = frozenset(graph.outputs)
+        self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
-        return refuse(self.graph, self.device.backend, nodes)
+        return refuse(self.graph, self.device.backend, nodes, self._axes)
+
+    def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
+        """The group's axes; whoever asks for a group asks more than once in a row."""
+        if self._unified[0] != nodes:
+            self._unified = (nodes, unify(self.graph, nodes))
+        return self._unified[1]
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.
@@ -53,26 +60,20 @@ class Scheduler:
         floor_ps = self.floor(nodes)
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
-        for spec, need in self._fitting(nodes):
+        tried: list[Tiles] = []
+        for spec, need in self._fitting(nodes, tried):
             cost = estimate(self.graph, spec, self.device, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
             if cost.time_ps <= floor_ps:
                 break
-        return best or self._without_schedule(nodes)
+        return best or self._without_schedule(nodes, bool(tried))
 
-    def _without_schedule(self, nodes: tuple[int, ...]) -> Verdict:
+    def _without_schedule(self, nodes: tuple[int, ...], addressable: bool) -> Verdict:
         device = self.device
-        axes = unify(self.graph, nodes)
-        assert not isinstance(axes, Conflict)  # compatible() tied them before.
-        layout = group_layout(self.graph, nodes, axes)
-        any_tiling = any(
-            next(tilings(layout, roles, device.backend, 1 << 62), None)
-            for roles in axis_roles(self.graph, nodes, axes, layout)
-        )
-        names = " and ".join(dict.fromkeys(self.graph.nodes[n].op for n in nodes[:2] + nodes[2:][-1:]))
-        if any_tiling:
+        names = " and ".join(dict.fromkeys(self.graph.nodes[n].op for n in (nodes[0], nodes[-1])))
+        if addressable:
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
@@ -97,15 +98,16 @@ class Scheduler:
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""
-        return (spec for spec, _ in self._fitting(nodes))
+        return (spec for spec, _ in self._fitting(nodes, []))
 
-    def _fitting(self, nodes: tuple[int, ...]) -> Iterator[tuple[KernelSpec, Footprint]]:
+    def _fitting(self, nodes: tuple[int, ...], tried: list[Tiles]) -> Iterator[tuple[KernelSpec, Footprint]]:
+        """Schedules that fit, with what they need; ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
             spec = whole_array_spec(self.graph, nodes)
             yield spec, footprint(self.graph, spec, device)
             return
-        axes = unify(self.graph, nodes)
+        axes = self._axes(nodes)
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes)
@@ -113,7 +115,10 @@ class Scheduler:
         for roles in axis_roles(self.graph, nodes, axes, layout):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             found = 0
-            for tiles in tilings(layout, roles, device.backend, limit_bytes):
+            for tiles in tilings(layout, roles, device.backend):
+                tried.append(tiles)
+                if largest_block_bytes(layout, tiles) > limit_bytes:
+                    continue
                 spec = make_spec(tiles)
                 need = footprint(self.graph, spec, device)
                 if need.fits(device):

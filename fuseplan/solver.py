@@ -16,6 +16,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 MAX_STATES = 50_000
 """Partial covers that dynamic programming may hold: about a tenth of a second of work
 (measured: 2 us a state), the time that CP-SAT takes to load and presolve."""
@@ -63,14 +66,17 @@ def exact_cover(instance: Instance) -> Selection:
         return Selection("OPTIMAL", (), (0,) * _n_objectives(instance), 0, "trivial")
     if instance.deadline_s <= 0:
         return _unsolved(instance, 0)
-    duals, bound = (0,) * instance.n_items, 0
-    alive = range(len(instance.sets))
+    duals: tuple[int, ...] = (0,) * instance.n_items
+    bound = 0
+    alive = list(range(len(instance.sets)))
     if len(instance.sets) > instance.n_items:
-        duals, bound = dual_prices(instance.sets, [c[0] for c in instance.costs], instance.n_items)[:2]
+        relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
+        relaxation.solve()
+        duals, bound = relaxation.duals, relaxation.bound
         if instance.hint is not None and _allowed(instance, instance.hint):
             # Using a set costs at least its reduced cost more than the bound.
             gap = _total(instance, instance.hint)[0] - bound
-            alive = [k for k in alive if _reduced(instance, k, duals) <= gap]  # type: ignore[assignment]
+            alive = [k for k, extra in enumerate(relaxation.reduced_costs()) if extra <= gap]
     if not instance.forbidden:
         chosen = _dynamic_programming(instance, alive, duals, expires_at)
         if chosen is not None:
@@ -81,41 +87,72 @@ def exact_cover(instance: Instance) -> Selection:
     return _cp_sat(instance, alive, bound, expires_at)
 
 
-def dual_prices(
-    sets: Sequence[Sequence[int]], costs: Sequence[int], n_items: int
-) -> tuple[tuple[int, ...], int, tuple[int, ...]]:
-    """A price for each item such that no set costs less than its items, as large in sum as
-    the linear relaxation allows; that sum, a lower bound on every cover; and the sets that
-    the relaxation uses.
+class Relaxation:
+    """The linear relaxation of an exact cover, solved again as costs become known.
 
-    The relaxation is solved in floating point, then rounded to integers that satisfy the
-    condition exactly: the bound is a proof whatever the accuracy of the LP.
+    ``duals`` is a price for each item such that no set costs less than its items, as large
+    in sum as the relaxation allows; ``bound`` is that sum, a lower bound on every cover;
+    ``support`` has the sets that the relaxation uses. It is solved in floating point, then
+    rounded to integers that satisfy the condition exactly: the bound is a proof whatever
+    the accuracy of the solver.
     """
-    from ortools.linear_solver import pywraplp
 
-    lp = pywraplp.Solver.CreateSolver("GLOP")
-    rows = [lp.Constraint(1.0, 1.0) for _ in range(n_items)]
-    objective = lp.Objective()
-    objective.SetMinimization()
-    unit = max(1, max(costs, default=1))
-    variables = []
-    for items, cost in zip(sets, costs, strict=True):
-        x = lp.NumVar(0.0, lp.infinity(), "")
-        objective.SetCoefficient(x, cost / unit)
-        for i in items:
-            rows[i].SetCoefficient(x, 1.0)
-        variables.append(x)
-    if lp.Solve() != pywraplp.Solver.OPTIMAL:
-        return (0,) * n_items, 0, ()
-    prices = [math.floor(row.dual_value() * unit) for row in rows]
-    excess = 0
-    for items, cost in zip(sets, costs, strict=True):
-        excess = max(excess, -(-(sum(prices[i] for i in items) - cost) // len(items)))
-    support = tuple(k for k, x in enumerate(variables) if x.solution_value() > 1e-6)
-    duals = tuple(p - excess for p in prices)
-    if sum(duals) < 0:  # all costs are zero but for rounding: no price at all is as good
-        return (0,) * n_items, 0, support
-    return duals, sum(duals), support
+    def __init__(self, sets: Sequence[Sequence[int]], costs: Sequence[int], n_items: int) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._optimal = pywraplp.Solver.OPTIMAL
+        self._lp = pywraplp.Solver.CreateSolver("GLOP")
+        rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
+        self._rows = rows
+        self._objective = self._lp.Objective()
+        self._objective.SetMinimization()
+        self._unit = max(1, max(costs, default=1))
+        self._costs = np.array(costs, dtype=np.int64)
+        self._sizes = np.array([len(items) for items in sets], dtype=np.int64)
+        self._items = np.array([i for items in sets for i in items], dtype=np.int64)
+        self._starts = np.concatenate(([0], np.cumsum(self._sizes)))[:-1]
+        self._alive = np.ones(len(sets), dtype=bool)
+        self._variables = []
+        for items, cost in zip(sets, costs, strict=True):
+            x = self._lp.NumVar(0.0, self._lp.infinity(), "")
+            self._objective.SetCoefficient(x, cost / self._unit)
+            for i in items:
+                rows[i].SetCoefficient(x, 1.0)
+            self._variables.append(x)
+        self.duals: tuple[int, ...] = (0,) * n_items
+        self.bound = 0
+        self.support: tuple[int, ...] = ()
+
+    def set_cost(self, k: int, cost: int) -> None:
+        """Set ``k`` turns out to cost so much."""
+        self._costs[k] = cost
+        self._objective.SetCoefficient(self._variables[k], cost / self._unit)
+
+    def drop(self, k: int) -> None:
+        """Set ``k`` cannot be used after all, or in no cover of interest."""
+        self._alive[k] = False
+        self._variables[k].SetUb(0.0)
+
+    def solve(self) -> None:
+        """Find ``duals``, ``bound`` and ``support``."""
+        n_items = len(self._rows)
+        self.duals, self.bound, self.support = (0,) * n_items, 0, ()
+        if self._lp.Solve() != self._optimal:
+            return
+        prices = np.floor(np.array([row.dual_value() for row in self._rows]) * self._unit).astype(np.int64)
+        over = self._item_sums(prices) - self._costs
+        excess = max(0, int(np.max(-(-over // self._sizes)[self._alive], initial=0)))
+        duals = tuple(int(p) - excess for p in prices)
+        self.support = tuple(k for k in np.flatnonzero(self._alive) if self._variables[k].solution_value() > 1e-6)
+        if sum(duals) > 0:  # else all costs are zero but for rounding: no price is as good
+            self.duals, self.bound = duals, sum(duals)
+
+    def reduced_costs(self) -> tuple[int, ...]:
+        """For each set, how much dearer than ``bound`` a cover that uses it is at least."""
+        return tuple((self._costs - self._item_sums(np.array(self.duals, dtype=np.int64))).tolist())
+
+    def _item_sums(self, prices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        return np.add.reduceat(prices[self._items], self._starts)
 
 
 def _check(instance: Instance) -> None:
@@ -141,11 +178,6 @@ def _n_objectives(instance: Instance) -> int:
 
 def _total(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
     return tuple(map(sum, zip(*(instance.costs[k] for k in chosen), strict=True)))
-
-
-def _reduced(instance: Instance, k: int, duals: Sequence[int]) -> int:
-    """How much dearer a cover gets, at least, by using set ``k``."""
-    return instance.costs[k][0] - sum(duals[i] for i in instance.sets[k])
 
 
 def _unsolved(instance: Instance, bound: int) -> Selection:

@@ -30,20 +30,25 @@ _LANES, _SUBLANES = 128, 8
 Tiles = tuple[int, ...]
 
 
-def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str, limit_bytes: int) -> Iterator[Tiles]:
-    """Tiles for each axis that ``backend`` can address, the largest blocks first. Those with
-    a written block of more elements than ``limit_bytes`` are left out: they cannot fit."""
+def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterator[Tiles]:
+    """Tiles for each axis that ``backend`` can address, the largest blocks first."""
     options = _options(layout, roles, backend)
     if options is None:
         return
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if _largest_block(layout, tiles) <= limit_bytes and addressable(layout, tiles, backend):
+        if addressable(layout, tiles, backend):
             yield tiles
 
 
-def _largest_block(layout: Layout, tiles: Tiles) -> int:
-    """Elements, and so a lower bound in bytes."""
-    return max(math.prod(tiles[a] for dims in w.axes for a in dims) for w in layout.writes)
+def largest_block_bytes(layout: Layout, tiles: Tiles) -> int:
+    """The largest block read or written: a kernel needs at least so much on chip."""
+    largest = 0
+    for access, width in zip(layout.reads + layout.writes, layout.element_bytes, strict=True):
+        size = width
+        for a in access.axis_set:
+            size *= tiles[a]
+        largest = max(largest, size)
+    return largest
 
 
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]] | None:

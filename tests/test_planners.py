@@ -268,3 +268,14 @@ def test_solver_is_optimal_with_real_prices(g, scheduler):
     assert_legal(g, plan)
     assert plan.status == "OPTIMAL"
     assert objectives(plan) == brute_force(g, pricing)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs(), st.data())
+def test_the_scheduler_keeps_its_promise_that_refusals_are_monotone(g, data):
+    pricing = Scheduler(g, TEST_DEVICE)
+    members = st.sets(st.integers(0, len(g.nodes) - 1), min_size=1)
+    small = data.draw(members)
+    large = small | data.draw(members)
+    if len(small) > 1 and pricing.compatible(tuple(sorted(small))) is not None:
+        assert pricing.compatible(tuple(sorted(large))) is not None

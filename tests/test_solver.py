@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan import solver
-from fuseplan.solver import Instance, dual_prices, exact_cover
+from fuseplan.solver import Instance, Relaxation, exact_cover
 
 
 @st.composite
@@ -84,12 +84,23 @@ def test_cp_sat_is_exact_and_respects_forbidden_combinations(instance, data):
 @given(instances())
 def test_dual_prices_are_a_proof(instance):
     costs = [c[0] for c in instance.costs]
-    duals, bound, _ = dual_prices(instance.sets, costs, instance.n_items)
-    assert all(isinstance(d, int) for d in duals)
-    assert bound == sum(duals)
-    for items, cost in zip(instance.sets, costs, strict=True):
-        assert sum(duals[i] for i in items) <= cost
-    assert bound <= min(total(instance, c)[0] for c in covers(instance))
+    relaxation = Relaxation(instance.sets, [0] * len(costs), instance.n_items)
+    relaxation.solve()
+    assert relaxation.bound == 0
+    for k, cost in enumerate(costs):
+        relaxation.set_cost(k, cost)
+    possible = list(covers(instance))
+    if len(possible[0]) < instance.n_items:  # without the first set, another cover is left
+        relaxation.drop(possible[0][0])
+        possible = [c for c in possible if possible[0][0] not in c]
+    relaxation.solve()
+    duals = relaxation.duals
+    assert relaxation.bound == sum(duals)
+    for k, (items, cost) in enumerate(zip(instance.sets, costs, strict=True)):
+        assert relaxation.reduced_costs()[k] == cost - sum(duals[i] for i in items)
+    for chosen in possible:
+        assert relaxation.bound <= total(instance, chosen)[0]
+        assert all(relaxation.reduced_costs()[k] >= 0 for k in chosen)
 
 
 def test_dual_prices_are_tight_on_intervals():
@@ -99,9 +110,10 @@ def test_dual_prices_are_tight_on_intervals():
     n = 20
     sets = [tuple(range(i, j)) for i in range(n) for j in range(i + 1, n + 1)]
     costs = [10**9 + rng.randrange(10**9) for _ in sets]
-    _, bound, _ = dual_prices(sets, costs, n)
+    relaxation = Relaxation(sets, costs, n)
+    relaxation.solve()
     best = exact_cover(Instance(tuple(sets), tuple((c,) for c in costs), n)).objective[0]
-    assert best - 2 * n <= bound <= best
+    assert best - 2 * n <= relaxation.bound <= best
 
 
 def wide(n=16, n_sets=120, seed=1):

@@ -23,7 +23,7 @@ class Merging:
     def saving(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
         """What merging saves in each objective; None if it is illegal or a loss."""
         both = a | b
-        if self.space.clashes(both) or self.space.book.compatible(self.space.nodes(both)) is not None:
+        if self.space.clashes(both) or not self.space.compatible(both):
             return None
         price, of_a, of_b = self.space.price(both), self.space.price(a), self.space.price(b)
         if not isinstance(price, Price):

@@ -35,7 +35,7 @@ from fuseplan.planners.base import (
     take_apart,
 )
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
-from fuseplan.solver import Instance, dual_prices, exact_cover
+from fuseplan.solver import Instance, Relaxation, exact_cover
 
 _FEW = 16
 """Groups that are priced at least before the relaxation is solved again: scheduling a
@@ -190,34 +190,41 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
             unpriced.add(mask)
         else:
             _price(space, mask, cost, unpriced)
-    items = {mask: tuple(bits(mask)) for mask in cost}
-    duals: tuple[int, ...] = (0,) * space.n
-    bound = 0
+    masks = list(cost)
+    items = {mask: tuple(bits(mask)) for mask in masks}
+    relaxation = Relaxation([items[m] for m in masks], [cost[m] for m in masks], space.n)
+    alive = dict.fromkeys(range(len(masks)))
     batch = _FEW
-    alive = list(cost)
     while True:
-        duals, bound, support = dual_prices([items[m] for m in alive], [cost[m] for m in alive], space.n)
-        used = [alive[k] for k in support]
-        gap = space.total(best).time_ps - bound
+        relaxation.solve()
+        used = [masks[k] for k in relaxation.support]
+        if not unpriced.intersection(used) and _is_plan(space, used):
+            best = min(best, used, key=lambda groups: space.total(groups).objectives)
+        gap = space.total(best).time_ps - relaxation.bound
+        extra = relaxation.reduced_costs()
         # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
-        alive = [m for m in alive if cost[m] - sum(duals[i] for i in items[m]) <= gap]
-        open_ = [m for m in alive if m in unpriced]
+        for k in [k for k in alive if extra[k] > gap]:
+            relaxation.drop(k)
+            del alive[k]
+        open_ = [k for k in alive if masks[k] in unpriced]
         if not open_:
             break
         if time.monotonic() > expires_at:
-            return Solved(best, bound, False, cost, duals, _deadline_note(space))
-        wanted = [m for m in used if m in unpriced]
-        if not wanted and _is_plan(space, used) and space.total(used) < space.total(best):
-            best = used
-            continue
+            return Solved(best, relaxation.bound, False, cost, relaxation.duals, _deadline_note(space))
         # Next to those that the relaxation uses, the most promising; twice as many each time,
         # so that floors which are no good cost a few relaxations, not thousands.
-        promising = sorted(open_, key=lambda m: (cost[m] - sum(duals[i] for i in items[m]), m))
-        for mask in dict.fromkeys([*wanted, *promising[:batch]]):
-            _price(space, mask, cost, unpriced)
+        open_.sort(key=lambda k: (extra[k], masks[k]))
+        wanted = [k for k in relaxation.support if masks[k] in unpriced]
+        for k in dict.fromkeys([*wanted, *open_[:batch]]):
+            _price(space, masks[k], cost, unpriced)
+            if masks[k] in cost:
+                relaxation.set_cost(k, cost[masks[k]])
+            else:
+                relaxation.drop(k)
+                alive.pop(k, None)
         batch *= 2
-        alive = [m for m in alive if m in cost]
-    return _prove(space, alive, items, cost, duals, bound, best, expires_at)
+    known = [masks[k] for k in alive]
+    return _prove(space, known, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
 
 
 def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
