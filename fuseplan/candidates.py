@@ -66,6 +66,13 @@ class Space:
                 self.conflicts[v] |= 1 << u
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
+        graph, inside = book.graph, set(component.nodes)
+        self._written_for_good = frozenset(
+            v
+            for n in component.nodes
+            for v in graph.nodes[n].outputs
+            if v in book.outputs or not inside.issuperset(graph.consumers[v])
+        )
         self._allowed: list[Mask] = []
         self._refused: list[Mask] = []
         self._prices: dict[Mask, Price | Verdict] = {}
@@ -77,6 +84,10 @@ class Space:
             return tuple(members[i] for i in bits(mask))
         return tuple(sorted(n for i in bits(mask) for n in self.members[i]))
 
+    def refusal(self, mask: Mask) -> Verdict | None:
+        """Why the group and every larger one in this component are refused, or None."""
+        return self.book.compatible(self.nodes(mask), self._written_for_good)
+
     def compatible(self, mask: Mask) -> bool:
         """Whether the monotone rules allow the group.
 
@@ -86,14 +97,14 @@ class Space:
         known = self._known(mask)
         if known is not None:
             return known
-        answer = self.book.compatible(self.nodes(mask)) is None
+        answer = self.refusal(mask) is None
         if len(self._allowed) + len(self._refused) >= _MAX_LEARNT:
             return answer
         if answer:
             for i in range(self.n):
                 wider = mask | 1 << i
                 if wider != mask and self._known(wider) is not False:
-                    if self.book.compatible(self.nodes(wider)) is None:
+                    if self.refusal(wider) is None:
                         mask = wider
                     elif len(self._refused) < _MAX_LEARNT:
                         self._refused.append(self._smallest_refused(wider))
@@ -115,7 +126,7 @@ class Space:
             smaller = mask ^ 1 << i
             known = self._known(smaller)
             if known is None:
-                known = self.book.compatible(self.nodes(smaller)) is None
+                known = self.refusal(smaller) is None
             if not known:
                 mask = smaller
         return mask

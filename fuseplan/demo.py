@@ -227,13 +227,13 @@ def print_demo(demo: Demo) -> None:
         print(f"On this CPU {demo.tiled_loops} kernels are tiled loops; the other groups are left to XLA.")
     print()
     print(_one_kernel(demo.planned[0].plans[-1]))
-    print(f"\nAll kernels, reasons and proofs: {demo.page}  ({seconds_text(demo.seconds)} in all)")
+    print(f"\nDone in {seconds_text(demo.seconds)}. All kernels, with reasons and proofs:\n{demo.page}")
 
 
 def _proof(plan: Plan) -> str:
     if plan.status == "OPTIMAL":
         return "optimal"
-    return "" if plan.gap is None else f"≤ {100 * plan.gap:.1f} % off"
+    return "" if plan.gap is None else f"gap {100 * plan.gap:.1f} %"
 
 
 def _one_kernel(plan: Plan) -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-
 from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, Verdict
 from fuseplan.join import cyclic_sets, group_successors

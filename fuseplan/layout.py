@@ -123,7 +123,7 @@ def axis_roles(
         if axes.reduced[a]
         and not axes.whole[a]
         and not any(a in w for w in written)
-        and not _repeats(graph, nodes, axes, a)
+        and not repeats(graph, nodes, axes, a)
     ]
     if layout.contraction is not None:
         # A matmul always streams what it contracts: a whole operand rarely fits.
@@ -141,7 +141,7 @@ def axis_roles(
         yield tuple(roles)
 
 
-def _repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:
+def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:
     """Whether a node that walks ``axis`` needs a result of reducing it: a second pass."""
     reduced: set[int] = set()
     for n, own in zip(nodes, axes.node_axes, strict=True):

@@ -35,6 +35,12 @@ class Pricing(Protocol):
         connected or not; that groups are connected and convex is the planners' business."""
         ...
 
+    def oversized(self, nodes: Nodes, written_for_good: frozenset[int]) -> Verdict | None:
+        """Why neither ``nodes`` nor any larger group can fit on chip, or None; monotone as
+        ``compatible`` is. ``written_for_good`` are values that stay written however the group
+        grows."""
+        ...
+
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The group with its best schedule and cost. A single node always has one."""
         ...
@@ -75,9 +81,10 @@ class PriceBook:
     def __init__(self, graph: Graph, pricing: Pricing) -> None:
         self.graph = graph
         self.signatures = Signatures(graph)
+        self.outputs = frozenset(graph.outputs)
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
-        self._compatible: dict[tuple[int, ...], Verdict | None] = {}
+        self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict | None] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 
     @property
@@ -85,11 +92,16 @@ class PriceBook:
         """How many distinct groups have been scheduled."""
         return len(self._kernels)
 
-    def compatible(self, nodes: Nodes) -> Verdict | None:
-        """As ``Pricing.compatible``; a verdict may name the nodes of an equal group."""
-        key = self.signatures.of(nodes).key
+    def compatible(self, nodes: Nodes, written_for_good: frozenset[int] = frozenset()) -> Verdict | None:
+        """Why ``nodes`` and every larger group are refused, or None: ``Pricing.compatible``,
+        then ``Pricing.oversized``. A verdict may name the nodes of an equal group."""
+        structure = self.signatures.of(nodes)
+        kept = tuple(i for i, v in enumerate(structure.values) if v in written_for_good)
+        key = (structure.key, kept)
         if key not in self._compatible:
-            self._compatible[key] = self._pricing.compatible(nodes)
+            self._compatible[key] = self._pricing.compatible(nodes) or self._pricing.oversized(
+                nodes, written_for_good
+            )
         return self._compatible[key]
 
     def floor(self, nodes: Nodes) -> int:

@@ -19,6 +19,7 @@ from fuseplan.errors import Verdict
 from fuseplan.layout import Layout, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.plan import Kernel
+from fuseplan.residency import refuse_resident
 from fuseplan.tiles import Tiles, largest_block_bytes, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
@@ -38,6 +39,13 @@ class Scheduler:
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
         return refuse(self.graph, self.device.backend, nodes, self._axes)
+
+    def oversized(self, nodes: tuple[int, ...], written_for_good: frozenset[int]) -> Verdict | None:
+        """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
+        axes = self._axes(nodes)
+        if self.device.backend == "xla" or isinstance(axes, Conflict):
+            return None
+        return refuse_resident(self.graph, self.device, nodes, axes, written_for_good)
 
     def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
         """The group's axes; whoever asks for a group asks more than once in a row."""

@@ -15,6 +15,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,10 @@ import numpy.typing as npt
 MAX_STATES = 50_000
 """Partial covers that dynamic programming may hold: about a tenth of a second of work
 (measured: 2 us a state), the time that CP-SAT takes to load and presolve."""
+
+_ENTERING = 200
+"""Sets that enter the relaxation at a time: a few times the number of items, so that the
+solver's own work stays small beside finding them."""
 
 _INT64_HEADROOM = 2**62
 """CP-SAT keeps sums of objective terms in 64 bits."""
@@ -76,7 +81,7 @@ def exact_cover(instance: Instance) -> Selection:
         if instance.hint is not None and _allowed(instance, instance.hint):
             # Using a set costs at least its reduced cost more than the bound.
             gap = _total(instance, instance.hint)[0] - bound
-            alive = [k for k, extra in enumerate(relaxation.reduced_costs()) if extra <= gap]
+            alive = np.flatnonzero(relaxation.reduced_costs() <= gap).tolist()
     if not instance.forbidden:
         chosen = _dynamic_programming(instance, alive, duals, expires_at)
         if chosen is not None:
@@ -95,6 +100,9 @@ class Relaxation:
     ``support`` has the sets that the relaxation uses. It is solved in floating point, then
     rounded to integers that satisfy the condition exactly: the bound is a proof whatever
     the accuracy of the solver.
+
+    The solver sees few of the sets: those whose items cost more than the set does enter
+    until there are none (column generation).
     """
 
     def __init__(self, sets: Sequence[Sequence[int]], costs: Sequence[int], n_items: int) -> None:
@@ -102,23 +110,20 @@ class Relaxation:
 
         self._optimal = pywraplp.Solver.OPTIMAL
         self._lp = pywraplp.Solver.CreateSolver("GLOP")
-        rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
-        self._rows = rows
+        self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
         self._objective = self._lp.Objective()
         self._objective.SetMinimization()
+        self._sets = sets
         self._unit = max(1, max(costs, default=1))
         self._costs = np.array(costs, dtype=np.int64)
         self._sizes = np.array([len(items) for items in sets], dtype=np.int64)
         self._items = np.array([i for items in sets for i in items], dtype=np.int64)
-        self._starts = np.concatenate(([0], np.cumsum(self._sizes)))[:-1]
+        self._starts = np.concatenate(([0], np.cumsum(self._sizes)))[:-1].astype(np.int64)
         self._alive = np.ones(len(sets), dtype=bool)
-        self._variables = []
-        for items, cost in zip(sets, costs, strict=True):
-            x = self._lp.NumVar(0.0, self._lp.infinity(), "")
-            self._objective.SetCoefficient(x, cost / self._unit)
-            for i in items:
-                rows[i].SetCoefficient(x, 1.0)
-            self._variables.append(x)
+        self._variables: dict[int, Any] = {}
+        for k in range(len(sets)):
+            if self._sizes[k] == 1:
+                self._enter(k)
         self.duals: tuple[int, ...] = (0,) * n_items
         self.bound = 0
         self.support: tuple[int, ...] = ()
@@ -126,30 +131,55 @@ class Relaxation:
     def set_cost(self, k: int, cost: int) -> None:
         """Set ``k`` turns out to cost so much."""
         self._costs[k] = cost
-        self._objective.SetCoefficient(self._variables[k], cost / self._unit)
+        if k in self._variables:
+            self._objective.SetCoefficient(self._variables[k], cost / self._unit)
 
     def drop(self, k: int) -> None:
         """Set ``k`` cannot be used after all, or in no cover of interest."""
         self._alive[k] = False
-        self._variables[k].SetUb(0.0)
+        if k in self._variables:
+            self._variables[k].SetUb(0.0)
 
     def solve(self) -> None:
         """Find ``duals``, ``bound`` and ``support``."""
         n_items = len(self._rows)
         self.duals, self.bound, self.support = (0,) * n_items, 0, ()
-        if self._lp.Solve() != self._optimal:
-            return
-        prices = np.floor(np.array([row.dual_value() for row in self._rows]) * self._unit).astype(np.int64)
-        over = self._item_sums(prices) - self._costs
+        outside = self._alive.copy()
+        outside[list(self._variables)] = False
+        while True:
+            if self._lp.Solve() == self._optimal:
+                exact = np.array([row.dual_value() for row in self._rows]) * self._unit
+                prices = np.floor(exact).astype(np.int64)
+                over = self._item_sums(prices) - self._costs
+                entering = np.flatnonzero(outside & (over > 0))
+                entering = entering[np.argsort(-over[entering], kind="stable")][:_ENTERING]
+            else:  # what is inside covers nothing: all may be needed
+                entering = np.flatnonzero(outside)
+                if not len(entering):
+                    return
+            if not len(entering):
+                break
+            outside[entering] = False
+            for k in entering.tolist():
+                self._enter(k)
         excess = max(0, int(np.max(-(-over // self._sizes)[self._alive], initial=0)))
         duals = tuple(int(p) - excess for p in prices)
-        self.support = tuple(k for k in np.flatnonzero(self._alive) if self._variables[k].solution_value() > 1e-6)
+        self.support = tuple(
+            k for k in sorted(self._variables) if self._alive[k] and self._variables[k].solution_value() > 1e-6
+        )
         if sum(duals) > 0:  # else all costs are zero but for rounding: no price is as good
             self.duals, self.bound = duals, sum(duals)
 
-    def reduced_costs(self) -> tuple[int, ...]:
+    def reduced_costs(self) -> npt.NDArray[np.int64]:
         """For each set, how much dearer than ``bound`` a cover that uses it is at least."""
-        return tuple((self._costs - self._item_sums(np.array(self.duals, dtype=np.int64))).tolist())
+        return self._costs - self._item_sums(np.array(self.duals, dtype=np.int64))
+
+    def _enter(self, k: int) -> None:
+        x = self._lp.NumVar(0.0, self._lp.infinity(), "")
+        self._objective.SetCoefficient(x, int(self._costs[k]) / self._unit)
+        for i in self._sets[k]:
+            self._rows[i].SetCoefficient(x, 1.0)
+        self._variables[k] = x
 
     def _item_sums(self, prices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.add.reduceat(prices[self._items], self._starts)

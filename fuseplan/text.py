@@ -223,14 +223,14 @@ def kernel_table(plan: Plan) -> str:
             )
         )
     numbers = (0, 2, 3, 6, 8) if grouped else (0, 2, 5, 7)
-    lines = [head, "", *columns(cells, right=numbers, limit=80)]
+    lines = [*_wrapped(head, 80, "  "), "", *columns(cells, right=numbers, limit=80)]
     if len(shown) < len(all_rows):
         hidden = [r for r in all_rows if r not in shown]
         rest = sum(r.count * r.kernel.cost.time_us for r in hidden)
         number = sum(r.count for r in hidden)
         lines.append(f"… and {number} cheaper kernels of {len(hidden)} kinds, {time_text(rest)} µs in all")
     if grouped:
-        lines.append("Equal kernels share a line, with the number of the first and the sum of their costs.")
+        lines.append("Equal kernels share a line: the number is the first one's, the costs are sums.")
     for note in plan.notes:
         lines += _wrapped(f"note: {note}", 80, "      ")
     return "\n".join(lines)

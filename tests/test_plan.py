@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 import jax
 import jax.numpy as jnp
 import pytest
-from tests.graphs import GraphBuilder
 
 import fuseplan
 from costmodel.device import TEST_DEVICE
@@ -20,6 +19,7 @@ from fuseplan.lower import Lowered
 from fuseplan.planner import plan_lowered
 from fuseplan.serialize import FORMAT, VERSION
 from fuseplan.text import bytes_text, columns, kernel_name, seconds_text, time_text, unfused_plan
+from tests.graphs import GraphBuilder
 
 
 def mlp(x, w1, w2):
@@ -89,10 +89,9 @@ def test_peak_bytes_by_hand():
 def test_frame_has_a_row_for_each_kernel(plan):
     frame = plan.to_frame()
     assert list(frame.kernel) == list(range(len(plan.kernels)))
-    assert list(frame.columns) == (
-        "kernel name ops n_ops makes backend grid tile time_us bound_by hbm_bytes onchip_bytes flops "
-        "intensity roofline source"
-    ).split(" ")
+    documented = Plan.to_frame.__doc__.replace("``", "").replace("(flops per HBM byte)", "")
+    assert [c for c in frame.columns if c not in documented] == []
+    assert list(frame.columns[:4]) == ["kernel", "name", "ops", "n_ops"]
     assert all("test_plan.py" in source for source in frame.source)
     assert frame.roofline.between(0, 1).all()
     product = frame[frame.ops == "dot_general"].iloc[0]
@@ -154,6 +153,7 @@ def test_summary_says_how_far_from_the_bound_and_why(plan):
     worse = replace(plan, status="FEASIBLE", bound_ps=plan.objective_ps * 9 // 10, notes=("out of time",))
     assert "within 10.0 % of the bound" in worse.summary()
     assert "note     out of time" in worse.summary()
+    assert max(map(len, str(replace(worse, planner="a_planner_of_a_long_name")).splitlines())) <= 80
     assert "note: out of time" in str(worse)
 
 
@@ -172,7 +172,13 @@ def test_bytes_text(value, text):
 
 
 def test_numbers_keep_their_digits():
-    assert [time_text(v) for v in (0, 0.42, 12.3, 363.49, 1204)] == ["0.00", "0.42", "12.30", "363.5", "1,204"]
+    assert [time_text(v) for v in (0, 0.42, 12.3, 363.49, 1204)] == [
+        "0.00",
+        "0.42",
+        "12.30",
+        "363.5",
+        "1,204",
+    ]
     assert [seconds_text(v) for v in (0.003, 0.51, 12.2)] == ["3 ms", "0.51 s", "12 s"]
 
 
@@ -343,7 +349,10 @@ MUTATIONS = {
     "an object for a list": (lambda p: p.update(kernels={}), "plan.kernels: expected a list"),
     "a value out of range": (lambda p: p["graph"].update(outputs=[999]), r"graph.outputs: expected one of"),
     "a negative id": (lambda p: p["graph"]["nodes"][1].update(inputs=[-1]), "got -1"),
-    "a rate of zero": (lambda p: p["device"].update(hbm_bytes_per_s=0), "hbm_bytes_per_s: expected a positive"),
+    "a rate of zero": (
+        lambda p: p["device"].update(hbm_bytes_per_s=0),
+        "hbm_bytes_per_s: expected a positive",
+    ),
     "a lost kernel": (lambda p: p["kernels"].pop(), "computed by no kernel"),
     "a kernel twice": (lambda p: p["kernels"].append(p["kernels"][0]), "more than one kernel"),
     "another order": (lambda p: p["kernels"].reverse(), "makes only later"),
@@ -354,7 +363,10 @@ MUTATIONS = {
     "a false consumer": (lambda p: p["graph"]["consumers"].__setitem__(0, []), "consumers do not match"),
     "too few consumers": (lambda p: p["graph"]["consumers"].pop(), "consumers"),
     "a null": (lambda p: p.update(graph=None), "plan.graph: expected an object"),
-    "not a number": (lambda p: p["stats"].update(seconds=[["solve", "x"]]), r"seconds\[0\]\[1\]: expected a number"),
+    "not a number": (
+        lambda p: p["stats"].update(seconds=[["solve", "x"]]),
+        r"seconds\[0\]\[1\]: expected a number",
+    ),
     "half a pair": (lambda p: p["stats"].update(seconds=[["solve"]]), r"seconds\[0\]: expected a list of 2"),
 }
 
@@ -400,7 +412,6 @@ def test_no_edit_of_one_place_leads_to_another_error(plan):
             target[last] = rng.choice(WRONG)
         try:
             Plan.from_json(json.dumps(changed))
-        except InvalidPlanError as error:
-            assert str(error)
+        except InvalidPlanError:  # any other error fails the test
             refused += 1
     assert refused > 1000

@@ -35,8 +35,13 @@ _MAX_WARPS, _MAX_DOT_WARPS = 16, 8
 """A 128x128x64 bf16 matmul with its epilogue takes 128 registers a thread in 8 warps, without spills,
 as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
 
-_STAGES, _DOT_STAGES = 2, 3
-"""Buffers that the compiler pipelines the streamed operands through."""
+_STAGES, _DEEP_STAGES = 2, 3
+"""Buffers that the compiler pipelines streamed operands through: the schedule counts on two
+(costmodel.memory); a third hides more latency where it is small."""
+
+_DEEP_BYTES = 128 * 1024
+"""What three buffers may take: they leave 35 KiB of an A100's 163 KiB of shared memory, and 99 KiB of
+an H100's, for conversions of layout in an epilogue (CUDA C++ Programming Guide, same table)."""
 
 
 def emit(
@@ -177,4 +182,12 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
-    return (max(warps, 4) if dot else warps), (_DOT_STAGES if dot else _STAGES)
+    if not dot:
+        return warps, _STAGES
+    turn_bytes = sum(
+        math.prod(spec.block_shape(r)) * lowered.avals[r.value].dtype.itemsize
+        for r in spec.reads
+        if spec.streamed in r.axis_set
+    )
+    deep = _DEEP_STAGES * turn_bytes <= _DEEP_BYTES
+    return max(warps, 4), _DEEP_STAGES if deep else _STAGES

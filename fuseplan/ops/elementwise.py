@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.ops import composed
@@ -80,6 +81,16 @@ def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
     return (wide_block if scalar else bind)(tile, eqn, args)
 
 
+def _lifted(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    if tile.backend == "xla" or tile.out_shapes[0]:
+        return bind(tile, eqn, args)
+    return [lax.reshape(x, ()) for x in bind(tile, eqn, [jnp.full((1, 1), a) for a in args])]
+
+
+_vector_block = _in_float32(_lifted)
+"""Functions that only the vector unit computes: of a scalar, on an array of one element."""
+
+
 def _composed(compute: Callable[..., Any], lacking: frozenset[str]) -> BlockFn:
     """``compute(x, **params)`` on the backends that lack the primitive."""
 
@@ -110,7 +121,7 @@ def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     return plain_block(tile, eqn, args)
 
 
-def _select_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Kernels know two cases; more are nested. Booleans are selected by logic."""
     which, *cases = args
     boolean = eqn.out_avals[0].dtype == jnp.bool_
@@ -124,6 +135,11 @@ def _select_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
         else:
             result = jnp.where(chosen, case, result)
     return [result]
+
+
+def _select_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    scalar = tile.backend == "mosaic_tpu" and not tile.out_shapes[0]
+    return (_in_float32(_select_cases) if scalar else _select_cases)(tile, eqn, args)
 
 
 def _identity_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -194,10 +210,10 @@ RULES: dict[str, Rule] = {
     "cbrt": elementwise(0, 1, lacks=_MOSAIC),
     "erf": elementwise(4, 1, block=_composed(composed.erf, TRITON)),
     "erfc": elementwise(4, 1, block=_composed(composed.erfc, PALLAS)),
-    "erf_inv": elementwise(4, 4),
+    "erf_inv": elementwise(4, 4, block=_vector_block),
     "round": elementwise(1, block=_composed(composed.round_to, TRITON)),
-    "logistic": elementwise(2, 1),
-    "pow": elementwise(1, 2),
+    "logistic": elementwise(2, 1, block=_vector_block),
+    "pow": elementwise(1, 2, block=_vector_block),
     "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
     "select_n": elementwise(1, block=_select_block),
     "clamp": elementwise(2),

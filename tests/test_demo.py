@@ -1,0 +1,92 @@
+"""The demo, on the small sizes: what it plans, runs, prints and writes."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from experiments.sampling import make_args
+from experiments.workloads import get_workload
+from fuseplan import demo
+from fuseplan.console import Steps
+
+
+class Counted(Steps):
+    def __init__(self):
+        super().__init__()
+        self.expected, self.finished = 0, 0
+
+    def total(self, count):
+        self.expected = count
+
+    def done(self):
+        self.finished += 1
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory):
+    page = tmp_path_factory.mktemp("demo") / "demo.html"
+    programs = []
+    for name in ("gpt2_block", "gpt2_block_grad"):
+        f, args = get_workload(name).build(small=True)
+        programs.append(demo.Program(name, f, args, make_args(args)))
+    steps = Counted()
+    result = demo.run_demo(programs, page, 2.0, steps)
+    assert steps.finished == steps.expected == 2 * 13 + 1
+    return result
+
+
+def test_plans_of_every_device_and_planner(result):
+    found = [(p.name, plan.device.name, plan.planner) for p in result.planned for plan in p.plans]
+    assert found == [
+        (name, device, planner)
+        for name in ("gpt2_block", "gpt2_block_grad")
+        for device in demo.DEVICES
+        for planner in demo.PLANNERS
+    ]
+    for planned in result.planned:
+        times = {plan.planner: plan.objective_ps for plan in planned.plans}
+        assert times["solver"] <= min(times.values())
+        assert times["solver"] < times["unfused"]
+
+
+def test_both_functions_ran_and_agree(result):
+    assert [run.name for run in result.runs] == ["gpt2_block", "gpt2_block_grad"]
+    for run in result.runs:
+        assert run.pairs >= 5
+        assert run.fuseplan_ms > 0 < run.jax_ms
+        assert 0 <= run.relative_difference < 1e-4
+        assert run.fuseplan_temp_bytes > 0 < run.jax_temp_bytes
+
+
+def test_what_is_printed_fits_80_columns(result, capsys):
+    demo.print_demo(result)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines.pop() == str(result.page)
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert sum(line.split()[-1:] == ["optimal"] for line in lines) >= 3
+    assert "gpt2_block_grad" in text
+    assert "left to XLA" in text
+    assert "For example, kernel" in text
+
+
+def test_tiled_loops_are_told_apart_from_xla(result, capsys):
+    demo.print_demo(replace(result, tiled_loops=3))
+    assert "3 kernels are tiled loops" in capsys.readouterr().out
+    demo.print_demo(replace(result, tiled_loops=0))
+    assert "every group is left to XLA in this version" in capsys.readouterr().out
+
+
+def test_json_has_the_same_numbers(result):
+    document = json.loads(json.dumps(result.as_dict()))
+    assert len(document["plans"]) == 24
+    assert document["plans"][3]["time_us"] == result.planned[0].plans[3].objective_us
+    assert document["runs"][0]["jax_ms"] == result.runs[0].jax_ms
+
+
+def test_the_page_has_a_section_for_each_device(result):
+    html = result.page.read_text()
+    for planned in result.planned:
+        assert f"{planned.name} on {planned.plans[0].device.name}</h2>" in html
+    assert "Measured on this CPU" in html
