@@ -87,13 +87,13 @@ class _Unifier:
 
     def find(self, slot: int) -> int:
         parent = self.parent
-        while parent[slot] != slot:
-            parent[slot] = slot = parent[parent[slot]]
+        while (above := parent[slot]) != slot:
+            parent[slot] = slot = parent[above]
         return slot
 
     def leaves(self, slot: int) -> list[int]:
         root = self.find(slot)
-        if root not in self.children:
+        if root not in self.children:  # Most graphs split nothing.
             return [root]
         major, minor = self.children[root]
         return self.leaves(major) + self.leaves(minor)
@@ -134,6 +134,14 @@ class _Unifier:
             self.union(big, small)
         return not left and not right
 
+    def _tie_leaves(self, a: int, b: int) -> bool:
+        """Tie two slots if neither is split: by far the most frequent case."""
+        a, b = self.find(a), self.find(b)
+        if a in self.children or b in self.children or self.size[a] != self.size[b]:
+            return False
+        self.union(a, b)
+        return True
+
     def slots(self, node: Node, dims: tuple[int, ...]) -> list[int]:
         first = self.first[node.id]
         return [first + d for d in dims]
@@ -143,7 +151,6 @@ class _Unifier:
         if conflict is not None:
             return conflict
         self._tie_reads()
-        self._mark_diagonals()
         return self._finish()
 
     def _tie_inside(self) -> Conflict | None:
@@ -153,11 +160,15 @@ class _Unifier:
                 if v not in made:
                     continue
                 producer, out_map = made[v]
+                first, other = self.first[producer.id], self.first[node.id]
                 for out_dims, in_dims in zip(out_map, in_map, strict=True):
-                    # A consumer that indexes the dimension by nothing broadcasts size one.
-                    if not out_dims or not in_dims:
+                    if not out_dims:  # Size one: nothing to tie.
                         continue
-                    if not self.tie(self.slots(producer, out_dims), self.slots(node, in_dims)):
+                    if len(out_dims) == len(in_dims) == 1 and self._tie_leaves(
+                        first + out_dims[0], other + in_dims[0]
+                    ):
+                        continue
+                    if not self.tie([first + d for d in out_dims], [other + d for d in in_dims]):
                         return Conflict(v, producer.id, node.id, self._describe(v, producer, node))
             for v, out_map in zip(node.outputs, node.output_maps, strict=True):
                 made[v] = (node, out_map)
@@ -201,26 +212,17 @@ class _Unifier:
                 return True
         return False
 
-    def _mark_diagonals(self) -> None:
-        """A node with one axis twice (``x @ x`` inside a group) walks a diagonal unless
-        the axis is whole: test_axes.py::test_diagonal_is_whole."""
-        for node in self.nodes:
-            own = [leaf for s in self.slots(node, tuple(range(len(node.dims)))) for leaf in self.leaves(s)]
-            for leaf in own:
-                if own.count(leaf) > 1:
-                    self.flags[leaf] |= _WHOLE
-
     def _finish(self) -> GroupAxes:
         number: dict[int, int] = {}
         node_axes = []
         for node in self.nodes:
             first = self.first[node.id]
-            node_axes.append(
-                tuple(
-                    tuple(number.setdefault(leaf, len(number)) for leaf in self.leaves(first + d))
-                    for d in range(len(node.dims))
-                )
+            own = tuple(
+                tuple(number.setdefault(leaf, len(number)) for leaf in self.leaves(first + d))
+                for d in range(len(node.dims))
             )
+            self._mark_diagonal(own, number)
+            node_axes.append(own)
         roots = list(number)
         return GroupAxes(
             tuple(self.size[r] for r in roots),
@@ -228,3 +230,13 @@ class _Unifier:
             tuple(bool(self.flags[r] & _WHOLE) for r in roots),
             tuple(node_axes),
         )
+
+    def _mark_diagonal(self, own: NodeAxes, number: dict[int, int]) -> None:
+        """A node with one axis twice (``y + y.T`` of a ``y`` made inside the group) walks a
+        diagonal unless the axis is whole: test_axes.py::test_diagonal_is_whole."""
+        axes = [a for dims in own for a in dims]
+        if len(set(axes)) == len(axes):
+            return
+        for root, a in number.items():
+            if axes.count(a) > 1:
+                self.flags[root] |= _WHOLE

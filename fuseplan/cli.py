@@ -143,21 +143,20 @@ def compare(
     """Plan WORKLOAD by each planner: a row each. --out writes them as CSV."""
     from fuseplan.console import print_json, print_table
     from fuseplan.output import check_writable, write_text
-    from fuseplan.report import compare_frame
+    from fuseplan.report import compare_frame, records
 
     if out is not None:
         check_writable(out)
-    frames = []
+    lines: list[dict[str, Any]] = []
     by_device = _plan_all(workload, device, planners, dtype, small, deadline)
     for plans in by_device:
         frame = compare_frame(plans)
         frame.insert(0, "device", plans[0].device.name)
-        frames.append(frame)
-    records = [record for frame in frames for record in frame.to_dict("records")]
+        lines += records(frame)
     if out is not None:
-        write_text(out, _csv(records))
+        write_text(out, _csv(lines))
     if json:
-        print_json(records)
+        print_json(lines)
         return
     for i, plans in enumerate(by_device):
         if i:
@@ -287,26 +286,26 @@ def report(
 def devices(json: Json = False) -> None:
     """The known devices, and where their figures come from (--json)."""
     from fuseplan.console import print_json, print_table
-    from fuseplan.report import devices_frame
+    from fuseplan.report import devices_frame, records
 
     frame = devices_frame()
+    known = records(frame.reset_index())
     if json:
         sources = frame.attrs["sources"]
-        records = frame.reset_index().to_dict("records")
-        print_json([{**record, "sources": sources[record["name"]]} for record in records])
+        print_json([{**device, "sources": sources[device["name"]]} for device in known])
         return
     rows = [
         (
-            str(name),
-            str(row.description)[:29],
-            f"{row.hbm_gb:.0f}",
-            f"{row.hbm_gb_per_s:,.0f}",
-            _significant(row.bf16_tflops),
-            _significant(row.f32_tflops),
-            _significant(row.vector_tflops),
-            f"{row.ridge_point:.0f}",
+            device["name"],
+            device["description"][:29],
+            f"{device['hbm_gb']:.0f}",
+            f"{device['hbm_gb_per_s']:,.0f}",
+            _significant(device["bf16_tflops"]),
+            _significant(device["f32_tflops"]),
+            _significant(device["vector_tflops"]),
+            f"{device['ridge_point']:.0f}",
         )
-        for name, row in zip(frame.index, frame.itertuples(), strict=True)
+        for device in known
     ]
     head = ("device", "description", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
     print_table(head, rows, right=(2, 3, 4, 5, 6, 7))

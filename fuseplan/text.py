@@ -209,6 +209,7 @@ def kernel_table(plan: Plan) -> str:
     cells = [("", "kernel", *(("×",) if grouped else ()), "ops", "makes", "grid", "µs", "bound", "MB")]
     for row in shown:
         spec, cost = row.kernel.spec, row.kernel.cost
+        mb = cost.hbm_bytes * row.count / 1e6
         cells.append(
             (
                 str(row.first),
@@ -219,7 +220,7 @@ def kernel_table(plan: Plan) -> str:
                 _cut(grid(spec), 9),
                 time_text(cost.time_us * row.count),
                 cost.bound_by,
-                f"{cost.hbm_bytes * row.count / 1e6:.1f}",
+                f"{mb:,.0f}" if mb >= 1000 else f"{mb:.1f}",
             )
         )
     numbers = (0, 2, 3, 6, 8) if grouped else (0, 2, 5, 7)

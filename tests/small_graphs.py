@@ -68,13 +68,16 @@ class Bytes:
     """A group costs a launch and the bytes it reads and writes, one picosecond a byte.
 
     ``max_nodes`` and ``max_made`` (full-size results inside a group) refuse groups by size,
-    as on-chip memory does: a refused group may have legal supersets or none.
+    as on-chip memory does. Without ``foresees`` that comes out only when a group is priced.
     """
 
-    def __init__(self, graph: Graph, max_nodes: int = 99, max_made: int = 99, floor: bool = True) -> None:
+    def __init__(
+        self, graph: Graph, max_nodes: int = 99, max_made: int = 99, floor: bool = True, foresees: bool = False
+    ) -> None:
         self.graph = graph
         self.max_nodes = max_nodes
         self.max_made = max_made
+        self.foresees = foresees
         self.asked: list[tuple[int, ...]] = []
         if floor:
             self.floor = self._floor
@@ -96,15 +99,21 @@ class Bytes:
             return Verdict("shapes", "nothing is fused into an anchor", nodes)
         return None
 
-    def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
-        self.asked.append(nodes)
-        refused = self.compatible(nodes)
-        if refused is not None:
-            return refused
+    def oversized(self, nodes: tuple[int, ...], written_for_good: frozenset[int]) -> Verdict | None:
+        return self._does_not_fit(nodes) if self.foresees else None
+
+    def _does_not_fit(self, nodes: tuple[int, ...]) -> Verdict | None:
         made = [self.graph.values[v] for n in nodes for v in self.graph.nodes[n].outputs]
         full = sum(v.shape == FULL for v in made)
         if len(nodes) > 1 and (len(nodes) > self.max_nodes or full > self.max_made):
             return Verdict("on-chip", f"{full} full-size values", nodes)
+        return None
+
+    def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
+        self.asked.append(nodes)
+        refused = self.compatible(nodes) or self._does_not_fit(nodes)
+        if refused is not None:
+            return refused
         reads, writes = live_values(self.graph, nodes)
         read_bytes = sum(self.graph.values[v].nbytes for v in reads)
         write_bytes = sum(self.graph.values[v].nbytes for v in writes)

@@ -49,9 +49,9 @@ def assert_legal(g, grouping):
 
 
 @settings(max_examples=400, deadline=None)
-@given(graphs(), st.sampled_from([99, 3, 2]), st.sampled_from([99, 2]), st.booleans())
-def test_solver_is_optimal(g, max_nodes, max_made, floor):
-    pricing = Bytes(g, max_nodes, max_made, floor)
+@given(graphs(), st.sampled_from([99, 3, 2]), st.sampled_from([99, 2]), st.booleans(), st.booleans())
+def test_solver_is_optimal(g, max_nodes, max_made, floor, foresees):
+    pricing = Bytes(g, max_nodes, max_made, floor, foresees)
     expected, _ = brute_force(g, pricing)
     plan = SOLVE(g, pricing, Budget())
     assert_legal(g, plan)

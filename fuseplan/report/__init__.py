@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.report.frames import compare_frame, devices_frame, kernels_frame
+from fuseplan.report.frames import compare_frame, devices_frame, kernels_frame, records
 from fuseplan.report.page import Page, Study, Table, render_page, write_page, write_plan_page
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "compare_frame",
     "devices_frame",
     "kernels_frame",
+    "records",
     "render_page",
     "write_page",
     "write_plan_page",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -98,6 +99,11 @@ _KERNELS = [
     "roofline",
     "source",
 ]
+
+
+def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows as dicts, by column."""
+    return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
