@@ -41,8 +41,7 @@ class Floor:
             self._writes.append(() if node.bitcast else node.outputs)
             flops = node.flops
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
-            # As estimate does for one node; only the sum over nodes is rounded differently.
-            matrix_ps = flops.matrix * _PS_PER_S // rate if rate else 0
+            matrix_ps = _time(flops.matrix, rate)
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
@@ -70,10 +69,11 @@ class Floor:
         for v in read - made:
             moved += self._nbytes[v]
         device = self._device
-        compute_ps = _floor_time(vector, device.vector_flops_per_s)
-        compute_ps += _floor_time(transcendental, device.transcendental_per_s)
-        return device.launch_ps + max(_floor_time(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)
+        compute_ps = _time(vector, device.vector_flops_per_s)
+        compute_ps += _time(transcendental, device.transcendental_per_s)
+        return device.launch_ps + max(_time(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)
 
 
-def _floor_time(amount: int, rate: int) -> int:
-    return amount * _PS_PER_S // rate if rate else 0
+def _time(amount: int, rate: int) -> int:
+    """Rounded up, as in ``estimate``: the sum of rounded parts is no less than the rounded sum."""
+    return -(-amount * _PS_PER_S // rate) if rate else 0

@@ -141,6 +141,7 @@ def compare(
     json: Json = False,
 ) -> None:
     """Plan WORKLOAD by each planner: a row each. --out writes them as CSV."""
+    from fuseplan.bench import csv_of
     from fuseplan.console import print_json, print_table
     from fuseplan.output import check_writable, write_text
     from fuseplan.report import compare_frame, records
@@ -154,7 +155,7 @@ def compare(
         frame.insert(0, "device", plans[0].device.name)
         lines += records(frame)
     if out is not None:
-        write_text(out, _csv(lines))
+        write_text(out, csv_of(lines))
     if json:
         print_json(lines)
         return
@@ -472,12 +473,6 @@ def _sampled(args: Any) -> Any:
     from experiments.sampling import make_args
 
     return make_args(args)
-
-
-def _csv(records: list[dict[str, Any]]) -> str:
-    from fuseplan.bench import csv_of
-
-    return csv_of(records)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,8 @@ def print_table(
 
     table = Table(
         title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False,
-        padding=(0, 1), header_style="dim",
+        show_edge=False,
+        padding=(0, 1, 0, 0), header_style="dim",
     )  # fmt: skip
     for i, name in enumerate(head):
         table.add_column(name, justify="right" if i in right else "left", overflow="fold", no_wrap=i in right)

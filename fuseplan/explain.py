@@ -7,17 +7,17 @@ and so is the smallest group that holds both operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, Verdict
-from fuseplan.join import cyclic_sets, group_successors
+from fuseplan.join import group_successors
 from fuseplan.layout import boundary
-from fuseplan.partition import data_edges, effect_edges
+from fuseplan.partition import data_edges
 from fuseplan.plan import Plan
-from fuseplan.pricing import Nodes, Price, PriceBook
-from fuseplan.schedule import Scheduler
+from fuseplan.pricing import Nodes
+from fuseplan.regroup import Change, Regrouping
 from fuseplan.text import bytes_text, kernel_name, time_text
 
 
@@ -47,30 +47,8 @@ class Explanation:
         return self.text
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Some kernels of a plan replaced by other groups of the same nodes."""
-
-    groups: tuple[Nodes, ...]
-    extra_ps: int
-    extra_hbm_bytes: int
-
-
-class Explainer:
+class Explainer(Regrouping):
     """Answers about one plan; prices are remembered between questions."""
-
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
-        self.graph: Graph = plan.graph
-        self.book = PriceBook(plan.graph, Scheduler(plan.graph, plan.device))
-        self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
-        self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
-        self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
-        self._after: list[list[int]] = [[] for _ in plan.graph.nodes]
-        self._before: list[list[int]] = [[] for _ in plan.graph.nodes]
-        for u, v in self.edges:
-            self._after[u].append(v)
-            self._before[v].append(u)
 
     def explain(self, a: int, b: int) -> Explanation:
         """Why ``a`` and ``b`` are, or are not, in one kernel."""
@@ -78,105 +56,12 @@ class Explainer:
             return self._apart(a, b)
         return self._together(a, b)
 
-    def merge(self, kernels: Iterable[int]) -> Change | Verdict:
-        """Those kernels, and all between them, as one."""
-        chosen = set(kernels)
-        while True:
-            closure = self._convex({n for k in chosen for n in self.groups[k]})
-            wider = {self.kernel_of[n] for n in closure}
-            if wider == chosen:
-                break
-            chosen = wider
-        nodes = tuple(sorted(closure))
-        refused = self._refusal(nodes)
-        if refused is not None:
-            return refused
-        price = self.book.price(nodes)
-        if isinstance(price, Verdict):
-            return price
-        return self._change(chosen, [nodes])
-
-    def _convex(self, nodes: set[int]) -> set[int]:
-        """``nodes`` and everything on a path between two of them."""
-        low, high = min(nodes), max(nodes)  # ids are a topological order
-
-        def reach(edges: list[list[int]]) -> set[int]:
-            seen: set[int] = set()
-            queue = list(nodes)
-            while queue:
-                for n in edges[queue.pop()]:
-                    if low < n < high and n not in seen:
-                        seen.add(n)
-                        queue.append(n)
-            return seen
-
-        return nodes | (reach(self._after) & reach(self._before))
-
-    def _connected(self, nodes: Sequence[int]) -> list[Nodes]:
-        """The parts of ``nodes`` that producer-consumer edges hold together."""
-        left = set(nodes)
-        parts = []
-        while left:
-            start = min(left)
-            part, queue = {start}, [start]
-            while queue:
-                n = queue.pop()
-                for m in (*self._after[n], *self._before[n]):
-                    if m in left and m not in part:
-                        part.add(m)
-                        queue.append(m)
-            left -= part
-            parts.append(tuple(sorted(part)))
-        return parts
-
-    def _refusal(self, nodes: Nodes) -> Verdict | None:
-        """Why a convex set can be no kernel, whatever its schedule."""
-        if len(nodes) > 1 and len(self._connected(nodes)) > 1:
-            return Verdict(
-                "producer-consumer",
-                "no value passes between them, and a kernel holds only operations that pass values on",
-                nodes,
-            )
-        return self.book.compatible(nodes)
-
-    def _change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
-        """Replace ``kernels`` by ``groups``, if the rest can then still run."""
-        gone = set(kernels)
-        others = [g for k, g in enumerate(self.groups) if k not in gone]
-        after = group_successors(self.edges, [*groups, *others])
-        if cyclic_sets(after):
-            return Verdict("cycle", "the kernels would wait for each other", groups[0])
-        time_ps = hbm_bytes = 0
-        for group in groups:
-            price = self.book.price(group)
-            if isinstance(price, Verdict):
-                return price
-            time_ps += price.time_ps
-            hbm_bytes += price.hbm_bytes
-        now = [self.plan.kernels[k].cost for k in gone]
-        return Change(
-            tuple(groups),
-            time_ps - sum(c.time_ps for c in now),
-            hbm_bytes - sum(c.hbm_bytes for c in now),
-        )
-
-    def _pieces(self, nodes: Iterable[int]) -> list[Nodes]:
-        """``nodes`` as kernels: what holds together and has a price; else one by one."""
-        pieces: list[Nodes] = []
-        for part in self._connected(tuple(nodes)):
-            convex = set(part) == self._convex(set(part))
-            if convex and self.book.compatible(part) is None and isinstance(self.book.price(part), Price):
-                pieces.append(part)
-            else:
-                pieces += [(n,) for n in part]
-        return pieces
-
     def _together(self, a: int, b: int) -> Explanation:
         """They are apart: what keeps them so, or what one kernel for both would cost."""
         ka, kb = self.kernel_of[a], self.kernel_of[b]
-        smallest = tuple(sorted(self._convex({a, b})))
+        smallest = tuple(sorted(self.convex({a, b})))
         whole = self.merge((ka, kb))
-        small = self._smallest(smallest)
+        small = self.split_out(smallest)
         changes = [c for c in (whole, small) if isinstance(c, Change)]
         where = f"({self._kernel(ka)}; {self._kernel(kb)})"
         head = f"{self._node(a)} and {self._node(b)} are in different kernels {where}."
@@ -200,17 +85,6 @@ class Explainer:
             a, b, False, (ka, kb), None, best.groups, best.extra_ps, best.extra_hbm_bytes, text
         )  # fmt: skip
 
-    def _smallest(self, nodes: Nodes) -> Change | Verdict:
-        refused = self._refusal(nodes)
-        if refused is not None:
-            return refused
-        price = self.book.price(nodes)
-        if isinstance(price, Verdict):
-            return price
-        kernels = {self.kernel_of[n] for n in nodes}
-        rest = {n for k in kernels for n in self.groups[k]} - set(nodes)
-        return self._change(kernels, [nodes, *self._pieces(rest)])
-
     def _apart(self, a: int, b: int) -> Explanation:
         """They share a kernel: what cutting it between them would cost."""
         k = self.kernel_of[a]
@@ -223,7 +97,7 @@ class Explainer:
         # Everything from the later one on goes to the second kernel.
         second, queue = {high}, [high]
         while queue:
-            for n in self._after[queue.pop()]:
+            for n in self.after[queue.pop()]:
                 if n in inside and n not in second:
                     second.add(n)
                     queue.append(n)
@@ -237,7 +111,7 @@ class Explainer:
         written = set(boundary(self.graph, nodes).writes)
         kept = sorted((v for v in kept if v not in written), key=lambda v: -self.graph.values[v].nbytes)
         passed = ", ".join(f"v{v}:{self.graph.values[v]}" for v in kept[:3])
-        change = self._change([k], [*self._pieces(first), *self._pieces(second)])
+        change = self.change([k], [*self.pieces(first), *self.pieces(second)])
         stays = f" It keeps {passed} on chip." if passed else ""
         if isinstance(change, Verdict):
             text = f"{head}{stays}\nCut between them it could not run ({change})."

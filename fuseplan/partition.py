@@ -169,9 +169,8 @@ def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
             edge = (producer, node.id)
             n_ports = len(ports.get(hub[v], ())) if hub[v] >= 0 else 0
             if n_ports > MAX_PORTS and not (arithmetic[producer] and arithmetic[node.id]):
-                dropped[edge] = Verdict(
-                    "producer-consumer", f"a scalar that ties {n_ports} operations together stays outside", edge
-                )
+                reason = f"a scalar that ties {n_ports} operations together is passed between their kernels"
+                dropped[edge] = Verdict("producer-consumer", reason, edge)
             else:
                 by_array.add(edge)
     return {edge: verdict for edge, verdict in dropped.items() if edge not in by_array}

@@ -72,7 +72,12 @@ class Bytes:
     """
 
     def __init__(
-        self, graph: Graph, max_nodes: int = 99, max_made: int = 99, floor: bool = True, foresees: bool = False
+        self,
+        graph: Graph,
+        max_nodes: int = 99,
+        max_made: int = 99,
+        floor: bool = True,
+        foresees: bool = False,
     ) -> None:
         self.graph = graph
         self.max_nodes = max_nodes

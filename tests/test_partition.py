@@ -5,8 +5,10 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
+from costmodel.device import TEST_DEVICE
 from costmodel.graph import make_graph
 from fuseplan.partition import (
+    MAX_PORTS,
     component_key,
     components,
     crossable_edges,
@@ -14,7 +16,9 @@ from fuseplan.partition import (
     effect_edges,
 )
 from fuseplan.pricing import PriceBook
+from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
+from tests.graphs import GraphBuilder
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
 
 
@@ -149,3 +153,27 @@ def test_components_with_another_way_around_are_not_equal():
         assert sum(map(bool, max(parts, key=lambda c: len(c.nodes)).apart)) <= n_apart
     key = {component_key(Signatures(g), take_apart(g)[1][0]) for g in (free, tied)}
     assert len(key) == 2
+
+
+def test_a_scalar_shared_by_many_ties_nothing_together():
+    # A norm of several gradients: each is squared and summed, all are scaled by the result.
+    for n in (1, 2, 3):
+        b = GraphBuilder()
+        grads = [b.elementwise(b.input((64, 128)), op="neg") for _ in range(n)]
+        sums = [b.reduce(b.elementwise(g, op="square"), (0, 1)) for g in grads]
+        total = sums[0]
+        for s in sums[1:]:
+            total = b.elementwise(total, s)
+        scale = b.elementwise(total, op="rsqrt")
+        scaled = [b.elementwise(g, b.broadcast(scale, (64, 128), ())) for g in grads]
+        g = b.build(*scaled)
+        parts = components(g, crossable_edges(g, PriceBook(g, Scheduler(g, TEST_DEVICE))))
+        # Up to four ports (a sum and a scaling each) it is one component; beyond, each
+        # gradient has its own, the arithmetic of the norm one, and the scalings theirs.
+        if 2 * n <= MAX_PORTS:
+            assert len(parts) == 1
+        else:
+            scalars = {v.producer for v in g.values if v.size == 1}
+            arithmetic = [c for c in parts if scalars.issuperset(c.nodes)]
+            assert [len(c.nodes) for c in arithmetic] == [n]
+            assert len(parts) > n

@@ -23,6 +23,7 @@ from costmodel.graph import Graph
 from fuseplan.candidates import Mask, Space, bits, contract, enumerate_groups
 from fuseplan.errors import FuseplanWarning, Verdict
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
+from fuseplan.partition import MAX_PORTS
 from fuseplan.plan import PlanStats
 from fuseplan.planners import best_first, greedy
 from fuseplan.planners.base import (
@@ -82,8 +83,14 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = [s.note for s in solved.values() if s.note]
+    hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
+    if hubs:
+        notes.append(
+            f"a scalar that ties more than {MAX_PORTS} operations together is passed between their kernels: "
+            "plans that fuse across it were not searched"
+        )
     if budget.deadline_s <= 0:
-        notes = ["the deadline is 0: this is the better of the heuristic plans"]
+        notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
     elif joint_note:
         notes.append(joint_note)
     stats = PlanStats(
@@ -126,7 +133,8 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
     if len(best) == 1 and space.total(best).time_ps == floor_ps:
         return Solved(best, floor_ps, True)
     if time.monotonic() >= expires_at:
-        return Solved(best, floor_ps, False, note=_deadline_note(space))
+        note = _deadline_note(space) if budget.deadline_s > 0 else ""
+        return Solved(best, floor_ps, False, note=note)
     columns, complete, note = _candidates(space, best + singles, budget, expires_at)
     watch.lap("enumerate")
     try:
@@ -227,8 +235,8 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
                 relaxation.drop(k)
                 alive[k] = False
         batch += batch // 4
-    known = [masks[k] for k in np.flatnonzero(alive).tolist()]
-    return _prove(space, known, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
+    left = [masks[k] for k in np.flatnonzero(alive).tolist()]
+    return _prove(space, left, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
 
 
 def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:

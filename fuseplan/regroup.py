@@ -1,0 +1,145 @@
+"""Other groups for the nodes of a plan: are they possible, and what would they cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from costmodel.graph import Graph
+from fuseplan.errors import Verdict
+from fuseplan.join import cyclic_sets, group_successors
+from fuseplan.partition import data_edges, effect_edges
+from fuseplan.plan import Plan
+from fuseplan.pricing import Nodes, Price, PriceBook
+from fuseplan.schedule import Scheduler
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Some kernels of a plan replaced by other groups of the same nodes."""
+
+    groups: tuple[Nodes, ...]
+    extra_ps: int
+    extra_hbm_bytes: int
+
+
+class Regrouping:
+    """What other groups of a plan's nodes would cost; prices are remembered."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.plan = plan
+        self.graph: Graph = plan.graph
+        self.book = PriceBook(plan.graph, Scheduler(plan.graph, plan.device))
+        self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
+        self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
+        self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
+        self.after: list[list[int]] = [[] for _ in plan.graph.nodes]
+        self.before: list[list[int]] = [[] for _ in plan.graph.nodes]
+        for u, v in self.edges:
+            self.after[u].append(v)
+            self.before[v].append(u)
+
+    def merge(self, kernels: Iterable[int]) -> Change | Verdict:
+        """Those kernels, and all between them, as one."""
+        chosen = set(kernels)
+        while True:
+            closure = self.convex({n for k in chosen for n in self.groups[k]})
+            wider = {self.kernel_of[n] for n in closure}
+            if wider == chosen:
+                break
+            chosen = wider
+        nodes = tuple(sorted(closure))
+        refused = self.refusal(nodes)
+        if refused is not None:
+            return refused
+        price = self.book.price(nodes)
+        if isinstance(price, Verdict):
+            return price
+        return self.change(chosen, [nodes])
+
+    def convex(self, nodes: set[int]) -> set[int]:
+        """``nodes`` and everything on a path between two of them."""
+        low, high = min(nodes), max(nodes)  # ids are a topological order
+
+        def reach(edges: list[list[int]]) -> set[int]:
+            seen: set[int] = set()
+            queue = list(nodes)
+            while queue:
+                for n in edges[queue.pop()]:
+                    if low < n < high and n not in seen:
+                        seen.add(n)
+                        queue.append(n)
+            return seen
+
+        return nodes | (reach(self.after) & reach(self.before))
+
+    def connected(self, nodes: Sequence[int]) -> list[Nodes]:
+        """The parts of ``nodes`` that producer-consumer edges hold together."""
+        left = set(nodes)
+        parts = []
+        while left:
+            start = min(left)
+            part, queue = {start}, [start]
+            while queue:
+                n = queue.pop()
+                for m in (*self.after[n], *self.before[n]):
+                    if m in left and m not in part:
+                        part.add(m)
+                        queue.append(m)
+            left -= part
+            parts.append(tuple(sorted(part)))
+        return parts
+
+    def refusal(self, nodes: Nodes) -> Verdict | None:
+        """Why a convex set can be no kernel, whatever its schedule."""
+        if len(nodes) > 1 and len(self.connected(nodes)) > 1:
+            return Verdict(
+                "producer-consumer",
+                "no value passes between them, and a kernel holds only operations that pass values on",
+                nodes,
+            )
+        return self.book.compatible(nodes)
+
+    def change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
+        """Replace ``kernels`` by ``groups``, if the rest can then still run."""
+        gone = set(kernels)
+        others = [g for k, g in enumerate(self.groups) if k not in gone]
+        after = group_successors(self.edges, [*groups, *others])
+        if cyclic_sets(after):
+            return Verdict("cycle", "the kernels would wait for each other", groups[0])
+        time_ps = hbm_bytes = 0
+        for group in groups:
+            price = self.book.price(group)
+            if isinstance(price, Verdict):
+                return price
+            time_ps += price.time_ps
+            hbm_bytes += price.hbm_bytes
+        now = [self.plan.kernels[k].cost for k in gone]
+        return Change(
+            tuple(groups),
+            time_ps - sum(c.time_ps for c in now),
+            hbm_bytes - sum(c.hbm_bytes for c in now),
+        )
+
+    def pieces(self, nodes: Iterable[int]) -> list[Nodes]:
+        """``nodes`` as kernels: what holds together and has a price; else one by one."""
+        pieces: list[Nodes] = []
+        for part in self.connected(tuple(nodes)):
+            convex = set(part) == self.convex(set(part))
+            if convex and self.book.compatible(part) is None and isinstance(self.book.price(part), Price):
+                pieces.append(part)
+            else:
+                pieces += [(n,) for n in part]
+        return pieces
+
+    def split_out(self, nodes: Nodes) -> Change | Verdict:
+        """A kernel of exactly ``nodes``; what it takes from other kernels leaves them in pieces."""
+        refused = self.refusal(nodes)
+        if refused is not None:
+            return refused
+        price = self.book.price(nodes)
+        if isinstance(price, Verdict):
+            return price
+        kernels = {self.kernel_of[n] for n in nodes}
+        rest = {n for k in kernels for n in self.groups[k]} - set(nodes)
+        return self.change(kernels, [nodes, *self.pieces(rest)])
