@@ -15,7 +15,7 @@ from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
 from costmodel.traffic import bytes_moved
 
-PS_PER_S = 10**12
+_PS_PER_S = 10**12
 
 _HBM_LATENCY_PS = 600_000
 """What a GPU tile waits for a load from HBM. Unloaded it is about 480 cycles (Luo et al.,
@@ -99,7 +99,7 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
 
 def _time(amount: int, rate: int) -> int:
     """Picoseconds for ``amount`` at ``rate`` a second, rounded up; a rate of 0 is no limit."""
-    return -(-amount * PS_PER_S // rate) if rate else 0
+    return -(-amount * _PS_PER_S // rate) if rate else 0
 
 
 def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:

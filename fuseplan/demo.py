@@ -193,28 +193,9 @@ def _run_rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[tuple[str, ..
 
 def print_demo(demo: Demo) -> None:
     """The demo in 80 columns."""
-    head = ("workload", "device", "planner", "kernels", "µs", "HBM MB", "vs unf.", "proof")
-    rows: list[tuple[str, ...]] = []
-    bold: list[int] = []
-    for planned in demo.planned:
-        for i, plan in enumerate(planned.plans):
-            if plan is planned.plans[-1]:
-                bold.append(len(rows))
-            faster = planned.plans[0].objective_ps / plan.objective_ps if plan.objective_ps else 1.0
-            rows.append(
-                (
-                    planned.name if i == 0 else "",
-                    plan.device.name if i == 0 else "",
-                    plan.planner,
-                    str(len(plan.kernels)),
-                    time_text(plan.objective_us),
-                    f"{plan.hbm_bytes / 1e6:,.0f}",
-                    f"{faster:.2f}×",
-                    _proof(plan),
-                )
-            )
-    print_table(head, rows, right=(3, 4, 5, 6), title="Modelled, not measured:", bold=bold)
-    print()
+    for name in dict.fromkeys(planned.name for planned in demo.planned):
+        _print_plans(name, [planned for planned in demo.planned if planned.name == name])
+        print()
     print_table(*_run_rows(demo.runs), right=(1, 2, 3, 4, 5))
     run = demo.runs[0]
     print(f"(medians of {run.pairs} runs each, in turns; difference relative to each result's RMS)")
@@ -228,6 +209,29 @@ def print_demo(demo: Demo) -> None:
     print()
     print(_one_kernel(demo.planned[0].plans[-1]))
     print(f"\nDone in {seconds_text(demo.seconds)}. All kernels, with reasons and proofs:\n{demo.page}")
+
+
+def _print_plans(name: str, studies: Sequence[Planned]) -> None:
+    rows: list[tuple[str, ...]] = []
+    bold: list[int] = []
+    for planned in studies:
+        for i, plan in enumerate(planned.plans):
+            if plan is planned.plans[-1]:
+                bold.append(len(rows))
+            faster = planned.plans[0].objective_ps / plan.objective_ps if plan.objective_ps else 1.0
+            rows.append(
+                (
+                    plan.device.name if i == 0 else "",
+                    plan.planner,
+                    str(len(plan.kernels)),
+                    time_text(plan.objective_us),
+                    f"{plan.hbm_bytes / 1e6:,.1f}",
+                    f"{faster:.2f}×",
+                    _proof(plan),
+                )
+            )
+    head = ("device", "planner", "kernels", "µs", "HBM MB", "vs unfused", "proof")
+    print_table(head, rows, right=(2, 3, 4, 5), title=f"{name}, modelled, not measured:", bold=bold)
 
 
 def _proof(plan: Plan) -> str:

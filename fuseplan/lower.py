@@ -117,8 +117,7 @@ class _Builder:
                 tuple(space.input_maps[i] for i in arrays),
                 space.output_maps,
                 flops,
-                # XLA lays arrays out row-major on CPU and GPU: these only rename dimensions.
-                eqn.primitive.name in ("reshape", "squeeze", "expand_dims"),
+                _is_bitcast(eqn),
                 eqn.effects,
                 () if eqn.effects else rule.backends(eqn),
                 signature,
@@ -165,6 +164,14 @@ class _Builder:
             self.traced.out_tree,
             unknown,
         )
+
+
+def _is_bitcast(eqn: Equation) -> bool:
+    """Whether it only renames dimensions: XLA lays arrays out row-major on CPU and GPU."""
+    name = eqn.primitive.name
+    if name in ("reshape", "squeeze", "expand_dims"):
+        return True
+    return name == "broadcast_in_dim" and bool(eqn.inputs) and eqn.in_avals[0].size == eqn.out_avals[0].size
 
 
 def _stable(param: Any) -> Any:

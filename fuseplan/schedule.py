@@ -8,14 +8,14 @@ the backend can address and what fits on chip.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cached_property
 
 from costmodel.axes import Conflict, GroupAxes, unify
 from costmodel.device import DeviceSpec
+from costmodel.floor import Floor
 from costmodel.graph import Graph
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 from costmodel.memory import Footprint, footprint
-from costmodel.roofline import PS_PER_S, estimate
+from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
 from fuseplan.layout import Layout, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
@@ -34,7 +34,8 @@ class Scheduler:
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
         self.graph = graph
         self.device = device
-        self.outputs = frozenset(graph.outputs)
+        self.floor = Floor(graph, device)
+        """Picoseconds that no partition of a set of nodes beats."""
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
@@ -63,7 +64,9 @@ class Scheduler:
         if len(nodes) == 1:
             spec = whole_array_spec(self.graph, nodes)
             return Kernel(spec, estimate(self.graph, spec, self.device))
-        refused = self.compatible(nodes)
+        edge = boundary(self.graph, nodes)
+        # As if the group were never to grow: most that do not fit are found here, early.
+        refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.writes))
         if refused is not None:
             return refused
         floor_ps = self.floor(nodes)
@@ -86,52 +89,6 @@ class Scheduler:
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
-
-    def floor(self, nodes: tuple[int, ...]) -> int:
-        """Picoseconds that no partition of ``nodes`` beats: one launch, and the roofline of
-        all their work, where each value that crosses the set's boundary moves once. Bitcasts
-        are free."""
-        graph, sizes, work = self.graph, self._value_bytes, self._work_ps
-        inside = set(nodes)
-        crossing: set[int] = set()
-        matrix_ps = vector_ps = 0
-        moving = False
-        for n in nodes:
-            node = graph.nodes[n]
-            if node.bitcast:
-                continue
-            moving = True
-            matrix_ps += work[n][0]
-            vector_ps += work[n][1]
-            crossing.update(v for v in node.inputs if graph.values[v].producer not in inside)
-            crossing.update(
-                v for v in node.outputs if v in self.outputs or not inside.issuperset(graph.consumers[v])
-            )
-        if not moving:
-            return 0
-        moved_bytes = sum(sizes[v] for v in crossing)
-        memory_ps = -(-moved_bytes * PS_PER_S // self.device.hbm_bytes_per_s)
-        return self.device.launch_ps + max(memory_ps, matrix_ps, vector_ps)
-
-    @cached_property
-    def _value_bytes(self) -> list[int]:
-        return [v.nbytes for v in self.graph.values]
-
-    @cached_property
-    def _work_ps(self) -> list[tuple[int, int]]:
-        """For each node, picoseconds on the matrix and on the vector units."""
-        device, values = self.device, self.graph.values
-        found = []
-        for node in self.graph.nodes:
-            flops = node.flops
-            matrix_ps = 0
-            if flops.matrix:
-                dtype = values[node.inputs[0]].dtype if node.inputs else "float32"
-                matrix_ps = flops.matrix * PS_PER_S // device.matrix_rate(dtype)
-            vector_ps = flops.vector * PS_PER_S // device.vector_flops_per_s
-            vector_ps += flops.transcendental * PS_PER_S // device.transcendental_per_s
-            found.append((matrix_ps, vector_ps))
-        return found
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""

@@ -139,8 +139,8 @@ def summary(plan: Plan) -> str:
     count = sum(1 for k in plan.kernels if k.cost.time_ps)
     free = len(plan.kernels) - count
     lines = [
-        f"{len(plan.graph.nodes)} operations in {count} kernels"
-        + (f" and {free} renamings" if free else "")
+        f"{_count(len(plan.graph.nodes), 'operation')} in {_count(count, 'kernel')}"
+        + (f" and {_count(free, 'renaming')}" if free else "")
         + f", planned by {plan.planner} for {plan.device.name}",
         f"  time     {time_text(plan.objective_us)} µs, unfused {time_text(apart.objective_us)} µs"
         + _faster(apart.objective_ps, plan.objective_ps),
@@ -157,6 +157,10 @@ def summary(plan: Plan) -> str:
     for note in plan.notes:
         lines += _wrapped(f"  note     {note}", 80, " " * 11)
     return "\n".join(lines)
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}" if n == 1 else f"{n} {noun}s"
 
 
 def _faster(before_ps: int, after_ps: int) -> str:
@@ -197,8 +201,8 @@ def rows(plan: Plan) -> list[Row]:
 def kernel_table(plan: Plan) -> str:
     """See ``Plan.__str__``."""
     head = (
-        f"{plan.planner} plan for {plan.device.name}: {len(plan.graph.nodes)} operations in "
-        f"{len(plan.kernels)} kernels, {time_text(plan.objective_us)} µs, {status_text(plan)}"
+        f"{plan.planner} plan for {plan.device.name}: {_count(len(plan.graph.nodes), 'operation')} in "
+        f"{_count(len(plan.kernels), 'kernel')}, {time_text(plan.objective_us)} µs, {status_text(plan)}"
     )
     all_rows = rows(plan)
     shown = all_rows

@@ -66,6 +66,9 @@ def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     if _by_hand(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
         out = _multiply_and_sum((lhs, lhs_leading), (rhs, rhs_leading), accumulate)
     else:
+        if tile.backend == "mosaic_tpu" and 1 in (lhs.shape[int(lhs_leading)], rhs.shape[int(rhs_leading)]):
+            # One row gains nothing from narrow operands, and not every compiler takes them.
+            lhs, rhs = jnp.asarray(lhs, accumulate), jnp.asarray(rhs, accumulate)
         out = lax.dot_general(
             lhs,
             rhs,

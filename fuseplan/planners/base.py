@@ -143,6 +143,20 @@ def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
     return total
 
 
+def ideal(space: Space) -> list[Mask] | None:
+    """The component as one kernel, if that costs no more than any plan must; else None.
+
+    One question instead of a search: the scalar arithmetic of a large optimizer is a
+    thousand operations that all fuse.
+    """
+    if space.clashes(space.everything) or space.refusal(space.everything) is not None:
+        return None
+    price = space.price(space.everything)
+    if isinstance(price, Price) and price.time_ps == space.floor(space.everything):
+        return [space.everything]
+    return None
+
+
 def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]]) -> Grouping:
     """Plan each distinct component by ``merge`` and join the results: the frame of the
     heuristic planners."""
@@ -150,7 +164,7 @@ def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mas
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    merged = [merge(space) for space in parts.kinds]
+    merged = [ideal(space) or merge(space) for space in parts.kinds]
     watch.lap("merge")
     groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
     ordered, broken = break_cycles(graph, book, groups)

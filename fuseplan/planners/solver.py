@@ -32,6 +32,7 @@ from fuseplan.planners.base import (
     Parts,
     Stopwatch,
     break_cycles,
+    ideal,
     order_groups,
     place,
     sum_prices,
@@ -126,12 +127,13 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
         return Solved(singles, space.total(singles).time_ps, True)
+    floor_ps = space.floor(space.everything)
+    whole = ideal(space)
+    if whole is not None:
+        return Solved(whole, floor_ps, True)
     plans = [singles, greedy.merge(space), best_first.merge(space)]
     best = min(plans, key=lambda groups: space.total(groups).objectives)
-    floor_ps = space.floor(space.everything)
     watch.lap("heuristics")
-    if len(best) == 1 and space.total(best).time_ps == floor_ps:
-        return Solved(best, floor_ps, True)
     if time.monotonic() >= expires_at:
         note = _deadline_note(space) if budget.deadline_s > 0 else ""
         return Solved(best, floor_ps, False, note=note)
@@ -153,8 +155,9 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
         result.bound_ps = floor_ps
         result.note = note
     result.bound_ps = max(result.bound_ps, floor_ps)
-    if result.bound_ps == space.total(result.groups).time_ps and complete and not result.note:
-        result.optimal = True
+    if result.bound_ps == space.total(result.groups).time_ps:
+        # However it was found, nothing is faster.
+        result.optimal, result.note = True, ""
     return result
 
 

@@ -82,4 +82,14 @@ BOOLEAN_MOVEMENT: dict[str, Callable[..., Any]] = {
     "reduce_or": lambda x: x.any(1), "reduce_and": lambda x: x.all(),
 }  # fmt: skip
 
-CASTS = ("float32", "bfloat16", "float16", "int32", "int8", "int16", "uint8", "uint32", "bool")
+CAST_DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "int16", "uint8", "uint32", "bool")
+
+
+def _cast(dtype: str) -> Callable[..., Any]:
+    def f(x: Any) -> Any:
+        return x.astype(dtype)
+
+    return f
+
+
+CASTS: dict[str, Callable[..., Any]] = {f"to_{d}": _cast(d) for d in CAST_DTYPES}

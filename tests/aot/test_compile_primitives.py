@@ -1,0 +1,99 @@
+"""Every primitive that a rule says a backend can emit is compiled by that backend, by dtype.
+
+Without this, ``lacks`` and ``supports`` in the rules would be claims: a user's program would be the first
+to find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import pytest
+
+from fuseplan.aot import compile_for
+from fuseplan.lower import lower
+from fuseplan.trace import trace
+from tests.aot import primitives as table
+from tests.specs import hand_spec, kernel_function, whole_group
+
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
+
+DEVICES = {"triton": "h200", "mosaic_tpu": "tpu_v5e"}
+Table = dict[str, Callable[..., Any]]
+
+FLOATS = {**table.REDUCTIONS, **table.QUANTIFIERS, **table.MOVEMENT}
+INTEGERS = {**table.BINARY, **table.INTEGER}
+SCALARS = {**table.BINARY, **table.FLOAT_BINARY}
+
+RUNS = [
+    *((f"unary-{d}", table.FLOAT_UNARY, d, 1, table.X) for d in ("float32", "bfloat16", "float16")),
+    *((f"binary-{d}", SCALARS, d, 2, table.X) for d in ("float32", "bfloat16", "float16")),
+    *((f"axes-{d}", FLOATS, d, 1, table.X) for d in ("float32", "bfloat16", "float16", "int32", "uint32", "int8")),
+    *((f"integer-{d}", INTEGERS, d, 2, table.X) for d in ("int32", "uint32", "int16", "uint8")),
+    ("boolean", table.BOOLEAN, "bool", 2, table.X),
+    ("boolean-axes", table.BOOLEAN_MOVEMENT, "bool", 1, table.X),
+    *((f"scalar-unary-{d}", table.FLOAT_UNARY, d, 1, ()) for d in ("float32", "bfloat16")),
+    *((f"scalar-binary-{d}", SCALARS, d, 2, ()) for d in ("float32", "bfloat16")),
+    *((f"scalar-integer-{d}", INTEGERS, d, 2, ()) for d in ("int32", "uint32")),
+    ("scalar-boolean", table.BOOLEAN, "bool", 2, ()),
+    *((f"casts-{d}", table.CASTS, d, 1, table.X) for d in table.CAST_DTYPES),
+]
+
+
+def _emittable(functions: Table, backend: str, avals: tuple[Any, ...]) -> Table:
+    """Those whose every primitive the rules allow."""
+    kept = {}
+    for name, f in functions.items():
+        nodes = lower(trace(f, *avals)).graph.nodes
+        if nodes and all(backend in node.backends for node in nodes):
+            kept[name] = f
+    return kept
+
+
+@pytest.mark.parametrize("backend", list(DEVICES))
+@pytest.mark.parametrize(("name", "functions", "dtype", "arity", "shape"), RUNS, ids=[r[0] for r in RUNS])
+def test_lowers(
+    backend: str, name: str, functions: Table, dtype: str, arity: int, shape: tuple[int, ...]
+) -> None:
+    avals = (jax.ShapeDtypeStruct(shape, dtype),) * arity
+    chosen = _emittable(functions, backend, avals)
+    if not chosen:
+        pytest.skip(f"{backend} kernels compute nothing of it in {dtype}")
+    lowered = whole_group(lambda *args: tuple(f(*args) for f in chosen.values()), *avals)
+    spec = hand_spec(lowered, backend)
+    try:
+        compile_for(kernel_function(spec, lowered, interpret=False), *avals, device=DEVICES[backend])
+    except Exception as error:
+        culprits = [n for n, f in chosen.items() if not _compiles(f, backend, avals)]
+        pytest.fail(f"{backend} does not compile {', '.join(culprits) or 'all of them together'}: {error}")
+
+
+def _compiles(f: Callable[..., Any], backend: str, avals: tuple[Any, ...]) -> bool:
+    lowered = whole_group(f, *avals)
+    try:
+        compile_for(
+            kernel_function(hand_spec(lowered, backend), lowered, interpret=False), *avals, device=DEVICES[backend]
+        )
+    except Exception:
+        return False
+    return True
+
+
+# What models are made of: a rule that gives one of these up fails here.
+REQUIRED = (
+    "neg", "abs", "sign", "floor", "ceil", "square", "exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p", "expm1",
+    "sin", "cos", "tan", "erf", "erfc", "erf_inv", "logistic", "is_finite", "round", "round_away", "integer_pow",
+    "integer_pow_negative", "copy",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", list(DEVICES))
+def test_required_are_kept(backend: str) -> None:
+    for dtype in ("float32", "bfloat16"):
+        avals = (jax.ShapeDtypeStruct(table.X, dtype),)
+        kept = _emittable(table.FLOAT_UNARY, backend, avals)
+        assert set(REQUIRED) <= set(kept)
+        assert set(FLOATS) == set(_emittable(FLOATS, backend, avals))
+        assert set(SCALARS) - {"nextafter"} == set(_emittable(SCALARS, backend, avals * 2))
