@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from fuseplan.errors import FuseplanError, UnknownNameError
@@ -28,7 +29,9 @@ class Target:
     config: str = ""
 
 
-def _gpu(name: str, major: int, minor: int, cores: int, optin: int, bandwidth: int, l2: int, memory: int) -> Target:
+def _gpu(
+    name: str, major: int, minor: int, cores: int, optin: int, bandwidth: int, l2: int, memory: int
+) -> Target:
     """A ``GpuTargetConfigProto``; its fields are what CUDA's ``cudaDeviceProp`` reports."""
     return Target(
         "cuda",
@@ -125,7 +128,7 @@ def _prepare_libtpu() -> None:
     # It asks a metadata server what machine this is, and waits long for no answer.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    if "tpu" not in (jax.config.jax_platforms or "tpu"):
+    if "tpu" not in (getattr(jax.config, "jax_platforms", None) or "tpu"):
         # No TPU will be opened: several processes may compile at a time.
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
@@ -133,7 +136,7 @@ def _prepare_libtpu() -> None:
 def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_options: Any) -> Any:
     """Compile ``f`` for a device that need not be there.
 
-    ``avals`` are arrays or ``ShapeDtypeStruct``\\ s, pytrees of them too. Returns JAX's
+    ``avals`` are arrays or ``ShapeDtypeStruct``s, pytrees of them too. Returns JAX's
     compiled object: ``memory_analysis()``, ``cost_analysis()`` and ``as_text()`` work,
     calling it does not. A kernel that the compiler refuses raises the compiler's error.
 
@@ -141,13 +144,32 @@ def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_opti
 
         compile_for(jnp.sin, jax.ShapeDtypeStruct((8, 128), "float32"), device="tpu_v5e")
     """
-    mesh = Mesh([topology_device(device)], ("device",), axis_types=(AxisType.Auto,))
-    replicated = NamedSharding(mesh, PartitionSpec())
+    # Also where nothing is passed in, the results say which device is meant.
+    jitted = jax.jit(f, out_shardings=_placement(device))
+    return lower_for(jitted, avals, {}, device).compile(compiler_options or None)
 
-    def place(aval: Any) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(aval.shape, aval.dtype, sharding=replicated)
 
-    with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
-        # Also where nothing is passed in, the results say which device is meant.
-        lowered = jax.jit(f, out_shardings=replicated).lower(*jax.tree.map(place, avals))
-        return lowered.compile(compiler_options or None)
+def lower_for(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
+    """Lower a ``jax.jit``ted function for a device that need not be there.
+
+    Arrays and ``ShapeDtypeStruct``s among the arguments are placed on the device; others
+    (static arguments, say) are passed on. Returns a ``jax.stages.Lowered``.
+    """
+    placement = _placement(device)
+
+    def place(leaf: Any) -> Any:
+        if not (hasattr(leaf, "shape") and hasattr(leaf, "dtype")):
+            return leaf
+        weak = bool(getattr(leaf, "weak_type", False))
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placement, weak_type=weak)
+
+    args, kwargs = jax.tree.map(place, (args, kwargs))
+    with jax.sharding.use_abstract_mesh(placement.mesh.abstract_mesh):
+        return jitted.lower(*args, **kwargs)
+
+
+def _placement(device: str) -> NamedSharding:
+    """All of an array on the one device."""
+    devices = np.asarray([topology_device(device)], dtype=object)
+    # Automatic axes: with explicit ones, lowering for a GPU asks for a backend that is not there.
+    return NamedSharding(Mesh(devices, ("device",), axis_types=(AxisType.Auto,)), PartitionSpec())

@@ -270,6 +270,58 @@ def contract(space: Space) -> Space:
         root[i] = root[reader]
         members[root[i]] = merged
         del members[i]
+    return _merged(space, root)
+
+
+def absorb_renames(space: Space) -> Space:
+    """``space`` with each renaming (``Pricing.renames``) merged into its only consumer, or
+    into a producer that it is the only consumer of.
+
+    No plan is lost: a renaming is free and of equal size on both sides, so moving it across
+    a border between two kernels changes the cost of neither
+    (test_candidates.py::test_absorbing_renames_loses_nothing).
+    """
+    graph = space.book.graph
+    outputs = space.book.outputs
+    position = {n: i for i, n in enumerate(space.component.nodes)}
+    inner = set(space.component.edges)
+    root = list(range(space.n))
+
+    def only_reader(v: int, i: int) -> int | None:
+        """The position that alone reads the value ``v`` of position ``i``."""
+        readers = graph.consumers[v]
+        reader = position.get(readers[0], -1) if len(readers) == 1 and v not in outputs else -1
+        return reader if (i, reader) in inner else None
+
+    def merge(i: int, other: int) -> bool:
+        together = sum(1 << k for k in range(space.n) if root[k] in (root[i], root[other]))
+        if space.clashes(together) or isinstance(space.price(together), Verdict):
+            return False
+        old = root[i]
+        for k in range(space.n):
+            if root[k] == old:
+                root[k] = root[other]
+        return True
+
+    for i in range(space.n):
+        n = space.component.nodes[i]
+        if not space.book.renames(n):
+            continue
+        source, result = graph.nodes[n].inputs[0], graph.nodes[n].outputs[0]
+        reader = only_reader(result, i)
+        if reader is not None and merge(i, reader):
+            continue
+        producer = position.get(graph.values[source].producer)
+        if producer is not None and only_reader(source, producer) == i:
+            merge(i, producer)
+    return _merged(space, root) if root != list(range(space.n)) else space
+
+
+def _merged(space: Space, root: Sequence[int]) -> Space:
+    """``space`` with the positions of one root as one position."""
+    members: dict[int, Mask] = {}
+    for i, r in enumerate(root):
+        members[r] = members.get(r, 0) | 1 << i
     roots = sorted(members)
     index = {r: k for k, r in enumerate(roots)}
     edges = {(index[root[u]], index[root[v]]) for u, v in space.component.edges if root[u] != root[v]}

@@ -104,6 +104,10 @@ class PriceBook:
             )
         return self._compatible[key]
 
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._pricing.renames(n)
+
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
         return self._floor(nodes)

@@ -58,17 +58,19 @@ class Scheduler:
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.
 
-        A single node is always possible: it can be left to XLA. Ties are broken by memory
-        traffic, then by on-chip bytes, then by the order of enumeration.
+        A single node is always possible: it is left to XLA, and so is one with bitcasts
+        around it. Ties are broken by memory traffic, then by on-chip bytes, then by the order of
+        enumeration.
         """
         if len(nodes) == 1:
-            spec = whole_array_spec(self.graph, nodes)
-            return Kernel(spec, estimate(self.graph, spec, self.device))
+            return self._left_to_xla(nodes)
         edge = boundary(self.graph, nodes)
         # As if the group were never to grow: most that do not fit are found here, early.
         refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.writes))
         if refused is not None:
             return refused
+        if sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
+            return self._left_to_xla(nodes)
         floor_ps = self.floor(nodes)
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
@@ -81,6 +83,20 @@ class Scheduler:
             if cost.time_ps <= floor_ps:
                 break
         return best or self._without_schedule(nodes, bool(tried))
+
+    def renames(self, n: int) -> bool:
+        """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a
+        bitcast that only adds or drops dimensions of size one. Mosaic lays out the last two
+        dimensions, so there it does change something."""
+        node = self.graph.nodes[n]
+        if not node.bitcast or self.device.backend != "triton":
+            return False
+        source, result = ([d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs)
+        return source == result
+
+    def _left_to_xla(self, nodes: tuple[int, ...]) -> Kernel:
+        spec = whole_array_spec(self.graph, nodes)
+        return Kernel(spec, estimate(self.graph, spec, self.device))
 
     def _without_schedule(self, nodes: tuple[int, ...], addressable: bool) -> Verdict:
         device = self.device

@@ -114,6 +114,9 @@ class Bytes:
             return Verdict("on-chip", f"{full} full-size values", nodes)
         return None
 
+    def renames(self, n: int) -> bool:
+        return False
+
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         self.asked.append(nodes)
         refused = self.compatible(nodes) or self._does_not_fit(nodes)

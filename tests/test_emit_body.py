@@ -96,12 +96,24 @@ def test_windows(axes: Any, position: Any, start: int, extent: int | None) -> No
 
 
 SIXTEEN_BIT: dict[str, Callable[..., Any]] = {
-    "exp": jnp.exp, "log": lambda x: jnp.log(jnp.abs(x)), "tanh": jnp.tanh, "sqrt": lambda x: jnp.sqrt(jnp.abs(x)),
-    "rsqrt": lambda x: lax.rsqrt(jnp.abs(x)), "logistic": jax.nn.sigmoid, "sin": jnp.sin, "cos": jnp.cos,
-    "expm1": jnp.expm1, "log1p": lambda x: jnp.log1p(jnp.abs(x)), "erf": lax.erf, "erfc": lax.erfc,
-    "div": lambda x: x / 3, "reciprocal_cube": lambda x: lax.integer_pow(x, -3), "pow": lambda x: jnp.abs(x) ** 1.7,
-    "round": jnp.round, "rem": lambda x: lax.rem(x, jnp.full_like(x, 0.7)),
-}  # fmt: skip
+    "exp": jnp.exp,
+    "log": lambda x: jnp.log(jnp.abs(x)),
+    "tanh": jnp.tanh,
+    "sqrt": lambda x: jnp.sqrt(jnp.abs(x)),
+    "rsqrt": lambda x: lax.rsqrt(jnp.abs(x)),
+    "logistic": jax.nn.sigmoid,
+    "sin": jnp.sin,
+    "cos": jnp.cos,
+    "expm1": jnp.expm1,
+    "log1p": lambda x: jnp.log1p(jnp.abs(x)),
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "div": lambda x: x / 3,
+    "reciprocal_cube": lambda x: lax.integer_pow(x, -3),
+    "pow": lambda x: jnp.abs(x) ** 1.7,
+    "round": jnp.round,
+    "rem": lambda x: lax.rem(x, jnp.full_like(x, 0.7)),
+}
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -122,7 +134,9 @@ def test_sixteen_bit_math(backend: str, dtype: str) -> None:
         error = np.abs(np.asarray(got, np.float64) - want)
         finite = np.isfinite(want) & (np.abs(want) < float(jnp.finfo(dtype).max))
         limit = (2 if constant_rounds else 1) * eps * np.abs(want) + tiny
-        assert (error <= limit)[finite].all(), f"{name}: off by {np.nanmax((error / limit)[finite]):.2f} units"
+        assert (error <= limit)[finite].all(), (
+            f"{name}: off by {np.nanmax((error / limit)[finite]):.2f} units"
+        )
 
 
 def _relative(got: Any, want: Any) -> float:
@@ -143,7 +157,9 @@ def test_composed_accuracy() -> None:
 
 @pytest.mark.parametrize("method", list(lax.RoundingMethod))
 def test_composed_rounding(method: lax.RoundingMethod) -> None:
-    x = np.array([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 8388609.0, 1e30, -np.inf, np.inf, np.nan], np.float32)
+    x = np.array(
+        [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 8388609.0, 1e30, -np.inf, np.inf, np.nan], np.float32
+    )
     np.testing.assert_array_equal(composed.round_to(jnp.asarray(x), method), lax.round(x, method))
 
 

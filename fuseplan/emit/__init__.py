@@ -24,9 +24,7 @@ def backends() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def emit(
-    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The function that computes one kernel of a plan.
 
     It takes the arrays of ``emit.body.live_ins(spec)``, the distinct values that the kernel

@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
-from costmodel.graph import DimMap, DimRole
+from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
@@ -242,7 +242,8 @@ def put(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
 
 def scalar(literal: Literal) -> Any:
     """A literal as a NumPy scalar of its own dtype: kernels cannot capture arrays."""
-    return np.asarray(literal.val).astype(literal.aval.dtype)[()]
+    aval: Any = literal.aval
+    return np.asarray(literal.val).astype(aval.dtype)[()]
 
 
 def live_ins(spec: KernelSpec) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ accumulators stay in scratch memory from one turn to the next.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,22 +17,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.graph import DimMap
-from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
-from fuseplan.emit.body import Body, Step
+from fuseplan.emit.body import Body
 from fuseplan.emit.naming import kernel_name
 from fuseplan.lower import Lowered
 
 
-def emit(
-    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Mosaic kernel; see ``fuseplan.emit.emit``."""
     body = bodies.make_body(spec, lowered)
     grid_axes = tuple(
         a for a, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT and axis.n_tiles > 1
     )
-    semantics = ["arbitrary" if a == spec.streamed else "parallel" for a in grid_axes] or ["arbitrary"]
+    semantics = [pltpu.ARBITRARY if a == spec.streamed else pltpu.PARALLEL for a in grid_axes]
     avals = lowered.avals
     sources = bodies.live_ins(spec)
 
@@ -48,7 +45,7 @@ def emit(
         out_specs=[_block_spec(spec, w, grid_axes) for w in spec.writes],
         scratch_shapes=_scratch(body),
         interpret=interpret,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=semantics or [pltpu.ARBITRARY]),
         name=kernel_name(spec, lowered),
     )
 
@@ -109,7 +106,7 @@ def _scratch(body: Body) -> list[Any]:
     for step in body.accumulators:
         for axes, dtype in zip(step.out_axes, step.accumulator_dtypes(), strict=True):
             space = pltpu.VMEM if axes else pltpu.SMEM
-            shapes.append(space(_outer_shape(bodies.block_shape(body.spec.axes, axes)), dtype))
+            shapes.append(space(_outer_shape(block_shape(body.spec.axes, axes)), dtype))
     return shapes
 
 
@@ -137,7 +134,9 @@ class _Program:
         carried = []
         for step in body.accumulators:
             parts = bodies.partial_results(body, step, blocks, self.position, self._load)
-            carried.append([(next(scratch), axes, part) for axes, part in zip(step.out_axes, parts, strict=True)])
+            carried.append(
+                [(next(scratch), axes, part) for axes, part in zip(step.out_axes, parts, strict=True)]
+            )
         self._accumulate(carried)
         streamed = spec.streamed
         assert streamed is not None
@@ -186,7 +185,7 @@ class _Program:
 def _read(ref: Any, axes: DimMap, spec: KernelSpec) -> Any:
     if not axes:
         return ref[0, 0]
-    return lax.reshape(ref[...], bodies.block_shape(spec.axes, axes))
+    return lax.reshape(ref[...], block_shape(spec.axes, axes))
 
 
 def _write(ref: Any, block: Any) -> None:

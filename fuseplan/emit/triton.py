@@ -20,7 +20,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
 from fuseplan.emit.naming import kernel_name
@@ -44,9 +44,7 @@ _DEEP_BYTES = 128 * 1024
 an H100's, for conversions of layout in an epilogue (CUDA C++ Programming Guide, same table)."""
 
 
-def emit(
-    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Triton kernel; see ``fuseplan.emit.emit``."""
     body = bodies.make_body(spec, lowered)
     reads = bodies.live_ins(spec)
@@ -97,7 +95,8 @@ class _Program:
         return position
 
     def run(self, out_refs: Sequence[Any]) -> None:
-        body, blocks = self.body, {}
+        body = self.body
+        blocks: bodies.Blocks = {}
         load = self._loader(self.position)
         bodies.evaluate(body, body.before, blocks, self.position, load)
         if body.accumulators:
@@ -109,7 +108,7 @@ class _Program:
         bodies.evaluate(body, body.after, blocks, self.position, load)
         for access, ref in zip(self.spec.writes, out_refs, strict=True):
             block = blocks[access.value, access.axes]
-            window, mask, _ = self._window(access, self.position)
+            window, mask = self._window(access, self.position)
             plgpu.store(ref.at[window], block, mask=mask)
 
     def _loop(self, outer: bodies.Blocks) -> list[list[Any]]:
@@ -135,14 +134,14 @@ class _Program:
 
     def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
         def load(access: Access) -> Any:
-            window, mask, shape = self._window(access, position)
+            window, mask = self._window(access, position)
             dtype = self.lowered.avals[access.value].dtype
             other = None if mask is None else np.zeros((), dtype)[()]
             return plgpu.load(self.refs[access.value].at[window], mask=mask, other=other)
 
         return load
 
-    def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any, tuple[int, ...]]:
+    def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
         """The slices of an array that are the tile's block, and the mask of what lies inside
         the array, or None."""
         shape = self.spec.block_shape(access)
@@ -157,14 +156,12 @@ class _Program:
                 # Pallas refuses a slice that is known to reach past the end, masked or not.
                 start = start + self.program * 0
             window.append(pl.ds(start, shape[dim]))
-        return tuple(window), mask, shape
+        return tuple(window), mask
 
 
 def _neutral(spec: KernelSpec, step: Step) -> list[Any]:
     assert step.rule.reduction is not None
-    shapes = [
-        bodies.block_shape(spec.axes, axes) for axes in step.out_axes
-    ]
+    shapes = [block_shape(spec.axes, axes) for axes in step.out_axes]
     dtypes = step.accumulator_dtypes()
     neutral = step.rule.reduction.neutral
     return [jnp.full(shape, neutral(d), d) for shape, d in zip(shapes, dtypes, strict=True)]

@@ -11,9 +11,7 @@ from fuseplan.lower import Lowered
 from fuseplan.trace import Equation, Literal
 
 
-def emit(
-    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False
-) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group's equations on whole arrays; see ``fuseplan.emit.emit``."""
     equations = [lowered.equations[n] for n in spec.nodes]
     reads = live_ins(spec)

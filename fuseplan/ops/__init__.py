@@ -34,6 +34,7 @@ def rule_of(eqn: Equation) -> Rule:
 
 
 def has_rule(eqn: Equation) -> bool:
+    """Whether its primitive is declared."""
     return eqn.primitive.name in _RULES
 
 

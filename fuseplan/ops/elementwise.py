@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from costmodel.graph import DimRole, Flops, OpKind
+from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.ops import composed
 from fuseplan.ops.rule import (
     NONE,
@@ -34,7 +34,7 @@ def elementwise_space(eqn: Equation) -> Space:
     is broadcast."""
     shape = eqn.out_avals[0].shape
     dims, out_map = own_dims(shape)
-    maps = []
+    maps: list[DimMap] = []
     for aval in eqn.in_avals:
         if aval.ndim == 0:
             maps.append(())

@@ -61,7 +61,8 @@ def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, .
 
     # From the major end: the smaller of the two extents must divide the larger.
     while True:
-        refill(0), refill(1)
+        refill(0)
+        refill(1)
         if left[0] == 1 and left[1] == 1:
             break
         small, large = sorted(left)

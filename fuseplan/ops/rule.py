@@ -74,6 +74,7 @@ _DTYPES = {
 
 
 def dtypes_of(eqn: Equation) -> set[str]:
+    """The names of the dtypes of an equation's operands and results."""
     return {str(getattr(a, "dtype", "token")) for a in (*eqn.in_avals, *eqn.out_avals)}
 
 
@@ -111,9 +112,7 @@ class Rule:
         """The backends that can emit ``eqn`` inside a fused kernel."""
         if self.block is None:
             return ("xla",) if self.kind != OpKind.OPAQUE else ()
-        return tuple(
-            b for b in BACKENDS if b == "xla" or (b not in self.lacks and self.supports(eqn, b))
-        )
+        return tuple(b for b in BACKENDS if b == "xla" or (b not in self.lacks and self.supports(eqn, b)))
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -134,10 +133,12 @@ def no_flops(eqn: Equation) -> Flops:
 
 
 def out_size(eqn: Equation) -> int:
+    """Elements of its results."""
     return sum(a.size for a in eqn.out_avals)
 
 
 def in_size(eqn: Equation) -> int:
+    """Elements of its operands."""
     return sum(a.size for a in eqn.in_avals)
 
 

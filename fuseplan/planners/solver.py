@@ -20,7 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from costmodel.graph import Graph
-from fuseplan.candidates import Mask, Space, bits, contract, enumerate_groups
+from fuseplan.candidates import Mask, Space, absorb_renames, bits, contract, enumerate_groups
 from fuseplan.errors import FuseplanWarning, Verdict
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
@@ -124,6 +124,26 @@ def _refusals(parts: Parts) -> tuple[Verdict, ...]:
 
 
 def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
+    """Solve a component without its renamings, and put them back."""
+    small = absorb_renames(space)
+    solved = _solve_space(small, budget, expires_at, watch)
+    if small is space:
+        return solved
+    position = {n: i for i, n in enumerate(space.component.nodes)}
+
+    def whole(mask: Mask) -> Mask:
+        return sum(1 << position[n] for n in small.nodes(mask))
+
+    duals = [0] * space.n
+    for k, dual in enumerate(solved.duals):
+        duals[position[small.members[k][0]]] = dual
+    solved.groups = [whole(mask) for mask in solved.groups]
+    solved.columns = {whole(mask): cost for mask, cost in solved.columns.items()}
+    solved.duals = tuple(duals) if solved.duals else ()
+    return solved
+
+
+def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
         return Solved(singles, space.total(singles).time_ps, True)

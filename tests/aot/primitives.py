@@ -11,13 +11,39 @@ from jax import numpy as jnp
 X, Y = (24, 128), (24, 128)
 
 FLOAT_UNARY: dict[str, Callable[..., Any]] = {
-    "neg": lax.neg, "abs": lax.abs, "sign": lax.sign, "floor": lax.floor, "ceil": lax.ceil,
-    "square": lax.square, "exp": lax.exp, "log": lax.log, "tanh": lax.tanh, "sqrt": lax.sqrt,
-    "rsqrt": lax.rsqrt, "exp2": lax.exp2, "log1p": lax.log1p, "expm1": lax.expm1, "cbrt": lax.cbrt,
-    "sin": lax.sin, "cos": lax.cos, "tan": lax.tan, "sinh": lax.sinh, "cosh": lax.cosh,
-    "asinh": lax.asinh, "acosh": lax.acosh, "atanh": lax.atanh, "asin": lax.asin, "acos": lax.acos,
-    "atan": lax.atan, "erf": lax.erf, "erfc": lax.erfc, "erf_inv": lax.erf_inv, "logistic": lax.logistic,
-    "is_finite": lax.is_finite, "lgamma": lax.lgamma, "digamma": lax.digamma,
+    "neg": lax.neg,
+    "abs": lax.abs,
+    "sign": lax.sign,
+    "floor": lax.floor,
+    "ceil": lax.ceil,
+    "square": lax.square,
+    "exp": lax.exp,
+    "log": lax.log,
+    "tanh": lax.tanh,
+    "sqrt": lax.sqrt,
+    "rsqrt": lax.rsqrt,
+    "exp2": lax.exp2,
+    "log1p": lax.log1p,
+    "expm1": lax.expm1,
+    "cbrt": lax.cbrt,
+    "sin": lax.sin,
+    "cos": lax.cos,
+    "tan": lax.tan,
+    "sinh": lax.sinh,
+    "cosh": lax.cosh,
+    "asinh": lax.asinh,
+    "acosh": lax.acosh,
+    "atanh": lax.atanh,
+    "asin": lax.asin,
+    "acos": lax.acos,
+    "atan": lax.atan,
+    "erf": lax.erf,
+    "erfc": lax.erfc,
+    "erf_inv": lax.erf_inv,
+    "logistic": lax.logistic,
+    "is_finite": lax.is_finite,
+    "lgamma": lax.lgamma,
+    "digamma": lax.digamma,
     "round": lambda x: lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN),
     "integer_pow": lambda x: lax.integer_pow(x, 3),
     "integer_pow_negative": lambda x: lax.integer_pow(x, -2),
@@ -25,62 +51,103 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "round_away": lambda x: lax.round(x, lax.RoundingMethod.AWAY_FROM_ZERO),
     "stop_gradient": lax.stop_gradient,
     "copy": jnp.copy,
-}  # fmt: skip
+}
 
 BINARY: dict[str, Callable[..., Any]] = {
-    "add": lax.add, "sub": lax.sub, "mul": lax.mul, "div": lax.div, "rem": lax.rem, "max": lax.max, "min": lax.min,
-    "eq": lax.eq, "ne": lax.ne, "lt": lax.lt, "le": lax.le, "gt": lax.gt, "ge": lax.ge,
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "div": lax.div,
+    "rem": lax.rem,
+    "max": lax.max,
+    "min": lax.min,
+    "eq": lax.eq,
+    "ne": lax.ne,
+    "lt": lax.lt,
+    "le": lax.le,
+    "gt": lax.gt,
+    "ge": lax.ge,
     "select_n": lambda x, y: lax.select(x > y, x, y),
-    "select_n_three": lambda x, y: lax.select_n((x > y).astype(jnp.int32) + (x > 0).astype(jnp.int32), x, y, x),
+    "select_n_three": lambda x, y: lax.select_n(
+        (x > y).astype(jnp.int32) + (x > 0).astype(jnp.int32), x, y, x
+    ),
     "clamp": lambda x, y: lax.clamp(x * 0, x, y),
     "clamp_scalar": lambda x, y: lax.clamp(jnp.zeros((), x.dtype), x, jnp.ones((), x.dtype)) + y,
-}  # fmt: skip
+}
 
 FLOAT_BINARY: dict[str, Callable[..., Any]] = {
-    "atan2": lax.atan2, "pow": lax.pow, "nextafter": lax.nextafter,
+    "atan2": lax.atan2,
+    "pow": lax.pow,
+    "nextafter": lax.nextafter,
     "pow_integer": lambda x, y: lax.pow(x, y.astype(jnp.int32)),
-}  # fmt: skip
+}
 
 INTEGER: dict[str, Callable[..., Any]] = {
-    "and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor, "not": lambda x, y: lax.bitwise_not(x) + y,
-    "shift_left": lax.shift_left, "shift_right_logical": lax.shift_right_logical,
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "not": lambda x, y: lax.bitwise_not(x) + y,
+    "shift_left": lax.shift_left,
+    "shift_right_logical": lax.shift_right_logical,
     "shift_right_arithmetic": lax.shift_right_arithmetic,
-    "population_count": lambda x, y: lax.population_count(x) + y, "clz": lambda x, y: lax.clz(x) + y,
-    "neg": lambda x, y: -x, "abs": lambda x, y: abs(x), "sign": lambda x, y: lax.sign(x),
+    "population_count": lambda x, y: lax.population_count(x) + y,
+    "clz": lambda x, y: lax.clz(x) + y,
+    "neg": lambda x, y: -x,
+    "abs": lambda x, y: abs(x),
+    "sign": lambda x, y: lax.sign(x),
     "integer_pow": lambda x, y: lax.integer_pow(x, 3),
-}  # fmt: skip
+}
 
 BOOLEAN: dict[str, Callable[..., Any]] = {
-    "and": lax.bitwise_and, "or": lax.bitwise_or, "xor": lax.bitwise_xor, "not": lambda x, y: lax.bitwise_not(x) & y,
-    "eq": lax.eq, "ne": lax.ne, "select_n": lambda x, y: lax.select(x, y, ~y),
-    "max": lax.max, "min": lax.min,
-}  # fmt: skip
+    "and": lax.bitwise_and,
+    "or": lax.bitwise_or,
+    "xor": lax.bitwise_xor,
+    "not": lambda x, y: lax.bitwise_not(x) & y,
+    "eq": lax.eq,
+    "ne": lax.ne,
+    "select_n": lambda x, y: lax.select(x, y, ~y),
+    "max": lax.max,
+    "min": lax.min,
+}
 
 REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "reduce_sum_minor": lambda x: x.sum(1), "reduce_sum_major": lambda x: x.sum(0), "reduce_sum_all": lambda x: x.sum(),
-    "reduce_max_minor": lambda x: x.max(1), "reduce_max_major": lambda x: x.max(0),
-    "reduce_min_minor": lambda x: x.min(1), "reduce_min_all": lambda x: x.min(),
-    "reduce_sum_kept": lambda x: x - x.sum(1, keepdims=True), "reduce_max_kept": lambda x: x - x.max(0, keepdims=True),
-}  # fmt: skip
+    "reduce_sum_minor": lambda x: x.sum(1),
+    "reduce_sum_major": lambda x: x.sum(0),
+    "reduce_sum_all": lambda x: x.sum(),
+    "reduce_max_minor": lambda x: x.max(1),
+    "reduce_max_major": lambda x: x.max(0),
+    "reduce_min_minor": lambda x: x.min(1),
+    "reduce_min_all": lambda x: x.min(),
+    "reduce_sum_kept": lambda x: x - x.sum(1, keepdims=True),
+    "reduce_max_kept": lambda x: x - x.max(0, keepdims=True),
+}
 
 QUANTIFIERS: dict[str, Callable[..., Any]] = {
-    "reduce_and_minor": lambda x: (x > 0).all(1), "reduce_or_major": lambda x: (x > 0).any(0),
+    "reduce_and_minor": lambda x: (x > 0).all(1),
+    "reduce_or_major": lambda x: (x > 0).any(0),
     "reduce_or_all": lambda x: (x > 0).any(),
-}  # fmt: skip
+}
 
 MOVEMENT: dict[str, Callable[..., Any]] = {
-    "transpose": lambda x: x.T, "iota": lambda x: x + lax.broadcasted_iota(x.dtype, x.shape, 1),
+    "transpose": lambda x: x.T,
+    "iota": lambda x: x + lax.broadcasted_iota(x.dtype, x.shape, 1),
     "broadcast_minor": lambda x: jnp.broadcast_to(x.sum(1)[:, None], (24, 128)) + x,
     "broadcast_scalar": lambda x: jnp.broadcast_to(x.sum(), (24, 128)) + x,
-    "reshape": lambda x: x.reshape(3, 8, 128) + x.reshape(3, 8, 128), "log2": lambda x: jnp.log2(x.astype(jnp.float32)),
-    "expand": lambda x: x[:, None, :] * 2, "squeeze": lambda x: x.sum(1, keepdims=True)[:, 0] + 1,
-}  # fmt: skip
+    "reshape": lambda x: x.reshape(3, 8, 128) + x.reshape(3, 8, 128),
+    "log2": lambda x: jnp.log2(x.astype(jnp.float32)),
+    "expand": lambda x: x[:, None, :] * 2,
+    "squeeze": lambda x: x.sum(1, keepdims=True)[:, 0] + 1,
+}
 
 BOOLEAN_MOVEMENT: dict[str, Callable[..., Any]] = {
-    "transpose": lambda x: x.T, "broadcast_major": lambda x: jnp.broadcast_to(x[None], (3, 24, 128)) | True,
-    "reshape": lambda x: ~x.reshape(3, 8, 128), "expand": lambda x: ~x[:, None, :], "convert": lambda x: x + 1.0,
-    "reduce_or": lambda x: x.any(1), "reduce_and": lambda x: x.all(),
-}  # fmt: skip
+    "transpose": lambda x: x.T,
+    "broadcast_major": lambda x: jnp.broadcast_to(x[None], (3, 24, 128)) | True,
+    "reshape": lambda x: ~x.reshape(3, 8, 128),
+    "expand": lambda x: ~x[:, None, :],
+    "convert": lambda x: x + 1.0,
+    "reduce_or": lambda x: x.any(1),
+    "reduce_and": lambda x: x.all(),
+}
 
 CAST_DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "int16", "uint8", "uint32", "bool")
 

@@ -30,7 +30,10 @@ SCALARS = {**table.BINARY, **table.FLOAT_BINARY}
 RUNS = [
     *((f"unary-{d}", table.FLOAT_UNARY, d, 1, table.X) for d in ("float32", "bfloat16", "float16")),
     *((f"binary-{d}", SCALARS, d, 2, table.X) for d in ("float32", "bfloat16", "float16")),
-    *((f"axes-{d}", FLOATS, d, 1, table.X) for d in ("float32", "bfloat16", "float16", "int32", "uint32", "int8")),
+    *(
+        (f"axes-{d}", FLOATS, d, 1, table.X)
+        for d in ("float32", "bfloat16", "float16", "int32", "uint32", "int8")
+    ),
     *((f"integer-{d}", INTEGERS, d, 2, table.X) for d in ("int32", "uint32", "int16", "uint8")),
     ("boolean", table.BOOLEAN, "bool", 2, table.X),
     ("boolean-axes", table.BOOLEAN_MOVEMENT, "bool", 1, table.X),
@@ -74,7 +77,9 @@ def _compiles(f: Callable[..., Any], backend: str, avals: tuple[Any, ...]) -> bo
     lowered = whole_group(f, *avals)
     try:
         compile_for(
-            kernel_function(hand_spec(lowered, backend), lowered, interpret=False), *avals, device=DEVICES[backend]
+            kernel_function(hand_spec(lowered, backend), lowered, interpret=False),
+            *avals,
+            device=DEVICES[backend],
         )
     except Exception:
         return False
@@ -83,10 +88,34 @@ def _compiles(f: Callable[..., Any], backend: str, avals: tuple[Any, ...]) -> bo
 
 # What models are made of: a rule that gives one of these up fails here.
 REQUIRED = (
-    "neg", "abs", "sign", "floor", "ceil", "square", "exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p", "expm1",
-    "sin", "cos", "tan", "erf", "erfc", "erf_inv", "logistic", "is_finite", "round", "round_away", "integer_pow",
-    "integer_pow_negative", "copy",
-)  # fmt: skip
+    "neg",
+    "abs",
+    "sign",
+    "floor",
+    "ceil",
+    "square",
+    "exp",
+    "log",
+    "tanh",
+    "sqrt",
+    "rsqrt",
+    "exp2",
+    "log1p",
+    "expm1",
+    "sin",
+    "cos",
+    "tan",
+    "erf",
+    "erfc",
+    "erf_inv",
+    "logistic",
+    "is_finite",
+    "round",
+    "round_away",
+    "integer_pow",
+    "integer_pow_negative",
+    "copy",
+)
 
 
 @pytest.mark.parametrize("backend", list(DEVICES))
