@@ -168,10 +168,11 @@ class _Builder:
 
 def _is_bitcast(eqn: Equation) -> bool:
     """Whether it only renames dimensions: XLA lays arrays out row-major on CPU and GPU."""
+    if not eqn.inputs or isinstance(eqn.inputs[0], Literal):
+        return False
     name = eqn.primitive.name
-    if name in ("reshape", "squeeze", "expand_dims"):
-        return True
-    return name == "broadcast_in_dim" and bool(eqn.inputs) and eqn.in_avals[0].size == eqn.out_avals[0].size
+    same_size = name == "broadcast_in_dim" and eqn.in_avals[0].size == eqn.out_avals[0].size
+    return same_size or name in ("reshape", "squeeze", "expand_dims")
 
 
 def _stable(param: Any) -> Any:

@@ -21,9 +21,10 @@ from fuseplan.errors import MismatchError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """``|result - reference| <= epsilons * eps * (|reference| + scale)``, where ``scale`` is
-    the root mean square of the reference: a sum that cancels out has the error of its terms,
-    not of its small result."""
+    """``|result - reference| <= epsilons * eps * (|reference| + scale) + eps * largest``, where
+    ``scale`` is the root mean square of the reference and ``largest`` that of the largest
+    leaf beside it: a sum that cancels out has the error of its terms, not of its small
+    result, and a gradient that is zero by symmetry (attention's key bias) is all error."""
 
     epsilons: int
     because: str
@@ -100,13 +101,24 @@ def _differences(result: Any, reference: Any) -> Iterator[str]:
         jax.tree_util.tree_leaves_with_path(reference),
         strict=True,
     )
+    largest = _largest_scale(reference)
     for (path, a), (_, b) in pairs:
-        text = _difference(a, b)
+        text = _difference(a, b, largest)
         if text:
             yield f"{jax.tree_util.keystr(path) or 'the result'}: {text}"
 
 
-def _difference(a: Any, b: Any) -> str:
+def _largest_scale(reference: Any) -> float:
+    """The largest root mean square of any finite leaf of inexact dtype."""
+    scales = [0.0]
+    for b in jax.tree.leaves(reference):
+        if jnp.issubdtype(b.dtype if hasattr(b, "dtype") else np.asarray(b).dtype, jnp.inexact):
+            size = np.abs(_wide(b))
+            scales.append(_root_mean_square(size[np.isfinite(size)]))
+    return max(scales)
+
+
+def _difference(a: Any, b: Any, largest: float) -> str:
     a, b = (x if hasattr(x, "dtype") else np.asarray(x) for x in (a, b))
     if a.shape != b.shape or a.dtype != b.dtype:
         return f"expected {_aval(b)}, got {_aval(a)}"
@@ -124,10 +136,13 @@ def _difference(a: Any, b: Any) -> str:
             f"{_aval(b)}: {int(unequal.sum())} of {b.size} elements are not equal, first at {list(at)}: "
             f"expected {np.asarray(b)[at]}, got {np.asarray(a)[at]}"
         )
-    return _inexact_difference(_wide(a), _wide(b), _aval(b), rule, float(jnp.finfo(b.dtype).eps))
+    eps = float(jnp.finfo(b.dtype).eps)
+    return _inexact_difference(_wide(a), _wide(b), _aval(b), rule, eps, eps * largest)
 
 
-def _inexact_difference(a: np.ndarray, b: np.ndarray, aval: str, rule: Tolerance, eps: float) -> str:
+def _inexact_difference(
+    a: np.ndarray, b: np.ndarray, aval: str, rule: Tolerance, eps: float, noise: float
+) -> str:
     finite = np.isfinite(a) & np.isfinite(b)
     same = finite | (np.isnan(a) & np.isnan(b)) | (a == b)  # NaN for NaN, infinity for infinity
     if not same.all():
@@ -143,7 +158,7 @@ def _inexact_difference(a: np.ndarray, b: np.ndarray, aval: str, rule: Tolerance
     difference = np.where(finite, np.abs(np.where(finite, a, 0) - np.where(finite, b, 0)), 0.0)
     size = np.where(finite, np.abs(b), 0.0)
     scale = _root_mean_square(size[finite])
-    allowed = rule.epsilons * eps * (size + scale)
+    allowed = rule.epsilons * eps * (size + scale) + noise
     beyond = difference > allowed
     if not beyond.any():
         return ""
