@@ -84,16 +84,24 @@ def _matmul_options(
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.STREAMED:
-            options.append((1,) if extra_depth else _up_to(size, _DEPTH_TILES[backend], backend))
+            options.append((1,) if extra_depth else _dot_tiles(size, _DEPTH_TILES[backend], backend))
         elif role == AxisRole.RESIDENT:
             if a not in extra_depth:
                 return None
             options.append((_whole(size, backend),))
         elif a in long:
-            options.append(_up_to(size, _MATMUL_TILES[backend], backend))
+            options.append(_dot_tiles(size, _MATMUL_TILES[backend], backend))
         else:
             options.append((1,))
     return options
+
+
+def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
+    """As ``_up_to``, but a GPU's matrix instructions want at least 16 of each (mma.m16n8k16):
+    what is missing is masked."""
+    if backend != "triton":
+        return _up_to(size, tiles, backend)
+    return tuple(dict.fromkeys(max(t, 16) for t in _up_to(size, tiles, backend)))
 
 
 def _lanes(layout: Layout) -> set[int | None]:
@@ -135,7 +143,9 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
 
 
 def addressable(layout: Layout, tiles: Tiles, backend: str) -> bool:
-    """Whether the backend can load, compute and store blocks of these tiles."""
+    """Whether the backend can load, compute and store blocks of these tiles. Mosaic reshapes
+    blocks of rank two and more as it likes, but splits or merges no vector
+    (tests/aot/test_compile_kernels.py)."""
     for access in layout.reads + layout.writes + layout.inner:
         for dims in access.axes:
             if len(dims) > 1 and not _contiguous(layout.sizes, dims, tiles):
@@ -143,9 +153,8 @@ def addressable(layout: Layout, tiles: Tiles, backend: str) -> bool:
     if backend != "mosaic_tpu":
         return True
     return all(_mosaic_block(layout.sizes, a, tiles) for a in layout.reads + layout.writes) and not any(
-        sum(tiles[a] > 1 for a in dims) > 1
+        len(access.axes) == 1 and sum(tiles[a] > 1 for a in access.axes[0]) > 1
         for access in layout.reads + layout.writes + layout.inner
-        for dims in access.axes
     )
 
 
