@@ -123,6 +123,8 @@ class Node:
     """It has side effects: never fused, never moved across another of its kind."""
     backends: tuple[str, ...] = ()
     """The kernel backends that can emit it inside a fused kernel."""
+    temporaries: int = 0
+    """Blocks as large as its result that evaluating it keeps beside operands and result."""
     signature: int = 0
     """A hash of everything that distinguishes it beside shapes: parameters, literals."""
     source: str = ""

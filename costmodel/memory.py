@@ -152,7 +152,8 @@ def _scan(
             if last[v] == step and v in live:
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
-        peak = max(peak, now + made - in_place)
+        scratch = node.temporaries * made if tiled else 0  # Triton keeps them thread by thread
+        peak = max(peak, now + made + scratch - in_place)
         now += made - freed
         for v in node.outputs:
             if v not in last:  # only written out: gone once stored

@@ -66,5 +66,3 @@ def devices() -> pd.DataFrame:
     from fuseplan.report import devices_frame
 
     return devices_frame()
-
-

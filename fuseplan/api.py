@@ -169,8 +169,8 @@ class JitFused:
 
     def clear_cache(self) -> None:
         """Forget compiled programs, as ``jax.jit(f).clear_cache()``."""
-        self._jitted.clear_cache()
-        self._reference.clear_cache()
+        for jitted in (self._jitted, self._reference):
+            jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
 def _refusals_of_compilers() -> tuple[type[Exception], ...]:

@@ -120,6 +120,7 @@ class _Builder:
                 _is_bitcast(eqn),
                 eqn.effects,
                 () if eqn.effects else rule.backends(eqn),
+                rule.temporaries,
                 signature,
                 eqn.source,
             )
@@ -179,6 +180,6 @@ def _stable(param: Any) -> Any:
     """A parameter as a hashable key: by identity where it holds code (a loop's body)."""
     if param is None or isinstance(param, (int, float, str, bool, tuple)):
         return repr(param) if isinstance(param, tuple) else param
-    if hasattr(param, "eqns") or hasattr(param, "jaxpr") or callable(param) and not isinstance(param, type):
+    if hasattr(param, "eqns") or hasattr(param, "jaxpr") or (callable(param) and not isinstance(param, type)):
         return id(param)
     return repr(param)

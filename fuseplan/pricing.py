@@ -41,6 +41,10 @@ class Pricing(Protocol):
         grows."""
         ...
 
+    def renames(self, n: int) -> bool:
+        """Whether node ``n`` is free and changes nothing about a kernel that takes it in."""
+        ...
+
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The group with its best schedule and cost. A single node always has one."""
         ...

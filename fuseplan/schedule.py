@@ -91,7 +91,9 @@ class Scheduler:
         node = self.graph.nodes[n]
         if not node.bitcast or self.device.backend != "triton":
             return False
-        source, result = ([d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs)
+        source, result = (
+            [d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs
+        )
         return source == result
 
     def _left_to_xla(self, nodes: tuple[int, ...]) -> Kernel:

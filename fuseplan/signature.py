@@ -70,5 +70,6 @@ def _node_key(graph: Graph, node: Node) -> tuple:
         node.bitcast,
         node.effects,
         node.backends,
+        node.temporaries,
         node.signature,
     )

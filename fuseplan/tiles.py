@@ -57,7 +57,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
     lanes = _lanes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
     row = _innermost(layout, rows)
-    options = []
+    options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
             options.append((_whole(size, backend),))

@@ -28,7 +28,8 @@ def arrays(*shapes, dtype="float32", seed=0):
 def assert_same(got, want, rtol=1e-5):
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        assert g.dtype == w.dtype and g.shape == w.shape
+        assert g.dtype == w.dtype
+        assert g.shape == w.shape
         np.testing.assert_allclose(np.asarray(g, "float64"), np.asarray(w, "float64"), rtol=rtol, atol=1e-5)
 
 
@@ -57,8 +58,8 @@ TRANSFORMS = {
     "jit": jax.jit,
     "vmap": batched,
     "jit of vmap": lambda f: jax.jit(batched(f)),
-    "vmap of vmap": lambda f: lambda x, s, b: jax.vmap(batched(f), (None, 0, 0))(
-        x, jnp.stack([s, 2 * s]), jnp.stack([b, b])
+    "vmap of vmap": lambda f: (
+        lambda x, s, b: jax.vmap(batched(f), (None, 0, 0))(x, jnp.stack([s, 2 * s]), jnp.stack([b, b]))
     ),
     "grad": lambda f: jax.grad(total(f), argnums=(0, 1, 2)),
     "jit of value_and_grad": lambda f: jax.jit(jax.value_and_grad(total(f), argnums=(0, 2))),
@@ -136,7 +137,8 @@ def test_decorator_and_method():
         """Doubles."""
         return x * 2
 
-    assert double.__doc__ == "Doubles." and double.__name__ == "double"
+    assert double.__doc__ == "Doubles."
+    assert double.__name__ == "double"
     assert_same(double(X), X * 2)
 
 
@@ -158,7 +160,9 @@ def test_one_trace_per_shape():
 def test_shape_structs_are_enough_for_a_plan():
     x = jax.ShapeDtypeStruct((128, 512), "bfloat16")
     plan = fuseplan.jit(jax.nn.softmax, device="h200").plan(x)
-    assert len(plan.kernels) == 1 and plan.status == "OPTIMAL" and plan.gap == 0.0
+    assert len(plan.kernels) == 1
+    assert plan.status == "OPTIMAL"
+    assert plan.gap == 0.0
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (4, 0), (1, 1), (), (1,)])
@@ -271,7 +275,8 @@ def test_strict_names_the_primitive_and_the_line():
 
 def test_deadline_of_zero_is_a_legal_plan():
     plan = fuseplan.make_plan(layernorm, device="test", deadline_s=0)(X, S, B)
-    assert plan.status in ("FEASIBLE", "OPTIMAL") and plan.notes
+    assert plan.status in ("FEASIBLE", "OPTIMAL")
+    assert plan.notes
     assert_same(plan_for_test(layernorm, deadline_s=0)(X, S, B), jax.jit(layernorm)(X, S, B))
 
 

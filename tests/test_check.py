@@ -29,9 +29,7 @@ def softmax_into_matmul():
 def make(name="solver", graph=None):
     graph = graph or softmax_into_matmul()
     grouping = get_planner(name)(graph, Scheduler(graph, TEST_DEVICE), Budget())
-    return Plan(
-        graph, TEST_DEVICE, name, grouping.kernels, (), grouping.status, grouping.bound_ps
-    )
+    return Plan(graph, TEST_DEVICE, name, grouping.kernels, (), grouping.status, grouping.bound_ps)
 
 
 def with_kernel(plan, k, spec):
@@ -229,9 +227,7 @@ def test_tiles_that_write_the_same_block():
     plan = Plan(graph, TEST_DEVICE, "by hand", (kernel,))
     assert check_plan(plan)
     rows = next(i for i, a in enumerate(kernel.spec.axes) if a.size == 64)
-    axes = tuple(
-        Axis(64, AxisRole.PARALLEL, 8) if i == rows else a for i, a in enumerate(kernel.spec.axes)
-    )
+    axes = tuple(Axis(64, AxisRole.PARALLEL, 8) if i == rows else a for i, a in enumerate(kernel.spec.axes))
     with pytest.raises(InvalidPlanError, match="tiles of an axis that does not index it"):
         check_plan(with_kernel(plan, 0, replace(kernel.spec, axes=axes)))
 

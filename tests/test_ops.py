@@ -94,8 +94,10 @@ def test_kinds(kind):
 
 def test_reduced_dimension_is_consumed():
     (node,) = nodes(lambda x: lax.reduce_max_p.bind(x, axes=(0,), out_sharding=None), X)
-    assert node.dims == (4, 6) and node.roles == (DimRole.REDUCED, DimRole.PARALLEL)
-    assert node.input_maps == (((0,), (1,)),) and node.output_maps == (((1,),),)
+    assert node.dims == (4, 6)
+    assert node.roles == (DimRole.REDUCED, DimRole.PARALLEL)
+    assert node.input_maps == (((0,), (1,)),)
+    assert node.output_maps == (((1,),),)
 
 
 def test_transposed_contraction():
@@ -120,7 +122,8 @@ def test_constants_are_made_anew_by_each_consumer():
 
 
 @pytest.mark.parametrize(
-    ("old", "new"), [((6, 4), (24,)), ((2, 3, 4), (6, 4)), ((1, 6), (6, 1)), ((4, 6), (2, 2, 3, 2)), ((), (1, 1))]
+    ("old", "new"),
+    [((6, 4), (24,)), ((2, 3, 4), (6, 4)), ((1, 6), (6, 1)), ((4, 6), (2, 2, 3, 2)), ((), (1, 1))],
 )
 def test_common_factors_cover_both_shapes(old, new):
     found = common_factors(old, new)
@@ -145,7 +148,8 @@ def test_every_workload_lowers_without_opaque_surprises(name):
 
 def test_every_rule_is_complete():
     for name, rule in rules().items():
-        assert callable(rule.space) and callable(rule.flops), name
+        assert callable(rule.space), name
+        assert callable(rule.flops), name
         assert rule.block is None or rule.kind != OpKind.OPAQUE, name
         if rule.kind == OpKind.REDUCTION and rule.block is not None:
             assert rule.reduction is not None, name

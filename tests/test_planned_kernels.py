@@ -37,7 +37,9 @@ def test_float32(name, device):
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
-@pytest.mark.parametrize("name", ["layernorm_grad", "softmax", "mlp", "gelu_exact", "causal_attention", "swiglu"])
+@pytest.mark.parametrize(
+    "name", ["layernorm_grad", "softmax", "mlp", "gelu_exact", "causal_attention", "swiglu"]
+)
 def test_bfloat16(name, device):
     f, args = get_workload(name).build(small=True, dtype="bfloat16")
     _, got, want = run_planned(f, make_args(args, seed=0), device)

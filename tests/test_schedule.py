@@ -70,7 +70,8 @@ def test_matmul_streams_what_it_contracts():
 def test_row_statistics_keep_small_tiles():
     """A row statistic is written along the rows, but rows need not be tiled by 128 for it."""
     kernel = priced(lambda x: (jnp.exp(x), x.sum(1)), shape(4096, 2048))
-    assert isinstance(kernel, Kernel) and kernel.spec.axes[0].tile < 128
+    assert isinstance(kernel, Kernel)
+    assert kernel.spec.axes[0].tile < 128
 
 
 REFUSED = {
@@ -97,7 +98,9 @@ REFUSED = {
 def test_every_refusal_names_its_rule(name):
     f, args, rule = REFUSED[name]
     verdict = priced(f, *args)
-    assert isinstance(verdict, Verdict) and verdict.rule == rule and len(verdict.reason) > 10
+    assert isinstance(verdict, Verdict)
+    assert verdict.rule == rule
+    assert len(verdict.reason) > 10
 
 
 @pytest.mark.parametrize("device", [H200, V5E, TEST_DEVICE], ids=lambda d: d.name)

@@ -64,9 +64,7 @@ def test_dynamic_programming_is_exact(instance):
 @given(instances(), st.data())
 def test_cp_sat_is_exact_and_respects_forbidden_combinations(instance, data):
     possible = list(covers(instance))
-    forbidden = tuple(
-        c for c in data.draw(st.lists(st.sampled_from(possible), max_size=3)) if len(c) > 1
-    )
+    forbidden = tuple(c for c in data.draw(st.lists(st.sampled_from(possible), max_size=3)) if len(c) > 1)
     hint = data.draw(st.sampled_from(possible))
     asked = Instance(instance.sets, instance.costs, instance.n_items, hint, 60.0, forbidden or ((0, 0),))
     if not forbidden:  # a combination of one set, so that dynamic programming is passed over

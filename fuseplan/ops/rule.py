@@ -107,6 +107,8 @@ class Rule:
     supports: Callable[[Equation, str], bool] = known_dtypes
     """Whether a backend that lowers the primitive does so for an equation's dtypes and
     parameters."""
+    temporaries: int = 0
+    """Blocks as large as the result that evaluating it keeps beside operands and result."""
 
     def backends(self, eqn: Equation) -> tuple[str, ...]:
         """The backends that can emit ``eqn`` inside a fused kernel."""
