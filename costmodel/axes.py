@@ -8,6 +8,7 @@ group is refused, with the value and the two blocks it would need.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import DimMap, DimRole, Graph, Node
@@ -47,7 +48,45 @@ def unify(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
     that one block serves them all, and left apart where it does (``x + x.T`` reads two
     different blocks of ``x``).
     """
-    return _Unifier(graph, nodes).run()
+    return Unifier(graph)(nodes)
+
+
+Link = tuple[int, int, tuple[tuple[int, int], ...] | None]
+"""An operand that some node makes: the value, its producer, and pairs of dimensions
+(producer's, consumer's) to tie; None where a dimension merges several."""
+
+
+class Unifier:
+    """``unify`` for many groups of one graph: what depends on a node alone is kept."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._links: dict[int, tuple[Link, ...]] = {}
+
+    def __call__(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
+        return _Group(self, nodes).run()
+
+    def links(self, node: Node) -> tuple[Link, ...]:
+        """The operands of ``node`` that other nodes make."""
+        found = self._links.get(node.id)
+        if found is None:
+            found = self._links[node.id] = tuple(self._link(node))
+        return found
+
+    def _link(self, node: Node) -> Iterator[Link]:
+        for v, in_map in zip(node.inputs, node.input_maps, strict=True):
+            producer = self.graph.values[v].producer
+            if producer < 0:
+                continue
+            out_map = made_map(self.graph.nodes[producer], v)
+            pairs = [(out, dims) for out, dims in zip(out_map, in_map, strict=True) if out]
+            simple = all(len(out) == len(dims) == 1 for out, dims in pairs)
+            yield v, producer, tuple((out[0], dims[0]) for out, dims in pairs) if simple else None
+
+
+def made_map(node: Node, v: int) -> DimMap:
+    """How ``node`` indexes its result ``v``."""
+    return node.output_maps[node.outputs.index(v)]
 
 
 def compose(dim_map: DimMap, node_axes: NodeAxes) -> DimMap:
@@ -62,12 +101,13 @@ _REDUCED, _WHOLE = 1, 2
 _FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
 
 
-class _Unifier:
+class _Group:
     """Union-find over slots. A slot is one iteration dimension of one node, or a part that
     a dimension was split into; a split root has two children, major and minor."""
 
-    def __init__(self, graph: Graph, nodes: tuple[int, ...]) -> None:
-        self.graph = graph
+    def __init__(self, unifier: Unifier, nodes: tuple[int, ...]) -> None:
+        self.unifier = unifier
+        self.graph = graph = unifier.graph
         self.nodes = [graph.nodes[n] for n in nodes]
         self.parent: list[int] = []
         self.size: list[int] = []
@@ -134,14 +174,6 @@ class _Unifier:
             self.union(big, small)
         return not left and not right
 
-    def _tie_leaves(self, a: int, b: int) -> bool:
-        """Tie two slots if neither is split: by far the most frequent case."""
-        a, b = self.find(a), self.find(b)
-        if a in self.children or b in self.children or self.size[a] != self.size[b]:
-            return False
-        self.union(a, b)
-        return True
-
     def slots(self, node: Node, dims: tuple[int, ...]) -> list[int]:
         first = self.first[node.id]
         return [first + d for d in dims]
@@ -154,27 +186,41 @@ class _Unifier:
         return self._finish()
 
     def _tie_inside(self) -> Conflict | None:
-        made: dict[int, tuple[Node, DimMap]] = {}
+        first, find, size, children = self.first, self.find, self.size, self.children
         for node in self.nodes:
-            for v, in_map in zip(node.inputs, node.input_maps, strict=True):
-                if v not in made:
+            other = first[node.id]
+            for v, producer, pairs in self.unifier.links(node):
+                start = first.get(producer)
+                if start is None:
                     continue
-                producer, out_map = made[v]
-                first, other = self.first[producer.id], self.first[node.id]
-                for out_dims, in_dims in zip(out_map, in_map, strict=True):
-                    if not out_dims:  # Size one: nothing to tie.
+                if pairs is None:
+                    if not self._tie_value(v, self.graph.nodes[producer], node):
+                        return Conflict(v, producer, node.id, self._describe(v, producer, node))
+                    continue
+                for made, read in pairs:  # By far the most frequent case.
+                    a, b = find(start + made), find(other + read)
+                    if a == b:
                         continue
-                    if len(out_dims) == len(in_dims) == 1 and self._tie_leaves(
-                        first + out_dims[0], other + in_dims[0]
-                    ):
-                        continue
-                    if not self.tie([first + d for d in out_dims], [other + d for d in in_dims]):
-                        return Conflict(v, producer.id, node.id, self._describe(v, producer, node))
-            for v, out_map in zip(node.outputs, node.output_maps, strict=True):
-                made[v] = (node, out_map)
+                    if a in children or b in children or size[a] != size[b]:
+                        if not self.tie([a], [b]):
+                            return Conflict(v, producer, node.id, self._describe(v, producer, node))
+                    else:
+                        self.union(a, b)
         return None
 
-    def _describe(self, v: int, producer: Node, consumer: Node) -> str:
+    def _tie_value(self, v: int, producer: Node, node: Node) -> bool:
+        """Tie the maps of a value some dimension of which merges several."""
+        out_map = made_map(producer, v)
+        return all(
+            self.tie(self.slots(producer, out_dims), self.slots(node, in_dims))
+            for read, in_map in zip(node.inputs, node.input_maps, strict=True)
+            if read == v
+            for out_dims, in_dims in zip(out_map, in_map, strict=True)
+            if out_dims
+        )
+
+    def _describe(self, v: int, made_by: int, consumer: Node) -> str:
+        producer = self.graph.nodes[made_by]
         return (
             f"{self.graph.values[v]} is made by {producer.op} over {list(producer.dims)} and read by "
             f"{consumer.op} over {list(consumer.dims)}: no tiling splits both alike"
@@ -217,23 +263,26 @@ class _Unifier:
         node_axes = []
         for node in self.nodes:
             first = self.first[node.id]
-            own = tuple(
-                tuple(number.setdefault(leaf, len(number)) for leaf in self.leaves(first + d))
-                for d in range(len(node.dims))
-            )
+            own: list[tuple[int, ...]] = []
+            for slot in range(first, first + len(node.dims)):
+                root = self.find(slot)
+                leaves = (root,) if root not in self.children else self.leaves(root)
+                own.append(tuple([number.setdefault(leaf, len(number)) for leaf in leaves]))
             self._mark_diagonal(own, number)
-            node_axes.append(own)
+            node_axes.append(tuple(own))
         roots = list(number)
         return GroupAxes(
-            tuple(self.size[r] for r in roots),
-            tuple(bool(self.flags[r] & _REDUCED) for r in roots),
-            tuple(bool(self.flags[r] & _WHOLE) for r in roots),
+            tuple([self.size[r] for r in roots]),
+            tuple([bool(self.flags[r] & _REDUCED) for r in roots]),
+            tuple([bool(self.flags[r] & _WHOLE) for r in roots]),
             tuple(node_axes),
         )
 
-    def _mark_diagonal(self, own: NodeAxes, number: dict[int, int]) -> None:
+    def _mark_diagonal(self, own: Sequence[tuple[int, ...]], number: dict[int, int]) -> None:
         """A node with one axis twice (``y + y.T`` of a ``y`` made inside the group) walks a
         diagonal unless the axis is whole: test_axes.py::test_diagonal_is_whole."""
+        if len(own) < 2:
+            return
         axes = [a for dims in own for a in dims]
         if len(set(axes)) == len(axes):
             return

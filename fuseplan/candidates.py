@@ -45,6 +45,7 @@ class Space:
         self.book = book
         self.members = members or tuple((n,) for n in component.nodes)
         """The nodes of the graph at each position: one, but in a contracted component."""
+        self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.n = n = len(self.members)
         self.everything: Mask = (1 << n) - 1
         self.neighbours = [0] * n
@@ -83,6 +84,13 @@ class Space:
             members = self.component.nodes
             return tuple(members[i] for i in bits(mask))
         return tuple(sorted(n for i in bits(mask) for n in self.members[i]))
+
+    def mask(self, nodes: Iterable[int]) -> Mask:
+        """The positions of nodes of the graph."""
+        mask = 0
+        for n in nodes:
+            mask |= 1 << self.position[n]
+        return mask
 
     def refusal(self, mask: Mask) -> Verdict | None:
         """Why the group and every larger one in this component are refused, or None."""
@@ -253,14 +261,15 @@ def contract(space: Space) -> Space:
     values, is_output = graph.values, set(graph.outputs)
     root = list(range(space.n))
     members: dict[int, Mask] = {i: 1 << i for i in range(space.n)}
-    position = {n: i for i, n in enumerate(space.component.nodes)}
     inner = set(space.component.edges)
     for i in reversed(range(space.n)):
-        node = graph.nodes[space.component.nodes[i]]
+        if len(space.members[i]) > 1:
+            continue
+        node = graph.nodes[space.members[i][0]]
         readers = {n for v in node.outputs for n in graph.consumers[v]}
         if node.kind > OpKind.BROADCAST or len(readers) != 1 or is_output.intersection(node.outputs):
             continue
-        reader = position.get(readers.pop(), -1)
+        reader = space.position.get(readers.pop(), -1)
         made = max(values[v].nbytes for v in node.outputs)
         if (i, reader) not in inner or any(values[v].nbytes > made for v in node.inputs):
             continue
@@ -283,7 +292,7 @@ def absorb_renames(space: Space) -> Space:
     """
     graph = space.book.graph
     outputs = space.book.outputs
-    position = {n: i for i, n in enumerate(space.component.nodes)}
+    position = space.position
     inner = set(space.component.edges)
     root = list(range(space.n))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
@@ -77,8 +78,7 @@ class _Builder:
     def _value(self, number: int, producer: int) -> int:
         aval = self.traced.avals[number]
         new = len(self.values)
-        shape = tuple(int(n) for n in getattr(aval, "shape", ()))
-        self.values.append(Value(new, shape, str(getattr(aval, "dtype", "token")), producer))
+        self.values.append(Value(new, tuple(getattr(aval, "shape", ())), _dtype_name(aval), producer))
         self.avals.append(aval)
         self.ids[number] = new
         return new
@@ -103,7 +103,7 @@ class _Builder:
         operands = tuple(self._read(v) for v in eqn.inputs)
         node_id = len(self.nodes)
         outputs = tuple(self._value(number, node_id) for number in eqn.outputs)
-        rule, space, flops, signature = self._facts(eqn)
+        rule, space, flops, backends, signature = self._facts(eqn)
         arrays = [i for i, v in enumerate(operands) if not isinstance(v, Literal)]
         self.nodes.append(
             Node(
@@ -119,7 +119,7 @@ class _Builder:
                 flops,
                 _is_bitcast(eqn),
                 eqn.effects,
-                () if eqn.effects else rule.backends(eqn),
+                () if eqn.effects else backends,
                 rule.temporaries,
                 signature,
                 eqn.source,
@@ -139,17 +139,16 @@ class _Builder:
         )
 
     def _facts(self, eqn: Equation) -> tuple[Any, ...]:
-        """Rule, space, flops and signature; equal equations share one evaluation."""
+        """Rule, space, flops, backends and signature; equal equations share one evaluation."""
         literals = tuple((i, repr(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal))
         params = tuple((k, _stable(v)) for k, v in sorted(eqn.params.items()))
-        shapes = tuple((getattr(a, "shape", ()), str(getattr(a, "dtype", ""))) for a in eqn.in_avals)
-        out = tuple((getattr(a, "shape", ()), str(getattr(a, "dtype", ""))) for a in eqn.out_avals)
-        key = (eqn.primitive.name, params, literals, shapes, out)
+        shapes = tuple((getattr(a, "shape", ()), _dtype_name(a)) for a in (*eqn.in_avals, *eqn.out_avals))
+        key = (eqn.primitive.name, params, literals, shapes)
         if key not in self.facts:
             rule = rule_of(eqn)
             text = repr((eqn.primitive.name, params, literals))
             signature = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-            self.facts[key] = (rule, rule.space(eqn), rule.flops(eqn), signature)
+            self.facts[key] = (rule, rule.space(eqn), rule.flops(eqn), rule.backends(eqn), signature)
         return self.facts[key]
 
     def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
@@ -165,6 +164,17 @@ class _Builder:
             self.traced.out_tree,
             unknown,
         )
+
+
+def _dtype_name(aval: Any) -> str:
+    dtype = getattr(aval, "dtype", None)
+    return "token" if dtype is None else _name_of(dtype)
+
+
+@cache
+def _name_of(dtype: Any) -> str:
+    # NumPy builds the name of a dtype anew each time.
+    return str(dtype)
 
 
 def _is_bitcast(eqn: Equation) -> bool:

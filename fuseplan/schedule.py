@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from costmodel.axes import Conflict, GroupAxes, unify
+from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
@@ -36,6 +36,7 @@ class Scheduler:
         self.device = device
         self.floor = Floor(graph, device)
         """Picoseconds that no partition of a set of nodes beats."""
+        self._unify = Unifier(graph)
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
@@ -52,7 +53,7 @@ class Scheduler:
     def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
         """The group's axes; whoever asks for a group asks more than once in a row."""
         if self._unified[0] != nodes:
-            self._unified = (nodes, unify(self.graph, nodes))
+            self._unified = (nodes, self._unify(nodes))
         return self._unified[1]
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:

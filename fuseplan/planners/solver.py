@@ -129,16 +129,11 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
     solved = _solve_space(small, budget, expires_at, watch)
     if small is space:
         return solved
-    position = {n: i for i, n in enumerate(space.component.nodes)}
-
-    def whole(mask: Mask) -> Mask:
-        return sum(1 << position[n] for n in small.nodes(mask))
-
     duals = [0] * space.n
     for k, dual in enumerate(solved.duals):
-        duals[position[small.members[k][0]]] = dual
-    solved.groups = [whole(mask) for mask in solved.groups]
-    solved.columns = {whole(mask): cost for mask, cost in solved.columns.items()}
+        duals[space.position[small.members[k][0]]] = dual
+    solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
+    solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
     solved.duals = tuple(duals) if solved.duals else ()
     return solved
 
@@ -151,12 +146,11 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     whole = ideal(space)
     if whole is not None:
         return Solved(whole, floor_ps, True)
-    plans = [singles, greedy.merge(space), best_first.merge(space)]
-    best = min(plans, key=lambda groups: space.total(groups).objectives)
+    best = _better(space, singles, best_first.merge(space))
     watch.lap("heuristics")
     if time.monotonic() >= expires_at:
         note = _deadline_note(space) if budget.deadline_s > 0 else ""
-        return Solved(best, floor_ps, False, note=note)
+        return Solved(_better(space, best, greedy.merge(space)), floor_ps, False, note=note)
     columns, complete, note = _candidates(space, best + singles, budget, expires_at)
     watch.lap("enumerate")
     try:
@@ -175,10 +169,17 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
         result.bound_ps = floor_ps
         result.note = note
     result.bound_ps = max(result.bound_ps, floor_ps)
+    if not result.optimal:
+        # What is not proven is at least no slower than any heuristic's plan.
+        result.groups = _better(space, result.groups, greedy.merge(space))
     if result.bound_ps == space.total(result.groups).time_ps:
         # However it was found, nothing is faster.
         result.optimal, result.note = True, ""
     return result
+
+
+def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
+    return other if space.total(other) < space.total(one) else one
 
 
 def _deadline_note(space: Space) -> str:
@@ -199,9 +200,8 @@ def _candidates(
     if all_of_them.complete:
         return all_of_them.groups, True, ""
     smaller = contract(space)
-    position = {n: i for i, n in enumerate(space.component.nodes)}
     some = enumerate_groups(smaller, budget.max_groups, expires_at)
-    groups = [sum(1 << position[n] for n in smaller.nodes(mask)) for mask in some.groups]
+    groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]
     limit = f"{space.n} operations from {_where(space)} on have more than {budget.max_groups:,} legal groups"
     searched = (
         "only those that keep single-use producers with their consumer were searched"
