@@ -3,8 +3,8 @@
 The roofline model (Williams, Waterman and Patterson, CACM 2009), with what makes the
 difference between two schedules of one group: recomputation, re-reads, cores left idle,
 and latency that too few tiles cannot hide. XLA's own kernels (no axes) are taken to fill
-the device. Everything is integer arithmetic, rounded up, so that a plan never depends on
-the machine that made it.
+the device, but for matmuls, which obey the same laws (``library``). Everything is integer
+arithmetic, rounded up, so that a plan never depends on the machine that made it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph, OpKind
 from costmodel.kernel import AxisRole, Cost, KernelSpec
+from costmodel.library import library_matmul
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
 from costmodel.traffic import bytes_moved
 
@@ -54,6 +55,11 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     vector_ps = _time(flops.vector, device.vector_flops_per_s)
     transcendental_ps = _time(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps
+    if not spec.axes and matrix_ps:
+        for n in spec.nodes:
+            known = library_matmul(graph, graph.nodes[n], device)
+            if known is not None:
+                matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
     if spec.axes:
         tiles = steps = 1
         for axis in spec.axes:
