@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import time
+import types
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_function, plan_lowered, plan_traced
+from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
 if TYPE_CHECKING:
@@ -69,11 +71,9 @@ def jit(
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, **jit_options
         )
-    if not callable(f):
-        raise InvalidArgumentError(
-            f"fuseplan.jit expects a function, got {type(f).__name__}; with only options, "
-            "use it as a decorator: @fuseplan.jit(device=...)"
-        )
+    _require_function(
+        "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
+    )
     make_options("test" if device is None else device, planner, deadline_s, strict)
     return JitFused(f, device, planner, deadline_s, strict, jit_options)
 
@@ -90,7 +90,8 @@ class JitFused:
         strict: bool,
         jit_options: dict[str, Any],
     ) -> None:
-        functools.update_wrapper(self, f)
+        # Without f's attributes: one named as ours (a fused function's) would take its place.
+        functools.update_wrapper(self, f, updated=())
         self._f = f
         self._planning = (device, planner, deadline_s, strict)
         self._jit_options = jit_options
@@ -114,9 +115,12 @@ class JitFused:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if is_disabled() or is_tracing():
             return self._reference(*args, **kwargs)
+        expected = self._expected(args, kwargs) if is_checked() else None
         try:
             result = self._jitted(*args, **kwargs)
-        except _refusals_of_compilers() as error:
+        except Exception as error:
+            if not _is_refusal_of_compiler(error):
+                raise
             warnings.warn(
                 f"{self._name}: the compiler refused a fused kernel, so jax.jit's own result is used. "
                 f"It said: {str(error).splitlines()[0]}",
@@ -124,11 +128,19 @@ class JitFused:
                 stacklevel=2,
             )
             return self._reference(*args, **kwargs)
-        if is_checked():
-            from fuseplan.results import check_results
-
-            check_results(self._name, result, self._reference(*args, **kwargs))
+        if expected is not None:
+            check_results(self._name, result, expected[0])
         return result
+
+    def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """JAX's own result, before the arguments may be donated; None where computing it
+        twice would show: on tracers, and for functions with side effects."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+            return None
+        if self._reference.trace(*args, **kwargs).jaxpr.effects:
+            return None
+        kept = {k: v for k, v in self._jit_options.items() if not k.startswith("donate_")}
+        return (jax.jit(self._f, **kept)(*args, **kwargs),)
 
     @property
     def _name(self) -> str:
@@ -140,7 +152,7 @@ class JitFused:
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method binds its instance, as under ``jax.jit``."""
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None else types.MethodType(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """The plan at the shapes of these arguments: arrays or ``ShapeDtypeStruct``s."""
@@ -167,18 +179,28 @@ class JitFused:
         platform = other._options.device.platform
         return lower_for(jax.jit(other._emitted_for(platform), **self._jit_options), args, kwargs, device)
 
+    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+        """Shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
+        return self._reference.eval_shape(*args, **kwargs)
+
     def clear_cache(self) -> None:
         """Forget compiled programs, as ``jax.jit(f).clear_cache()``."""
         for jitted in (self._jitted, self._reference):
             jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
-def _refusals_of_compilers() -> tuple[type[Exception], ...]:
-    """What Mosaic, Triton and XLA raise for a kernel they cannot compile. On the CPU every
-    kernel is XLA's own, so an error there is the user's."""
+def _require_function(caller: str, f: Any, remedy: str = "") -> None:
+    if not callable(f):
+        raise InvalidArgumentError(f"{caller} expects a function, got {type(f).__name__}{remedy}")
+
+
+def _is_refusal_of_compiler(error: Exception) -> bool:
+    """Whether Mosaic or Triton could not compile a kernel, rather than the user's function
+    having failed. On the CPU every kernel is XLA's own."""
     if local_platform() == "cpu":
-        return ()
-    return (jax.errors.JaxRuntimeError, NotImplementedError, ValueError)
+        return False
+    words = ("Mosaic", "Triton", "triton", "Shared memory size limit", "scoped vmem", "ptxas")
+    return "pallas" in type(error).__module__ or any(word in str(error) for word in words)
 
 
 def make_plan(
@@ -198,6 +220,7 @@ def make_plan(
         >>> len(plan.kernels), plan.status
         (1, 'OPTIMAL')
     """
+    _require_function("fuseplan.make_plan", f)
     options = make_options(device, planner, deadline_s, strict)
 
     @functools.wraps(f)
@@ -219,7 +242,9 @@ def compare(
     Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, status, bound_us, gap,
     planning_s, ratio`` (``ratio``: modelled time over the first planner's).
     """
-    options = [make_options(device, planner, deadline_s) for planner in planners]
+    _require_function("fuseplan.compare", f)
+    names = [planners] if isinstance(planners, str) else planners
+    options = [make_options(device, planner, deadline_s) for planner in names]
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:

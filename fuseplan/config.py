@@ -36,6 +36,10 @@ def make_options(
     device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
     not a number of seconds, at least zero.
     """
+    if not isinstance(planner, str):
+        raise InvalidArgumentError(
+            f"planner expects the name of one planner, got {planner!r}; fuseplan.compare takes several"
+        )
     get_planner(planner)
     if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s >= 0:
         raise InvalidArgumentError(

@@ -5,8 +5,13 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import warnings
+from dataclasses import replace
+from pathlib import Path
 
 from fuseplan.config import debug_level, dump_dir
+from fuseplan.errors import FuseplanWarning
+from fuseplan.output import write_text
 from fuseplan.plan import Plan
 
 
@@ -24,7 +29,16 @@ def report_plan(plan: Plan) -> None:
         print(plan.graph, file=sys.stderr)
     folder = dump_dir()
     if folder is not None:
+        _keep(plan, folder)
+
+
+def _keep(plan: Plan, folder: Path) -> None:
+    """Write the plan, named by what it decides; a disk that refuses costs no result."""
+    # Without how long it took, so that the same plan is the same file.
+    text = replace(plan, stats=replace(plan.stats, seconds=())).to_json()
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    try:
         folder.mkdir(parents=True, exist_ok=True)
-        text = plan.to_json()
-        digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-        (folder / f"plan-{plan.device.name}-{plan.planner}-{digest}.json").write_text(text)
+        write_text(folder / f"plan-{plan.device.name}-{plan.planner}-{digest}.json", text)
+    except OSError as error:
+        warnings.warn(f"FUSEPLAN_DUMP={folder}: the plan is not kept: {error}", FuseplanWarning, stacklevel=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -85,7 +85,7 @@ class _Builder:
 
     def add(self, eqn: Equation) -> None:
         arrays = any(not isinstance(v, Literal) for v in eqn.inputs)
-        if not arrays and not eqn.effects and rule_of(eqn).block is not None:
+        if not arrays and not eqn.effects and not eqn.is_set_apart and rule_of(eqn).block is not None:
             # A constant in disguise (iota, a filled array): each consumer makes its own, which
             # costs no memory traffic and ties no two consumers together.
             self.constants[eqn.outputs[0]] = eqn
@@ -105,11 +105,12 @@ class _Builder:
         outputs = tuple(self._value(number, node_id) for number in eqn.outputs)
         rule, space, flops, backends, signature = self._facts(eqn)
         arrays = [i for i, v in enumerate(operands) if not isinstance(v, Literal)]
+        alone = eqn.effects or eqn.is_set_apart
         self.nodes.append(
             Node(
                 node_id,
                 eqn.primitive.name,
-                OpKind.OPAQUE if eqn.effects else rule.kind,
+                OpKind.OPAQUE if alone else rule.kind,
                 tuple(operands[i] for i in arrays),  # type: ignore[misc]
                 outputs,
                 space.dims,
@@ -119,24 +120,13 @@ class _Builder:
                 flops,
                 _is_bitcast(eqn),
                 eqn.effects,
-                () if eqn.effects else backends,
+                () if alone else backends,
                 rule.temporaries,
                 signature,
                 eqn.source,
             )
         )
-        self.equations.append(
-            Equation(
-                eqn.primitive,
-                eqn.params,
-                operands,
-                outputs,
-                eqn.in_avals,
-                eqn.out_avals,
-                eqn.effects,
-                eqn.source,
-            )
-        )
+        self.equations.append(replace(eqn, inputs=operands, outputs=outputs))
 
     def _facts(self, eqn: Equation) -> tuple[Any, ...]:
         """Rule, space, flops, backends and signature; equal equations share one evaluation."""

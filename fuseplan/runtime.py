@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import KernelSpec
-from fuseplan.emit import emit, xla
+from fuseplan.emit import emit
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
 from fuseplan.trace import Literal
@@ -48,18 +48,6 @@ def make_runner(lowered: Lowered, plan: Plan, *, platform: str, interpret: bool 
 def left_to_xla(spec: KernelSpec) -> KernelSpec:
     """The same group without a schedule: XLA compiles it as it is."""
     return replace(spec, axes=(), backend="xla")
-
-
-def reference(lowered: Lowered) -> FlatFunction:
-    """JAX's own evaluation of the same equations, in order, with the same calling
-    convention: what a fused function is checked against, differentiated and batched by."""
-
-    def run(*flat: Any) -> list[Any]:
-        env = dict(zip(lowered.graph.inputs, flat, strict=True))
-        xla.run(lowered.equations, env)
-        return [_literal(o) if isinstance(o, Literal) else env[o] for o in lowered.outputs]
-
-    return run
 
 
 def _literal(literal: Literal) -> Any:

@@ -60,8 +60,8 @@ class Scheduler:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.
 
         A single node is always possible: it is left to XLA, and so is one with bitcasts
-        around it. Ties are broken by memory traffic, then by on-chip bytes, then by the order of
-        enumeration.
+        around it, and what computes nothing because an array is empty. Ties are broken by
+        memory traffic, then by on-chip bytes, then by the order of enumeration.
         """
         if len(nodes) == 1:
             return self._left_to_xla(nodes)
@@ -70,7 +70,9 @@ class Scheduler:
         refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.writes))
         if refused is not None:
             return refused
-        if sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
+        axes = self._axes(nodes)
+        empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
+        if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
             return self._left_to_xla(nodes)
         floor_ps = self.floor(nodes)
         best: Kernel | None = None

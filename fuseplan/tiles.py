@@ -166,7 +166,7 @@ def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
         if not whole_so_far and tiles[a] != 1:
             return False
         # The outermost may reach past its end, where it is masked; an inner one would write
-        # over its neighbour (test_tiles.py::test_inner_tile_divides).
+        # over its neighbour (test_schedule.py::test_inner_tile_divides).
         if a != dims[0] and sizes[a] % tiles[a]:
             return False
         if tiles[a] != sizes[a]:

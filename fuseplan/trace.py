@@ -36,6 +36,11 @@ _INLINED = {
     "custom_vmap_call": "call",
 }
 
+# Evaluated at once where all operands are scalar literals.
+_ARITHMETIC = {"abs", "add", "ceil", "convert_element_type", "div", "eq", "exp", "floor", "ge", "gt"}
+_ARITHMETIC |= {"integer_pow", "le", "log", "lt", "max", "min", "mul", "ne", "neg", "not", "and", "or"}
+_ARITHMETIC |= {"pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub"}
+
 
 @dataclass(frozen=True, slots=True)
 class Equation:
@@ -50,6 +55,15 @@ class Equation:
     effects: bool = False
     source: str = ""
     """``file:line (function)`` in the user's code."""
+    context: Any = None
+    """JAX's ``JaxprEqnContext``: settings in force where the equation was traced."""
+
+    @property
+    def is_set_apart(self) -> bool:
+        """Whether the user asked for it to run elsewhere (``compute_on``) or to carry metadata
+        to XLA: it is evaluated as it is, by itself."""
+        context = self.context
+        return bool(getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None))
 
     def __str__(self) -> str:
         ins = ", ".join(a.str_short() for a in self.in_avals)
@@ -70,11 +84,16 @@ class Traced:
     inputs: tuple[int, ...]
     outputs: tuple[Operand, ...]
     consts: tuple[Any, ...]
+    closed: jex_core.ClosedJaxpr
+    """What was flattened: custom derivatives, ``checkpoint`` and batching rules are in it."""
     out_tree: Any = None
 
-    @property
-    def has_effects(self) -> bool:
-        return any(e.effects for e in self.equations)
+    def evaluate(self, *flat: Any) -> list[Any]:
+        """JAX's own evaluation, of the constants followed by the arguments: with every custom
+        rule, so it is what a fused function is differentiated and batched by."""
+        position = {id(value): i for i, value in enumerate(self.consts)}
+        consts = [flat[position[id(value)]] for value in self.closed.consts]
+        return _compat.eval_jaxpr(self.closed.jaxpr, consts, *flat[len(self.consts) :])
 
 
 _state = threading.local()
@@ -125,6 +144,7 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
         (*(number for number, _ in constants), *arguments),
         tuple(outputs),
         tuple(value for _, value in constants),
+        closed,
         out_tree,
     )
 
@@ -174,9 +194,7 @@ class _Flattener:
 
     def _fold(self, eqn: Any, operands: list[Operand]) -> Literal | None:
         """A scalar computed from literals alone (``n - ddof`` in ``jnp.var``) is a literal."""
-        if not all(isinstance(v, Literal) for v in operands) or eqn.effects or not operands:
-            return None
-        if eqn.primitive.multiple_results or eqn.primitive.name in _INLINED:
+        if eqn.primitive.name not in _ARITHMETIC or not all(isinstance(v, Literal) for v in operands):
             return None
         aval = eqn.outvars[0].aval
         if getattr(aval, "shape", None) != () or any(v.aval.shape for v in operands):  # type: ignore[union-attr]
@@ -200,6 +218,7 @@ class _Flattener:
                 tuple(v.aval for v in eqn.outvars),
                 bool(eqn.effects),
                 source,
+                eqn.ctx,
             )
         )
 

@@ -224,7 +224,7 @@ def test_environment_switches(monkeypatch, tmp_path, capfd):
     plan_for_test(lambda x: x + 1)(X)
     (dumped,) = tmp_path.iterdir()
     assert fuseplan.Plan.from_json(dumped.read_text()).device.name == "test"
-    assert "kernels" in capfd.readouterr().err
+    assert "kernel" in capfd.readouterr().err
 
 
 def test_errors_of_the_function_are_those_of_jax():

@@ -119,3 +119,29 @@ def test_a_contracted_plan_says_so():
 
 def test_bits():
     assert list(bits(0b10110)) == [1, 2, 4]
+
+
+def test_absorbing_renames_loses_nothing():
+    """The optimum without renamings, put back, is the optimum with them, by brute force."""
+    import jax.numpy as jnp
+
+    from costmodel.device import get_device
+    from fuseplan.lower import lower
+    from fuseplan.planners import Budget, get_planner
+    from fuseplan.schedule import Scheduler
+    from fuseplan.trace import trace
+    from tests.small_graphs import brute_force
+
+    programs = [
+        lambda x: jnp.exp(x.sum(1)[:, None]) + x,
+        lambda x: (x.reshape(1, 64, 256).max(2), jnp.tanh(x)),
+        lambda x: jnp.exp(x)[None].sum(1).reshape(256, 1) * 2,
+        lambda x: ((x * 2)[None], (x * 2)[:, None].sum(2)),
+    ]
+    for f in programs:
+        graph = lower(trace(f, jnp.zeros((64, 256)))).graph
+        scheduler = Scheduler(graph, get_device("h200"))
+        assert any(scheduler.renames(n.id) for n in graph.nodes)
+        found = get_planner("solver")(graph, scheduler, Budget(60.0))
+        (time_ps, _, _), _ = brute_force(graph, scheduler)
+        assert sum(k.cost.time_ps for k in found.kernels) == time_ps

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuseplan.lower import lower
-from fuseplan.runtime import reference
+from fuseplan.config import make_options
+from fuseplan.planner import plan_traced
+from fuseplan.runtime import make_runner
 from fuseplan.trace import Literal, trace
 
 X = jnp.linspace(-2.0, 2.0, 24).reshape(4, 6)
@@ -100,6 +101,7 @@ def test_errors_of_the_function_pass_unchanged(error):
 
 
 def run(f, *args):
-    lowered = lower(trace(f, *args))
-    results = reference(lowered)(*lowered.consts, *jax.tree.leaves(args))
+    """The flattened equations, one kernel each."""
+    lowered, plan = plan_traced(trace(f, *args), make_options("test", "unfused"))
+    results = make_runner(lowered, plan, platform="cpu")(*lowered.consts, *jax.tree.leaves(args))
     return jax.tree.unflatten(lowered.out_tree, results)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 from costmodel.kernel import KernelSpec
@@ -29,7 +30,8 @@ def run(equations: Iterable[Equation], values: dict[int, Any]) -> None:
     """Evaluate equations in order, adding their results to ``values``."""
     for equation in equations:
         operands = [v.val if isinstance(v, Literal) else values[v] for v in equation.inputs]
-        values.update(zip(equation.outputs, evaluate(equation, operands), strict=True))
+        with nullcontext() if equation.context is None else equation.context.manager:
+            values.update(zip(equation.outputs, evaluate(equation, operands), strict=True))
 
 
 def evaluate(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:

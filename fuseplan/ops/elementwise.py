@@ -168,6 +168,11 @@ def elementwise(
     return Rule(OpKind.ELEMENTWISE, elementwise_space, flops, block, lacks, None, supports, temporaries)
 
 
+def _signed_on_mosaic(eqn: Equation, backend: str) -> bool:
+    """The TPU compiler that goes with JAX 0.10.2 has no unsigned extrema."""
+    return known_dtypes(eqn, backend) and not (backend == "mosaic_tpu" and "uint32" in dtypes_of(eqn))
+
+
 def _cast_supports(eqn: Equation, backend: str) -> bool:
     """Mosaic converts narrow integers, though it computes with none."""
     narrow = {"int8", "int16", "uint8", "uint16"} if backend == "mosaic_tpu" else set()
@@ -189,8 +194,8 @@ _TPU_LACKS = elementwise(2, 1, lacks=_MOSAIC)
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "add_any", "sub", "mul", "abs", "sign"), elementwise(1)),
     "neg": elementwise(1, block=_neg_block),
-    "max": elementwise(1, block=_extremum_block(jnp.logical_or)),
-    "min": elementwise(1, block=_extremum_block(jnp.logical_and)),
+    "max": elementwise(1, block=_extremum_block(jnp.logical_or), supports=_signed_on_mosaic),
+    "min": elementwise(1, block=_extremum_block(jnp.logical_and), supports=_signed_on_mosaic),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
     **dict.fromkeys(("and", "or", "xor", "not"), elementwise(1)),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
@@ -221,7 +226,7 @@ RULES: dict[str, Rule] = {
     "pow": elementwise(1, 2, block=_vector_block),
     "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
     "select_n": elementwise(1, block=_select_block),
-    "clamp": elementwise(2),
+    "clamp": elementwise(2, supports=_signed_on_mosaic),
     "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),
     "threefry2x32": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(112, 0), None),
 }

@@ -124,5 +124,8 @@ def test_required_are_kept(backend: str) -> None:
         avals = (jax.ShapeDtypeStruct(table.X, dtype),)
         kept = _emittable(table.FLOAT_UNARY, backend, avals)
         assert set(REQUIRED) <= set(kept)
-        assert set(FLOATS) == set(_emittable(FLOATS, backend, avals))
+        # Mosaic reduces to no booleans (fuseplan/ops/reduction.py).
+        quantifiers = {name for name in FLOATS if name.startswith(("reduce_and", "reduce_or"))}
+        given_up = quantifiers if backend == "mosaic_tpu" else set()
+        assert set(FLOATS) - given_up == set(_emittable(FLOATS, backend, avals))
         assert set(SCALARS) - {"nextafter"} == set(_emittable(SCALARS, backend, avals * 2))

@@ -1,0 +1,158 @@
+"""Where a wrapper of ``jax.jit`` goes wrong in silence: custom rules, constants under
+differentiation, settings of equations, batching, donation, effects."""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec
+
+import fuseplan
+
+J = functools.partial(fuseplan.jit, device="test")
+
+
+@jax.custom_vjp
+def clipped(x):
+    return x
+
+
+clipped.defvjp(lambda x: (x, None), lambda _, g: (jnp.clip(g, -0.1, 0.1),))
+
+
+@jax.custom_batching.custom_vmap
+def plus_one(x):
+    return x + 1
+
+
+plus_one.def_vmap(lambda n, batched, x: (x + 100, True))
+
+GRADIENTS = {
+    "softplus": (lambda x: jax.nn.softplus(x).sum(), jnp.array([0.0, 1000.0, -1000.0])),
+    "relu at zero": (lambda x: jax.nn.relu(x).sum(), jnp.zeros(3)),
+    "custom_vjp": (lambda x: (clipped(x) * 5).sum(), jnp.ones(3)),
+    "checkpoint": (lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)))(x).sum(), jnp.ones(3)),
+    "norm of a constant": (lambda x: (x * jnp.linalg.norm(jnp.zeros(3))).sum(), jnp.ones(3)),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+@pytest.mark.parametrize("outer", [lambda f: f, jax.jit], ids=["eager", "jit"])
+def test_gradients_use_custom_rules(name, outer):
+    f, x = GRADIENTS[name]
+    np.testing.assert_array_equal(jax.grad(outer(J(f)))(x), jax.grad(jax.jit(f))(x))
+
+
+def test_checkpoint_survives_an_outer_gradient():
+    f = GRADIENTS["checkpoint"][0]
+    assert "prevent_cse" in str(jax.make_jaxpr(jax.grad(J(f)))(jnp.ones(3)))
+
+
+def test_constants_are_not_differentiated():
+    c, x = jnp.zeros(3), jnp.ones(3)
+    f = J(lambda x, y: x + jnp.sqrt(y))
+    np.testing.assert_array_equal(jax.jvp(lambda x: f(x, c), (x,), (x,))[1], 1.0)
+
+
+def test_custom_batching_rule():
+    np.testing.assert_array_equal(jax.vmap(J(plus_one))(jnp.zeros(3)), 100.0)
+
+
+def test_unbatched_results_stay_unbatched():
+    f = lambda a, b: (a * b.sum(), b)  # noqa: E731
+    args = jnp.ones((3, 4)), jnp.ones(3)
+    got = jax.vmap(J(f), in_axes=(1, None), out_axes=(1, None))(*args)
+    assert [g.shape for g in got] == [(3, 4), (3,)]
+
+
+def test_settings_of_equations_are_kept():
+    def draw(key):
+        with jax.threefry_partitionable(False):
+            return jax.random.uniform(key, (7,))
+
+    key = jax.random.key(0)
+    np.testing.assert_array_equal(J(draw)(key), jax.jit(draw)(key))
+
+
+def test_keys_of_literals():
+    def f(x):
+        return x + jax.random.uniform(jax.random.PRNGKey(0), x.shape) + jax.random.normal(jax.random.key(1))
+
+    np.testing.assert_array_equal(J(f)(jnp.ones(3)), jax.jit(f)(jnp.ones(3)))
+
+
+@pytest.mark.parametrize("order", ["fused outside", "fused inside"])
+def test_shard_map_with_literals(order):
+    mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = PartitionSpec("d")
+    wrap = functools.partial(jax.shard_map, mesh=mesh, in_specs=spec, out_specs=spec)
+    f = lambda x: x * 2 + 1.0  # noqa: E731
+    fast = J(wrap(f)) if order == "fused outside" else wrap(J(f))
+    np.testing.assert_array_equal(fast(jnp.ones((8, 8))), 3.0)
+
+
+def test_checking_respects_donation_tracers_and_effects(monkeypatch):
+    monkeypatch.setenv("FUSEPLAN_CHECK", "1")
+    np.testing.assert_array_equal(J(lambda a: a * 2, donate_argnums=0)(jnp.arange(9.0)), 2 * jnp.arange(9.0))
+    np.testing.assert_array_equal(jax.grad(lambda x: J(lambda y: y * 2)(x).sum())(jnp.ones(3)), 2.0)
+    called = []
+    shape = jax.ShapeDtypeStruct((), "float32")
+    J(lambda x: jax.experimental.io_callback(lambda v: called.append(v) or np.float32(0), shape, x))(1.0)
+    assert len(called) == 1
+
+
+def test_check_finds_a_wrong_result(monkeypatch):
+    monkeypatch.setenv("FUSEPLAN_CHECK", "1")
+    fast = J(lambda x: x * 2)
+    fast._jitted = jax.jit(lambda x: x * 3)
+    with pytest.raises(fuseplan.MismatchError, match="elements beyond"):
+        fast(jnp.ones(3))
+
+
+def test_a_fused_function_of_a_fused_function_has_its_own_device():
+    inner = fuseplan.jit(jnp.sin, device="h200")
+    inner.plan(jnp.ones(3))
+    assert fuseplan.jit(inner, device="tpu_v5e").plan(jnp.ones(3)).device.name == "tpu_v5e"
+
+
+def test_static_pytrees_keep_their_identity():
+    @jax.tree_util.register_pytree_node_class
+    class Static:
+        extra = 5
+
+        def tree_flatten(self):
+            return (), None
+
+        @classmethod
+        def tree_unflatten(cls, _, children):
+            raise AssertionError("a static argument must not be rebuilt")
+
+    got = J(lambda x, s: x * s.extra, static_argnums=1)(jnp.ones(3), Static())
+    np.testing.assert_array_equal(got, 5.0)
+
+
+def test_symbolic_shapes_export():
+    from jax import export
+
+    x = jax.ShapeDtypeStruct(export.symbolic_shape("n, 4"), "float32")
+    exported = export.export(jax.jit(J(jnp.tanh)))(x)
+    np.testing.assert_allclose(exported.call(jnp.ones((3, 4))), np.tanh(1.0), rtol=1e-6)
+
+
+def test_dump_to_a_file_is_a_warning(monkeypatch, tmp_path):
+    target = tmp_path / "file"
+    target.write_text("mine")
+    monkeypatch.setenv("FUSEPLAN_DUMP", str(target))
+    with pytest.warns(fuseplan.FuseplanWarning, match="not kept"):
+        J(lambda x: x + 1)(jnp.ones(3))
+    assert target.read_text() == "mine"
+
+
+@pytest.mark.parametrize("planner", [["solver"], None, 3])
+def test_planner_must_be_a_name(planner):
+    with pytest.raises(fuseplan.InvalidArgumentError, match="one planner"):
+        fuseplan.jit(jnp.tanh, planner=planner)
