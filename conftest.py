@@ -18,3 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same examples in every run, and no deadline: the first example compiles.
     hypothesis.settings.register_profile("fuseplan", derandomize=True, deadline=None, print_blob=True)
     hypothesis.settings.load_profile("fuseplan")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")

@@ -23,7 +23,7 @@ import numpy as np
 
 from costmodel.device import DeviceSpec
 
-VERSION = 1
+VERSION = 2
 """Of the file and of how it is measured: a file of another version is measured anew."""
 
 _SAMPLES = 7
