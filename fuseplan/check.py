@@ -1,4 +1,5 @@
-"""Check a plan from scratch: nothing here shares code with the planners.
+"""Check a plan from scratch: nothing here shares code with the planners, but for the
+statement of the rules (``legality``) and of the cost (``costmodel``).
 
 Run after every planner and on every plan read from a file. Each message names the kernel
 and says what was expected and what came.
@@ -9,23 +10,19 @@ from __future__ import annotations
 import math
 from collections import Counter
 
-from costmodel.axes import compose
+from costmodel.axes import Unifier, compose
 from costmodel.graph import DimRole, Graph, OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import InvalidPlanError
+from fuseplan.legality import refuse
 from fuseplan.plan import Plan
-from fuseplan.pricing import Pricing
 
 
-def check_plan(plan: Plan, pricing: Pricing | None = None) -> Plan:
+def check_plan(plan: Plan) -> Plan:
     """Return ``plan`` unchanged if every kernel is legal, they can run in the order given,
     and costs and bound are what they claim.
-
-    Args:
-        plan: the plan.
-        pricing: if given, its compatibility rules must accept each kernel too.
 
     Raises:
         InvalidPlanError: otherwise.
@@ -33,6 +30,7 @@ def check_plan(plan: Plan, pricing: Pricing | None = None) -> Plan:
     _check_cover(plan)
     _check_order(plan)
     results = frozenset(plan.graph.outputs)
+    unifier = Unifier(plan.graph)
     for k, kernel in enumerate(plan.kernels):
         where = _where(plan.graph, k, kernel.spec)
         _check_group(plan.graph, kernel.spec, where)
@@ -51,7 +49,7 @@ def check_plan(plan: Plan, pricing: Pricing | None = None) -> Plan:
             f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
             f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {plan.device.name}",
         )
-        refused = pricing.compatible(kernel.spec.nodes) if pricing is not None else None
+        refused = refuse(plan.graph, plan.device.backend, kernel.spec.nodes, unifier)
         _require(refused is None, f"{where} breaks a rule: {refused}")
     _check_bound(plan)
     return plan
