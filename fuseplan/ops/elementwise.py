@@ -169,7 +169,7 @@ def elementwise(
 
 
 def _signed_on_mosaic(eqn: Equation, backend: str) -> bool:
-    """The TPU compiler that goes with JAX 0.10.2 has no unsigned extrema."""
+    """TPU compilers have no unsigned extrema, which a selection among three compares by."""
     return known_dtypes(eqn, backend) and not (backend == "mosaic_tpu" and "uint32" in dtypes_of(eqn))
 
 
@@ -225,7 +225,7 @@ RULES: dict[str, Rule] = {
     "logistic": elementwise(2, 1, block=_vector_block),
     "pow": elementwise(1, 2, block=_vector_block),
     "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
-    "select_n": elementwise(1, block=_select_block),
+    "select_n": elementwise(1, block=_select_block, supports=_signed_on_mosaic),
     "clamp": elementwise(2, supports=_signed_on_mosaic),
     "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),
     "threefry2x32": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(112, 0), None),
