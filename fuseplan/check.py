@@ -43,7 +43,7 @@ def check_plan(plan: Plan) -> Plan:
             f"registers a tile; {plan.device.name} has {plan.device.onchip_bytes:,} and "
             f"{plan.device.register_bytes:,}, of which values may use half",
         )
-        cost = estimate(plan.graph, kernel.spec, plan.device)
+        cost = estimate(plan.graph, kernel.spec, plan.device, need)
         _require(
             cost == kernel.cost,
             f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
