@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
-
-_PS_PER_S = 10**12
+from costmodel.picoseconds import time_ps
 
 
 class Floor:
@@ -41,7 +40,7 @@ class Floor:
             self._writes.append(() if node.bitcast else node.outputs)
             flops = node.flops
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
-            matrix_ps = _time(flops.matrix, rate)
+            matrix_ps = time_ps(flops.matrix, rate)
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
@@ -69,11 +68,6 @@ class Floor:
         for v in read - made:
             moved += self._nbytes[v]
         device = self._device
-        compute_ps = _time(vector, device.vector_flops_per_s)
-        compute_ps += _time(transcendental, device.transcendental_per_s)
-        return device.launch_ps + max(_time(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)
-
-
-def _time(amount: int, rate: int) -> int:
-    """Rounded up, as in ``estimate``: the sum of rounded parts is no less than the rounded sum."""
-    return -(-amount * _PS_PER_S // rate) if rate else 0
+        compute_ps = time_ps(vector, device.vector_flops_per_s)
+        compute_ps += time_ps(transcendental, device.transcendental_per_s)
+        return device.launch_ps + max(time_ps(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)

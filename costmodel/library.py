@@ -12,8 +12,7 @@ from math import prod
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node
-
-_PS_PER_S = 10**12
+from costmodel.picoseconds import time_ps
 
 # Output tiles and splits of the contraction that cuBLAS and CUTLASS build kernels for
 # (CUTLASS, "Efficient GEMM in CUDA", and its default configurations).
@@ -48,9 +47,9 @@ def library_matmul(graph: Graph, node: Node, device: DeviceSpec) -> tuple[int, i
             tiles = batch * across * down * split
             waves = -(-tiles // cores)
             flops = waves * cores * 2 * tile_rows * tile_columns * -(-k // split)
-            matrix_ps = -(-flops * _PS_PER_S // rate)
+            matrix_ps = time_ps(flops, rate)
             moved = loaded + split * out_bytes
-            cache_ps = -(-moved * _PS_PER_S * cores // (device.cache_bytes_per_s * min(tiles, cores)))
+            cache_ps = time_ps(moved * cores, device.cache_bytes_per_s * min(tiles, cores))
             if best is None or max(matrix_ps, cache_ps) < max(best):
                 best = matrix_ps, cache_ps
     return best

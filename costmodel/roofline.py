@@ -14,9 +14,8 @@ from costmodel.graph import Flops, Graph, OpKind
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.library import library_matmul
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
+from costmodel.picoseconds import time_ps
 from costmodel.traffic import bytes_moved
-
-_PS_PER_S = 10**12
 
 _HBM_LATENCY_PS = 600_000
 """What a GPU tile waits for a load from HBM. Unloaded it is about 480 cycles (Luo et al.,
@@ -50,10 +49,10 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     moved = bytes_moved(graph, spec, device)
     flops, matrix_ps = _work(graph, spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
-    memory_ps = _time(hbm_bytes, device.hbm_bytes_per_s)
-    cache_ps = _time(moved.loaded_bytes, device.cache_bytes_per_s)
-    vector_ps = _time(flops.vector, device.vector_flops_per_s)
-    transcendental_ps = _time(flops.transcendental, device.transcendental_per_s)
+    memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)
+    cache_ps = time_ps(moved.loaded_bytes, device.cache_bytes_per_s)
+    vector_ps = time_ps(flops.vector, device.vector_flops_per_s)
+    transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps
     if not spec.axes and matrix_ps:
         for n in spec.nodes:
@@ -103,11 +102,6 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     )
 
 
-def _time(amount: int, rate: int) -> int:
-    """Picoseconds for ``amount`` at ``rate`` a second, rounded up; a rate of 0 is no limit."""
-    return -(-amount * _PS_PER_S // rate) if rate else 0
-
-
 def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:
     """All flops executed, recomputation and padding included, and the matrix units' time,
     each contraction at the rate of its first operand's dtype."""
@@ -129,7 +123,7 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
         if flops.matrix:
             done = -(-flops.matrix * times // per)
             matrix += done
-            matrix_ps += _time(done, device.matrix_rate(graph.values[node.inputs[0]].dtype))
+            matrix_ps += time_ps(done, device.matrix_rate(graph.values[node.inputs[0]].dtype))
     return Flops(matrix, vector, transcendental), matrix_ps
 
 

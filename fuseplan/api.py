@@ -139,8 +139,13 @@ class JitFused:
             return None
         if self._reference.trace(*args, **kwargs).jaxpr.effects:
             return None
+        return (self._undonating(*args, **kwargs),)
+
+    @functools.cached_property
+    def _undonating(self) -> Any:
+        """``jax.jit(f)`` that leaves its arguments to whoever runs next."""
         kept = {k: v for k, v in self._jit_options.items() if not k.startswith("donate_")}
-        return (jax.jit(self._f, **kept)(*args, **kwargs),)
+        return jax.jit(self._f, **kept)
 
     @property
     def _name(self) -> str:

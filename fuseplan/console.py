@@ -67,11 +67,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def say(text: str) -> None:
-    """Tell a person something that is not the result."""
-    print(text, file=sys.stderr)
-
-
 class Steps:
     """Progress through a known number of steps."""
 

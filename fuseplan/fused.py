@@ -2,7 +2,8 @@
 
 Inside ``jax.jit``'s trace the user's function is traced once more, planned, and replaced by
 its kernels. Differentiated, it falls back on its own equations, which JAX knows how to
-differentiate, custom rules included; batched, the batched function is planned anew, as one with another axis.
+differentiate, custom rules included; batched, the batched function is planned anew, as one
+with another axis.
 """
 
 from __future__ import annotations

@@ -61,9 +61,8 @@ class Layout:
     """Of the arrays read, then of those written."""
 
 
-def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> Layout:
+def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Layout:
     """How the group's axes lie in the arrays it reads and writes."""
-    edge = boundary(graph, nodes)
     external, written = set(edge.reads), set(edge.writes)
     reads: dict[Access, None] = {}
     writes: list[Access] = []

@@ -49,13 +49,18 @@ class Regrouping:
                 break
             chosen = wider
         nodes = tuple(sorted(closure))
+        refused = self.why_no_kernel(nodes)
+        if refused is not None:
+            return refused
+        return self.change(chosen, [nodes])
+
+    def why_no_kernel(self, nodes: Nodes) -> Verdict | None:
+        """Why ``nodes`` cannot be one kernel, by a rule or for want of a schedule."""
         refused = self.refusal(nodes)
         if refused is not None:
             return refused
         price = self.book.price(nodes)
-        if isinstance(price, Verdict):
-            return price
-        return self.change(chosen, [nodes])
+        return price if isinstance(price, Verdict) else None
 
     def convex(self, nodes: set[int]) -> set[int]:
         """``nodes`` and everything on a path between two of them."""
@@ -134,12 +139,9 @@ class Regrouping:
 
     def split_out(self, nodes: Nodes) -> Change | Verdict:
         """A kernel of exactly ``nodes``; what it takes from other kernels leaves them in pieces."""
-        refused = self.refusal(nodes)
+        refused = self.why_no_kernel(nodes)
         if refused is not None:
             return refused
-        price = self.book.price(nodes)
-        if isinstance(price, Verdict):
-            return price
         kernels = {self.kernel_of[n] for n in nodes}
         rest = {n for k in kernels for n in self.groups[k]} - set(nodes)
         return self.change(kernels, [nodes, *self.pieces(rest)])

@@ -17,7 +17,7 @@ from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 from costmodel.memory import Footprint, footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
-from fuseplan.layout import Layout, axis_roles, boundary, group_layout
+from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.plan import Kernel
 from fuseplan.residency import refuse_resident
@@ -78,7 +78,7 @@ class Scheduler:
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
-        for spec, need in self._fitting(nodes, tried):
+        for spec, need in self._fitting(nodes, edge, tried):
             cost = estimate(self.graph, spec, self.device, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
@@ -113,9 +113,11 @@ class Scheduler:
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""
-        return (spec for spec, _ in self._fitting(nodes, []))
+        return (spec for spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
-    def _fitting(self, nodes: tuple[int, ...], tried: list[Tiles]) -> Iterator[tuple[KernelSpec, Footprint]]:
+    def _fitting(
+        self, nodes: tuple[int, ...], edge: Boundary, tried: list[Tiles]
+    ) -> Iterator[tuple[KernelSpec, Footprint]]:
         """Schedules that fit, with what they need; ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
@@ -125,7 +127,7 @@ class Scheduler:
         axes = self._axes(nodes)
         if isinstance(axes, Conflict):
             return
-        layout = group_layout(self.graph, nodes, axes)
+        layout = group_layout(self.graph, nodes, axes, edge)
         limit_bytes = device.register_bytes // 2 or device.onchip_bytes
         for roles in axis_roles(self.graph, nodes, axes, layout):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)

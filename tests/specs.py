@@ -11,7 +11,7 @@ from costmodel.axes import Conflict, unify
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
-from fuseplan.layout import group_layout
+from fuseplan.layout import boundary, group_layout
 from fuseplan.lower import Lowered, lower
 from fuseplan.schedule import SpecMaker
 from fuseplan.trace import trace
@@ -43,7 +43,7 @@ def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
     nodes = tuple(range(len(graph.nodes)))
     axes = unify(graph, nodes)
     assert not isinstance(axes, Conflict), axes.reason
-    layout = group_layout(graph, nodes, axes)
+    layout = group_layout(graph, nodes, axes, boundary(graph, nodes))
     roles = [R] * len(axes.sizes)
     tiles = [_whole(n, backend) for n in axes.sizes]
     for t in tiled:
