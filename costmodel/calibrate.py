@@ -1,8 +1,10 @@
-"""This machine's CPU as a device: measured with NumPy in a few seconds, then cached.
+"""This machine's CPU as a device: what the operating system tells, what NumPy reaches, and
+the files that keep a measurement.
 
-The file is ``$XDG_CACHE_HOME/fuseplan/cpu.json`` (``~/.cache`` without the variable). It
-is measured anew when it is missing, unreadable, of another version or of another CPU.
-Nothing here raises: what cannot be read or measured takes a documented default.
+A file is ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the variable),
+of NumPy or of a version of JAX (``fuseplan.calibrate``). It is made anew when it is missing,
+unreadable, of another version, another CPU or another maker. Nothing here raises: what
+cannot be read or measured takes a documented default.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ import numpy as np
 
 from costmodel.device import DeviceSpec
 
-VERSION = 2
+VERSION = 3
 """Of the file and of how it is measured: a file of another version is measured anew."""
 
-_SAMPLES = 7
+_SAMPLES = 5
 _SAMPLE_S = 0.01
 """A sample repeats its work for this long, far above the clock's and the scheduler's noise."""
 
@@ -37,6 +39,7 @@ DEFAULTS = {
     "capacity_bytes": 8 << 30,
     "hbm_bytes_per_s": 20 * 10**9,
     "cache_bytes_per_s": 100 * 10**9,
+    "private_cache_bytes_per_s": 200 * 10**9,
     "float32": 100 * 10**9,
     "float64": 50 * 10**9,
     "vector": 20 * 10**9,
@@ -48,55 +51,50 @@ _LAUNCH_PS = 400_000
 for one fused slice and update of 128 elements and 1.4 us for a cumulative sum of 256
 (jax 0.12, loops of 2,000 to 5,000 steps on two server cores)."""
 
+_STEP_PS = 150_000
+"""One turn of an XLA CPU loop that slices a tile of 16x16 and writes it (jax 0.10 and 0.12)."""
+
 _memory: dict[Path, DeviceSpec] = {}
 
 
 def cached_cpu(refresh: bool = False) -> DeviceSpec:
-    """This machine's CPU: from memory, else from the cache file, else measured and written.
-    ``refresh=True`` measures again."""
-    path = cache_path()
+    """This machine's CPU by NumPy's measure (``cached``)."""
+    return cached("numpy", measure, refresh)
+
+
+def cached(made_by: str, measure: Callable[[], DeviceSpec], refresh: bool = False) -> DeviceSpec:
+    """What ``measure()`` gave to ``made_by``: from memory, else from its file, else measured
+    and written. ``refresh=True`` measures again."""
+    path = cache_path(made_by)
     if not refresh:
-        known = _memory.get(path) or _read(path)
+        known = _memory.get(path) or _read(path, made_by)
         if known is not None:
             _memory[path] = known
             return known
     device = _memory[path] = measure()
-    _write(path, device)
+    _write(path, made_by, device)
     return device
 
 
-def cache_path() -> Path:
-    """Where the measurement is kept."""
+def cache_path(made_by: str = "numpy") -> Path:
+    """Where the measurement by ``made_by`` is kept."""
+    name = f"cpu-{made_by}.json"
     root = os.environ.get("XDG_CACHE_HOME")
     if root:
-        return Path(root) / "fuseplan" / "cpu.json"
+        return Path(root) / "fuseplan" / name
     try:
-        return Path.home() / ".cache" / "fuseplan" / "cpu.json"
+        return Path.home() / ".cache" / "fuseplan" / name
     except RuntimeError:  # no home directory, as in some containers
-        return Path(tempfile.gettempdir()) / "fuseplan" / "cpu.json"
+        return Path(tempfile.gettempdir()) / "fuseplan" / name
 
 
-def measure() -> DeviceSpec:
-    """Measure this CPU, in under six seconds.
-
-    Limits: matrix rates are those of NumPy's BLAS, not XLA's; the vector rate is that of
-    ``np.multiply`` in the first-level cache, bound by its loads and stores, so XLA's fused
-    loops exceed it; bandwidths count the bytes that a copy reads and writes, not the
-    lines that a store fetches first.
-    """
+def described_cpu() -> DeviceSpec:
+    """This CPU as the operating system describes it, at the rates in ``DEFAULTS``."""
     cores = core_count()
-    l2, l3 = cache_sizes()
-    with ThreadPoolExecutor(cores) as pool:
-        f32 = _measured("float32", lambda: _matmul_rate(np.float32))
-        f64 = _measured("float64", lambda: _matmul_rate(np.float64))
-        # Far past the cache, within 256 MiB an array; and half of the cache for both arrays.
-        hbm = _measured(
-            "hbm_bytes_per_s", lambda: _copy_rate(pool, cores, min(max(4 * l3, 64 << 20), 256 << 20))
-        )
-        cache = _measured("cache_bytes_per_s", lambda: _copy_rate(pool, cores, l3 // 4))
-        vector = _measured("vector", lambda: cores * _elementwise_rate(np.multiply))
-        transcendental = _measured("transcendental", lambda: cores * _elementwise_rate(np.exp))
-    cached = "size from /sys/devices/system/cpu/cpu0/cache"
+    private, shared = cache_sizes(cores)
+    sysfs = "size from /sys/devices/system/cpu/cpu0/cache"
+    assumed = "assumed: a small server of about 2020"
+    f32 = DEFAULTS["float32"]
     return DeviceSpec(
         name="cpu",
         description=f"{cpu_model()}, {cores} cores",
@@ -104,39 +102,85 @@ def measure() -> DeviceSpec:
         backend="xla",
         core_count=cores,
         hbm_capacity_bytes=capacity_bytes(),
-        hbm_bytes_per_s=hbm,
-        cache_bytes=l3,
-        # A cache that copies no faster than memory (a noisy neighbour) is no slower either.
-        cache_bytes_per_s=max(cache, hbm),
-        onchip_bytes=cores * l2 + l3 // 2,
+        hbm_bytes_per_s=DEFAULTS["hbm_bytes_per_s"],
+        cache_bytes=shared,
+        cache_bytes_per_s=DEFAULTS["cache_bytes_per_s"],
+        onchip_bytes=private + shared // 2,
         register_bytes=0,
         launch_ps=_LAUNCH_PS,
-        matrix_flops_per_s=(("float32", f32), ("bfloat16", f32), ("float16", f32), ("float64", f64)),
-        vector_flops_per_s=vector,
-        transcendental_per_s=transcendental,
+        matrix_flops_per_s=(
+            ("float32", f32),
+            ("bfloat16", f32),
+            ("float16", f32),
+            ("float64", DEFAULTS["float64"]),
+        ),
+        vector_flops_per_s=DEFAULTS["vector"],
+        transcendental_per_s=DEFAULTS["transcendental"],
+        private_cache_bytes=private,
+        private_cache_bytes_per_s=DEFAULTS["private_cache_bytes_per_s"],
+        step_ps=_STEP_PS,
         sources=(
             ("core_count", "CPUs that this process may run on"),
             ("hbm_capacity_bytes", "sysconf: physical pages"),
-            ("hbm_bytes_per_s", "measured: np.copyto past the cache, a thread a core, read + written"),
-            ("cache_bytes", cached),
-            ("cache_bytes_per_s", "measured: np.copyto within the last-level cache, a thread a core"),
+            ("hbm_bytes_per_s", assumed),
+            ("cache_bytes", sysfs),
+            ("cache_bytes_per_s", assumed),
             (
                 "onchip_bytes",
-                f"{cached}: XLA runs one tile at a time on all cores, so a tile may fill every core's "
+                f"{sysfs}: XLA runs one tile at a time on all cores, so a tile may fill every core's "
                 "second-level cache and half of the shared one",
             ),
             ("launch_ps", "measured once: one 16x16 dot of an XLA CPU program, in a loop (jax 0.12)"),
-            (
-                "matrix_flops_per_s",
-                "measured: np.matmul; assumed: 16-bit types run at the rate of float32, to which "
-                "XLA converts them on CPUs without matrix instructions for them",
-            ),
-            (
-                "vector_flops_per_s",
-                "measured: np.multiply within the first-level cache, one core times their number",
-            ),
-            ("transcendental_per_s", "measured: np.exp in float32, one core times their number"),
+            ("matrix_flops_per_s", assumed),
+            ("vector_flops_per_s", assumed),
+            ("transcendental_per_s", assumed),
+            ("private_cache_bytes", f"{sysfs}, times the cores that do not share it"),
+            ("private_cache_bytes_per_s", assumed),
+            ("step_ps", "measured once: a loop of XLA that copies a 16x16 tile each turn (jax 0.12)"),
         ),
+    )
+
+
+def measure() -> DeviceSpec:
+    """Measure this CPU with NumPy, in some two seconds.
+
+    Limits: matrix rates are those of NumPy's BLAS, not XLA's; the vector rate is that of
+    ``np.multiply`` in the first-level cache, bound by its loads and stores, so XLA's fused
+    loops exceed it; bandwidths count the bytes that a copy reads and writes, not the
+    lines that a store fetches first.
+    """
+    known = described_cpu()
+    cores, shared = known.core_count, known.cache_bytes
+    with ThreadPoolExecutor(cores) as pool:
+        f32 = _measured("float32", lambda: _matmul_rate(np.float32))
+        f64 = _measured("float64", lambda: _matmul_rate(np.float64))
+        # Far past the cache, within 256 MiB an array; and half of the cache for both arrays.
+        hbm = _measured(
+            "hbm_bytes_per_s", lambda: _copy_rate(pool, cores, min(max(4 * shared, 64 << 20), 256 << 20))
+        )
+        cache = _measured("cache_bytes_per_s", lambda: _copy_rate(pool, cores, shared // 4))
+        vector = _measured("vector", lambda: cores * _elementwise_rate(np.multiply))
+        transcendental = _measured("transcendental", lambda: cores * _elementwise_rate(np.exp))
+    cache = max(cache, hbm)  # no slower than memory, whatever a noisy neighbour does
+    by_copy = "measured: np.copyto within the last-level cache, a thread a core"
+    sources = {
+        "hbm_bytes_per_s": "measured: np.copyto past the cache, a thread a core, read + written",
+        "cache_bytes_per_s": by_copy,
+        "private_cache_bytes_per_s": f"no faster than the shared cache ({by_copy})",
+        "matrix_flops_per_s": "measured: np.matmul; assumed: 16-bit types run at the rate of float32, to "
+        "which XLA converts them on CPUs without matrix instructions for them",
+        "vector_flops_per_s": "measured: np.multiply in the first-level cache, one core times their number",
+        "transcendental_per_s": "measured: np.exp in float32, one core times their number",
+    }
+    return dataclasses.replace(
+        known,
+        hbm_bytes_per_s=hbm,
+        cache_bytes_per_s=cache,
+        private_cache_bytes_per_s=cache,
+        matrix_flops_per_s=(("float32", f32), ("bfloat16", f32), ("float16", f32), ("float64", f64)),
+        vector_flops_per_s=vector,
+        transcendental_per_s=transcendental,
+        sources=tuple({**dict(known.sources), **sources}.items()),
     )
 
 
@@ -156,17 +200,30 @@ def cpu_model() -> str:
     return platform.processor() or platform.machine() or "unknown CPU"
 
 
-def cache_sizes(root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int]:
-    """Bytes of (one core's second-level cache, the last-level cache)."""
+def cache_sizes(cores: int = 1, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int]:
+    """Bytes of (the second-level caches of that many cores, the last-level cache)."""
     found: dict[int, int] = {}
-    with contextlib.suppress(OSError, ValueError, KeyError):
+    sharing = 1  # logical CPUs that have one second-level cache in common
+    with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         for index in sorted(root.glob("index*")):
             if (index / "type").read_text().strip() != "Instruction":
                 size = (index / "size").read_text().strip()
                 unit = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
-                found[int((index / "level").read_text())] = int(size[:-1]) * unit[size[-1]]
+                level = int((index / "level").read_text())
+                found[level] = int(size[:-1]) * unit[size[-1]]
+                if level == 2:
+                    sharing = _count_cpus((index / "shared_cpu_list").read_text())
     l2 = found.get(2) or DEFAULTS["l2_bytes"]
-    return l2, found.get(3) or (l2 if 2 in found else DEFAULTS["l3_bytes"])
+    return -(-cores // sharing) * l2, found.get(3) or (l2 if 2 in found else DEFAULTS["l3_bytes"])
+
+
+def _count_cpus(text: str) -> int:
+    """How many CPUs the kernel's list names: 6 in ``0-3,8-9``."""
+    count = 0
+    for part in text.strip().split(","):
+        first, _, last = part.partition("-")
+        count += int(last or first) - int(first) + 1
+    return max(count, 1)
 
 
 def capacity_bytes() -> int:
@@ -234,31 +291,34 @@ def _elementwise_rate(function: np.ufunc) -> float:
     return source.size / _seconds(lambda: function(*operands, out=target))
 
 
-def _key() -> str:
-    return f"{cpu_model()} x {core_count()}"
+def _key(made_by: str) -> str:
+    return f"{cpu_model()} x {core_count()}, {made_by}"
 
 
-def _read(path: Path) -> DeviceSpec | None:
-    """The device in the file, or None if it is missing, damaged, old, or of another CPU."""
+def _read(path: Path, made_by: str) -> DeviceSpec | None:
+    """The device in the file, or None if it is missing, damaged, old, or of another
+    CPU or maker."""
     try:
         data = json.loads(path.read_text())
-        if data["version"] != VERSION or data["key"] != _key():
+        if data["version"] != VERSION or data["key"] != _key(made_by):
             return None
         fields = data["device"]
         for name in ("matrix_flops_per_s", "sources"):
             fields[name] = tuple((str(a), b) for a, b in fields[name])
         device = DeviceSpec(**fields)
-        rates = [device.hbm_bytes_per_s, device.vector_flops_per_s, device.transcendental_per_s]
+        numbers = [getattr(device, f.name) for f in dataclasses.fields(device) if f.type == "int"]
+        rates = [device.hbm_bytes_per_s, device.cache_bytes_per_s, device.private_cache_bytes_per_s]
+        rates += [device.vector_flops_per_s, device.transcendental_per_s]
         rates += [rate for _, rate in device.matrix_flops_per_s]
-        return device if all(isinstance(r, int) and r > 0 for r in rates) else None
+        return device if all(type(n) is int and n >= 0 for n in numbers + rates) and all(rates) else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _write(path: Path, device: DeviceSpec) -> None:
+def _write(path: Path, made_by: str, device: DeviceSpec) -> None:
     """Write the file in one step, so that no reader sees half of it. A directory that
     cannot be written costs only the next measurement."""
-    data = {"version": VERSION, "key": _key(), "device": dataclasses.asdict(device)}
+    data = {"version": VERSION, "key": _key(made_by), "device": dataclasses.asdict(device)}
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".cpu-", suffix=".json")

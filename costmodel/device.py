@@ -61,6 +61,7 @@ class DeviceSpec:
     register_bytes: int
     """The register file of one core; 0 where it is not what limits a kernel."""
     launch_ps: int
+    """What dispatching one kernel costs, inside a program that runs."""
     matrix_flops_per_s: tuple[tuple[str, int], ...]
     """(dtype of the operands, rate); ``matrix_rate`` resolves every other dtype."""
     vector_flops_per_s: int
@@ -68,6 +69,15 @@ class DeviceSpec:
     sequential_grid: bool = False
     """Grid steps run in order on a core, and a block whose index did not change since the
     last step is not fetched again (the TPU's pipeline)."""
+    private_cache_bytes: int = 0
+    """The caches that each core has to itself (a CPU's L2), of all cores together; 0 where
+    a kernel's on-chip memory is all that a core has."""
+    private_cache_bytes_per_s: int = 0
+    fresh_bytes_per_s: int = 0
+    """How fast memory is touched that no program has touched before, page by page; 0 where
+    memory is allocated once for all."""
+    step_ps: int = 0
+    """What one turn of a loop inside an XLA program costs beside its kernels."""
     sources: tuple[tuple[str, str], ...] = ()
     """(field, where its number comes from)."""
 
@@ -417,7 +427,8 @@ def device_names() -> tuple[str, ...]:
 
 def get_device(name: str | DeviceSpec) -> DeviceSpec:
     """The device called ``name``; a ``DeviceSpec`` is returned as it is. ``cpu`` is this
-    machine, measured on first use and then read from a file (``costmodel.calibrate``).
+    machine, measured by NumPy on first use and then read from a file (``costmodel.calibrate``);
+    ``fuseplan`` plans for the CPU as XLA drives it, ``fuseplan.calibrate.local_cpu``.
 
     Raises:
         UnknownDeviceError: no such device; the message lists all and the closest.

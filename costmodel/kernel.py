@@ -56,9 +56,11 @@ class KernelSpec:
     """A group of nodes with a schedule. Blocks, index maps, on-chip bytes and traffic
     all follow from ``axes`` and the accesses.
 
-    ``axes`` is in grid order: parallel axes outermost first, then the streamed axis (at
-    most one), then resident ones. With ``backend == "xla"`` the group is XLA's to
-    compile: ``axes`` may be empty, and then every access is of the whole array, once.
+    ``axes`` is in grid order: parallel axes outermost first, then streamed ones, then
+    resident ones. With ``backend == "xla"`` the group is XLA's to compile: ``axes`` is
+    empty, and every access is of the whole array, once. A loop nest of the CPU (``"loops"``)
+    may have several streamed axes, the innermost of them its *stream*; a kernel of any
+    other backend has at most one.
     """
 
     nodes: tuple[int, ...]
@@ -69,6 +71,12 @@ class KernelSpec:
     """Distinct (value, axes) pairs: ``x + x.T`` reads ``x`` twice."""
     writes: tuple[Access, ...]
     backend: str = "xla"
+    passes: tuple[tuple[int, ...], ...] = ()
+    """Of a loop nest, for each pass along its stream, the nodes evaluated on every tile, as
+    positions in ``nodes``."""
+    walked: tuple[int, ...] = ()
+    """For each pass, how many tiles are walked in all: fewer than there are where a mask
+    leaves nothing of some."""
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -57,8 +57,8 @@ def onchip_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
 
 def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
     """What one tile of ``spec`` occupies. A group left to XLA whole (no axes) occupies
-    nothing that a plan could exhaust."""
-    if not spec.axes:
+    nothing that a plan could exhaust, and what a CPU's loops exceed its caches by costs time."""
+    if not spec.axes or spec.backend == "loops":
         return Footprint(0)
     tiled = device.sequential_grid
     bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}

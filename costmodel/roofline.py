@@ -10,9 +10,10 @@ arithmetic, rounded up, so that a plan never depends on the machine that made it
 from __future__ import annotations
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Flops, Graph, OpKind
+from costmodel.graph import Flops, Graph
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.library import library_matmul
+from costmodel.loops import fresh_ps, nest_cost, product_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
 from costmodel.picoseconds import time_ps
 from costmodel.traffic import bytes_moved
@@ -44,6 +45,8 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     """
     if is_bitcast(graph, spec):
         return Cost()
+    if spec.backend == "loops":
+        return nest_cost(graph, spec, device)
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
@@ -59,6 +62,11 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
             known = library_matmul(graph, graph.nodes[n], device)
             if known is not None:
                 matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
+        if device.platform == "cpu":
+            products = (graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix)
+            matrix_ps = sum(product_ps(graph, node, device) for node in products)
+    if device.platform == "cpu":
+        launch_ps += fresh_ps(graph, spec, device)
     if spec.axes:
         tiles = steps = 1
         for axis in spec.axes:
@@ -66,12 +74,7 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
                 tiles *= axis.n_tiles
             elif axis.role == AxisRole.STREAMED:
                 steps = axis.n_tiles
-        if spec.backend == "xla":
-            # A loop of XLA: for every tile the body's kernels are dispatched again, each on all
-            # cores. XLA fuses elementwise work and movement into the reductions and contractions.
-            body = sum(graph.nodes[n].kind >= OpKind.REDUCTION for n in spec.nodes)
-            launch_ps *= max(tiles * steps, 1) * max(body, 1)
-        elif tiles:
+        if tiles:
             cores = device.core_count
             waves = -(-tiles // cores)  # the last wave may leave cores idle (tail effect)
             matrix_ps, vector_ps, transcendental_ps = (

@@ -13,9 +13,11 @@ of a head, ``M`` rows, ``N`` columns, ``F`` hidden features, ``V`` classes.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 Params = dict[str, Array]
@@ -149,10 +151,15 @@ def rope(x: Array) -> Array:
     return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
 
 
+def token_losses(logits: Array, labels: Array) -> Array:
+    """``logsumexp(logits[M, V]) - logits[labels[M]]`` of each row, in float32: ``[M]``."""
+    picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+    return logsumexp(logits) - picked.astype(jnp.float32)
+
+
 def cross_entropy(logits: Array, labels: Array) -> Array:
     """The mean over rows of ``logsumexp(logits[M, V]) - logits[labels[M]]``, in float32."""
-    picked = jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
-    return (logsumexp(logits) - picked.astype(jnp.float32)).mean()
+    return token_losses(logits, labels).mean()
 
 
 def cross_entropy_grad(logits: Array, labels: Array) -> tuple[Array, Array]:
@@ -163,6 +170,20 @@ def cross_entropy_grad(logits: Array, labels: Array) -> tuple[Array, Array]:
 def linear_cross_entropy(x: Array, head: Params, labels: Array) -> Array:
     """The cross-entropy of ``x[M, N] @ w[N, V]``: the logits are larger than all the rest."""
     return cross_entropy(jnp.matmul(x, head["w"], preferred_element_type=jnp.float32), labels)
+
+
+def linear_token_losses(x: Array, head: Params, labels: Array) -> Array:
+    """The cross-entropy of each row of ``x[M, N] @ w[N, V]``, not averaged: ``[M]``."""
+    return token_losses(jnp.matmul(x, head["w"], preferred_element_type=jnp.float32), labels)
+
+
+def exact_token_losses(args: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
+    """``linear_token_losses`` of some rows in float64 NumPy: ``[R]``."""
+    x, head, labels = args
+    logits = np.asarray(x)[rows].astype(np.float64) @ np.asarray(head["w"], np.float64)
+    top = logits.max(axis=-1)
+    picked = logits[np.arange(len(rows)), np.asarray(labels)[rows]]
+    return top + np.log(np.exp(logits - top[:, None]).sum(axis=-1)) - picked
 
 
 def linear_cross_entropy_grad(x: Array, head: Params, labels: Array) -> tuple[Array, tuple[Array, Params]]:

@@ -81,6 +81,14 @@ def block_loss(p: Params, x: Array, target: Array, heads: int) -> Array:
     return jnp.square(block(p, x, heads).astype(jnp.float32) - target.astype(jnp.float32)).mean()
 
 
+def block_train_step(
+    p: Params, state: AdamState, x: Array, target: Array, heads: int
+) -> tuple[Array, Params, AdamState]:
+    """One step of training a block alone: the loss, the new parameters, the new state."""
+    value, grads = jax.value_and_grad(block_loss)(p, x, target, heads)
+    return value, *adam_update(p, state, grads)
+
+
 def loss(p: Params, tokens: Array, labels: Array, heads: int) -> Array:
     """The mean cross-entropy of predicting ``labels[batch, tokens]`` from ``tokens``.
 

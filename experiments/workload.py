@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -52,6 +53,16 @@ class Workload:
 def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
     """The shape and dtype of an array that need not be there."""
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
+
+
+def fixed(f: Program, args: Callable[..., tuple[Any, ...]]) -> Callable[..., Built]:
+    """The ``make`` of a workload whose function is the same at every size; ``args`` takes a maker
+    of arrays, and the sizes."""
+
+    def make(dtype: str, **sizes: int) -> Built:
+        return f, args(partial(array, dtype), **sizes)
+
+    return make
 
 
 def _floating(dtype: str) -> str:

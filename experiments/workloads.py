@@ -12,15 +12,14 @@ Example:
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 
 from experiments import equinox_models, functions, gpt2, optimizer
+from experiments.large import LARGE
 from experiments.sampling import make_args
-from experiments.workload import Built, Program, Workload, array
+from experiments.workload import Built, Workload, array, fixed
 from fuseplan.errors import UnknownNameError
 
 __all__ = ["WORKLOADS", "Workload", "get_workload", "make_args"]
@@ -32,23 +31,15 @@ def get_workload(name: str) -> Workload:
     Raises:
         UnknownNameError: there is none; the message has the closest name, and all of them.
     """
-    if name in WORKLOADS:
-        return WORKLOADS[name]
-    close = difflib.get_close_matches(name, WORKLOADS, n=1)
+    known = {**WORKLOADS, **LARGE}
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
-    raise UnknownNameError(f"no workload is named {name!r}{hint} The workloads: {', '.join(WORKLOADS)}.")
+    raise UnknownNameError(f"no workload is named {name!r}{hint} The workloads: {', '.join(known)}.")
 
 
 _int32 = partial(array, "int32")
-
-
-def _fixed(f: Program, args: Callable[..., tuple[Any, ...]]) -> Callable[..., Built]:
-    """A workload whose function is the same at every size; ``args`` takes a maker of arrays."""
-
-    def make(dtype: str, **sizes: int) -> Built:
-        return f, args(partial(array, dtype), **sizes)
-
-    return make
 
 
 def _dropout_residual(dtype: str, m: int, n: int) -> Built:
@@ -99,63 +90,63 @@ _ALL = (
         "x + x.T: no single tiling serves both operands",
         {"n": 2048},
         {"n": 130},
-        _fixed(functions.add_transpose, lambda a, n: (a(n, n),)),
+        fixed(functions.add_transpose, lambda a, n: (a(n, n),)),
     ),
     Workload(
         "gelu_bias",
         "bias and GELU (tanh form)",
         {"m": 4096, "n": 3072},
         _SMALL_MATRIX,
-        _fixed(functions.gelu_bias, lambda a, m, n: (a(m, n), a(n))),
+        fixed(functions.gelu_bias, lambda a, m, n: (a(m, n), a(n))),
     ),
     Workload(
         "gelu_exact",
         "bias and GELU (by the error function)",
         {"m": 4096, "n": 3072},
         _SMALL_MATRIX,
-        _fixed(functions.gelu_exact, lambda a, m, n: (a(m, n), a(n))),
+        fixed(functions.gelu_exact, lambda a, m, n: (a(m, n), a(n))),
     ),
     Workload(
         "softmax",
         "softmax over rows",
         {"m": 4096, "n": 1024},
         _SMALL_MATRIX,
-        _fixed(functions.softmax, lambda a, m, n: (a(m, n),)),
+        fixed(functions.softmax, lambda a, m, n: (a(m, n),)),
     ),
     Workload(
         "logsumexp",
         "log-sum-exp over rows",
         {"m": 4096, "n": 32000},
         _SMALL_MATRIX,
-        _fixed(functions.logsumexp, lambda a, m, n: (a(m, n),)),
+        fixed(functions.logsumexp, lambda a, m, n: (a(m, n),)),
     ),
     Workload(
         "layernorm",
         "LayerNorm with scale and bias",
         _MATRIX,
         _SMALL_MATRIX,
-        _fixed(functions.layernorm, lambda a, m, n: (a(m, n), a(n), a(n))),
+        fixed(functions.layernorm, lambda a, m, n: (a(m, n), a(n), a(n))),
     ),
     Workload(
         "layernorm_grad",
         "the three gradients of LayerNorm",
         _MATRIX,
         _SMALL_MATRIX,
-        _fixed(functions.layernorm_grad, lambda a, m, n: (a(m, n), a(n), a(n), a(m, n))),
+        fixed(functions.layernorm_grad, lambda a, m, n: (a(m, n), a(n), a(n), a(m, n))),
     ),
     Workload(
         "rmsnorm",
         "RMSNorm with scale",
         _MATRIX,
         _SMALL_MATRIX,
-        _fixed(functions.rmsnorm, lambda a, m, n: (a(m, n), a(n))),
+        fixed(functions.rmsnorm, lambda a, m, n: (a(m, n), a(n))),
     ),
     Workload(
         "residual_norm",
         "residual addition and LayerNorm, both results kept",
         _MATRIX,
         _SMALL_MATRIX,
-        _fixed(functions.residual_norm, lambda a, m, n: (a(m, n), a(m, n), a(n), a(n))),
+        fixed(functions.residual_norm, lambda a, m, n: (a(m, n), a(m, n), a(n), a(n))),
     ),
     Workload("dropout_residual", "dropout and residual addition", _MATRIX, _SMALL_MATRIX, _dropout_residual),
     Workload(
@@ -163,7 +154,7 @@ _ALL = (
         "BatchNorm in training and ReLU: reductions over all but the last dimension",
         _IMAGES,
         _SMALL_IMAGES,
-        _fixed(
+        fixed(
             functions.batchnorm_relu,
             lambda a, batch, side, channels: (a(batch, side, side, channels), a(channels), a(channels)),
         ),
@@ -173,7 +164,7 @@ _ALL = (
         "3×3 convolution, BatchNorm, ReLU and residual",
         _IMAGES,
         _SMALL_IMAGES,
-        _fixed(
+        fixed(
             functions.conv_block,
             lambda a, batch, side, channels: (
                 a(batch, side, side, channels),
@@ -186,14 +177,14 @@ _ALL = (
         "silu(gate) * up",
         {"m": 4096, "n": 2816},
         _SMALL_MATRIX,
-        _fixed(functions.swiglu, lambda a, m, n: (a(m, n), a(m, n))),
+        fixed(functions.swiglu, lambda a, m, n: (a(m, n), a(m, n))),
     ),
     Workload(
         "mlp",
         "the feed-forward layer of GPT-2",
         {"m": 4096, "n": 768, "hidden": 3072},
         {"m": 5, "n": 130, "hidden": 70},
-        _fixed(
+        fixed(
             functions.mlp,
             lambda a, m, n, hidden: (
                 a(m, n),
@@ -206,7 +197,7 @@ _ALL = (
         "the SwiGLU feed-forward layer of Llama",
         {"m": 4096, "n": 1024, "hidden": 2816},
         {"m": 5, "n": 130, "hidden": 70},
-        _fixed(
+        fixed(
             functions.gated_mlp,
             lambda a, m, n, hidden: (
                 a(m, n),
@@ -219,7 +210,7 @@ _ALL = (
         "softmax attention without a mask",
         _HEADS,
         _SMALL_HEADS,
-        _fixed(
+        fixed(
             functions.attention, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 3
         ),
     ),
@@ -228,7 +219,7 @@ _ALL = (
         "softmax attention with a causal mask",
         _LONG_HEADS,
         _SMALL_HEADS,
-        _fixed(
+        fixed(
             functions.causal_attention,
             lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 3,
         ),
@@ -238,7 +229,7 @@ _ALL = (
         "the three gradients of causal attention",
         _LONG_HEADS,
         _SMALL_HEADS,
-        _fixed(
+        fixed(
             functions.causal_attention_grad,
             lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 4,
         ),
@@ -248,28 +239,28 @@ _ALL = (
         "rotary position embedding",
         _HEADS,
         _SMALL_HEADS,
-        _fixed(functions.rope, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),)),
+        fixed(functions.rope, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),)),
     ),
     Workload(
         "cross_entropy",
         "mean cross-entropy of logits and labels",
         {"m": 1024, "classes": 50257},
         {"m": 5, "classes": 130},
-        _fixed(functions.cross_entropy, lambda a, m, classes: (a(m, classes), _int32(m))),
+        fixed(functions.cross_entropy, lambda a, m, classes: (a(m, classes), _int32(m))),
     ),
     Workload(
         "cross_entropy_grad",
         "mean cross-entropy and its gradient by the logits",
         {"m": 1024, "classes": 50257},
         {"m": 5, "classes": 130},
-        _fixed(functions.cross_entropy_grad, lambda a, m, classes: (a(m, classes), _int32(m))),
+        fixed(functions.cross_entropy_grad, lambda a, m, classes: (a(m, classes), _int32(m))),
     ),
     Workload(
         "linear_cross_entropy",
         "projection to the classes and mean cross-entropy",
         {"m": 4096, "n": 768, "classes": 32000},
         {"m": 5, "n": 34, "classes": 130},
-        _fixed(
+        fixed(
             functions.linear_cross_entropy,
             lambda a, m, n, classes: (a(m, n), {"w": a(n, classes)}, _int32(m)),
         ),
@@ -279,7 +270,7 @@ _ALL = (
         "projection, mean cross-entropy and the gradients by both factors",
         {"m": 4096, "n": 768, "classes": 32000},
         {"m": 5, "n": 34, "classes": 130},
-        _fixed(
+        fixed(
             functions.linear_cross_entropy_grad,
             lambda a, m, n, classes: (a(m, n), {"w": a(n, classes)}, _int32(m)),
         ),
@@ -289,7 +280,7 @@ _ALL = (
         "a sum over pairs of points, by the Gram form",
         {"m": 20000, "n": 20000, "features": 16},
         {"m": 5, "n": 130, "features": 3},
-        _fixed(
+        fixed(
             functions.gaussian_kernel_sum,
             lambda a, m, n, features: (a(m, features), a(n, features), a(n)),
         ),

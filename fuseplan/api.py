@@ -18,8 +18,9 @@ from fuseplan.errors import FuseplanWarning, InvalidArgumentError
 from fuseplan.fused import fuse
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
+from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_function, plan_lowered, plan_traced
+from fuseplan.planner import plan_best, plan_function, plan_traced
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
@@ -37,6 +38,7 @@ def jit(
     planner: str = "solver",
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
+    measure: bool = False,
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` that first decides which operations share a kernel, and emits those.
@@ -49,6 +51,10 @@ def jit(
         deadline_s: wall-clock seconds for planning; after it a heuristic's plan is used.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
             leaving it to XLA.
+        measure: on the first call at each new set of shapes, time the fused program against
+            ``jax.jit(f)`` on those very arguments (about 0.2 s, at most about 2 s, beside the
+            second compilation), and run the better from then on. A function with side effects
+            is not timed, and run by ``jax.jit``; on tracers the fused function is used.
         **jit_options: every option of ``jax.jit`` (``static_argnums``, ``donate_argnums``,
             ``in_shardings`` …), with its meaning there.
 
@@ -69,13 +75,14 @@ def jit(
     """
     if f is None:
         return functools.partial(
-            jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, **jit_options
-        )
+            jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
+            **jit_options,
+        )  # fmt: skip
     _require_function(
         "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
     )
     make_options("test" if device is None else device, planner, deadline_s, strict)
-    return JitFused(f, device, planner, deadline_s, strict, jit_options)
+    return JitFused(f, device, planner, deadline_s, strict, jit_options, measure)
 
 
 class JitFused:
@@ -89,6 +96,7 @@ class JitFused:
         deadline_s: float,
         strict: bool,
         jit_options: dict[str, Any],
+        measure: bool = False,
     ) -> None:
         # Without f's attributes: one named as ours (a fused function's) would take its place.
         functools.update_wrapper(self, f, updated=())
@@ -97,6 +105,9 @@ class JitFused:
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
         self._jitted = jax.jit(self._emitted_for(None), **jit_options)
+        self._choices: Choices | None = None
+        if measure:
+            self._choices = Choices(self._name, f, self._jitted, self._reference, jit_options)
 
     @functools.cached_property
     def _options(self) -> Options:
@@ -117,7 +128,7 @@ class JitFused:
             return self._reference(*args, **kwargs)
         expected = self._expected(args, kwargs) if is_checked() else None
         try:
-            result = self._jitted(*args, **kwargs)
+            result = (self._choices or self._jitted)(*args, **kwargs)
         except Exception as error:
             if not _is_refusal_of_compiler(error):
                 raise
@@ -153,7 +164,8 @@ class JitFused:
 
     def __repr__(self) -> str:
         device, planner, *_ = self._planning
-        return f"fuseplan.jit({self._name}, device={device!r}, planner={planner!r})"
+        measure = ", measure=True" if self._choices else ""
+        return f"fuseplan.jit({self._name}, device={device!r}, planner={planner!r}{measure})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """A decorated method binds its instance, as under ``jax.jit``."""
@@ -165,6 +177,11 @@ class JitFused:
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         return plan_traced(flatten(traced.jaxpr), self._options, time.perf_counter() - started)[1]
+
+    def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
+        """What ``measure=True`` found, and keeps running, at arguments like these; None if it
+        has not been called with such, or was not asked to measure."""
+        return self._choices.measured(args, kwargs) if self._choices else None
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """The fused function traced, as ``jax.jit(f).trace`` (a ``jax.stages.Traced``)."""
@@ -189,7 +206,9 @@ class JitFused:
         return self._reference.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forget compiled programs, as ``jax.jit(f).clear_cache()``."""
+        """Forget compiled programs, as ``jax.jit(f).clear_cache()``, and what was measured."""
+        if self._choices:
+            self._choices.clear()
         for jitted in (self._jitted, self._reference):
             jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
@@ -256,6 +275,6 @@ def compare(
         from fuseplan.report import compare_frame
 
         lowered = lower(trace(f, *args, **kwargs))
-        return compare_frame([plan_lowered(lowered, o) for o in options])
+        return compare_frame([plan_best(lowered, o)[1] for o in options])
 
     return compared

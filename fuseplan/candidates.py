@@ -74,9 +74,18 @@ class Space:
             for v in graph.nodes[n].outputs
             if v in book.outputs or not inside.issuperset(graph.consumers[v])
         )
+        self.offers = tuple(self._offered())
+        """Groups that the scheduler offers beside the compatible ones."""
         self._allowed: list[Mask] = []
         self._refused: list[Mask] = []
         self._prices: dict[Mask, Price | Verdict] = {}
+
+    def _offered(self) -> Iterator[Mask]:
+        for nodes in self.book.offers:
+            if all(n in self.position for n in nodes):
+                mask = self.mask(nodes)
+                if self.nodes(mask) == nodes:
+                    yield mask
 
     def nodes(self, mask: Mask) -> tuple[int, ...]:
         """The nodes of the graph that ``mask`` stands for."""

@@ -17,6 +17,7 @@ from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import InvalidPlanError
 from fuseplan.legality import refuse
+from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
 
 
@@ -49,7 +50,8 @@ def check_plan(plan: Plan) -> Plan:
             f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
             f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {plan.device.name}",
         )
-        refused = refuse(plan.graph, plan.device.backend, kernel.spec.nodes, unifier)
+        backend = "loops" if kernel.spec.backend == "loops" else plan.device.backend
+        refused = refuse(plan.graph, backend, kernel.spec.nodes, unifier)
         _require(refused is None, f"{where} breaks a rule: {refused}")
     _check_bound(plan)
     return plan
@@ -186,7 +188,10 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
             f"{where} keeps an axis of {axis.size} resident in tiles of {axis.tile}",
         )
     streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
-    _require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
+    if spec.backend == "loops":
+        _check_passes(graph, spec, where)
+    else:
+        _require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
     reads: set[Access] = set()
     writes: set[Access] = set()
     outside = {a.value for a in spec.reads}
@@ -227,6 +232,20 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
                 "not index it",
             )
+
+
+def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """A loop nest has the passes that it claims, and skips no more tiles than there are."""
+    program = program_of(graph, spec)
+    _require(program is not None, f"{where} needs a result before the loops that complete it are over")
+    assert program is not None
+    passes = tuple(p.loop for p in program.passes)
+    _require(passes == spec.passes, f"{where} claims passes {spec.passes}, expected {passes}")
+    every = math.prod(a.n_tiles for a in spec.axes)
+    _require(
+        not spec.walked or (len(spec.walked) == len(passes) and all(1 <= n <= every for n in spec.walked)),
+        f"{where} claims to walk {spec.walked} of {every} tiles in {len(passes)} passes",
+    )
 
 
 def _check_bound(plan: Plan) -> None:

@@ -320,29 +320,34 @@ def _significant(number: float) -> str:
 @app.command()
 def calibrate(json: Json = False) -> None:
     """Measure this machine's CPU anew (some seconds), and keep the figures."""
-    from costmodel.calibrate import cache_path, cached_cpu
+    from fuseplan.calibrate import cache_file, local_cpu
     from fuseplan.console import print_json, print_table, progress
 
     with progress(1) as steps:
         steps.start("measuring")
-        cpu = cached_cpu(refresh=True)
+        cpu = local_cpu(refresh=True)
     rates = dict(cpu.matrix_flops_per_s)
     figures = {
         "description": cpu.description,
         "hbm_bytes_per_s": cpu.hbm_bytes_per_s,
         "cache_bytes_per_s": cpu.cache_bytes_per_s,
+        "private_cache_bytes_per_s": cpu.private_cache_bytes_per_s,
+        "matrix_bf16_flops_per_s": rates["bfloat16"],
         "matrix_f32_flops_per_s": rates["float32"],
         "matrix_f64_flops_per_s": rates["float64"],
         "vector_flops_per_s": cpu.vector_flops_per_s,
         "transcendental_per_s": cpu.transcendental_per_s,
     }
+    overheads = {"launch_ps": cpu.launch_ps, "step_ps": cpu.step_ps}
     if json:
-        print_json({**figures, "file": str(cache_path())})
+        print_json({**figures, **overheads, "file": str(cache_file())})
         return
     print(cpu.description)
     rows = [(name, f"{value / 1e9:.1f}") for name, value in figures.items() if isinstance(value, int)]
     print_table(("measured", "10⁹ a second"), rows, right=(1,))
-    print(f"kept in {cache_path()}")
+    rows = [(name.replace("_ps", "_us"), f"{value / 1e6:.2f}") for name, value in overheads.items()]
+    print_table(("measured", "µs"), rows, right=(1,))
+    print(f"kept in {cache_file()}")
 
 
 @bench_app.command("plan")
@@ -383,6 +388,57 @@ def bench_plan(
             print_table(head, lines, right=right)
 
 
+@bench_app.command("cpu")
+def bench_cpu(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]...", help="As of the other commands. Default: all that have goals."
+        ),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="Small, ragged sizes: does it work?")] = False,
+    huge: Annotated[bool, typer.Option("--huge", help="What jax.jit cannot hold in memory.")] = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """fuseplan.jit against jax.jit on this CPU: time, memory, right results.
+
+    Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
+    """
+    from experiments.cpu import get_cases
+    from fuseplan.bench import csv_of
+    from fuseplan.bench_cpu import Case, bench_cases
+    from fuseplan.bench_text import head_line, row_line, summary_lines
+    from fuseplan.console import is_terminal, print_json, progress
+    from fuseplan.output import check_writable, write_text
+
+    if out is not None:
+        check_writable(out)
+    own = [name for name in names or () if ":" in name]
+    cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
+    cases += [Case(name, *_load(name, "float32", small=False)) for name in own]
+    rows = []
+    # On a terminal the progress bar takes over print(); a pipe must get its lines all the same.
+    on_terminal = is_terminal()
+    stdout = None if on_terminal else sys.stdout
+    if not json:
+        print(head_line())
+    with progress(len(cases)) as steps:
+        for row in bench_cases(cases, _sampled, repeats, **({"sample_s": 0.0} if quick else {}), steps=steps):
+            rows.append(row)
+            if out is not None:  # after each row: what is known is kept, whatever comes next
+                write_text(out, csv_of([row.as_dict() for row in rows]))
+            if not json:
+                print(row_line(row, on_terminal), file=stdout, flush=True)
+    if json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        print("\n".join(["", *summary_lines(rows)]))
+    if any(row.status in ("wrong", "failed") for row in rows):
+        raise typer.Exit(1)
+
+
 def _names(text: str, option: str) -> list[str]:
     from fuseplan.errors import InvalidArgumentError
 
@@ -414,7 +470,7 @@ def _plan_all(
     """For each device, a plan by each planner, all of one trace."""
     from fuseplan.console import progress
     from fuseplan.lower import lower
-    from fuseplan.planner import plan_lowered
+    from fuseplan.planner import plan_best
     from fuseplan.trace import trace
 
     names = _names(planners, "--planners")
@@ -429,7 +485,7 @@ def _plan_all(
             plans = []
             for option in of_device:
                 steps.start(f"{option.device.name}: {option.planner}")
-                plans.append(plan_lowered(lowered, option))
+                plans.append(plan_best(lowered, option)[1])
                 steps.done()
             result.append(plans)
     return result

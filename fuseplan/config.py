@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from costmodel.device import DeviceSpec, UnknownDeviceError, get_device
+from costmodel.device import DeviceSpec, UnknownDeviceError
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.local import find_device, local_device
 from fuseplan.planners import get_planner
 
 DEFAULT_DEADLINE_S = 10.0
@@ -52,15 +53,13 @@ def make_options(
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:
     """The device of that name; None is the device JAX runs on by default."""
     if device is None:
-        from fuseplan.local import local_device
-
         return local_device()
     if not isinstance(device, (str, DeviceSpec)):
         raise InvalidArgumentError(
             f"device expects a name such as 'h200' or a costmodel.DeviceSpec, got {type(device).__name__}"
         )
     try:
-        return get_device(device)
+        return find_device(device)
     except UnknownDeviceError as error:
         raise UnknownNameError(str(error)) from None
 

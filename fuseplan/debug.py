@@ -1,5 +1,5 @@
-"""Look inside: ``FUSEPLAN_DEBUG=1..4`` prints plans as they are made, ``FUSEPLAN_DUMP``
-keeps them."""
+"""Look inside: ``FUSEPLAN_DEBUG=1..4`` prints plans as they are made and what was measured,
+``FUSEPLAN_DUMP`` keeps the plans."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from fuseplan.config import debug_level, dump_dir
 from fuseplan.errors import FuseplanWarning
 from fuseplan.output import write_text
 from fuseplan.plan import Plan
+
+if TYPE_CHECKING:
+    from fuseplan.measure import Measurement
 
 
 def report_plan(plan: Plan) -> None:
@@ -30,6 +34,12 @@ def report_plan(plan: Plan) -> None:
     folder = dump_dir()
     if folder is not None:
         _keep(plan, folder)
+
+
+def report_measurement(name: str, measurement: Measurement) -> None:
+    """Print which program ``fuseplan.jit(measure=True)`` keeps, if the environment asks."""
+    if debug_level() >= 1:
+        print(f"measured {name}: {measurement}", file=sys.stderr)
 
 
 def _keep(plan: Plan, folder: Path) -> None:

@@ -17,7 +17,7 @@ from fuseplan.console import Steps, print_table
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_lowered
+from fuseplan.planner import plan_best
 from fuseplan.results import check_results, largest_difference
 from fuseplan.text import bytes_text, grid, kernel_name, makes, seconds_text, status_text, tile, time_text
 from fuseplan.trace import trace
@@ -114,7 +114,7 @@ def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: 
             plans = []
             for planner in PLANNERS:
                 steps.start(f"{program.name}: {planner} for {device}")
-                plans.append(plan_lowered(lowered, make_options(device, planner, deadline_s)))
+                plans.append(plan_best(lowered, make_options(device, planner, deadline_s))[1])
                 steps.done()
             planned.append(Planned(program.name, tuple(plans)))
     for program in programs:

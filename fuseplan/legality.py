@@ -22,12 +22,15 @@ def refuse(
 ) -> Verdict | None:
     """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
 
-    ``axes_of`` gives a group's axes (``costmodel.axes.unify``).
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``). What a tiled loop may hold
+    (``"loops"``) is not monotone: whether it has passes is tested with its schedule.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
-    refused = _barriers(members, backend) or _contractions(members)
+    refused = _barriers(members, backend)
+    if refused is None and backend != "loops":
+        refused = _contractions(members)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
     return refused or _shapes(axes_of(nodes))

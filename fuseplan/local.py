@@ -1,4 +1,4 @@
-"""The device JAX runs on here, as the cost model knows it."""
+"""The devices by name, and the one that JAX runs on here, as the cost model knows them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import warnings
 import jax
 
 from costmodel.device import DeviceSpec, get_device
+from fuseplan.calibrate import local_cpu
 from fuseplan.errors import FuseplanWarning
 
 # What jax.Device.device_kind says of each device, lower case.
@@ -34,12 +35,21 @@ def local_platform() -> str:
     return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
 
 
+def find_device(name: str | DeviceSpec) -> DeviceSpec:
+    """``costmodel.get_device``, but ``cpu`` is this machine's as XLA drives it.
+
+    Raises:
+        costmodel.UnknownDeviceError: no such device.
+    """
+    return local_cpu() if name == "cpu" else get_device(name)
+
+
 def local_device() -> DeviceSpec:
     """The default backend's device; one that is not in the table is planned for as its
     nearest known relative, with a warning."""
     platform = local_platform()
     if platform == "cpu":
-        return get_device("cpu")
+        return local_cpu()
     kind = jax.devices()[0].device_kind.lower()
     for text, name in _KINDS.items():
         if text in kind:
@@ -51,4 +61,4 @@ def local_device() -> DeviceSpec:
         FuseplanWarning,
         stacklevel=2,
     )
-    return get_device(nearest)
+    return find_device(nearest)

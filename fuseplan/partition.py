@@ -82,8 +82,9 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
     hubs = _hub_edges(graph)
+    offered = _offered_edges(graph, book)
     for edge in data_edges(graph):
-        verdict = hubs.get(edge) or book.compatible(edge)
+        verdict = None if edge in offered else hubs.get(edge) or book.compatible(edge)
         if verdict is None:
             kept.append(edge)
         else:
@@ -133,6 +134,17 @@ def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
 def component_key(signatures: Signatures, component: Component) -> tuple:
     """Equal for components that are the same planning problem on other arrays."""
     return (signatures.of(component.nodes).key, component.shape)
+
+
+def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:
+    """The edges inside groups that the scheduler offers."""
+    offered: set[Edge] = set()
+    for nodes in book.offers:
+        inside = set(nodes)
+        for n in nodes:
+            makers = {graph.values[v].producer for v in graph.nodes[n].inputs}
+            offered.update((u, n) for u in makers & inside)
+    return offered
 
 
 def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:

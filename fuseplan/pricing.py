@@ -27,6 +27,9 @@ class Pricing(Protocol):
     It may also have ``floor(nodes) -> int``: picoseconds that no partition of ``nodes``
     beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
     fewer groups have to be priced, and the better the bound where a limit is hit.
+
+    And it may have ``offers``: convex, connected groups that planners should ask for although
+    they break the monotone conditions. A plan may hold them beside the groups that do not.
     """
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
@@ -88,6 +91,8 @@ class PriceBook:
         self.outputs = frozenset(graph.outputs)
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
+        """Groups that break ``compatible`` and yet may have a price."""
         self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict | None] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 

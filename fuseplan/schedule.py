@@ -13,14 +13,17 @@ from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
-from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
+from costmodel.kernel import KernelSpec
 from costmodel.memory import Footprint, footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
-from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout
+from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
+from fuseplan.loops.nests import Nests
+from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.residency import refuse_resident
+from fuseplan.spec import SpecMaker, whole_array_spec
 from fuseplan.tiles import Tiles, largest_block_bytes, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
@@ -31,13 +34,25 @@ _PRICED = 4
 class Scheduler:
     """Prices groups of one graph on one device: legality first, then the best schedule."""
 
-    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+    def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None = None) -> None:
         self.graph = graph
         self.device = device
-        self.floor = Floor(graph, device)
-        """Picoseconds that no partition of a set of nodes beats."""
+        self._floor = Floor(graph, device)
+        self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
         self._unify = Unifier(graph)
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
+
+    @property
+    def offers(self) -> tuple[tuple[int, ...], ...]:
+        """Groups that may be tiled loops, beside those that ``compatible`` allows."""
+        return () if self._nests is None else self._nests.offers
+
+    def floor(self, nodes: tuple[int, ...]) -> int:
+        """Picoseconds that no partition of ``nodes`` beats: 0 where masked tiles may be skipped,
+        so that not every operation runs."""
+        if self._nests is not None and self._nests.skips(nodes):
+            return 0
+        return self._floor(nodes)
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
@@ -69,12 +84,13 @@ class Scheduler:
         # As if the group were never to grow: most that do not fit are found here, early.
         refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.writes))
         if refused is not None:
-            return refused
+            nest = None if self._nests is None else self._nests.best(nodes)
+            return nest or refused
         axes = self._axes(nodes)
         empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
             return self._left_to_xla(nodes)
-        floor_ps = self.floor(nodes)
+        floor_ps = self._floor(nodes)
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
@@ -143,46 +159,3 @@ class Scheduler:
                     found += 1
                     if found == _PRICED and layout.contraction is None:
                         break
-
-
-def whole_array_spec(graph: Graph, nodes: tuple[int, ...]) -> KernelSpec:
-    """The group left to XLA as it is: whole arrays in, whole arrays out."""
-    edge = boundary(graph, nodes)
-
-    def whole(v: int) -> Access:
-        return Access(v, ((),) * len(graph.values[v].shape))
-
-    no_axes = tuple(((),) * len(graph.nodes[n].dims) for n in nodes)
-    return KernelSpec(nodes, (), no_axes, tuple(map(whole, edge.reads)), tuple(map(whole, edge.writes)))
-
-
-class SpecMaker:
-    """Makes the specs of one group and one choice of roles, which differ in tiles alone.
-
-    Axes are put in grid order: parallel, streamed, resident.
-    """
-
-    def __init__(
-        self,
-        nodes: tuple[int, ...],
-        axes: GroupAxes,
-        layout: Layout,
-        roles: tuple[AxisRole, ...],
-        backend: str,
-    ) -> None:
-        self.nodes, self.backend = nodes, backend
-        self.order = [
-            (a, axes.sizes[a], roles[a]) for a in sorted(range(len(roles)), key=lambda a: (roles[a], a))
-        ]
-        new = {old: i for i, (old, _, _) in enumerate(self.order)}
-
-        def renumber(access: Access) -> Access:
-            return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
-
-        self.node_axes = tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in axes.node_axes)
-        self.reads = tuple(map(renumber, layout.reads))
-        self.writes = tuple(map(renumber, layout.writes))
-
-    def __call__(self, tiles: Tiles) -> KernelSpec:
-        axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)
-        return KernelSpec(self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend)

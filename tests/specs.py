@@ -13,7 +13,7 @@ from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
 from fuseplan.layout import boundary, group_layout
 from fuseplan.lower import Lowered, lower
-from fuseplan.schedule import SpecMaker
+from fuseplan.spec import SpecMaker
 from fuseplan.trace import trace
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT

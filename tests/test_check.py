@@ -12,7 +12,8 @@ from fuseplan.check import check_plan
 from fuseplan.errors import InvalidPlanError
 from fuseplan.plan import Kernel, Plan
 from fuseplan.planners import Budget, get_planner, planner_names
-from fuseplan.schedule import Scheduler, whole_array_spec
+from fuseplan.schedule import Scheduler
+from fuseplan.spec import whole_array_spec
 from tests.graphs import GraphBuilder
 
 

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from costmodel import calibrate
 from fuseplan import Plan
+from fuseplan import calibrate as xla_calibrate
 from fuseplan.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -125,8 +126,8 @@ def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "_memory", {})
-    known = calibrate.cached_cpu.__globals__
-    monkeypatch.setitem(known, "_measured", lambda name, rate: calibrate.DEFAULTS[name])
+    monkeypatch.setattr(calibrate, "measure", calibrate.described_cpu)
+    monkeypatch.setattr(xla_calibrate, "measure", calibrate.described_cpu)
     return tmp_path
 
 
@@ -142,7 +143,10 @@ def test_calibrate_measures_anew(quick_cpu):
     document = json.loads(run("calibrate", "--json").stdout)
     assert Path(document["file"]).is_file()
     assert document["hbm_bytes_per_s"] == calibrate.DEFAULTS["hbm_bytes_per_s"]
-    assert "20.0" in run("calibrate").stdout
+    assert document["step_ps"] == calibrate.described_cpu().step_ps
+    text = run("calibrate").stdout
+    assert "20.0" in text
+    assert "launch_us  0.40" in text
 
 
 def test_bench_plan(tmp_path):

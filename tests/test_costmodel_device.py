@@ -19,6 +19,7 @@ from costmodel import (
 
 FIELDS = ("hbm_bytes_per_s", "cache_bytes", "onchip_bytes", "launch_ps", "matrix_flops_per_s",
           "vector_flops_per_s", "transcendental_per_s", "core_count", "hbm_capacity_bytes")  # fmt: skip
+CPU_FIELDS = (*FIELDS, "private_cache_bytes", "private_cache_bytes_per_s", "step_ps")
 
 
 @pytest.mark.parametrize("device", [d for d in DEVICES.values() if d.name != "test"], ids=lambda d: d.name)
@@ -94,7 +95,7 @@ def fake_cpu(tmp_path, monkeypatch):
 
     def measure() -> DeviceSpec:
         measured.append(1)
-        return dataclasses.replace(TEST_DEVICE, name="cpu", platform="cpu", backend="xla")
+        return dataclasses.replace(calibrate.described_cpu(), vector_flops_per_s=12345 + len(measured))
 
     monkeypatch.setattr(calibrate, "measure", measure)
     return measured
@@ -126,16 +127,31 @@ class TestCpuCache:
             lambda data: json.dumps({**data, "key": "another CPU x 64"}),
             lambda data: json.dumps({**data, "device": {"name": "cpu"}}),
             lambda data: json.dumps({**data, "device": {**data["device"], "hbm_bytes_per_s": 0}}),
+            lambda data: json.dumps({**data, "key": data["key"].replace("numpy", "jax-0.0")}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "step_ps": -1}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "launch_ps": 1.5}}),
             lambda data: json.dumps({**data, "device": {**data["device"], "sources": 3}}),
         ],
-        ids=["text", "empty", "list", "version", "other-cpu", "fields-missing", "zero-rate", "wrong-type"],
+        ids=[
+            "text",
+            "empty",
+            "list",
+            "version",
+            "other-cpu",
+            "fields-missing",
+            "zero-rate",
+            "other-maker",
+            "negative",
+            "fraction",
+            "wrong-type",
+        ],
     )
     def test_a_damaged_or_foreign_file_is_measured_again(self, fake_cpu, damage) -> None:
         first = get_device("cpu")
         path = calibrate.cache_path()
         path.write_text(damage(json.loads(path.read_text())))
         calibrate._memory.clear()
-        assert get_device("cpu") == first
+        assert get_device("cpu").vector_flops_per_s == first.vector_flops_per_s + 1
         assert len(fake_cpu) == 2
         assert json.loads(path.read_text())["version"] == calibrate.VERSION
 
@@ -146,23 +162,50 @@ class TestCpuCache:
 
     def test_no_scratch_file_is_left(self, fake_cpu) -> None:
         get_device("cpu")
-        assert [p.name for p in calibrate.cache_path().parent.iterdir()] == ["cpu.json"]
+        assert [p.name for p in calibrate.cache_path().parent.iterdir()] == ["cpu-numpy.json"]
+
+    def test_each_maker_has_a_file_of_its_own(self, fake_cpu) -> None:
+        get_device("cpu")
+        other = calibrate.cached("other", lambda: TEST_DEVICE)
+        assert calibrate.cached("other", lambda: pytest.fail("measured again")) is other
+        assert get_device("cpu").name == "cpu"
+        assert len(fake_cpu) == 1
+
+
+def write_caches(root, *caches) -> None:
+    for i, (level, kind, size, cpus) in enumerate(caches):
+        folder = root / f"index{i}"
+        folder.mkdir()
+        for name, text in (("level", level), ("type", kind), ("size", size), ("shared_cpu_list", cpus)):
+            (folder / name).write_text(f"{text}\n")
 
 
 class TestMeasurement:
     def test_cache_sizes_are_read_from_sysfs(self, tmp_path) -> None:
-        for i, (level, kind, size) in enumerate(
-            [(1, "Data", "32K"), (1, "Instruction", "64K"), (2, "Unified", "2048K"), (3, "Unified", "36M")]
-        ):
-            folder = tmp_path / f"index{i}"
-            folder.mkdir()
-            for name, text in (("level", level), ("type", kind), ("size", size)):
-                (folder / name).write_text(f"{text}\n")
-        assert calibrate.cache_sizes(tmp_path) == (2 << 20, 36 << 20)
+        write_caches(tmp_path, (1, "Data", "32K", "0"), (1, "Instruction", "64K", "0"),
+                     (2, "Unified", "2048K", "0"), (3, "Unified", "36M", "0-7"))  # fmt: skip
+        assert calibrate.cache_sizes(1, tmp_path) == (2 << 20, 36 << 20)
+        assert calibrate.cache_sizes(8, tmp_path) == (16 << 20, 36 << 20)
+
+    @pytest.mark.parametrize(("cpus", "l2_caches"), [("0-1", 4), ("0,8", 4), ("0-3,8-9", 2), ("nonsense", 7)])
+    def test_a_second_level_cache_is_counted_once_for_all_that_share_it(
+        self, tmp_path, cpus, l2_caches
+    ) -> None:
+        write_caches(tmp_path, (2, "Unified", "1M", cpus))
+        assert calibrate.cache_sizes(7, tmp_path) == (l2_caches << 20, 1 << 20)
 
     def test_without_sysfs_the_defaults_stand_in(self, tmp_path) -> None:
-        expected = (calibrate.DEFAULTS["l2_bytes"], calibrate.DEFAULTS["l3_bytes"])
-        assert calibrate.cache_sizes(tmp_path) == expected
+        expected = (3 * calibrate.DEFAULTS["l2_bytes"], calibrate.DEFAULTS["l3_bytes"])
+        assert calibrate.cache_sizes(3, tmp_path) == expected
+
+    def test_what_the_system_tells_says_so_and_the_rest_is_assumed(self, monkeypatch) -> None:
+        monkeypatch.setattr(calibrate, "core_count", lambda: 1)
+        cpu = calibrate.described_cpu()
+        assert cpu.core_count == 1
+        assert cpu.private_cache_bytes == calibrate.cache_sizes(1)[0]
+        assert cpu.vector_flops_per_s == calibrate.DEFAULTS["vector"]
+        assert cpu.source("vector_flops_per_s").startswith("assumed")
+        assert all(cpu.source(field) != "not stated" for field in CPU_FIELDS)
 
     def test_a_rate_that_cannot_be_measured_takes_its_default(self) -> None:
         def fail() -> float:
@@ -174,7 +217,8 @@ class TestMeasurement:
         cpu = calibrate.measure()
         assert cpu.platform == "cpu"
         assert cpu.backend == "xla"
-        assert 10**8 < cpu.hbm_bytes_per_s <= cpu.cache_bytes_per_s < 10**14
+        assert 10**8 < cpu.hbm_bytes_per_s <= cpu.cache_bytes_per_s <= cpu.private_cache_bytes_per_s < 10**14
         assert 10**8 < cpu.matrix_rate("float32") < 10**15
         assert cpu.transcendental_per_s > 10**7
-        assert all(cpu.source(field) != "not stated" for field in FIELDS)
+        assert cpu.source("vector_flops_per_s").startswith("measured: np.")
+        assert all(cpu.source(field) != "not stated" for field in CPU_FIELDS)

@@ -270,11 +270,6 @@ class TestWork:
         spec = rows(graph, 4)
         assert estimate(graph, spec, TEST_DEVICE).memory_ps == 3 * 65536 * 1024 * 4
 
-    def test_a_loop_of_xla_pays_for_every_step(self) -> None:
-        graph = matmul(1024, 1024, 1024)
-        cost = estimate(graph, tiled_matmul(graph, 256, 256, 512, "xla"), TEST_DEVICE)
-        assert cost.launch_ps == 4 * 4 * 2 * LAUNCH_PS
-
     def test_a_footprint_at_hand_gives_the_same_cost(self) -> None:
         graph = add(4096, 1024)
         spec = rows(graph, 4)

@@ -17,7 +17,7 @@ from fuseplan.emit import backends, emit
 from fuseplan.emit.body import first_index, make_body, valid_extent
 from fuseplan.errors import InvalidPlanError, UnknownNameError
 from fuseplan.ops import composed
-from fuseplan.schedule import whole_array_spec
+from fuseplan.spec import whole_array_spec
 from tests.specs import P, S, Tiled, hand_spec, kernel_function, whole_group
 
 PALLAS = ("triton", "mosaic_tpu")
@@ -238,7 +238,7 @@ def test_xla_evaluates_any_primitive() -> None:
 def test_unknown_backend() -> None:
     lowered = whole_group(jnp.sin, jnp.ones((8, 128)))
     spec = hand_spec(lowered, "triton")
-    assert backends() == ("xla", "mosaic_tpu", "triton")
+    assert backends() == ("xla", "loops", "mosaic_tpu", "triton")
     other = KernelSpec(spec.nodes, spec.axes, spec.node_axes, spec.reads, spec.writes, "metal")
-    with pytest.raises(UnknownNameError, match=r"for one of xla, mosaic_tpu, triton, got one for 'metal'"):
+    with pytest.raises(UnknownNameError, match=r"for one of xla, loops, mosaic_tpu, triton, got one for 'metal'"):
         emit(other, lowered)

@@ -83,7 +83,7 @@ def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
     no single pass computes that.
     """
     streamed = spec.streamed
-    steps = [_step(spec, lowered, i) for i in range(len(spec.nodes))]
+    steps = [make_step(spec, lowered, i) for i in range(len(spec.nodes))]
     final: set[int] = set()
     loop, accumulators, free, after = [], [], [], []
     for step, axes in zip(steps, spec.node_axes, strict=True):
@@ -109,7 +109,8 @@ def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
     return Body(spec, tuple(before), tuple(loop), tuple(accumulators), tuple(late))
 
 
-def _step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
+def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
+    """The node at a position of the group, with the kernel axes of its operands."""
     node = lowered.graph.nodes[spec.nodes[position]]
     equation = lowered.equations[node.id]
     node_axes = spec.node_axes[position]

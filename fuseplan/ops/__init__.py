@@ -29,8 +29,11 @@ _WITHOUT_RULE = Rule(
 
 
 def rule_of(eqn: Equation) -> Rule:
-    """The rule of an equation's primitive; one without a rule is OPAQUE, never free."""
-    return _RULES.get(eqn.primitive.name, _WITHOUT_RULE)
+    """The rule of an equation's primitive, or of the equation itself where its parameters and
+    shapes say more; one without a rule is OPAQUE, never free."""
+    rule = _RULES.get(eqn.primitive.name, _WITHOUT_RULE)
+    special = rule.special(eqn) if rule.special is not None else None
+    return special or rule
 
 
 def has_rule(eqn: Equation) -> bool:

@@ -11,7 +11,7 @@ from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.ops.reduction import accumulator, masked
-from fuseplan.ops.rule import Reduction, Rule, Space, Tile, known_dtypes, own_dims, reshaped
+from fuseplan.ops.rule import XLA, Reduction, Rule, Space, Tile, known_dtypes, own_dims, reshaped
 from fuseplan.trace import Equation
 
 _P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
@@ -47,8 +47,25 @@ def _dot_flops(eqn: Equation) -> Flops:
 
 
 def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """One tile's partial product. The schedule leaves at most one row, one column and one
-    contracted axis longer than one, so that the tile is a plain two-dimensional matmul."""
+    """One tile's partial product."""
+    return (_whole_dot if tile.backend in XLA else _flat_dot)(tile, eqn, args)
+
+
+def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """The primitive itself, on blocks with all their dimensions."""
+    contracts, _ = eqn.params["dimension_numbers"]
+    dtype = accumulator(eqn.out_avals[0].dtype)
+    params = dict(eqn.params)
+    if not isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
+    # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
+    lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
+    return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
+
+
+def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Pallas': the schedule leaves at most one row, one column and one contracted axis longer
+    than one, so that the tile is a plain two-dimensional matmul."""
     (contracts, batches) = eqn.params["dimension_numbers"]
     sides = []
     dtype = jnp.result_type(*args)

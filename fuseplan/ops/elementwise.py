@@ -15,6 +15,7 @@ from fuseplan.ops.rule import (
     NONE,
     PALLAS,
     TRITON,
+    XLA,
     BlockFn,
     Rule,
     Space,
@@ -58,7 +59,7 @@ def _in_float32(compute: BlockFn) -> BlockFn:
     """``compute`` on 16-bit floats in float32, rounded once at the end."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend == "xla" or not any(_is_small(jnp.result_type(a)) for a in args):
+        if tile.backend in XLA or not any(_is_small(jnp.result_type(a)) for a in args):
             return compute(tile, eqn, args)
         wide = [jnp.asarray(a, jnp.float32) if _is_small(jnp.result_type(a)) else a for a in args]
         results = compute(tile, eqn, wide)
@@ -82,7 +83,7 @@ def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
 
 
 def _lifted(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    if tile.backend == "xla" or tile.out_shapes[0]:
+    if tile.backend in XLA or tile.out_shapes[0]:
         return bind(tile, eqn, args)
     return [lax.reshape(x, ()) for x in bind(tile, eqn, [jnp.full((1, 1), a) for a in args])]
 
@@ -107,7 +108,7 @@ def _extremum_block(logical: Callable[[Any, Any], Any]) -> BlockFn:
     """``max`` and ``min``: of booleans, kernels know only the logical operation."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if eqn.out_avals[0].dtype == jnp.bool_:
+        if eqn.out_avals[0].dtype == jnp.bool_ and tile.backend not in XLA:
             return [logical(args[0], args[1])]
         return plain_block(tile, eqn, args)
 
@@ -125,7 +126,7 @@ def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
     """Kernels know two cases; more are nested. Booleans are selected by logic."""
     which, *cases = args
     boolean = eqn.out_avals[0].dtype == jnp.bool_
-    if tile.backend == "xla" or (len(cases) == 2 and not boolean):
+    if tile.backend in XLA or (len(cases) == 2 and not boolean):
         return bind(tile, eqn, args)
     result = cases[0]
     for i, case in enumerate(cases[1:], start=1):

@@ -1,16 +1,15 @@
-"""Gathers, scatters, dynamic slices, sorts: left to XLA as they are."""
+"""Gathers, scatters, dynamic slices, sorts: left to XLA as they are, but for those that touch
+one element a row (``picking``)."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from costmodel.graph import Flops, OpKind
+from fuseplan.ops.picking import gather_rule, scatter_flops, scatter_rule
 from fuseplan.ops.rule import PALLAS, Rule, in_size, no_flops, whole_space
 from fuseplan.trace import Equation
-
-
-def _scatter_flops(eqn: Equation) -> Flops:
-    return Flops(vector=eqn.in_avals[-1].size)
 
 
 def _sort_flops(eqn: Equation) -> Flops:
@@ -21,14 +20,13 @@ def _sort_flops(eqn: Equation) -> Flops:
 
 
 _MOVE = Rule(OpKind.INJECTIVE, whole_space, no_flops, None, PALLAS)
-_SCATTER = Rule(OpKind.OPAQUE, whole_space, _scatter_flops, None, PALLAS)
+_SCATTER = Rule(OpKind.OPAQUE, whole_space, scatter_flops, None, PALLAS)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("gather", "dynamic_slice", "dynamic_update_slice", "take_along_axis"), _MOVE),
-    **dict.fromkeys(
-        ("scatter", "scatter-add", "scatter_add", "scatter_mul", "scatter-mul", "scatter_min", "scatter_max"),
-        _SCATTER,
-    ),
+    "gather": replace(_MOVE, special=gather_rule),
+    **dict.fromkeys(("dynamic_slice", "dynamic_update_slice", "take_along_axis"), _MOVE),
+    **dict.fromkeys(("scatter-add", "scatter_add"), replace(_SCATTER, special=scatter_rule)),
+    **dict.fromkeys(("scatter", "scatter_mul", "scatter-mul", "scatter_min", "scatter_max"), _SCATTER),
     "sort": Rule(OpKind.OPAQUE, whole_space, _sort_flops, None, PALLAS),
     "top_k": Rule(OpKind.OPAQUE, whole_space, lambda eqn: Flops(vector=in_size(eqn)), None, PALLAS),
 }

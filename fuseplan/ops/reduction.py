@@ -1,8 +1,9 @@
-"""Primitives that consume axes: sums, extrema, products, scans along an axis."""
+"""Primitives that consume axes: sums, extrema and where they are, products, scans."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from fuseplan.ops.rule import (
     NONE,
     PALLAS,
     TRITON,
+    XLA,
     Reduction,
     Rule,
     Space,
@@ -52,7 +54,7 @@ def accumulator(dtype: Any) -> Any:
 
 
 def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) -> Any:
-    """``x`` with ``neutral`` wherever the tile reaches past the end of the array."""
+    """``x`` with ``neutral`` wherever the tile has no element of its own."""
     for dim in dims:
         valid = tile.valid(operand, dim)
         if valid is not None:
@@ -97,11 +99,13 @@ def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], 
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
-        x = masked(tile, 0, dims, jnp.where(args[0], jnp.int32(1), jnp.int32(0)), neutral)
+        native = tile.backend in XLA
+        x = args[0] if native else jnp.where(args[0], jnp.int32(1), jnp.int32(0))
+        x = masked(tile, 0, dims, x, neutral)
         real = tuple(d for d in dims if x.shape[d] != 1)
         if real:
-            x = reduce.bind(x, **{**eqn.params, "axes": real})
-        return [reshaped(x, tile.out_shapes[0])]
+            x = (eqn.primitive if native else reduce).bind(x, **{**eqn.params, "axes": real})
+        return [reshaped(x, tile.out_shapes[0]).astype(jnp.int32)]
 
     return Rule(
         OpKind.REDUCTION,
@@ -111,7 +115,12 @@ def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], 
         # The TPU compiler that goes with JAX 0.10.2 cannot lay out the row of booleans.
         frozenset({"mosaic_tpu"}),
         Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
+        special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else _BITWISE,
     )
+
+
+_BITWISE = Rule(OpKind.REDUCTION, _reduce_space, _reduce_flops)
+"""Of integers, ``reduce_and`` and ``reduce_or`` combine bit by bit."""
 
 
 def _lowest(dtype: Any) -> Any:
@@ -126,21 +135,61 @@ def _highest(dtype: Any) -> Any:
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
 
 
-def _whole_axis_space(eqn: Equation) -> Space:
-    """The result along the axis may depend on all of it: scans and arg-extrema."""
-    dims, in_map = own_dims(eqn.in_avals[0].shape)
-    axes = eqn.params.get("axes") or (eqn.params["axis"],)
-    gone = {i for d in axes for i in in_map[int(d)]}
-    roles = tuple(DimRole.WHOLE if i in gone else DimRole.PARALLEL for i in range(len(dims)))
-    if eqn.out_avals[0].ndim == eqn.in_avals[0].ndim:
-        out_map = in_map
-    else:
-        out_map = tuple(m for d, m in enumerate(in_map) if d not in {int(a) for a in axes})
-    return Space(dims, roles, (in_map,) * len(eqn.in_avals), (out_map,) * len(eqn.out_avals))
+def _scan_space(eqn: Equation) -> Space:
+    """The result along the axis may depend on all of it."""
+    dims, dim_map = own_dims(eqn.in_avals[0].shape)
+    along = set(dim_map[int(eqn.params["axis"])])
+    roles = tuple(DimRole.WHOLE if i in along else DimRole.PARALLEL for i in range(len(dims)))
+    return Space(dims, roles, (dim_map,) * len(eqn.in_avals), (dim_map,) * len(eqn.out_avals))
 
 
 def _one_an_element(eqn: Equation) -> Flops:
     return Flops(vector=in_size(eqn))
+
+
+_LAST = np.iinfo(np.int32).max
+"""Behind every index."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection(Reduction):
+    """Arg-extrema: what is combined are pairs of a value and where it is (int32)."""
+
+    def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
+        dtype = eqn.in_avals[0].dtype
+        return jnp.full(shape, self.neutral(dtype), dtype), jnp.full(shape, _LAST, jnp.int32)
+
+    def finish(self, total: Any, eqn: Equation) -> Any:
+        return total[1].astype(eqn.out_avals[0].dtype)
+
+
+def _arg_extremum(exceeds: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
+    """Where the extremum is: the first of equals, and a NaN before any number, as in JAX."""
+
+    def combine(total: Any, part: Any) -> Any:
+        (old, old_at), (new, new_at) = total, part
+        is_number, is_nan = old == old, new != new
+        tied = (old == new) | (~is_number & is_nan)
+        better = (is_number & (is_nan | exceeds(new, old))) | (tied & (new_at < old_at))
+        return jnp.where(better, new, old), jnp.where(better, new_at, old_at)
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        x, dim = args[0], int(eqn.params["axes"][0])
+        own = own_dims(eqn.in_avals[0].shape)[1][dim]
+        at = tile.indices(x.shape, dim, own[0]) if own else jnp.zeros(x.shape, jnp.int32)
+        at = masked(tile, 0, (dim,), at, _LAST)
+        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
+        start = np.asarray(neutral(x.dtype), x.dtype), np.int32(_LAST)
+        return [lax.reduce((x, at), start, combine, (dim,))]
+
+    return Rule(
+        OpKind.REDUCTION,
+        _reduce_space,
+        _one_an_element,
+        block,
+        PALLAS,
+        Selection(combine, neutral, jnp.dtype),
+    )
 
 
 RULES: dict[str, Rule] = {
@@ -150,8 +199,10 @@ RULES: dict[str, Rule] = {
     "reduce_prod": _reduce(lambda a, b: a * b, lambda dtype: 1, lacks=PALLAS),
     "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1),
     "reduce_or": _quantifier(lax.reduce_max_p, jnp.maximum, 0),
+    "argmax": _arg_extremum(jnp.greater, _lowest),
+    "argmin": _arg_extremum(jnp.less, _highest),
     **dict.fromkeys(
-        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp", "argmax", "argmin"),
-        Rule(OpKind.REDUCTION, _whole_axis_space, _one_an_element, None, TRITON),
+        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
+        Rule(OpKind.REDUCTION, _scan_space, _one_an_element, None, TRITON),
     ),
 }

@@ -13,11 +13,15 @@ from jax import numpy as jnp
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.trace import Equation
 
-BACKENDS = ("mosaic_tpu", "triton", "xla")
-"""Every backend that can emit a kernel: ``xla`` evaluates a group as it is."""
+BACKENDS = ("mosaic_tpu", "triton", "xla", "loops")
+"""Every backend that can emit a kernel: ``xla`` evaluates a group as it is, ``loops`` on one
+tile after another."""
 
 TRITON = frozenset({"triton"})
 PALLAS = frozenset({"triton", "mosaic_tpu"})
+XLA = frozenset({"xla", "loops"})
+"""The backends whose compiler is XLA: it has every primitive, for every dtype, so that what
+Pallas lacks needs no detour there, and a tile gets the very bits that the array would."""
 NONE: frozenset[str] = frozenset()
 
 
@@ -45,8 +49,8 @@ class Tile(Protocol):
         dimension ``node_dim`` that each element of this tile stands for."""
 
     def valid(self, operand: int, dim: int) -> Any | None:
-        """Bool array of the operand's block shape: which elements lie inside the array
-        along ``dim``. None where all of them do."""
+        """Bool array of the operand's block shape: which elements count along ``dim``, being
+        inside the array and in no earlier tile. None where all of them do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +60,27 @@ class Reduction:
     ``combine(total, part)`` is associative and commutative, ``neutral(dtype)`` its
     neutral element, ``accumulator(dtype)`` the dtype in which partial results of a
     result of ``dtype`` are carried.
+
+    Example:
+        >>> from fuseplan.ops import rules
+        >>> rules()["reduce_sum"].reduction.combine(1, 2)
+        3
     """
 
     combine: Callable[[Any, Any], Any]
     neutral: Callable[[Any], Any]
     accumulator: Callable[[Any], Any]
+
+    def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
+        """What ``shape`` of the equation's result is before anything is combined into it: an
+        array, or a tuple of arrays, of that shape."""
+        dtype = self.accumulator(eqn.out_avals[0].dtype)
+        return jnp.full(shape, self.neutral(dtype), dtype)
+
+    def finish(self, total: Any, eqn: Equation) -> Any:
+        """The equation's result, in its dtype, of what was combined."""
+        dtype = eqn.out_avals[0].dtype
+        return total if jnp.result_type(total) == dtype else total.astype(dtype)
 
 
 BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
@@ -88,14 +108,23 @@ def known_dtypes(eqn: Equation, backend: str) -> bool:
     return dtypes_of(eqn) <= _DTYPES[backend]
 
 
+def _real(eqn: Equation) -> bool:
+    """Whether all operands and results are real numbers or booleans: neither keys nor tokens,
+    nor complex numbers, which have no least or greatest one."""
+    dtypes = [getattr(a, "dtype", None) for a in (*eqn.in_avals, *eqn.out_avals)]
+    kinds = (jnp.floating, jnp.integer, jnp.bool_)
+    return all(d is not None and any(jnp.issubdtype(d, k) for k in kinds) for d in dtypes)
+
+
 @dataclass(frozen=True, slots=True)
 class Rule:
     """All that is known of one primitive.
 
     ``space`` and ``flops`` see the equation with its avals. ``block`` evaluates it on one
     tile (None: it can only be left to XLA as it is); for a ``reduction`` it returns
-    partial results in the accumulator's dtype. ``lacks`` names the backends whose
-    compilers do not lower it.
+    partial results as the accumulators are, in their dtype. ``lacks`` names the backends
+    whose compilers do not lower it into a larger kernel. ``special`` gives the rule of an
+    equation for which more is known than for the primitive, or None.
     """
 
     kind: OpKind
@@ -109,12 +138,20 @@ class Rule:
     parameters."""
     temporaries: int = 0
     """Blocks as large as the result that evaluating it keeps beside operands and result."""
+    special: Callable[[Equation], Rule | None] | None = None
 
     def backends(self, eqn: Equation) -> tuple[str, ...]:
         """The backends that can emit ``eqn`` inside a fused kernel."""
+        return tuple(b for b in BACKENDS if b not in self.lacks and self._emits(eqn, b))
+
+    def _emits(self, eqn: Equation, backend: str) -> bool:
+        if self.kind == OpKind.OPAQUE:
+            return False
+        if backend == "xla":
+            return True
         if self.block is None:
-            return ("xla",) if self.kind != OpKind.OPAQUE else ()
-        return tuple(b for b in BACKENDS if b == "xla" or (b not in self.lacks and self.supports(eqn, b)))
+            return False
+        return _real(eqn) if backend == "loops" else self.supports(eqn, backend)
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph
-from fuseplan.candidates import Mask, Space
+from fuseplan.candidates import Mask, Space, bits
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, execution_order, group_successors
 from fuseplan.partition import (
@@ -157,6 +157,19 @@ def ideal(space: Space) -> list[Mask] | None:
     return None
 
 
+def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
+    """``groups`` with each offered group that is cheaper than what it replaces; a group that
+    it takes only a part of falls into its nodes."""
+    for offer in space.offers:
+        if not isinstance(space.price(offer), Price):
+            continue
+        apart = [mask for mask in groups if mask & offer]
+        rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
+        if space.total([offer, *rest]) < space.total(apart):
+            groups = [mask for mask in groups if not mask & offer] + [offer, *rest]
+    return groups
+
+
 def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]]) -> Grouping:
     """Plan each distinct component by ``merge`` and join the results: the frame of the
     heuristic planners."""
@@ -164,7 +177,7 @@ def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mas
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    merged = [ideal(space) or merge(space) for space in parts.kinds]
+    merged = [ideal(space) or with_offers(space, merge(space)) for space in parts.kinds]
     watch.lap("merge")
     groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
     ordered, broken = break_cycles(graph, book, groups)

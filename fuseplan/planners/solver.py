@@ -37,6 +37,7 @@ from fuseplan.planners.base import (
     place,
     sum_prices,
     take_apart,
+    with_offers,
 )
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, Relaxation, exact_cover
@@ -146,12 +147,13 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     whole = ideal(space)
     if whole is not None:
         return Solved(whole, floor_ps, True)
-    best = _better(space, singles, best_first.merge(space))
+    best = with_offers(space, _better(space, singles, best_first.merge(space)))
     watch.lap("heuristics")
     if time.monotonic() >= expires_at:
         note = _deadline_note(space) if budget.deadline_s > 0 else ""
         return Solved(_better(space, best, greedy.merge(space)), floor_ps, False, note=note)
-    columns, complete, note = _candidates(space, best + singles, budget, expires_at)
+    offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
+    columns, complete, note = _candidates(space, best + singles + offers, budget, expires_at)
     watch.lap("enumerate")
     try:
         result = _search(space, columns, best, expires_at)
@@ -198,7 +200,7 @@ def _candidates(
     they are all; and what to tell the user if not."""
     all_of_them = enumerate_groups(space, budget.max_groups, expires_at)
     if all_of_them.complete:
-        return all_of_them.groups, True, ""
+        return tuple(dict.fromkeys([*known, *all_of_them.groups])), True, ""
     smaller = contract(space)
     some = enumerate_groups(smaller, budget.max_groups, expires_at)
     groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]

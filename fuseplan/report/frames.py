@@ -11,7 +11,7 @@ from costmodel.device import DEVICES, DeviceSpec, device_names, get_device
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan.plan import Kernel, Plan
-from fuseplan.schedule import whole_array_spec
+from fuseplan.spec import whole_array_spec
 from fuseplan.text import anchor, grid, kernel_name, makes, tile
 
 

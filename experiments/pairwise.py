@@ -1,0 +1,107 @@
+"""Sums, minima and arguments of minima over all pairs of two sets of points.
+
+Written as in JAX: the ``[M, N]`` matrix of pairs stands in memory. Letters: ``M`` rows, ``N``
+columns, ``D`` coordinates. The *Gram form* of a squared distance is ``|x|² + |y|² - 2 x·y``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+SOFTENING = 1e-2
+"""Added to squared distances of bodies, so that none attracts itself."""
+
+
+def gram_distances(x: Array, y: Array) -> Array:
+    """Squared distances of ``x[M, D]`` and ``y[N, D]`` in Gram form: ``[M, N]``."""
+    return (x * x).sum(-1)[:, None] + (y * y).sum(-1)[None, :] - 2 * (x @ y.T)
+
+
+def difference_distances(x: Array, y: Array) -> Array:
+    """Squared distances of ``x[M, D]`` and ``y[N, D]`` from their differences: ``[M, N]``."""
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+def gaussian_gram(x: Array, y: Array, b: Array) -> Array:
+    """``sum_j exp(-|x_i - y_j|²) b_j`` in Gram form: ``[M]``."""
+    return jnp.exp(-gram_distances(x, y)) @ b
+
+
+def gaussian_gram_vjp(x: Array, y: Array, b: Array, cotangent: Array) -> tuple[Array, Array, Array]:
+    """The gradients of ``gaussian_gram`` with respect to ``x``, ``y`` and ``b``."""
+    return jax.vjp(gaussian_gram, x, y, b)[1](cotangent)
+
+
+def gaussian_differences(x: Array, y: Array, b: Array) -> Array:
+    """``sum_j exp(-|x_i - y_j|²) b_j`` from differences: ``[M]``."""
+    return jnp.exp(-difference_distances(x, y)) @ b
+
+
+def laplacian(x: Array, y: Array, b: Array) -> Array:
+    """``sum_j exp(-|x_i - y_j|) b_j``: ``[M]``."""
+    return jnp.exp(-jnp.sqrt(difference_distances(x, y))) @ b
+
+
+def laplacian_vjp(x: Array, y: Array, b: Array, cotangent: Array) -> tuple[Array, Array, Array]:
+    """The gradients of ``laplacian`` with respect to ``x``, ``y`` and ``b``."""
+    return jax.vjp(laplacian, x, y, b)[1](cotangent)
+
+
+def inverse_distance(x: Array, y: Array, b: Array) -> Array:
+    """``sum_j b_j / |x_i - y_j|``, softened: ``[M]``."""
+    return jax.lax.rsqrt(difference_distances(x, y) + SOFTENING) @ b
+
+
+def distance_logsumexp(x: Array, y: Array) -> Array:
+    """``log(sum_j exp(-|x_i - y_j|²))``, as in a kernel density: ``[M]``."""
+    return jax.nn.logsumexp(-gram_distances(x, y), axis=1)
+
+
+def distance_logsumexp_vjp(x: Array, y: Array, cotangent: Array) -> tuple[Array, Array]:
+    """The gradients of ``distance_logsumexp`` with respect to ``x`` and ``y``."""
+    return jax.vjp(distance_logsumexp, x, y)[1](cotangent)
+
+
+def nearest(x: Array, y: Array) -> Array:
+    """The index of the nearest of ``y[N, D]`` to each of ``x[M, D]``: nearest neighbours, and the
+    assignment of points to centroids in k-means. ``[M]`` int32."""
+    return jnp.argmin(gram_distances(x, y), axis=1)
+
+
+def forces(x: Array, sources: Array, masses: Array) -> Array:
+    """The softened gravity of ``sources[N, 3]`` at ``x[M, 3]``: ``[M, 3]``."""
+    towards = sources[None] - x[:, None]
+    cubed = ((towards**2).sum(-1) + SOFTENING) ** 1.5
+    return (towards * (masses / cubed)[..., None]).sum(1)
+
+
+def nbody(x: Array, masses: Array) -> Array:
+    """The gravity on each of ``x[N, 3]`` of all the others: ``[N, 3]``."""
+    return forces(x, x, masses)
+
+
+def nbody_energy_grad(x: Array, masses: Array) -> tuple[Array, Array]:
+    """The potential energy of ``x[N, 3]``, and its gradient: the forces by differentiation."""
+
+    def energy(x: Array) -> Array:
+        return -0.5 * masses @ inverse_distance(x, x, masses)
+
+    return jax.value_and_grad(energy)(x)
+
+
+def chosen_distances(args: tuple[Any, ...], index: Any) -> np.ndarray:
+    """The squared distances that ``nearest`` has chosen, in float64: where two points are equally
+    near within rounding, either index is right, and these are equal."""
+    x, y = (np.asarray(a, np.float64) for a in args)
+    return np.square(x - y[np.asarray(index)]).sum(-1)
+
+
+def exact_nearest_distances(args: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
+    """The squared distances of ``x[rows]`` to the nearest of ``y``, in float64 NumPy: ``[R]``."""
+    x, y = (np.asarray(a, np.float64) for a in args)
+    return np.array([np.square(x[row] - y).sum(-1).min() for row in rows])

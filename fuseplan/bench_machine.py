@@ -1,0 +1,59 @@
+"""The machine that a benchmark runs on: what it is, and how much memory this process has used."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from costmodel.calibrate import capacity_bytes, core_count, cpu_model
+
+__all__ = ["capacity_bytes", "machine_columns", "peak_rss_bytes", "reset_peak_rss"]
+
+
+def machine_columns() -> dict[str, Any]:
+    """The CPU, its memory, the versions and the time (UTC), as columns of a row."""
+    return {
+        "cpu": cpu_model(),
+        "cores": core_count(),
+        "memory_bytes": capacity_bytes(),
+        "fuseplan": _version("fuseplan"),
+        "jax": _version("jax"),
+        "jaxlib": _version("jaxlib"),
+        "python": platform.python_version(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+
+
+def reset_peak_rss() -> None:
+    """Let ``peak_rss_bytes`` count from now on, where the system can do that (Linux)."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak since the start of the process is an upper bound
+
+
+def peak_rss_bytes() -> int | None:
+    """The most memory that this process has held at once; None where the system does not say."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

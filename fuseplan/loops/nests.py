@@ -1,0 +1,108 @@
+"""The best tiled loops of a group, and the groups worth asking for."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cached_property
+
+from costmodel.axes import Conflict, unify
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from costmodel.kernel import KernelSpec
+from costmodel.loops import tiles_walked
+from costmodel.roofline import estimate
+from fuseplan.layout import boundary
+from fuseplan.loops.nest import nests, program_of
+from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
+from fuseplan.lower import Lowered
+from fuseplan.plan import Kernel
+from fuseplan.skipping import find_skips
+from fuseplan.spec import whole_array_spec
+
+_AS_FAST = (103, 100)
+"""Tilings within 3 % of the fastest are as fast as it, as far as the model knows: the one
+that needs the least memory is taken."""
+
+_SEARCHED = 24
+"""Of all tilings, so many of the cheapest are looked at for tiles that a mask leaves out:
+finding them takes milliseconds, and a mask changes the order of tilings little."""
+
+
+def least_bytes(device: DeviceSpec) -> int:
+    """How large an intermediate must be for a nest to gain by keeping it on chip."""
+    return 2 * max(device.private_cache_bytes, 1 << 20)
+
+
+class Nests:
+    """Loop nests of one graph on one device. ``lowered`` has the equations from which masks
+    are read; without it no tile is skipped."""
+
+    def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
+        self.graph, self.device, self.lowered = graph, device, lowered
+        self._positions = is_index_arithmetic(graph)
+        self._known: dict[Nodes, Kernel | None] = {}
+
+    @cached_property
+    def offers(self) -> tuple[Nodes, ...]:
+        """Groups whose intermediates exceed the cores' own caches, and that cost less as a nest
+        than operation by operation."""
+        return tuple(r for r in regions(self.graph, least_bytes(self.device)) if self._gains(r))
+
+    def _gains(self, nodes: Nodes) -> bool:
+        kernel = self.best(nodes)
+        singles = (estimate(self.graph, whole_array_spec(self.graph, (n,)), self.device) for n in nodes)
+        return kernel is not None and kernel.cost.time_ps < sum(cost.time_ps for cost in singles)
+
+    @cached_property
+    def _skipping_offers(self) -> tuple[frozenset[int], ...]:
+        return tuple(frozenset(r) for r in self.offers if self._masked(r))
+
+    def skips(self, nodes: Nodes) -> bool:
+        """Whether a partition of ``nodes`` may leave out work, that of tiles behind a mask."""
+        inside = set(nodes)
+        return any(offer <= inside for offer in self._skipping_offers)
+
+    def _masked(self, nodes: Nodes) -> bool:
+        return self.lowered is not None and any(self._positions[n] for n in nodes)
+
+    def best(self, nodes: Nodes) -> Kernel | None:
+        """The cheapest nest of the group, or None."""
+        if nodes not in self._known:
+            self._known[nodes] = self._search(nodes)
+        return self._known[nodes]
+
+    def _search(self, nodes: Nodes) -> Kernel | None:
+        graph = self.graph
+        if not all(loopable(graph.nodes[n]) for n in nodes):
+            return None
+        axes = unify(graph, nodes)
+        if isinstance(axes, Conflict) or 0 in axes.sizes:
+            return None
+        edge = boundary(graph, nodes)
+        priced = [
+            (estimate(graph, spec, self.device).time_ps, i, spec)
+            for i, spec in enumerate(nests(graph, nodes, axes, edge))
+        ]
+        kernels = [self._priced(spec) for _, _, spec in sorted(priced)[:_SEARCHED]]
+        if not kernels:
+            return None
+        limit_ps = min(k.cost.time_ps for k in kernels) * _AS_FAST[0] // _AS_FAST[1]
+        fast = (k for k in kernels if k.cost.time_ps <= limit_ps)
+        return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
+
+    def _priced(self, spec: KernelSpec) -> Kernel:
+        if self._masked(spec.nodes):
+            spec = self._skipping(spec)
+        return Kernel(spec, estimate(self.graph, spec, self.device))
+
+    def _skipping(self, spec: KernelSpec) -> KernelSpec:
+        """``spec`` with the tiles that its passes walk."""
+        program = program_of(self.graph, spec)
+        assert program is not None
+        if self.lowered is None or program.stream is None:
+            return spec
+        walked = []
+        for p, every in zip(program.passes, tiles_walked(spec), strict=True):
+            skips = find_skips(self.lowered, spec, program.stream, [spec.nodes[i] for i in p.loop])
+            walked.append(every if skips is None else every * int(skips.live.sum()) // skips.live.size)
+        return replace(spec, walked=tuple(max(n, 1) for n in walked))

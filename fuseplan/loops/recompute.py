@@ -1,0 +1,202 @@
+"""Recompute: a large intermediate that a distant reader needs is computed again for it.
+
+Between the forward and the backward pass of a layer lies the rest of the network: no one
+nest holds both, and what the backward pass reads of the forward pass (attention weights, a
+hidden layer) would have to wait in memory. Here such readers get a copy of the operations
+that lead from small values to the large one, to be evaluated tile by tile (as rematerialisation
+does: Chen et al., arXiv:1604.06174). A mask made from positions alone is copied for each of
+its readers' regions, since it costs next to nothing.
+
+The graph that comes out computes the same results. Whether planning it pays is decided by
+planning both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from costmodel.graph import Graph, Node, Value, check_graph, make_graph
+from fuseplan.loops.regions import Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.lower import Lowered
+from fuseplan.trace import Equation, Literal
+
+Copies = dict[Nodes, Nodes]
+"""For each set of readers, the operations that are copied for them."""
+
+
+def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
+    """``lowered`` with large values computed again for distant readers; None where there is
+    nothing to copy. ``min_bytes``: from which size on a value is large."""
+    found = False
+    # One level of largeness at a time: copies made at one are part of the graph at the next.
+    sizes = sorted({v.size for v in lowered.graph.values if v.producer >= 0 and v.nbytes >= min_bytes})
+    for _ in range(2 * len(sizes) + 1):
+        for is_large in levels(lowered.graph, min_bytes):
+            copies = _copies(lowered.graph, is_large)
+            if copies:
+                break
+        else:
+            break
+        lowered, found = _rewritten(lowered, copies), True
+    return lowered if found else None
+
+
+def _copies(graph: Graph, is_large: Callable[[int], bool]) -> Copies:
+    """What to copy for whom, at one level of largeness."""
+    positions = is_index_arithmetic(graph)
+    copies: Copies = {}
+    for group in tied(graph, is_large):
+        stages = _stages(graph, group)
+        for stage in stages:
+            inside = set(stage)
+            wanted = [
+                graph.values[v].producer
+                for n in stage
+                for v in graph.nodes[n].inputs
+                if graph.values[v].producer >= 0
+                and graph.values[v].producer not in inside
+                and (is_large(v) or positions[graph.values[v].producer])
+            ]
+            chain = _chain(graph, wanted, inside, is_large, positions)
+            if chain and _gains(graph, chain, inside):
+                copies[stage] = chain
+    return copies
+
+
+def _gains(graph: Graph, chain: Nodes, readers: set[int]) -> bool:
+    """Whether copying makes readers independent: something of the chain is read elsewhere, too."""
+    own = readers | set(chain)
+    made = [v for n in chain for v in graph.nodes[n].outputs]
+    return any(v in graph.outputs or not own.issuperset(graph.consumers[v]) for v in made)
+
+
+def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
+    """``group`` in parts that can each be one nest: a part ends where a path leaves the group
+    through an operation that no tiled loop of it could hold, and returns."""
+    inside = set(group)
+    level: dict[int, int] = {}
+    for n in range(group[0], group[-1] + 1):
+        node = graph.nodes[n]
+        before = [level[m] for v in node.inputs if (m := graph.values[v].producer) in level]
+        if n not in inside and not before:
+            continue
+        foreign = n not in inside and (not loopable(node) or node.flops.matrix > 0)
+        # Odd levels are outside: a member behind them is on the next even one.
+        now = max(before, default=0)
+        if (foreign and now % 2 == 0) or (n in inside and now % 2):
+            now += 1
+        level[n] = now
+    parts: dict[int, list[int]] = {}
+    for n in group:
+        parts.setdefault(level[n], []).append(n)
+    return [tuple(parts[k]) for k in sorted(parts)]
+
+
+def _chain(
+    graph: Graph, wanted: list[int], readers: set[int], is_large: Callable[[int], bool], positions: list[bool]
+) -> Nodes:
+    """The operations that lead to ``wanted`` from values that are not large, in order; empty
+    if one of them cannot be evaluated tile by tile."""
+    chain: set[int] = set()
+    queue = list(wanted)
+    while queue:
+        n = queue.pop()
+        if n in chain or n in readers:
+            continue
+        node = graph.nodes[n]
+        if not loopable(node):
+            return ()
+        chain.add(n)
+        for v in node.inputs:
+            producer = graph.values[v].producer
+            if producer >= 0 and (is_large(v) or positions[producer]):
+                queue.append(producer)
+    return tuple(sorted(chain))
+
+
+def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
+    """The graph with the copies in it, and without what nobody reads any more."""
+    graph = lowered.graph
+    wants = {n: group for group in copies for n in group}
+    order: list[tuple[int, Nodes | None]] = []  # (old node, for whom it is a copy)
+    placed: set[Nodes] = set()
+    for n in range(len(graph.nodes)):
+        group = wants.get(n)
+        if group is not None and group not in placed:
+            placed.add(group)
+            order += [(m, group) for m in copies[group]]
+        order.append((n, None))
+    alive = _alive(graph, order, wants)
+    order = [item for item, keep in zip(order, alive, strict=True) if keep]
+    builder = _Builder(lowered)
+    for n, group in order:
+        builder.add(n, group, wants.get(n))
+    return builder.finish()
+
+
+def _alive(graph: Graph, order: list[tuple[int, Nodes | None]], wants: dict[int, Nodes]) -> list[bool]:
+    """Which of the nodes, old and copied, have a reader."""
+    copied = {(m, group) for m, group in order if group is not None}
+    read: set[tuple[int, Nodes | None]] = {(graph.values[v].producer, None) for v in graph.outputs}
+    keep = []
+    for n, group in reversed(order):
+        node = graph.nodes[n]
+        needed = (n, group) in read or (group is None and node.effects)
+        keep.append(needed)
+        if needed:
+            side = group or wants.get(n)
+            for v in node.inputs:
+                m = graph.values[v].producer
+                read.add((m, side) if (m, side) in copied else (m, None))
+    return keep[::-1]
+
+
+class _Builder:
+    """Numbers nodes and values anew."""
+
+    def __init__(self, old: Lowered) -> None:
+        self.old = old
+        self.values: list[Value] = []
+        self.avals: list[Any] = []
+        self.nodes: list[Node] = []
+        self.equations: list[Equation] = []
+        self.ids: dict[tuple[int, Nodes | None], int] = {}
+        for v in old.graph.inputs:
+            self._value(v, None, -1)
+
+    def _value(self, v: int, group: Nodes | None, producer: int) -> int:
+        new = self.ids[v, group] = len(self.values)
+        self.values.append(replace(self.old.graph.values[v], id=new, producer=producer))
+        self.avals.append(self.old.avals[v])
+        return new
+
+    def add(self, n: int, group: Nodes | None, reader: Nodes | None) -> None:
+        """Node ``n``, as a copy for ``group`` or as itself, which reads copies made for
+        ``reader``."""
+        side = group or reader
+
+        def read(v: int) -> int:
+            return self.ids.get((v, side), self.ids[v, None]) if (v, None) in self.ids else self.ids[v, side]
+
+        node, equation = self.old.graph.nodes[n], self.old.equations[n]
+        new = len(self.nodes)
+        inputs = tuple(read(v) for v in node.inputs)
+        operands = tuple(v if isinstance(v, Literal) else read(v) for v in equation.inputs)
+        outputs = tuple(self._value(v, group, new) for v in node.outputs)
+        self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs))
+        self.equations.append(replace(equation, inputs=operands, outputs=outputs))
+
+    def finish(self) -> Lowered:
+        outputs = tuple(o if isinstance(o, Literal) else self.ids[o, None] for o in self.old.outputs)
+        inputs = [self.ids[v, None] for v in self.old.graph.inputs]
+        results = [o for o in outputs if not isinstance(o, Literal)]
+        graph = check_graph(make_graph(self.values, self.nodes, inputs, results))
+        return replace(
+            self.old,
+            graph=graph,
+            equations=tuple(self.equations),
+            avals=tuple(self.avals),
+            outputs=outputs,
+        )

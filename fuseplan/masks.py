@@ -1,0 +1,186 @@
+"""Masks: bounds of index arithmetic, tile by tile.
+
+What depends on nothing but iota and literals is known when a plan is made. A causal mask
+compares two indices: on a tile whose smallest column is past its largest row it is false,
+and no element has to be looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from costmodel.axes import made_map
+from costmodel.graph import Node
+from costmodel.kernel import Access
+from fuseplan.interval_operations import Interval
+from fuseplan.intervals import MOVES, apply, unknown
+from fuseplan.lower import Lowered
+from fuseplan.trace import Literal
+
+_ARITHMETIC = frozenset(
+    {"add", "sub", "mul", "neg", "abs", "div", "rem", "max", "min", "clamp", "sign", "square", "integer_pow"}
+    | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select_n", "convert_element_type"}
+)
+# One operand may decide these, whatever the other is.
+_DECIDED = frozenset({"and", "or", "select_n"})
+
+_PARTS = 64  # into which a cell of undecided elements is divided, along all its axes together
+_CELLS = 1 << 20  # looked at before giving up
+
+
+class IndexArithmetic:
+    """Which values of a graph are computed from indices and literals, and their bounds.
+
+    A logical operation counts if one of its operands does: the other may be anything.
+    """
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self._known: dict[int, bool] = {}
+
+    def __contains__(self, v: int) -> bool:
+        if v not in self._known:
+            self._known[v] = self._is_index(v)
+        return self._known[v]
+
+    def _is_index(self, v: int) -> bool:
+        graph = self.lowered.graph
+        producer = graph.values[v].producer
+        if producer < 0:
+            return False
+        node = graph.nodes[producer]
+        if node.op == "iota":
+            return True
+        if node.op in _DECIDED and graph.values[v].dtype == "bool":
+            return any(u in self for u in node.inputs)
+        return node.op in MOVES | _ARITHMETIC and all(u in self for u in node.inputs)
+
+    def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
+        """Bounds of a value on cells: for each axis its first and last index, as arrays that
+        broadcast together. An axis that is not among ``cells`` is whole."""
+        dims = tuple(
+            _merged([(cells.get(a, (0, sizes[a] - 1)), sizes[a]) for a in axes]) for axes in access.axes
+        )
+        return self._value(access.value, dims)
+
+    def _value(self, v: int, dims: tuple[Interval, ...]) -> Interval:
+        graph = self.lowered.graph
+        if v not in self:
+            return unknown(self.lowered.avals[v].dtype)
+        node = graph.nodes[graph.values[v].producer]
+        eqn = self.lowered.equations[node.id]
+        if node.op == "iota":
+            lo, hi = dims[eqn.params["dimension"]]
+            return np.asarray(lo, np.float64), np.asarray(hi, np.float64)
+        own = _iteration(node, v, dims)
+        maps = iter(zip(node.inputs, node.input_maps, strict=True))
+        operands = []
+        for operand in eqn.inputs:
+            if isinstance(operand, Literal):
+                operands.append(constant(operand))
+                continue
+            u, in_map = next(maps)
+            inner = tuple(
+                _merged([(own.get(d, (0, node.dims[d] - 1)), node.dims[d]) for d in merged])
+                for merged in in_map
+            )
+            operands.append(self._value(u, inner))
+        return apply(np, eqn, operands, exact=True)
+
+    def covers(
+        self,
+        keys: Sequence[tuple[Access, float]],
+        reduced: frozenset[int],
+        sizes: Sequence[int],
+    ) -> bool:
+        """Whether along the ``reduced`` axes, at each index of all others, some element has
+        every key at its value. False also where that takes too long to find out.
+
+        Cells are divided until each row of them has one that is decided.
+        """
+        axes = sorted({a for access, _ in keys for a in access.axis_set})
+        cells: dict[int, Interval] = {a: (np.zeros(1, np.int64), np.full(1, sizes[a] - 1)) for a in axes}
+        rows = [a for a in axes if a not in reduced]
+        while True:
+            count = len(next(iter(cells.values()))[0]) if cells else 1
+            if count > _CELLS:
+                return False
+            everywhere, nowhere = np.ones(count, bool), np.zeros(count, bool)
+            for access, value in keys:
+                lo, hi = self.bounds(access, cells, sizes)
+                everywhere &= (lo == value) & (hi == value)
+                nowhere |= (lo > value) | (hi < value)
+            row = _numbered([(cells[a][0], sizes[a]) for a in rows], count)
+            covered = np.zeros(row.max() + 1, bool)
+            covered[row[everywhere]] = True
+            left = ~covered[row] & ~nowhere
+            hopeful = covered.copy()
+            hopeful[row[left]] = True
+            if not hopeful.all():
+                return False
+            if covered.all():
+                return True
+            cells = {a: (lo[left], hi[left]) for a, (lo, hi) in cells.items()}
+            if all((lo == hi).all() for lo, hi in cells.values()):
+                return False  # single elements that index arithmetic alone does not decide
+            cells = _divided(cells)
+
+
+def constant(literal: Literal) -> Interval:
+    """The bounds of a literal: itself."""
+    dtype: Any = literal.aval.dtype  # type: ignore[attr-defined]
+    if not (dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
+        return unknown(dtype)
+    value = np.float64(np.asarray(literal.val).astype(dtype))
+    return value, value
+
+
+def _merged(parts: Iterable[tuple[Interval, int]]) -> Interval:
+    """The range of an index merged from indices, major first, each with its extent."""
+    first: Any = 0
+    last: Any = 0
+    for (lo, hi), size in parts:
+        first, last = first * size + lo, last * size + hi
+    return first, last
+
+
+def _iteration(node: Node, v: int, dims: Sequence[Interval]) -> dict[int, Interval]:
+    """The ranges of a node's iteration dimensions, from those of its result's dimensions."""
+    own: dict[int, Interval] = {}
+    for (lo, hi), merged in zip(dims, made_map(node, v), strict=True):
+        for d in reversed(merged[1:]):
+            size = node.dims[d]
+            together = np.asarray(lo) // size == np.asarray(hi) // size
+            own[d] = np.where(together, lo % size, 0), np.where(together, hi % size, size - 1)
+            lo, hi = lo // size, hi // size
+        if merged:
+            own[merged[0]] = lo, hi
+    return own
+
+
+def _numbered(columns: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarray:
+    """Number the distinct rows of a table of indices, each column with its extent."""
+    code = np.zeros(count, np.int64)
+    for column, size in columns:
+        code = np.unique(code * size + column, return_inverse=True)[1].reshape(-1)
+    return code
+
+
+def _divided(cells: Mapping[int, Interval]) -> dict[int, Interval]:
+    """Each cell divided along all its axes; cells of the same rows stay together."""
+    parts = max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))
+    result = dict(cells)
+    for axis in cells:
+        lo, hi = result[axis]
+        width = -(-(hi - lo + 1) // parts)
+        start = lo[:, None] + width[:, None] * np.arange(parts)
+        keep = start <= hi[:, None]
+        which = np.nonzero(keep)[0]
+        end = np.minimum(start + width[:, None] - 1, hi[:, None])
+        result = {a: (x[which], y[which]) for a, (x, y) in result.items()}
+        result[axis] = start[keep], end[keep]
+    return result
