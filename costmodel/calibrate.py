@@ -25,7 +25,7 @@ import numpy as np
 
 from costmodel.device import DeviceSpec
 
-VERSION = 3
+VERSION = 4
 """Of the file and of how it is measured: a file of another version is measured anew."""
 
 _SAMPLES = 5
@@ -44,6 +44,8 @@ DEFAULTS = {
     "float64": 50 * 10**9,
     "vector": 20 * 10**9,
     "transcendental": 2 * 10**9,
+    "reduction_per_s": 5 * 10**9,
+    "fresh_bytes_per_s": 25 * 10**8,
 }
 
 _LAUNCH_PS = 400_000
@@ -118,6 +120,8 @@ def described_cpu() -> DeviceSpec:
         transcendental_per_s=DEFAULTS["transcendental"],
         private_cache_bytes=private,
         private_cache_bytes_per_s=DEFAULTS["private_cache_bytes_per_s"],
+        fresh_bytes_per_s=DEFAULTS["fresh_bytes_per_s"],
+        reduction_per_s=DEFAULTS["reduction_per_s"],
         step_ps=_STEP_PS,
         sources=(
             ("core_count", "CPUs that this process may run on"),
@@ -136,6 +140,8 @@ def described_cpu() -> DeviceSpec:
             ("transcendental_per_s", assumed),
             ("private_cache_bytes", f"{sysfs}, times the cores that do not share it"),
             ("private_cache_bytes_per_s", assumed),
+            ("fresh_bytes_per_s", f"{assumed}, pages of 4 KiB"),
+            ("reduction_per_s", assumed),
             ("step_ps", "measured once: a loop of XLA that copies a 16x16 tile each turn (jax 0.12)"),
         ),
     )

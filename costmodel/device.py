@@ -76,6 +76,9 @@ class DeviceSpec:
     fresh_bytes_per_s: int = 0
     """How fast memory is touched that no program has touched before, page by page; 0 where
     memory is allocated once for all."""
+    reduction_per_s: int = 0
+    """Elements a second that the sum of a row takes in where they come from cache; 0 where
+    reductions are vector operations like any other."""
     step_ps: int = 0
     """What one turn of a loop inside an XLA program costs beside its kernels."""
     sources: tuple[tuple[str, str], ...] = ()

@@ -74,6 +74,9 @@ class KernelSpec:
     passes: tuple[tuple[int, ...], ...] = ()
     """Of a loop nest, for each pass along its stream, the nodes evaluated on every tile, as
     positions in ``nodes``."""
+    keeps: bool = False
+    """Whether the products of one pass are kept for later ones, for all of the stream, instead
+    of being computed again."""
     walked: tuple[int, ...] = ()
     """For each pass, how many tiles are walked in all: fewer than there are where a mask
     leaves nothing of some."""

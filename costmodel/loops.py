@@ -10,6 +10,7 @@ time cost far more than pages it reuses.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
@@ -17,10 +18,19 @@ from costmodel.graph import Flops, Graph, Node, OpKind
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.picoseconds import time_ps
 
-_PACKING = 3
-"""Vector operations an element of a product costs beside its flops: packing operands, and
-storing the result. XLA's 512x512x64 takes 270 us where its flops at the rate of a large
-product take 168 (float32, two server cores, jax 0.10)."""
+_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW = 140, 10
+_PACK_LEFT_FLOPS = 20
+_STORE_FLOPS = 10
+"""What XLA's matrix product spends on an element of its right operand, of its left one and of
+its result beside the flops, in flops: packing, and storing. Fitted within 20 % to float32
+products of 3 to 32,000 on a side (two server cores, jax 0.10): 128x128x64 runs at 85 GFLOP/s,
+512x512x64 at 133, 1024x3072x768 at 183, of 200 at best."""
+
+_SPLIT_BYTES = 256 << 10
+"""XLA runs a kernel with no larger block on one core (measured: jax 0.10 and 0.12)."""
+
+_HANDOFF_PS = 2_000_000
+"""Handing a kernel to all cores and waiting for them (measured: 1.5 to 3 us)."""
 
 _LARGE_BYTES = 32 << 20
 """Allocations from here on are returned to the system when freed, so that each run touches
@@ -46,26 +56,22 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
     memory_ps = total.memory_ps + time_ps(2 * write_bytes, device.hbm_bytes_per_s)
     read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
     memory_ps = max(memory_ps, time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s))
-    serial_ps = memory_ps + total.matrix_ps + total.vector_ps + total.transcendental_ps
-    uncertain_ps = serial_ps - total.matrix_ps + total.launch_ps
-    surcharge = uncertain_ps * _MARGIN[0] // _MARGIN[1] - uncertain_ps
-    slowest = max(memory_ps, total.matrix_ps, total.vector_ps + total.transcendental_ps)
-    blocks = total.block_bytes
-
+    vector_ps = total.vector_ps + total.transcendental_ps
+    # Products and the rest take turns, so that the faster of the two is added to the slower.
+    rest_ps = max(memory_ps, vector_ps)
+    turns_ps = min(total.matrix_ps, rest_ps)
+    surcharge_ps = (rest_ps + total.launch_ps) * _MARGIN[0] // _MARGIN[1] - rest_ps - total.launch_ps
+    kept_bytes = _kept_bytes(graph, spec)
+    fresh_bytes = write_bytes + total.temp_bytes + kept_bytes
     return Cost(
-        # Operations of a tile do not overlap: what is not the slowest part is added to it.
-        launch_ps=total.launch_ps
-        + serial_ps
-        - slowest
-        + surcharge
-        + touched_ps(write_bytes + blocks, device),
+        launch_ps=total.launch_ps + turns_ps + surcharge_ps + touched_ps(fresh_bytes, device),
         memory_ps=memory_ps,
         matrix_ps=total.matrix_ps,
         vector_ps=total.vector_ps,
         transcendental_ps=total.transcendental_ps,
         hbm_read_bytes=read_bytes,
         hbm_write_bytes=write_bytes,
-        onchip_bytes=total.block_bytes,
+        onchip_bytes=total.temp_bytes + kept_bytes,
         flops=total.flops,
     )
 
@@ -76,12 +82,33 @@ def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
     return spec.walked or (every,) * len(spec.passes)
 
 
-def product_ps(graph: Graph, node: Node, device: DeviceSpec, share: tuple[int, int] = (1, 1)) -> int:
-    """The time of a contraction on a CPU, or of ``share`` of it: flops, and packing."""
+def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int] | None = None) -> int:
+    """The time of a contraction on a CPU, or of one tile of it: ``tile`` has the extent of
+    each of its dimensions. Flops, packing and storing, at the rate of its first operand's
+    dtype."""
     rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
-    elements = sum(graph.values[v].size for v in node.outputs)
-    flops, packed = (-(-n * share[0] // share[1]) for n in (node.flops.matrix, elements * _PACKING))
-    return time_ps(flops, rate) + time_ps(packed, device.vector_flops_per_s)
+    extents = node.dims if tile is None else tile
+    flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
+    if node.op == "dot_general" and len(node.inputs) == 2:
+        left, right = ({d for dims in m for d in dims} for m in node.input_maps)
+        result = {d for dims in node.output_maps[0] for d in dims}
+
+        def size(dims: set[int]) -> int:
+            return math.prod(extents[d] for d in dims)
+
+        rows = size(left & result - right)
+        pack_right = min(_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW * rows)
+        flops += size(right) * pack_right + size(left) * _PACK_LEFT_FLOPS + size(result) * _STORE_FLOPS
+    return time_ps(flops, rate)
+
+
+def reduction_ps(graph: Graph, node: Node, device: DeviceSpec, share: tuple[int, int] = (1, 1)) -> int:
+    """The time of a reduction on a CPU, or of ``share`` of it, where its operands come from
+    cache: XLA adds the elements of a row up one by one, more slowly than it computes."""
+    if node.kind != OpKind.REDUCTION or not device.reduction_per_s:
+        return 0
+    elements = sum(graph.values[v].size for v in node.inputs)
+    return time_ps(-(-elements * share[0] // share[1]), device.reduction_per_s)
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
@@ -103,6 +130,30 @@ def touched_ps(nbytes: int, device: DeviceSpec) -> int:
     return time_ps(nbytes, device.fresh_bytes_per_s)
 
 
+def _kept_bytes(graph: Graph, spec: KernelSpec) -> int:
+    """What the products take that one pass keeps for another, for all of the stream."""
+    if not spec.keeps:
+        return 0
+    stream = _stream(spec)
+    axes = [axis.size if a == stream else axis.tile for a, axis in enumerate(spec.axes)]
+    first = {spec.nodes[i]: k for k, p in reversed(list(enumerate(spec.passes))) for i in p}
+    kept = {}
+    for k, nodes in enumerate(spec.passes):
+        for i in nodes:
+            for v in graph.nodes[spec.nodes[i]].inputs:
+                maker = graph.values[v].producer
+                if first.get(maker, k) < k and spec.nodes.index(maker) not in nodes:
+                    kept[v] = maker
+    total = 0
+    for v, maker in kept.items():
+        own = spec.node_axes[spec.nodes.index(maker)]
+        node = graph.nodes[maker]
+        dims = {a for d in node.output_maps[node.outputs.index(v)] for i in d for a in own[i]}
+        if stream in dims:
+            total += math.prod(axes[a] for a in dims) * dtypes.bits(graph.values[v].dtype) // 8
+    return total
+
+
 def _stream(spec: KernelSpec) -> int | None:
     streamed = [i for i, a in enumerate(spec.axes) if a.role == AxisRole.STREAMED]
     return streamed[-1] if streamed else None
@@ -113,7 +164,7 @@ class _Total:
 
     def __init__(self) -> None:
         self.launch_ps = self.memory_ps = self.matrix_ps = self.vector_ps = self.transcendental_ps = 0
-        self.block_bytes = 0
+        self.temp_bytes = 0
         self.flops = Flops()
 
     def add(self, tile: _Tile, count: int) -> None:
@@ -122,45 +173,49 @@ class _Total:
         self.matrix_ps += tile.matrix_ps * count
         self.vector_ps += tile.vector_ps * count
         self.transcendental_ps += tile.transcendental_ps * count
-        self.block_bytes = max(self.block_bytes, tile.block_bytes)
+        self.temp_bytes = max(self.temp_bytes, tile.temp_bytes)
         self.flops += tile.flops.times(count)
 
 
 class _Tile:
     """Some nodes of a nest evaluated on one tile."""
 
-    def __init__(
-        self, graph: Graph, spec: KernelSpec, device: DeviceSpec, nodes: list[int] | tuple[int, ...]
-    ) -> None:
+    def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec, nodes: Sequence[int]) -> None:
         self.graph, self.spec = graph, spec
-        self.matrix_ps = vector = transcendental = matrix = kernels = 0
-        made = {v: i for i in nodes for v in graph.nodes[spec.nodes[i]].outputs}
+        self.matrix_ps = reduction = vector = transcendental = matrix = products = reductions = 0
+        made = {v for i in nodes for v in graph.nodes[spec.nodes[i]].outputs}
         moved: dict[int, int] = {}
         for i in nodes:
             node = graph.nodes[spec.nodes[i]]
             share = self._share(i)
-            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-                self.matrix_ps += product_ps(graph, node, device, share)
-                matrix += -(-node.flops.matrix * share[0] // share[1])
             vector += -(-node.flops.vector * share[0] // share[1])
             transcendental += -(-node.flops.transcendental * share[0] // share[1])
-            if node.kind >= OpKind.REDUCTION:
-                # XLA fuses the rest into these; what they read and make passes through memory.
-                kernels += 1
-                for v in (*node.inputs, *node.outputs):
+            reduction += reduction_ps(graph, node, device, share)
+            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+                products += 1
+                tile = [math.prod(spec.axes[a].tile for a in dims) for dims in spec.node_axes[i]]
+                self.matrix_ps += product_ps(graph, node, device, tile)
+                matrix += -(-node.flops.matrix * share[0] // share[1])
+            reductions += node.kind == OpKind.REDUCTION
+            # XLA fuses the rest into these; what they read and make passes through memory.
+            apart = node.kind >= OpKind.REDUCTION
+            for v in (*node.inputs, *node.outputs) if apart else node.inputs:
+                if apart or v not in made:
                     moved[v] = moved.get(v, 0) + 1
-            else:
-                for v in node.inputs:
-                    if v not in made:
-                        moved.setdefault(v, 1)
         self.flops = Flops(matrix, vector, transcendental)
-        self.launch_ps = device.launch_ps * max(kernels, 1) + device.step_ps if nodes else 0
-        self.vector_ps = time_ps(vector, device.vector_flops_per_s)
-        self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s)
         sizes = self._block_bytes(nodes)
+        largest = max((sizes[v] for v in moved), default=0)
+        idle = 1 if largest > _SPLIT_BYTES else device.core_count
+        # Only products are calls; other kernels are part of the program.
+        self.launch_ps = (device.launch_ps + _HANDOFF_PS) * products + device.step_ps * bool(nodes)
+        self.launch_ps += 2 * _HANDOFF_PS * bool(reductions) * (idle == 1)
+        self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
+        self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
         traffic = sum(sizes[v] * count for v, count in moved.items())
-        self.block_bytes = sum(sizes[v] for v in moved)
-        self.memory_ps = time_ps(traffic, _bandwidth(device, self.block_bytes))
+        block_bytes = sum(sizes[v] for v in moved)
+        self.temp_bytes = sum(sizes[v] for v in moved if v in made)
+        # A reduction is fused with what it sums up: the slower of the two counts.
+        self.memory_ps = max(time_ps(traffic, _bandwidth(device, block_bytes)), reduction * idle)
 
     def _share(self, i: int) -> tuple[int, int]:
         """What part of a node's work one tile is."""
@@ -170,7 +225,7 @@ class _Tile:
             whole *= self.spec.axes[a].size
         return part, max(whole, 1)
 
-    def _block_bytes(self, nodes: list[int] | tuple[int, ...]) -> dict[int, int]:
+    def _block_bytes(self, nodes: Sequence[int]) -> dict[int, int]:
         """Bytes of one tile's block of every value that the nodes touch."""
         sizes: dict[int, int] = {}
         for i in nodes:

@@ -13,7 +13,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.library import library_matmul
-from costmodel.loops import fresh_ps, nest_cost, product_ps
+from costmodel.loops import fresh_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
 from costmodel.picoseconds import time_ps
 from costmodel.traffic import bytes_moved
@@ -67,6 +67,7 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
             matrix_ps = sum(product_ps(graph, node, device) for node in products)
     if device.platform == "cpu":
         launch_ps += fresh_ps(graph, spec, device)
+        cache_ps += sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if spec.axes:
         tiles = steps = 1
         for axis in spec.axes:

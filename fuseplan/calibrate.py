@@ -42,8 +42,12 @@ _TINY = 8
 _MORE = 8
 
 _TILE, _TILES = 16, 256
+_ROW = 1024
 _MEMORY_BYTES = (64 << 20, 512 << 20)
 """Least and most that is walked to measure main memory: past most caches, and soon done."""
+
+_FRESH_BYTES = 64 << 20
+"""An array so large is given back to the system when freed: twice glibc's largest threshold."""
 
 _lock = threading.Lock()
 
@@ -85,8 +89,8 @@ def _has_backend() -> bool:
 def measure() -> DeviceSpec:
     """Measure what XLA reaches on this CPU, in under ten seconds.
 
-    Limits: the rates are those of a loop's steady state, in place. The first touch of fresh
-    memory, which the system clears and maps, is several times slower.
+    Limits: the rates are those of a loop's steady state, in place. What the first touch of
+    memory takes on top, which the system clears and maps, is ``fresh_bytes_per_s``.
     """
     # A thread of its own: the trace, the precision and the device that the caller is under
     # are not the measurement's.
@@ -120,6 +124,7 @@ def _measure(known: DeviceSpec) -> DeviceSpec:
     in_l2 = "in half of the second-level caches"
     keep("vector_flops_per_s", rate("vector"), f"{_CHAIN} fused multiply-adds, two flops each, {in_l2}")
     keep("transcendental_per_s", rate("exp"), f"exp in float32, {in_l2}")
+    keep("reduction_per_s", rate("sums"), f"sums of rows of {_ROW} float32, {in_l2}")
     moved = "x*0.5+1 in place, read + written,"
     level = keep("hbm_bytes_per_s", rate("memory"), f"{moved} past the caches")
     for field, name, where in (
@@ -128,6 +133,8 @@ def _measure(known: DeviceSpec) -> DeviceSpec:
     ):
         # A level that a noisy neighbour slows down, or that is not known, is no slower than the next.
         level = found[field] = max(level, keep(field, rate(name), f"{moved} {where}, no less than the next"))
+    fresh = f"x+1 of {_FRESH_BYTES >> 20} MiB into new memory, what it takes longer than in place"
+    keep("fresh_bytes_per_s", rate("fresh"), fresh)
     matrix = {dtype: rate(dtype) for dtype in _MATRIX if dtype in loops}
     if matrix:
         assumed = "".join(f"; assumed: {dtype}" for dtype in _MATRIX if dtype not in matrix)
@@ -183,10 +190,44 @@ class _Loop:
         return time.perf_counter() - start
 
 
-def _sampled(programs: dict[str, Callable[[], _Loop]]) -> dict[str, _Loop]:
+class _Touch:
+    """``x + 1`` into memory that the system has to find, against the same in place: ``turn_s``
+    is what that takes longer, at the fastest of each, and ``work`` the bytes of the result."""
+
+    def __init__(self, nbytes: int) -> None:
+        self._x = jnp.zeros((nbytes // (4 * _ROW), _ROW), jnp.float32)
+        self.work = float(self._x.nbytes)
+        self._new = jax.jit(lambda x: x + 1)
+        self._in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
+        self._times()  # compiles
+        self._best = self._times()
+
+    @property
+    def turn_s(self) -> float:
+        new, in_place = self._best
+        # Where the allocator keeps what is freed there is no difference: as good as nothing.
+        return max(new - in_place, 1e-9)
+
+    def sample(self) -> float:
+        """Run each once more, for so many seconds."""
+        times = self._times()
+        self._best = min(self._best[0], times[0]), min(self._best[1], times[1])
+        return sum(times)
+
+    def _times(self) -> tuple[float, float]:
+        start = time.perf_counter()
+        result = jax.block_until_ready(self._new(self._x))
+        middle = time.perf_counter()
+        result.delete()  # back to the system, before the next is asked for
+        again = time.perf_counter()
+        self._x = jax.block_until_ready(self._in_place(self._x))
+        return middle - start, time.perf_counter() - again
+
+
+def _sampled(programs: dict[str, Callable[[], _Loop | _Touch]]) -> dict[str, _Loop | _Touch]:
     """The programs that run here, sampled in turns, so that no passing load hits one alone."""
     end = time.monotonic() + _COMPILE_S
-    loops = {}
+    loops: dict[str, _Loop | _Touch] = {}
     for name, program in programs.items():
         # Whatever XLA cannot do here, a default stands in for.
         with contextlib.suppress(Exception):
@@ -201,7 +242,7 @@ def _sampled(programs: dict[str, Callable[[], _Loop]]) -> dict[str, _Loop]:
     return loops
 
 
-def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop]]:
+def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
     """What is measured, most important first; the work of a turn is in flops, results or bytes."""
     least, most = _MEMORY_BYTES
     memory_bytes = min(max(4 * known.cache_bytes, least), most, known.hbm_capacity_bytes // 16)
@@ -212,9 +253,12 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop]]:
         pair = tuple(jnp.full((n, n), 1 / n, dtype) for _ in range(2))
         return _Loop(2 * n**3, lambda i, ab: (ab[0] @ ab[1], ab[1]), pair)
 
+    def array(nbytes: int, value: float) -> Any:
+        return jnp.full((max(nbytes // (4 * _ROW), 1), _ROW), value, jnp.float32)
+
     def fused(nbytes: int, work: float, function: Callable[[Any], Any]) -> _Loop:
         """``work`` is an element's."""
-        x = jnp.full((max(nbytes // 4096, 1), 1024), 0.5, jnp.float32)
+        x = array(nbytes, 0.5)
         return _Loop(work * x.size, lambda i, x: function(x), x)
 
     def chain(x: Any) -> Any:
@@ -224,6 +268,11 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop]]:
 
     def scale(x: Any) -> Any:
         return x * 0.5 + 1
+
+    def sums() -> _Loop:
+        x = array(in_l2, 1 / _ROW)
+        # Times the sums of the turn before, or XLA would compute them once for all.
+        return _Loop(x.size, lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
 
     def dots(tiny: int) -> _Loop:
         return _Loop(0, lambda i, x: x, jnp.zeros((), jnp.float32), tiny)
@@ -241,10 +290,12 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop]]:
         "float32": lambda: matmul("float32"),
         "vector": lambda: fused(in_l2, 2 * _CHAIN, chain),
         "exp": lambda: fused(in_l2, 1, lambda x: jnp.exp(-x)),
+        "sums": sums,
         "dot": lambda: dots(1),
         "dots": lambda: dots(1 + _MORE),
         "tile": tiles,
         "memory": lambda: fused(memory_bytes, 8, scale),
+        "fresh": lambda: _Touch(_FRESH_BYTES),
         "shared": lambda: fused(known.cache_bytes // 2, 8, scale),
         "private": lambda: fused(in_l2, 8, scale),
         "float64": lambda: matmul("float64"),

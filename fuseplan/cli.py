@@ -337,6 +337,8 @@ def calibrate(json: Json = False) -> None:
         "matrix_f64_flops_per_s": rates["float64"],
         "vector_flops_per_s": cpu.vector_flops_per_s,
         "transcendental_per_s": cpu.transcendental_per_s,
+        "reduction_per_s": cpu.reduction_per_s,
+        "fresh_bytes_per_s": cpu.fresh_bytes_per_s,
     }
     overheads = {"launch_ps": cpu.launch_ps, "step_ps": cpu.step_ps}
     if json:

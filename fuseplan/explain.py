@@ -18,7 +18,7 @@ from fuseplan.partition import data_edges
 from fuseplan.plan import Plan
 from fuseplan.pricing import Nodes
 from fuseplan.regroup import Change, Regrouping
-from fuseplan.text import bytes_text, kernel_name, time_text
+from fuseplan.text import bytes_text, kernel_name, skipped, time_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class Explainer(Regrouping):
         if others:
             scope += f" (and {others} other kernel{'s' if others > 1 else ''} for what it leaves over)"
         text = f"{head}\n{scope} is possible and would {_costs(best)}.{self._why(best)}"
+        text += self._unskipped((ka, kb))
         return Explanation(
             a, b, False, (ka, kb), None, best.groups, best.extra_ps, best.extra_hbm_bytes, text
         )  # fmt: skip
@@ -118,7 +119,7 @@ class Explainer(Regrouping):
             return Explanation(a, b, True, (k, k), None, (), None, None, text)
         text = (
             f"{head}{stays}\nCut before {self._node(high)}, in {len(change.groups)} kernels, it would "
-            f"{_costs(change)}."
+            f"{_costs(change)}.{self._unskipped((k,))}"
         )
         return Explanation(
             a, b, True, (k, k), None, change.groups, change.extra_ps,
@@ -128,9 +129,16 @@ class Explainer(Regrouping):
     def _why(self, change: Change) -> str:
         if self.plan.status == "OPTIMAL" and change.extra_ps >= 0:
             return " The plan is proven optimal without it."
+        if change.extra_ps < 0 and self.plan.status == "OPTIMAL":
+            return " It is no part of what the planner searches: loops around these alone."
         if change.extra_ps < 0:
             return f" The planner {self.plan.planner!r} did not find it; the solver may."
         return ""
+
+    def _unskipped(self, kernels: Sequence[int]) -> str:
+        """A plan does not keep the masks that its tiles were skipped by."""
+        specs = [self.plan.kernels[k].spec for k in kernels]
+        return " The other way is priced without skipping masked tiles." if any(map(skipped, specs)) else ""
 
     def _node(self, n: int) -> str:
         node = self.graph.nodes[n]

@@ -103,10 +103,11 @@ class Plan:
     def to_frame(self) -> pd.DataFrame:
         """A row a kernel, in order.
 
-        Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, time_us, bound_by,
-        hbm_bytes, onchip_bytes, flops, intensity`` (flops per HBM byte), ``roofline`` (the time
-        that the kernel's arrays and operations need at the device's peaks, over its modelled
-        time), ``source`` (``file:line (function)`` of its main operation).
+        Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, skipped`` (tiles that a
+        mask leaves out), ``time_us, bound_by, hbm_bytes, onchip_bytes, flops, intensity`` (flops
+        per HBM byte), ``roofline`` (the time that the kernel's arrays and operations need at the
+        device's peaks, over its modelled time), ``source`` (``file:line (function)`` of its main
+        operation).
         """
         from fuseplan.report import kernels_frame
 

@@ -10,7 +10,7 @@ from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, group_successors
 from fuseplan.partition import data_edges, effect_edges
 from fuseplan.plan import Plan
-from fuseplan.pricing import Nodes, Price, PriceBook
+from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.schedule import Scheduler
 
 
@@ -29,6 +29,8 @@ class Regrouping:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.graph: Graph = plan.graph
+        self.loops = plan.device.backend == "xla"
+        """Whether groups may be tiled loops, which break rules that others keep."""
         self.book = PriceBook(plan.graph, Scheduler(plan.graph, plan.device))
         self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
@@ -56,10 +58,15 @@ class Regrouping:
 
     def why_no_kernel(self, nodes: Nodes) -> Verdict | None:
         """Why ``nodes`` cannot be one kernel, by a rule or for want of a schedule."""
-        refused = self.refusal(nodes)
-        if refused is not None:
-            return refused
-        price = self.book.price(nodes)
+        if len(nodes) > 1 and len(self.connected(nodes)) > 1:
+            return Verdict(
+                "producer-consumer",
+                "no value passes between them, and a kernel holds only operations that pass values on",
+                nodes,
+            )
+        # Of what fits no kernel there may be tiled loops: the price knows both.
+        refused = None if self.loops else self.book.compatible(nodes)
+        price = refused or self.book.price(nodes)
         return price if isinstance(price, Verdict) else None
 
     def convex(self, nodes: set[int]) -> set[int]:
@@ -95,16 +102,6 @@ class Regrouping:
             parts.append(tuple(sorted(part)))
         return parts
 
-    def refusal(self, nodes: Nodes) -> Verdict | None:
-        """Why a convex set can be no kernel, whatever its schedule."""
-        if len(nodes) > 1 and len(self.connected(nodes)) > 1:
-            return Verdict(
-                "producer-consumer",
-                "no value passes between them, and a kernel holds only operations that pass values on",
-                nodes,
-            )
-        return self.book.compatible(nodes)
-
     def change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
         """Replace ``kernels`` by ``groups``, if the rest can then still run."""
         gone = set(kernels)
@@ -131,7 +128,7 @@ class Regrouping:
         pieces: list[Nodes] = []
         for part in self.connected(tuple(nodes)):
             convex = set(part) == self.convex(set(part))
-            if convex and self.book.compatible(part) is None and isinstance(self.book.price(part), Price):
+            if convex and self.why_no_kernel(part) is None:
                 pieces.append(part)
             else:
                 pieces += [(n,) for n in part]

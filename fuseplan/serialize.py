@@ -51,7 +51,7 @@ def plan_from_json(text: str) -> Plan:
         )
     plan: Plan = _decode(Plan, document.get("plan"), "plan")
     _check_ids(plan)
-    _check_device(plan.device)
+    _check_device(plan)
     try:
         check_graph(plan.graph)
         check_plan(plan)
@@ -196,6 +196,13 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     for axes in spec.node_axes:
         for own in axes:
             _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
+    if spec.backend != "loops" and (spec.passes or spec.walked or spec.keeps):
+        raise InvalidPlanError(f"{where}: only a loop nest has passes, and this is {_shown(spec.backend)}")
+    if spec.backend == "loops" and not spec.axes:
+        raise InvalidPlanError(f"{where}.axes: expected the axes of a loop nest, got none")
+    for i, nodes in enumerate(spec.passes):
+        _check_range(f"{where}.passes[{i}]", nodes, len(spec.nodes), "positions in its nodes")
+    _check_range(f"{where}.walked", spec.walked, None, "", low=1)
     for name in ("reads", "writes"):
         for i, access in enumerate(getattr(spec, name)):
             at = f"{where}.{name}[{i}]"
@@ -216,12 +223,21 @@ def _check_range(where: str, numbers: tuple[int, ...], count: int | None, what: 
             raise InvalidPlanError(f"{where}: expected {expected}, got {number}")
 
 
-def _check_device(device: DeviceSpec) -> None:
-    """What the cost model divides by must be positive."""
-    for name in ("core_count", "hbm_bytes_per_s", "vector_flops_per_s", "transcendental_per_s"):
+_RATES = ("core_count", "hbm_bytes_per_s", "vector_flops_per_s", "transcendental_per_s")
+_RATES_OF_LOOPS = ("cache_bytes_per_s", "private_cache_bytes_per_s")
+
+
+def _check_device(plan: Plan) -> None:
+    """What the cost model divides by must be positive, and nothing negative."""
+    device = plan.device
+    loops = any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+    for name in (*_RATES, *(_RATES_OF_LOOPS if loops else ())):
         rate = getattr(device, name)
         if rate <= 0:
             raise InvalidPlanError(f"plan.device.{name}: expected a positive number, got {rate}")
+    for name, hint in _hints(DeviceSpec).items():
+        if hint is int:
+            _check_range(f"plan.device.{name}", (getattr(device, name),), None, "")
     for dtype, rate in device.matrix_flops_per_s:
         if rate <= 0:
             raise InvalidPlanError(

@@ -34,8 +34,9 @@ class SpecMaker:
         roles: tuple[AxisRole, ...],
         backend: str,
         stream: int | None = None,
+        keeps: bool = False,
     ) -> None:
-        self.nodes, self.backend = nodes, backend
+        self.nodes, self.backend, self.keeps = nodes, backend, keeps
         self.passes: tuple[tuple[int, ...], ...] = ()
         ranked = sorted(range(len(roles)), key=lambda a: (roles[a], a == stream, a))
         self.order = [(a, axes.sizes[a], roles[a]) for a in ranked]
@@ -51,5 +52,5 @@ class SpecMaker:
     def __call__(self, tiles: Tiles) -> KernelSpec:
         axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)
         return KernelSpec(
-            self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend, self.passes
+            self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend, self.passes, self.keeps
         )

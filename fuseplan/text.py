@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -53,7 +54,8 @@ def kernel_name(graph: Graph, nodes: Sequence[int]) -> str:
         if main.kind < OpKind.REDUCTION:
             first = next((node for node in members if node.flops.total), members[0])
     if first.op == last.op:
-        return first.op
+        products = sum(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in members)
+        return f"{first.op}…{last.op}" if products > 1 else first.op
     family = first.op.split("_")[0] + "_"
     return f"{first.op}…{last.op.removeprefix(family)}"
 
@@ -73,22 +75,46 @@ def makes(graph: Graph, spec: KernelSpec) -> str:
 
 
 def grid(spec: KernelSpec) -> str:
-    """``12×128``: tiles along each parallel axis that has more than one; ``XLA`` where the
-    group is left to it."""
+    """``12×128``: tiles along each parallel axis that has more than one, of a loop nest along
+    each loop, the outermost first; ``XLA`` where the group is left to it."""
     if not spec.axes:
         return "XLA"
-    return "×".join(str(n) for n in spec.grid if n > 1) or "1"
+    counts = [a.n_tiles for a in spec.axes] if spec.backend == "loops" else spec.grid
+    return "×".join(str(n) for n in counts if n > 1) or "1"
 
 
 def tile(spec: KernelSpec) -> str:
-    """The tile of each axis, streamed ones as ``32 of 1024``."""
+    """The tile of each axis, those that are walked in loops as ``32 of 1024``."""
     parts = []
     for axis in spec.axes:
-        if axis.role == AxisRole.STREAMED:
+        looped = spec.backend == "loops" and axis.n_tiles > 1
+        if axis.role == AxisRole.STREAMED or looped:
             parts.append(f"{axis.tile} of {axis.size}")
         elif axis.size > 1:
             parts.append(str(min(axis.tile, axis.size)))
     return " × ".join(parts)
+
+
+def skipped(spec: KernelSpec) -> str:
+    """``28 of 64``: the tiles of a loop nest that masks leave out, over all its passes; empty
+    where there are none."""
+    every = math.prod(a.n_tiles for a in spec.axes)
+    visits = [n for n, nodes in zip(spec.walked, spec.passes, strict=True) if nodes] if spec.walked else []
+    total = every * len(visits)
+    return f"{total - sum(visits):,} of {total:,}" if sum(visits) < total else ""
+
+
+def loops_line(spec: KernelSpec) -> str:
+    """A loop nest in words: ``loops over tiles of 256 of 2048 × 256 of 2048, 28 of 64 skipped``."""
+    cut = " × ".join(f"{a.tile} of {a.size}" for a in spec.axes if a.n_tiles > 1)
+    left_out = skipped(spec)
+    passes = sum(bool(nodes) for nodes in spec.passes)
+    return (
+        f"loops over tiles of {cut}"
+        + (f", in {passes} passes" if passes > 1 else "")
+        + (" that keep products" if spec.keeps and passes > 1 else "")
+        + (f", {left_out} skipped" if left_out else "")
+    )
 
 
 def time_text(us: float) -> str:
@@ -234,6 +260,9 @@ def kernel_table(plan: Plan) -> str:
         rest = sum(r.count * r.kernel.cost.time_us for r in hidden)
         number = sum(r.count for r in hidden)
         lines.append(f"… and {number} cheaper kernels of {len(hidden)} kinds, {time_text(rest)} µs in all")
+    for row in shown:
+        if row.kernel.spec.backend == "loops":
+            lines += _wrapped(f"{row.first}: {loops_line(row.kernel.spec)}", 80, "   ")
     if grouped:
         lines.append("Equal kernels share a line: the number is the first one's, the costs are sums.")
     for note in plan.notes:

@@ -15,7 +15,8 @@ from fuseplan.config import resolve_device
 from fuseplan.local import local_device
 
 RATES = ("hbm_bytes_per_s", "cache_bytes_per_s", "private_cache_bytes_per_s", "vector_flops_per_s",
-         "transcendental_per_s", "launch_ps", "step_ps", "matrix_flops_per_s")  # fmt: skip
+         "transcendental_per_s", "reduction_per_s", "fresh_bytes_per_s", "launch_ps", "step_ps",
+         "matrix_flops_per_s")  # fmt: skip
 
 
 @pytest.fixture
@@ -50,6 +51,8 @@ def test_this_cpu_is_measured_by_xla(quick):
     assert all(calibrate.MADE_BY in cpu.source(field) for field in RATES)
     assert 10**8 < cpu.hbm_bytes_per_s <= cpu.cache_bytes_per_s <= cpu.private_cache_bytes_per_s < 10**14
     assert 10**7 < cpu.transcendental_per_s < cpu.vector_flops_per_s < 10**15
+    assert 10**7 < cpu.reduction_per_s < 10**13
+    assert cpu.fresh_bytes_per_s > 10**7
     assert {dtype for dtype, _ in cpu.matrix_flops_per_s} == {"float32", "float64", "bfloat16", "float16"}
     assert all(10**7 < rate < 10**15 for _, rate in cpu.matrix_flops_per_s)
     # A dispatch and a turn are neither free nor a program's start.
@@ -75,9 +78,10 @@ def test_what_fails_keeps_the_default_and_says_so(quick, monkeypatch):
     assert cpu.source("matrix_flops_per_s").endswith("assumed: float64; assumed: bfloat16")
 
 
-@pytest.mark.parametrize("attribute", ["_COMPILE_S", "_Loop"])
-def test_when_nothing_can_be_measured_the_defaults_stand(quick, monkeypatch, attribute):
-    monkeypatch.setattr(calibrate, attribute, 0.0)  # no time; and what cannot be called
+@pytest.mark.parametrize("attributes", [("_COMPILE_S",), ("_Loop", "_Touch")])
+def test_when_nothing_can_be_measured_the_defaults_stand(quick, monkeypatch, attributes):
+    for attribute in attributes:
+        monkeypatch.setattr(calibrate, attribute, 0.0)  # no time; and what cannot be called
     cpu, default = calibrate.measure(), known.described_cpu()
     for field in RATES:
         assert getattr(cpu, field) == getattr(default, field)
@@ -109,6 +113,30 @@ def test_a_run_that_another_process_made_long_does_not_fix_the_number_of_turns(m
     for _ in range(20):
         disturbed.sample()
     assert disturbed.turn_s < 10 * loop.turn_s
+
+
+@pytest.mark.parametrize(("new_s", "seconds"), [(0.04, 0.03), (0.01, 1e-9), (0.005, 1e-9)])
+def test_fresh_memory_costs_what_it_takes_longer_than_in_place(monkeypatch, new_s, seconds):
+    """An allocator that keeps what is freed makes no difference, and that costs as good as nothing."""
+    times = iter([(9.0, 9.0), (0.06, 0.02), (new_s, 0.05), (0.07, 0.01)])
+    monkeypatch.setattr(calibrate._Touch, "_times", lambda self: next(times))
+    touch = calibrate._Touch(1 << 20)
+    assert touch.sample() == new_s + 0.05
+    touch.sample()
+    assert touch.turn_s == pytest.approx(seconds)
+    assert touch.work == 1 << 20
+
+
+def test_every_sample_of_fresh_memory_is_freed_before_the_next(monkeypatch):
+    made = []
+    touch = calibrate._Touch(1 << 20)
+    run = touch._new
+    monkeypatch.setattr(touch, "_new", lambda x: made.append(run(x)) or made[-1])
+    for _ in range(3):
+        touch.sample()
+    assert len(made) == 3
+    assert all(x.is_deleted() for x in made)
+    assert not touch._x.is_deleted()
 
 
 def test_a_noisy_level_is_no_slower_than_the_next(quick, monkeypatch):

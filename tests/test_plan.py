@@ -10,15 +10,27 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
+from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE
+from costmodel.kernel import Axis, AxisRole, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan import InvalidArgumentError, InvalidPlanError, Plan
 from fuseplan.config import Options
+from fuseplan.debug import report_plan
 from fuseplan.explain import Explainer, borders
 from fuseplan.lower import Lowered
 from fuseplan.planner import plan_lowered
 from fuseplan.serialize import FORMAT, VERSION
-from fuseplan.text import bytes_text, columns, kernel_name, seconds_text, time_text, unfused_plan
+from fuseplan.text import (
+    bytes_text,
+    columns,
+    kernel_name,
+    loops_line,
+    seconds_text,
+    skipped,
+    time_text,
+    unfused_plan,
+)
 from tests.graphs import GraphBuilder
 
 
@@ -415,3 +427,168 @@ def test_no_edit_of_one_place_leads_to_another_error(plan):
         except InvalidPlanError:  # any other error fails the test
             refused += 1
     assert refused > 1000
+
+
+# --- loop nests ------------------------------------------------------------------------------
+
+
+def causal(q, k, v):
+    scores = jnp.einsum("bqd,bkd->bqk", q, k) / 8
+    mask = jnp.tril(jnp.ones(scores.shape[1:], bool))
+    return jnp.sin(jax.nn.softmax(jnp.where(mask, scores, -1e30)) @ v).sort(-1)
+
+
+HEADS = (jax.ShapeDtypeStruct((8, 2048, 64), "float32"),) * 3
+
+
+@pytest.fixture(scope="module")
+def nest_plan():
+    cpu = replace(described_cpu(), core_count=2, private_cache_bytes=4 << 20, cache_bytes=32 << 20)
+    plan = make(device=cpu, f=causal, args=HEADS)
+    assert [k.spec.backend for k in plan.kernels].count("loops") == 1
+    return plan
+
+
+def nest_of(plan):
+    """The loop nest of a plan, as a dataclass or as JSON."""
+    kernels = plan.kernels if isinstance(plan, Plan) else plan["kernels"]
+    specs = [k.spec if isinstance(plan, Plan) else k["spec"] for k in kernels]
+    return next(s for s in specs if (s.backend if isinstance(plan, Plan) else s["backend"]) == "loops")
+
+
+def test_the_table_tells_how_a_nest_is_tiled_and_what_it_skips(nest_plan):
+    spec = nest_of(nest_plan)
+    lines = str(nest_plan).splitlines()
+    assert max(map(len, lines)) <= 80
+    cut = [axis for axis in spec.axes if axis.n_tiles > 1]
+    shown = " × ".join(f"{axis.tile} of {axis.size}" for axis in cut)
+    assert any(f"loops over tiles of {shown}" in line for line in lines)
+    assert f" {'×'.join(str(axis.n_tiles) for axis in cut)} " in str(nest_plan)
+    assert f"{skipped(spec)} skipped" in str(nest_plan)
+    assert "dot_general…dot_general" in str(nest_plan)
+
+
+def test_skipped_tiles_are_those_of_passes_that_walk():
+    axes = (Axis(64, AxisRole.PARALLEL, 8), Axis(100, AxisRole.STREAMED, 10))
+    passes, walked = ((0,), (), (1,)), (60, 80, 80)
+    spec = KernelSpec((0, 1), axes, (), (), (), backend="loops", passes=passes, walked=walked)
+    assert skipped(spec) == "20 of 160"
+    assert loops_line(spec) == "loops over tiles of 8 of 64 × 10 of 100, in 2 passes, 20 of 160 skipped"
+    assert "in 2 passes that keep products, 20" in loops_line(replace(spec, keeps=True))
+    for nothing in (replace(spec, walked=()), replace(spec, walked=(80, 1, 80))):
+        assert skipped(nothing) == ""
+        assert loops_line(nothing).endswith("in 2 passes")
+
+
+def test_the_summary_of_a_nest_and_its_notebook_table(nest_plan):
+    text = nest_plan.summary()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "× faster)" in text
+    assert "dot_general…dot_general" in nest_plan._repr_html_()
+
+
+def test_the_frame_of_a_nest(nest_plan):
+    frame = nest_plan.to_frame()
+    row = frame[frame.backend == "loops"].iloc[0]
+    assert " of 2048" in row.tile
+    assert row.grid == "×".join(str(a.n_tiles) for a in nest_of(nest_plan).axes if a.n_tiles > 1)
+    assert row.skipped == skipped(nest_of(nest_plan)) != ""
+    assert set(frame[frame.backend == "xla"].skipped) <= {""}
+    assert 0 < row.roofline <= 1
+
+
+def test_the_page_of_a_nest(nest_plan, tmp_path):
+    nest_plan.to_html(tmp_path / "plan.html")
+    page = (tmp_path / "plan.html").read_text()
+    assert "dot_general…dot_general" in page
+    assert f"{skipped(nest_of(nest_plan))} skipped" in page
+
+
+def test_a_nest_is_explained_by_what_smaller_nests_would_cost(nest_plan):
+    first, last = (n.id for n in nest_plan.graph.nodes if n.op == "dot_general")
+    answer = nest_plan.explain(first, last)
+    assert answer.together
+    assert answer.extra_ps > 0
+    assert len(answer.forced) < len(nest_of(nest_plan).nodes) // 2  # not operation by operation
+    assert answer.extra_hbm_bytes >= 2 * 4 * 8 * 2048 * 2048
+    assert "priced without skipping masked tiles" in str(answer)
+    outside = nest_plan.explain(last, "sort")
+    assert "impossible (opaque: sort" in str(outside)
+
+
+def test_groups_apart_may_share_a_nest():
+    cpu = replace(described_cpu(), core_count=2, private_cache_bytes=4 << 20, cache_bytes=32 << 20)
+    plan = make("unfused", device=cpu, f=causal, args=HEADS)
+    answer = plan.explain(*(n.id for n in plan.graph.nodes if n.op == "dot_general"))
+    assert not answer.together
+    assert answer.verdict is None
+    assert answer.extra_ps < 0
+    assert answer.extra_hbm_bytes < 0
+
+
+def test_every_debug_level_prints_a_nest(nest_plan, monkeypatch, capsys, tmp_path):
+    monkeypatch.setenv("FUSEPLAN_DUMP", str(tmp_path))
+    printed = []
+    for level in range(5):
+        monkeypatch.setenv("FUSEPLAN_DEBUG", str(level))
+        report_plan(nest_plan)
+        printed.append(capsys.readouterr().err)
+    assert printed[0] == ""
+    assert all(map(str.startswith, printed[2:], printed[1:]))
+    assert "loops over tiles of" in printed[3]
+    (kept,) = tmp_path.iterdir()
+    assert Plan.from_json(kept.read_text()).kernels == nest_plan.kernels
+
+
+def test_a_nest_round_trips(nest_plan):
+    again = Plan.from_json(nest_plan.to_json())
+    assert again == nest_plan
+    assert nest_of(again).walked == nest_of(nest_plan).walked != ()
+    assert again.to_json() == nest_plan.to_json()
+
+
+NEST_MUTATIONS = {
+    "a position that is none": (
+        lambda p: nest_of(p)["passes"][0].append(99), r"passes\[0\]: expected one of .* positions",
+    ),
+    "a negative position": (lambda p: nest_of(p)["passes"][0].append(-1), r"passes\[0\]: .* got -1"),
+    "a pass less": (lambda p: nest_of(p).update(passes=[]), "claims passes"),
+    "another pass": (lambda p: nest_of(p)["passes"][0].pop(), "claims passes"),
+    "no tiles walked": (lambda p: nest_of(p).update(walked=[0]), "walked: expected at least 1, got 0"),
+    "fewer tiles walked": (
+        lambda p: nest_of(p).update(walked=[1] * len(nest_of(p)["walked"])), "claims .* but costs",
+    ),
+    "more tiles than there are": (
+        lambda p: nest_of(p).update(walked=[10**6] * len(nest_of(p)["walked"])), "claims to walk",
+    ),
+    "walks of another number of passes": (lambda p: nest_of(p)["walked"].append(1), "claims to walk"),
+    "another tile": (lambda p: nest_of(p)["axes"][0].update(tile=7), "claims"),
+    "a tile of nothing": (lambda p: nest_of(p)["axes"][0].update(tile=0), "tile: expected at least 1"),
+    "no axes": (
+        lambda p: nest_of(p).update(axes=[], node_axes=[[[] for _ in d] for d in nest_of(p)["node_axes"]],
+                                    reads=[], writes=[]),
+        "axes: expected the axes of a loop nest",
+    ),
+    "passes of no nest": (lambda p: nest_of(p).update(backend="xla"), "only a loop nest has passes"),
+    "what no nest keeps": (
+        lambda p: next(k for k in p["kernels"] if k["spec"]["backend"] == "xla")["spec"].update(keeps=True),
+        "only a loop nest has passes",
+    ),
+    "a cache of no speed": (
+        lambda p: p["device"].update(cache_bytes_per_s=0), "device.cache_bytes_per_s: expected a positive",
+    ),
+    "cores' caches of no speed": (
+        lambda p: p["device"].update(private_cache_bytes_per_s=0),
+        "private_cache_bytes_per_s: expected a positive number, got 0",
+    ),
+    "fresh memory that saves time": (
+        lambda p: p["device"].update(fresh_bytes_per_s=-1), "fresh_bytes_per_s: expected at least 0, got -1",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NEST_MUTATIONS)
+def test_a_nest_that_was_edited_is_refused_with_the_reason(nest_plan, name):
+    edit, message = NEST_MUTATIONS[name]
+    with pytest.raises(InvalidPlanError, match=message):
+        Plan.from_json(edited(nest_plan, edit))

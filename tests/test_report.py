@@ -13,7 +13,9 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
+from costmodel.calibrate import described_cpu
 from costmodel.device import DEVICES
+from fuseplan import local
 from fuseplan.output import OutputError, check_writable, write_text
 from fuseplan.report import Page, Study, Table, compare_frame, devices_frame, render_page, write_page
 from fuseplan.report.pictures import roofline, strip
@@ -117,6 +119,11 @@ def test_devices_frame_has_every_device_with_its_sources():
     assert set(frame.attrs["sources"]) == set(frame.index)
     assert "datasheet" in frame.attrs["sources"]["h200"]["hbm_bytes_per_s"]
     assert not frame.isna().any(axis=None)
+
+
+def test_devices_frame_s_cpu_is_the_one_that_is_planned_for(monkeypatch):
+    monkeypatch.setattr(local, "local_cpu", lambda: replace(described_cpu(), vector_flops_per_s=7 * 10**12))
+    assert devices_frame().loc["cpu", "vector_tflops"] == 7
 
 
 # --- pictures --------------------------------------------------------------------------------

@@ -3,10 +3,6 @@
 One loop walks the tiles of all outer axes; inside it, each pass of the group walks the
 stream. Large intermediates exist a tile at a time, results are written into place by
 dynamic slices, and XLA runs each operation of a tile on all cores.
-
-The last tile of an axis that its tile does not divide is shifted back to end where the
-axis ends: every tile is full, and what an earlier tile covered already is masked where it
-would count twice.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -22,20 +19,22 @@ import numpy as np
 from jax import lax
 
 from costmodel.graph import DimMap
-from costmodel.kernel import Access, KernelSpec, block_shape
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit.body import Blocks, Step, live_ins, make_step, put, scalar
+from fuseplan.emit.loop_tiles import LoopTile, Position, aligned, fresh, loaded, placed
 from fuseplan.loops.nest import program_of
-from fuseplan.loops.passes import Pass, Scale, reduced_axes
+from fuseplan.loops.passes import Pass, reduced_axes
+from fuseplan.loops.walks import skips_of
 from fuseplan.lower import Lowered
-from fuseplan.skipping import Skips, find_skips
+from fuseplan.ops.reduction import accumulator
+from fuseplan.skipping import Skips
 from fuseplan.trace import Literal
 
-Position = tuple[Any, ...]
-"""For each axis of the nest, the index of the current tile; 0 for an axis in one tile."""
 Totals = dict[int, Any]
 """What sinks have accumulated along the stream, by position in the group."""
 Results = dict[int, Any]
-"""The arrays that the nest returns, under construction, by value."""
+"""The arrays that the nest returns, under construction, by value; and, under ``~value``, the
+products that one pass keeps for another."""
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
@@ -54,28 +53,25 @@ class _Nest:
         self.avals = lowered.avals
         self.reads = live_ins(spec)
         self.writes = {w.value: w for w in spec.writes}
-        self.outer = [a for a, axis in enumerate(spec.axes) if axis.n_tiles > 1 and a != program.stream]
-        tiled = set(self.outer) | ({program.stream} if program.stream is not None else set())
+        cut = [a for a, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT]
+        self.outer = [a for a in cut if a != program.stream]
         nodes = [lowered.graph.nodes[n] for n in spec.nodes]
         self.reduced = [
-            reduced_axes(node, own) & tiled for node, own in zip(nodes, spec.node_axes, strict=True)
+            reduced_axes(node, own) & set(cut) for node, own in zip(nodes, spec.node_axes, strict=True)
         ]
-        self.skips = [self._skips(lowered, p) for p in program.passes]
-
-    def _skips(self, lowered: Lowered, p: Pass) -> Skips | None:
-        stream = self.program.stream
-        if stream is None or self.spec.axes[stream].n_tiles == 1:
-            return None
-        return find_skips(lowered, self.spec, stream, [self.spec.nodes[i] for i in p.loop])
+        self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
+        self.skips = skips_of(lowered, spec, program)
 
     def run(self, *arrays: Any) -> tuple[Any, ...]:
         values = dict(zip(self.reads, arrays, strict=True))
         walks = [_Walk(self, skips, values) for skips in self.skips]
         results = {v: self._empty(v) for v in self.writes}
+        results |= {~v: self._scratch(i) for p in self.program.passes for i in p.kept for v in self._makes(i)}
         counts = [self.spec.axes[a].n_tiles for a in self.outer]
 
         def body(t: Any, results: Results) -> Results:
             position: list[Any] = [0] * len(self.spec.axes)
+            t = jnp.int32(t)  # under jax.disable_jit, loops count in Python
             for a, count in zip(reversed(self.outer), reversed(counts), strict=True):
                 t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
             return _Turn(self, values, tuple(position), results).run(walks)
@@ -101,6 +97,17 @@ class _Nest:
         if self.accumulates_outside(i):
             return _neutral(self.steps[i], aval.shape)
         return jnp.zeros(aval.shape, aval.dtype)
+
+    def _makes(self, i: int) -> tuple[int, ...]:
+        return self.steps[i].equation.outputs
+
+    def _scratch(self, i: int) -> Any:
+        """Room for a product on all tiles of the stream, at one outer tile."""
+        step, axes = self.steps[i], list(self.spec.axes)
+        stream = self.program.stream
+        assert stream is not None
+        axes[stream] = replace(axes[stream], tile=axes[stream].size)
+        return jnp.zeros(block_shape(tuple(axes), step.out_axes[0]), step.equation.out_avals[0].dtype)
 
     def _finished(self, v: int, result: Any) -> Any:
         i = self.maker(v)
@@ -145,12 +152,13 @@ class _Turn:
     def run(self, walks: Sequence[_Walk]) -> Results:
         for i in self.nest.program.before:
             self._off_stream(i)
+        totals: Totals = {}
         for p, walk in zip(self.nest.program.passes, walks, strict=True):
-            totals = self._walk(p, walk)
-            scales = dict(p.sinks)
+            if p.loop:
+                totals |= self._walk(p, walk)
             for i in p.after:
                 if i in totals:
-                    self._finish_sink(i, scales[i], totals[i])
+                    self._finish_sink(i, totals[i])
                 else:
                     self._off_stream(i)
         return self.results
@@ -166,22 +174,18 @@ class _Turn:
 
     def _walk(self, p: Pass, walk: _Walk) -> Totals:
         """Walk the stream once: what its sinks have accumulated."""
-        if not p.loop:
-            return {}
-        scales = dict(p.sinks)
-        inner = [i for i in scales if not self.nest.accumulates_outside(i)]
+        inner = [i for i, _ in p.sinks if not self.nest.accumulates_outside(i)]
         totals = {i: _neutral(self.nest.steps[i], self._out_shape(i)) for i in inner}
         count, tile_at = walk.at(self.position)
         stream = self.nest.program.stream
+        assert stream is not None
         for i in p.loop:
             for access in self.nest.steps[i].reads:
                 if access.value in self.values and stream not in access.axis_set:
-                    self.known[access.value, access.axes] = self._load(access, self.position)
+                    self._operand(access, self.known, self.position)
 
         def body(j: Any, carry: tuple[Totals, Results]) -> tuple[Totals, Results]:
-            position = self.position
-            if stream is not None:
-                position = (*position[:stream], tile_at(j), *position[stream + 1 :])
+            position = (*self.position[:stream], tile_at(jnp.int32(j)), *self.position[stream + 1 :])
             return self._tile(p, position, *carry)
 
         start = (totals, self.results)
@@ -196,18 +200,24 @@ class _Turn:
         totals, blocks, scales = dict(totals), dict(self.known), dict(p.sinks)
         shifts = {scale.shift for scale in scales.values() if scale.shift is not None}
         factors: dict[int, tuple[Any, DimMap]] = {}
+        for i in p.recalled:
+            v, axes = self.nest.steps[i].equation.outputs[0], self.nest.steps[i].out_axes[0]
+            blocks[v, axes] = loaded(results[~v], self.spec, axes, self._along_stream(position))
         for i in p.loop:
             step = self.nest.steps[i]
             if i in p.pending:
-                operand = p.pending[i]
-                blocks[step.equation.outputs[0], step.out_axes[0]] = self._operand(
-                    step, operand, blocks, position
+                access = step.reads[p.pending[i]]
+                blocks[step.equation.outputs[0], step.out_axes[0]] = self._spread(
+                    step, access, self._operand(access, blocks, position)
                 )
                 continue
             parts = self._evaluate(step, blocks, position)
             if i not in scales:
                 put(step, _finished(step, parts), blocks)
-                results = self._written(results, step, blocks, position)
+                if i in p.kept:
+                    results = self._kept(results, step, blocks, position)
+                if i in p.stored:
+                    results = self._written(results, step, blocks, position)
             elif self.nest.accumulates_outside(i):
                 results = self._accumulated(results, i, parts[0], position)
             else:
@@ -221,11 +231,18 @@ class _Turn:
                         factors[shift] = self._shift(shift, old, totals[i], blocks)
         return totals, results
 
+    def _spread(self, step: Step, access: Access, x: Any) -> Any:
+        """An operand in the shape of its elementwise step's result."""
+        shape = block_shape(self.spec.axes, step.out_axes[0])
+        return x if x.shape == shape else jnp.broadcast_to(x, shape)
+
     def _shift(self, shift: int, old: Any, new: Any, blocks: Blocks) -> tuple[Any, DimMap]:
         """Put the shift of the running maximum among ``blocks``; the factor by which what was
         accumulated under the old one is rescaled, and the axes it has."""
         source = self.nest.program.shifts[shift]
         top = self.nest.steps[source.maximum]
+        step = self.nest.steps[source.chain[-1] if source.chain else source.maximum]
+        axes = step.out_axes[0]
 
         def shifted_by(total: Any) -> Any:
             chain = dict(blocks)
@@ -233,140 +250,93 @@ class _Turn:
             for i in source.chain:
                 step = self.nest.steps[i]
                 put(step, _finished(step, self._evaluate(step, chain, self.position)), chain)
-            return next(x for (v, _), x in chain.items() if v == shift)
+            return chain[shift, axes]
+
+        def unseen(total: Any) -> Any:
+            return aligned(total == -jnp.inf, top.out_axes[0], axes, self.spec)
 
         before, now = shifted_by(old), shifted_by(new)
-        step = self.nest.steps[source.chain[-1] if source.chain else source.maximum]
-        axes = step.out_axes[0]
-        # Under a maximum of -inf nothing was added up, and -inf - -inf is no number.
-        seen = _align(old > -jnp.inf, top.out_axes[0], axes, self.spec)
-        blocks[shift, axes] = jnp.where(now == -jnp.inf, 0, now).astype(now.dtype)
-        return jnp.where(seen | jnp.isnan(before), jnp.exp(before - now), 1), axes
+        # So far all x are -inf: exp(x - -inf) is no number, but may become zero.
+        blocks[shift, axes] = jnp.where(unseen(new) & (now == -jnp.inf), 0, now).astype(now.dtype)
+        wide = accumulator(now.dtype)
+        factor = jnp.exp(before.astype(wide) - now.astype(wide))
+        return jnp.where(unseen(old) | (before == now), 1, factor), axes
 
-    def _finish_sink(self, i: int, scale: Scale, total: Any) -> None:
-        step = self.nest.steps[i]
+    def _finish_sink(self, i: int, total: Any) -> None:
+        step, scale = self.nest.steps[i], self.nest.scales[i]
         if scale.shift is not None:
-            shift, axes = next((x, a) for (v, a), x in self.known.items() if v == scale.shift)
-            # exp(x - -inf) is no number, as x is -inf everywhere.
-            total = jnp.where(self._aligned(shift == -jnp.inf, axes, step), jnp.nan, total)
+            maximum = self.nest.steps[self.nest.program.shifts[scale.shift].maximum].equation.outputs[0]
+            # All x are -inf to the end.
+            lost = [self._known(v, step) == -jnp.inf for v in (scale.shift, maximum)]
+            total = jnp.where(lost[0] & lost[1], jnp.nan, total)
         for operation, v in scale.factors:
-            factor, axes = next((x, a) for (u, a), x in self.known.items() if u == v)
-            factor = self._aligned(factor, axes, step).astype(total.dtype)
+            factor = self._known(v, step).astype(total.dtype)
             total = total * factor if operation == "mul" else total / factor
         put(step, [_finish(step, total)], self.known)
         self.results = self._written(self.results, step, self.known, self.position)
 
+    def _known(self, v: int, step: Step) -> Any:
+        """A value made off the stream, so that it broadcasts against the result of ``step``."""
+        x, axes = next((x, axes) for (u, axes), x in self.known.items() if u == v)
+        return self._aligned(x, axes, step)
+
     def _aligned(self, x: Any, axes: DimMap, step: Step) -> Any:
-        return _align(x, axes, step.out_axes[0], self.spec)
+        return aligned(x, axes, step.out_axes[0], self.spec)
 
     def _out_shape(self, i: int) -> tuple[int, ...]:
         return block_shape(self.spec.axes, self.nest.steps[i].out_axes[0])
 
-    def _operand(self, step: Step, operand: int, blocks: Blocks, position: Position) -> Any:
-        """An array operand of a step: among ``blocks``, or loaded once."""
-        axes, v = step.in_axes[operand], step.equation.inputs[operand]
-        assert axes is not None
-        assert not isinstance(v, Literal)
-        if (v, axes) not in blocks:
-            blocks[v, axes] = self._load(Access(v, axes), position)
-        return blocks[v, axes]
+    def _operand(self, access: Access, blocks: Blocks, position: Position) -> Any:
+        """An array that a step reads: among ``blocks``, or loaded once."""
+        key = access.value, access.axes
+        if key not in blocks:
+            blocks[key] = loaded(self.values[access.value], self.spec, access.axes, position)
+        return blocks[key]
 
     def _evaluate(self, step: Step, blocks: Blocks, position: Position) -> Sequence[Any]:
         assert step.rule.block is not None
+        reads = iter(step.reads)
         operands = [
-            scalar(v) if isinstance(v, Literal) else self._operand(step, k, blocks, position)
-            for k, v in enumerate(step.equation.inputs)
+            scalar(v) if isinstance(v, Literal) else self._operand(next(reads), blocks, position)
+            for v in step.equation.inputs
         ]
         return step.rule.block(LoopTile(self.spec, step, position), step.equation, operands)
-
-    def _load(self, access: Access, position: Position) -> Any:
-        array = self.values[access.value]
-        shape = block_shape(self.spec.axes, access.axes)
-        if shape == array.shape:
-            return array
-        return lax.dynamic_slice(array, self._starts(access.axes, position), shape)
-
-    def _starts(self, axes: DimMap, position: Position) -> list[Any]:
-        return [jnp.int32(first_index(self.spec, dims, position)) for dims in axes]
 
     def _written(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
         """``results`` with those of a step in place."""
         for v, axes in zip(step.equation.outputs, step.out_axes, strict=True):
             if v in self.nest.writes:
-                starts = self._starts(axes, position)
-                results = {**results, v: _placed(results[v], blocks[v, axes], starts)}
+                results = {**results, v: placed(results[v], blocks[v, axes], self.spec, axes, position)}
         return results
+
+    def _kept(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
+        """``results`` with a product that a later pass recalls."""
+        v, axes = step.equation.outputs[0], step.out_axes[0]
+        along = self._along_stream(position)
+        return {**results, ~v: placed(results[~v], blocks[v, axes], self.spec, axes, along)}
+
+    def _along_stream(self, position: Position) -> Position:
+        """The position in an array that has one outer tile, and the whole stream."""
+        stream = self.nest.program.stream
+        return tuple(p if a == stream else 0 for a, p in enumerate(position))
 
     def _accumulated(self, results: Results, i: int, part: Any, position: Position) -> Results:
         """``results`` with a tile's part of a sum over outer axes added in its place."""
         step = self.nest.steps[i]
         v, axes = step.equation.outputs[0], step.out_axes[0]
         shape = self._out_shape(i)
-        whole = results[v]
-        starts = self._starts(axes, position)
-        old = jax.tree.map(lambda x: x if x.shape == shape else lax.dynamic_slice(x, starts, shape), whole)
-        for dim, dims in enumerate(axes):
-            valid = fresh(self.spec, dims, position, shape, dim)
+        counted = [fresh(self.spec, dims, position, shape, dim) for dim, dims in enumerate(axes)]
+        # Along outer axes that the step does not have, every turn computes the same.
+        own = {a for dims in step.node_axes for a in dims}
+        counted += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
+        for valid in counted:
             if valid is not None:
                 part = jax.tree.map(functools.partial(jnp.where, valid), part, _neutral(step, shape))
         assert step.rule.reduction is not None
+        old = jax.tree.map(lambda x: loaded(x, self.spec, axes, position), results[v])
         new = step.rule.reduction.combine(old, part)
-        return {**results, v: jax.tree.map(lambda x, part: _placed(x, part, starts), whole, new)}
-
-
-class LoopTile:
-    """The tile of one step; see ``fuseplan.ops.rule.Tile``."""
-
-    backend = "loops"
-
-    def __init__(self, spec: KernelSpec, step: Step, position: Position) -> None:
-        self._spec, self._step, self._position = spec, step, position
-        self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
-        self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
-
-    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        start = first_index(self._spec, self._step.node_axes[node_dim], self._position)
-        return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
-
-    def valid(self, operand: int, dim: int) -> Any | None:
-        axes = self._step.in_axes[operand]
-        if axes is None:
-            return None
-        return fresh(self._spec, axes[dim], self._position, self.in_shapes[operand], dim)
-
-
-def first_index(spec: KernelSpec, axes: Sequence[int], position: Position) -> Any:
-    """The first index, along a dimension that merges ``axes``, of the tile at ``position``."""
-    start: Any = 0
-    stride = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        if axis.n_tiles > 1:
-            first = position[a] * axis.tile
-            start = start + (jnp.minimum(first, axis.size - axis.tile) if axis.ragged else first) * stride
-        stride *= axis.size
-    return start
-
-
-def fresh(
-    spec: KernelSpec, axes: Sequence[int], position: Position, shape: tuple[int, ...], dim: int
-) -> Any | None:
-    """Which elements of a block no earlier tile covered along ``dim``, which merges ``axes``;
-    None where the tiles of all of them are disjoint. Only the outermost may be ragged."""
-    inner = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        if axis.ragged and axis.n_tiles > 1:
-            first = position[a] * axis.tile
-            covered = (first - jnp.minimum(first, axis.size - axis.tile)) * inner
-            return lax.broadcasted_iota(jnp.int32, shape, dim) >= covered
-        inner *= axis.tile
-    return None
-
-
-def _placed(whole: Any, block: Any, starts: list[Any]) -> Any:
-    """``whole`` with ``block`` in its place."""
-    return block if block.shape == whole.shape else lax.dynamic_update_slice(whole, block, starts)
+        whole = jax.tree.map(lambda x, part: placed(x, part, self.spec, axes, position), results[v], new)
+        return {**results, v: whole}
 
 
 def _neutral(step: Step, shape: tuple[int, ...]) -> Any:
@@ -382,18 +352,3 @@ def _finish(step: Step, total: Any) -> Any:
 def _finished(step: Step, parts: Sequence[Any]) -> Sequence[Any]:
     """The results of a step; of a reduction whose axes are whole, its total."""
     return parts if step.rule.reduction is None else [_finish(step, parts[0])]
-
-
-def _align(x: Any, axes: DimMap, target: DimMap, spec: KernelSpec) -> Any:
-    """``x``, whose dimensions merge ``axes``, so that it broadcasts against a block whose
-    dimensions merge ``target``."""
-    flat = [a for dims in axes for a in dims]
-    order = [a for dims in target for a in dims]
-    x = x.reshape([spec.axes[a].tile for a in flat])
-    x = x.transpose([flat.index(a) for a in order if a in flat])
-    x = x.reshape([spec.axes[a].tile if a in flat else 1 for a in order])
-    if any(len(dims) > 1 for dims in target):
-        x = jnp.broadcast_to(x, [spec.axes[a].tile for a in order])
-        return x.reshape(block_shape(spec.axes, target))
-    shape = [spec.axes[dims[0]].tile if dims and dims[0] in flat else 1 for dims in target]
-    return x.reshape(shape)

@@ -36,6 +36,7 @@ def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
         frozenset(i for i, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT),
         streamed[-1] if streamed else None,
         frozenset(w.value for w in spec.writes),
+        spec.keeps,
     )
 
 
@@ -47,7 +48,7 @@ def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary)
     options = [
         _tiles(layout.sizes[a], a in free) if a in cut else (layout.sizes[a],) for a in range(len(axes.sizes))
     ]
-    programs: dict[tuple[AxisRole, ...], dict[int | None, SpecMaker]] = {}
+    programs: dict[tuple[AxisRole, ...], list[SpecMaker]] = {}
     for tiles in itertools.product(*options):
         roles = tuple(_role(a, tile, layout.sizes[a], free) for a, tile in enumerate(tiles))
         if all(role == AxisRole.RESIDENT for role in roles):
@@ -56,23 +57,25 @@ def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary)
             continue
         if roles not in programs:
             programs[roles] = _makers(graph, nodes, axes, layout, roles)
-        for make_spec in programs[roles].values():
+        for make_spec in programs[roles]:
             yield make_spec(tiles)
 
 
 def _makers(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout, roles: tuple[AxisRole, ...]
-) -> dict[int | None, SpecMaker]:
-    """For each axis that can be the stream under these roles, the maker of specs."""
-    streamed = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
-    makers: dict[int | None, SpecMaker] = {}
-    streams: list[int | None] = [*streamed] or [None]
-    for stream in streams:
-        make_spec = SpecMaker(nodes, axes, layout, roles, "loops", stream)
-        program = program_of(graph, make_spec(axes.sizes))
-        if program is not None:
+) -> list[SpecMaker]:
+    """Makers of specs under these roles: for each axis that can be the stream, with products
+    computed again in each pass and, where that makes a difference, kept."""
+    streams: list[int | None] = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
+    makers: list[SpecMaker] = []
+    for stream in streams or [None]:
+        for keeps in (False, True):
+            make_spec = SpecMaker(nodes, axes, layout, roles, "loops", stream, keeps)
+            program = program_of(graph, make_spec(axes.sizes))
+            if program is None or (keeps and not any(p.kept for p in program.passes)):
+                break
             make_spec.passes = tuple(p.loop for p in program.passes)
-            makers[stream] = make_spec
+            makers.append(make_spec)
     return makers
 
 

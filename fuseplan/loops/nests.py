@@ -9,14 +9,13 @@ from costmodel.axes import Conflict, unify
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import KernelSpec
-from costmodel.loops import tiles_walked
 from costmodel.roofline import estimate
 from fuseplan.layout import boundary
 from fuseplan.loops.nest import nests, program_of
 from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
+from fuseplan.loops.walks import walked
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
-from fuseplan.skipping import find_skips
 from fuseplan.spec import whole_array_spec
 
 _AS_FAST = (103, 100)
@@ -99,10 +98,5 @@ class Nests:
         """``spec`` with the tiles that its passes walk."""
         program = program_of(self.graph, spec)
         assert program is not None
-        if self.lowered is None or program.stream is None:
-            return spec
-        walked = []
-        for p, every in zip(program.passes, tiles_walked(spec), strict=True):
-            skips = find_skips(self.lowered, spec, program.stream, [spec.nodes[i] for i in p.loop])
-            walked.append(every if skips is None else every * int(skips.live.sum()) // skips.live.size)
-        return replace(spec, walked=tuple(max(n, 1) for n in walked))
+        assert self.lowered is not None
+        return replace(spec, walked=walked(self.lowered, spec, program))

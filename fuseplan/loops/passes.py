@@ -15,15 +15,18 @@ what a tile can compute now, times factors that do not depend on the stream.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from costmodel.graph import DimRole, Graph, Node
+from costmodel.axes import compose, made_map
+from costmodel.graph import DimMap, DimRole, Graph, Node
 
 _EXACT = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
 # From the maximum of x to what is subtracted from x: identities, and guards against infinities.
 _GUARDS = _EXACT | {"stop_gradient", "copy", "copy_p", "max", "select_n", "is_finite", "convert_element_type"}
 # Operations through which a factor that does not depend on the stream can be pulled out.
 _LINEAR = _EXACT | {"neg", "convert_element_type", "copy", "copy_p"}
+_RANGE = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
+"""Bits of the exponent. What lacks a factor may lie outside the range in which it is final."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +60,14 @@ class Pass:
     pending: dict[int, int]
     """Of ``loop``, products and quotients whose other operand is not known yet: they pass on
     the operand at this position."""
+    stored: frozenset[int]
+    """Of ``loop``, nodes whose tiles are final in this pass and wanted outside."""
     after: tuple[int, ...]
     """Off the tiles, once the pass is over: sinks are finished, other nodes evaluated."""
+    recalled: tuple[int, ...] = ()
+    """Products that an earlier pass kept; they are not in ``loop``."""
+    kept: tuple[int, ...] = ()
+    """Of ``loop``, products that a later pass recalls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,9 +80,7 @@ class Program:
     shifts: dict[int, Shift]
 
 
-NodeAxes = Sequence[Sequence[Sequence[int]]]
-
-_FINAL = (0, Scale())
+NodeAxes = Sequence[tuple[tuple[int, ...], ...]]
 
 
 def make_program(
@@ -83,13 +90,15 @@ def make_program(
     tiled: frozenset[int],
     stream: int | None,
     written: frozenset[int],
+    keeps: bool = False,
 ) -> Program | None:
-    """The passes of a group whose ``tiled`` axes are cut, ``stream`` innermost.
+    """The passes of a group whose ``tiled`` axes are cut, ``stream`` innermost. With ``keeps``
+    a pass recalls the products of earlier ones.
 
     None if there are none: what is accumulated over an outer axis is complete only when the
     nest is over, and some node of the group needs it.
     """
-    return _Planner(graph, nodes, node_axes, tiled, stream).program(written)
+    return _Planner(graph, nodes, node_axes, tiled, stream).program(written, keeps)
 
 
 class _Planner:
@@ -99,6 +108,7 @@ class _Planner:
         self, graph: Graph, nodes: Sequence[int], axes: NodeAxes, tiled: frozenset[int], stream: int | None
     ) -> None:
         self.stream = stream
+        self.graph, self.axes = graph, axes
         self.nodes = [graph.nodes[n] for n in nodes]
         self.maker = {v: i for i, node in enumerate(self.nodes) for v in node.outputs}
         self.carried = [{a for dim in own for a in dim} for own in axes]
@@ -114,7 +124,7 @@ class _Planner:
         """Of ``early`` products, the operand that is left for later."""
         self.shifts: dict[int, Shift] = {}
 
-    def program(self, written: frozenset[int]) -> Program | None:
+    def program(self, written: frozenset[int], keeps: bool) -> Program | None:
         for i, node in enumerate(self.nodes):
             if any(self._outer(self.maker[v]) for v in node.inputs if v in self.maker):
                 return None
@@ -125,9 +135,19 @@ class _Planner:
                 targets.setdefault(self.runs[i], []).append(i)
             elif self.carries(i) and not written.isdisjoint(node.outputs):
                 targets.setdefault(self.final[i], []).append(i)
-        count = max([*targets, *self.final], default=-1) + 1
-        passes = tuple(self._pass(at, targets.get(at, [])) for at in range(count))
-        return Program(self.stream, self._known_after(-1), passes, dict(self.shifts))
+        late = [final for i, final in enumerate(self.final) if not self._in_loop(i)]
+        count = max([*targets, *late], default=-1) + 1
+        passes: list[Pass] = []
+        for at in range(count):
+            known = {i for p in passes if keeps for i in p.loop if self._is_product(i, p)}
+            passes.append(self._pass(at, targets.get(at, []), known))
+        recalled = {i for p in passes for i in p.recalled}
+        passes = [replace(p, kept=tuple(i for i in p.loop if i in recalled)) for p in passes]
+        return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))
+
+    def _is_product(self, i: int, p: Pass) -> bool:
+        """Whether a pass computes a product, final, that costs more than to keep it."""
+        return self._in_loop(i) and self.nodes[i].flops.matrix > 0 and i not in p.pending
 
     def carries(self, i: int) -> bool:
         return self.stream in self.carried[i]
@@ -145,15 +165,14 @@ class _Planner:
             known = [self.final[self.maker[v]] for v in node.inputs if v in self.maker]
             self.final.append(max(known, default=-1))
             return
-        final = max([0, *map(self._usable, node.inputs)])
+        run = final = max([0, *map(self._usable, node.inputs)])
         scaled = None if final == 0 or self._outer(i) else self._scaled(i, node)
+        if scaled is not None and scaled[0] < final and self._fits(i, scaled[1]):
+            self.early[i], run = scaled, scaled[0]
         if self.reduced[i]:
-            self.runs[i] = final
-            if scaled is not None and scaled[0] < final and self._fits(i, scaled[1]):
-                self.early[i], self.runs[i] = scaled, scaled[0]
-                final = max([scaled[0], *(self.final[self.maker[v]] for _, v in scaled[1].factors)])
-        elif scaled is not None and scaled[0] < final:
-            self.early[i] = scaled
+            self.runs[i] = run
+            if i in self.early:
+                final = max([run, *(self.final[self.maker[v]] for _, v in self.early[i][1].factors)])
         self.final.append(final)
 
     def _usable(self, v: int) -> int:
@@ -165,14 +184,19 @@ class _Planner:
 
     def _scaled(self, i: int, node: Node) -> tuple[int, Scale] | None:
         """When the node can be computed but for a scale, if ever."""
+        bits = _RANGE.get(self.graph.values[node.outputs[0]].dtype)
+        if bits is None:
+            return None
         if node.op == "exp":
             return self._shifted(node)
-        if node.op == "reduce_sum" or (node.op in _LINEAR and len(node.inputs) == 1):
+        if node.op in _LINEAR | {"reduce_sum"} and len(node.inputs) == 1:
+            scaled = self._operand(node.inputs[0])
+            fits = bits >= _RANGE.get(self.graph.values[node.inputs[0]].dtype, 0)
+            return scaled if fits or scaled is None or scaled[1].shift is not None else None
+        if node.op == "mul" and len(node.inputs) == 1:  # the other is a literal
             return self._operand(node.inputs[0])
-        if node.op not in ("mul", "div", "dot_general"):
+        if node.op not in ("mul", "div", "dot_general") or len(node.inputs) == 1:
             return None
-        if len(node.inputs) == 1:  # the other is a literal
-            return self._operand(node.inputs[0])
         x, y = node.inputs
         for one, other in ((x, y), (y, x))[: 1 if node.op == "div" else 2]:
             scaled = self._operand(one)
@@ -185,7 +209,9 @@ class _Planner:
             if both is not None and both[0] == at and None in (scale.shift, both[1].shift):
                 return at, _product(scale, both[1])
             late = self.maker.get(other)
-            if node.op != "dot_general" and late is not None and not self._in_loop(late):
+            # exp(x - max(x)) is at most one; other float16 may not be in range without a factor.
+            in_range = bits > _RANGE["float16"] or scale.shift is not None
+            if node.op != "dot_general" and in_range and late is not None and not self._in_loop(late):
                 self.factored[i] = other
                 return at, Scale(scale.shift, (*scale.factors, (node.op, other)))
         return None
@@ -206,7 +232,7 @@ class _Planner:
             return None
         x, shift = self.nodes[i].inputs
         top = self._guarded_maximum(shift)
-        if top is None or self.nodes[top].inputs != (x,) or self.runs[top] != self._usable(x):
+        if top is None or self._read(top, 0) != self._read(i, 0) or self.runs[top] != self._usable(x):
             return None
         self.shifts[shift] = Shift(top, self._chain(shift))
         return self.runs[top], Scale(shift)
@@ -240,10 +266,20 @@ class _Planner:
         return tuple(sorted(found))
 
     def _fits(self, i: int, scale: Scale) -> bool:
-        """Whether all that scales a sum is constant along what it sums over."""
+        """Whether all that scales a value is constant along what it sums over."""
         values = [v for _, v in scale.factors] + ([] if scale.shift is None else [scale.shift])
-        kept = self.carried[i] - self.reduced[i]
-        return all(self.carried[self.maker[v]] <= kept for v in values)
+        kept = self._made(self.nodes[i].outputs[0])
+        return all(set(self._made(v)) <= set(kept) for v in values) and len(set(kept)) == len(kept)
+
+    def _made(self, v: int) -> list[int]:
+        """The axes that index a value made in the group."""
+        i = self.maker[v]
+        return [a for dims in compose(made_map(self.nodes[i], v), self.axes[i]) for a in dims]
+
+    def _read(self, i: int, operand: int) -> tuple[int, DimMap]:
+        """An array operand of a node, and the axes that index it."""
+        node = self.nodes[i]
+        return node.inputs[operand], compose(node.input_maps[operand], self.axes[i])
 
     def _known_after(self, at: int) -> tuple[int, ...]:
         """What is computed off the tiles, in order: sinks are finished there too."""
@@ -253,7 +289,7 @@ class _Planner:
             if final == at and not self._in_loop(i) and not (i in self.runs and self._outer(i))
         )
 
-    def _pass(self, at: int, targets: list[int]) -> Pass:
+    def _pass(self, at: int, targets: list[int], known: set[int]) -> Pass:
         needed: set[int] = set()
         pending: dict[int, int] = {}
         queue = list(targets)
@@ -262,6 +298,8 @@ class _Planner:
             if i in needed:
                 continue
             needed.add(i)
+            if i in known:
+                continue
             inputs = self.nodes[i].inputs
             if i in self.factored and self.final[i] > at:
                 pending[i] = next(k for k, v in enumerate(inputs) if v != self.factored[i])
@@ -270,8 +308,12 @@ class _Planner:
                 j = self.maker.get(v)
                 if j is not None and self._in_loop(j):
                     queue.append(j)
-        sinks = tuple((i, self.early.get(i, _FINAL)[1]) for i in sorted(targets) if i in self.runs)
-        return Pass(tuple(sorted(needed)), sinks, pending, self._known_after(at))
+        sinks = tuple(
+            (i, self.early[i][1] if i in self.early else Scale()) for i in sorted(targets) if i in self.runs
+        )
+        stored = frozenset(i for i in targets if i not in self.runs)
+        loop, recalled = tuple(sorted(needed - known)), tuple(sorted(needed & known))
+        return Pass(loop, sinks, pending, stored, self._known_after(at), recalled)
 
 
 def reduced_axes(node: Node, own: Sequence[Sequence[int]]) -> set[int]:

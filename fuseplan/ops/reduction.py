@@ -163,7 +163,9 @@ class Selection(Reduction):
         return total[1].astype(eqn.out_avals[0].dtype)
 
 
-def _arg_extremum(exceeds: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
+def _arg_extremum(
+    reduce: Callable[..., Any], exceeds: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]
+) -> Rule:
     """Where the extremum is: the first of equals, and a NaN before any number, as in JAX."""
 
     def combine(total: Any, part: Any) -> Any:
@@ -179,8 +181,10 @@ def _arg_extremum(exceeds: Callable[[Any, Any], Any], neutral: Callable[[Any], A
         at = tile.indices(x.shape, dim, own[0]) if own else jnp.zeros(x.shape, jnp.int32)
         at = masked(tile, 0, (dim,), at, _LAST)
         x = masked(tile, 0, (dim,), x, neutral(x.dtype))
-        start = np.asarray(neutral(x.dtype), x.dtype), np.int32(_LAST)
-        return [lax.reduce((x, at), start, combine, (dim,))]
+        # XLA vectorises a reduction of one array, but not of pairs: first what, then where.
+        extremum = reduce(x, axes=(dim,))
+        found = (x == lax.expand_dims(extremum, (dim,))) | (x != x)
+        return [(extremum, lax.reduce_min(jnp.where(found, at, _LAST), axes=(dim,)))]
 
     return Rule(
         OpKind.REDUCTION,
@@ -199,8 +203,8 @@ RULES: dict[str, Rule] = {
     "reduce_prod": _reduce(lambda a, b: a * b, lambda dtype: 1, lacks=PALLAS),
     "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1),
     "reduce_or": _quantifier(lax.reduce_max_p, jnp.maximum, 0),
-    "argmax": _arg_extremum(jnp.greater, _lowest),
-    "argmin": _arg_extremum(jnp.less, _highest),
+    "argmax": _arg_extremum(lax.reduce_max, jnp.greater, _lowest),
+    "argmin": _arg_extremum(lax.reduce_min, jnp.less, _highest),
     **dict.fromkeys(
         ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
         Rule(OpKind.REDUCTION, _scan_space, _one_an_element, None, TRITON),

@@ -7,12 +7,13 @@ from typing import Any
 
 import pandas as pd
 
-from costmodel.device import DEVICES, DeviceSpec, device_names, get_device
+from costmodel.device import DEVICES, DeviceSpec, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
+from fuseplan.local import find_device
 from fuseplan.plan import Kernel, Plan
 from fuseplan.spec import whole_array_spec
-from fuseplan.text import anchor, grid, kernel_name, makes, tile
+from fuseplan.text import anchor, grid, kernel_name, makes, skipped, tile
 
 
 def compare_frame(plans: Sequence[Plan]) -> pd.DataFrame:
@@ -68,6 +69,7 @@ def kernels_frame(plan: Plan) -> pd.DataFrame:
                 "backend": spec.backend,
                 "grid": grid(spec),
                 "tile": tile(spec),
+                "skipped": skipped(spec),
                 "time_us": cost.time_us,
                 "bound_by": cost.bound_by,
                 "hbm_bytes": cost.hbm_bytes,
@@ -90,6 +92,7 @@ _KERNELS = [
     "backend",
     "grid",
     "tile",
+    "skipped",
     "time_us",
     "bound_by",
     "hbm_bytes",
@@ -108,18 +111,24 @@ def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
     """The time that the kernel's arrays and operations need at the device's peaks (each array
-    moved once, no launch, no recomputation), over its modelled time. NaN for one that
-    takes no time."""
+    moved once, no launch, no recomputation, no operations of tiles that a mask leaves out),
+    over its modelled time. NaN for one that takes no time."""
+    cost = kernel.cost
+    if not cost.time_ps:
+        return float("nan")
     ideal = estimate(graph, whole_array_spec(graph, kernel.spec.nodes), device)
-    peak_ps = max(ideal.memory_ps, ideal.matrix_ps, ideal.vector_ps + ideal.transcendental_ps)
-    return peak_ps / kernel.cost.time_ps if kernel.cost.time_ps else float("nan")
+    matrix_ps, vector_ps = ideal.matrix_ps, ideal.vector_ps + ideal.transcendental_ps
+    if kernel.spec.backend == "loops":
+        matrix_ps = min(matrix_ps, cost.matrix_ps)
+        vector_ps = min(vector_ps, cost.vector_ps + cost.transcendental_ps)
+    return max(ideal.memory_ps, matrix_ps, vector_ps) / cost.time_ps
 
 
 def devices_frame(measure_cpu: bool = True) -> pd.DataFrame:
     """A row a device, indexed by name. ``attrs["sources"][name]`` maps each field to where its
     number comes from. The CPU is measured on the first call, which takes some seconds;
     ``measure_cpu=False`` leaves it out."""
-    devices = [get_device(name) for name in device_names() if name in DEVICES or measure_cpu]
+    devices = [find_device(name) for name in device_names() if name in DEVICES or measure_cpu]
     frame = pd.DataFrame([_device_row(device) for device in devices]).set_index("name")
     frame.attrs["sources"] = {device.name: dict(device.sources) for device in devices}
     return frame
