@@ -36,7 +36,7 @@ _LARGE_BYTES = 32 << 20
 """Allocations from here on are returned to the system when freed, so that each run touches
 fresh pages (glibc's mallopt(3): the largest dynamic M_MMAP_THRESHOLD)."""
 
-_MARGIN = (12, 10)
+_MARGIN = (11, 10)
 """What a nest takes beside its products is priced so much higher than the model says: the
 model is not exact, and XLA's own kernels are safe. Products run at the same rate in both.
 Predicted and measured times are in the table of ``fuseplan bench cpu``."""
@@ -192,7 +192,7 @@ class _Tile:
             transcendental += -(-node.flops.transcendental * share[0] // share[1])
             reduction += reduction_ps(graph, node, device, share)
             if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-                products += 1
+                products += self._batch(i)
                 tile = [math.prod(spec.axes[a].tile for a in dims) for dims in spec.node_axes[i]]
                 self.matrix_ps += product_ps(graph, node, device, tile)
                 matrix += -(-node.flops.matrix * share[0] // share[1])
@@ -216,6 +216,16 @@ class _Tile:
         self.temp_bytes = sum(sizes[v] for v in moved if v in made)
         # A reduction is fused with what it sums up: the slower of the two counts.
         self.memory_ps = max(time_ps(traffic, _bandwidth(device, block_bytes)), reduction * idle)
+
+    def _batch(self, i: int) -> int:
+        """How many products one contraction is: XLA runs those of a batch one by one."""
+        node = self.graph.nodes[self.spec.nodes[i]]
+        if len(node.input_maps) != 2:
+            return 1
+        left, right = ({d for dims in m for d in dims} for m in node.input_maps)
+        result = {d for dims in node.output_maps[0] for d in dims}
+        own = self.spec.node_axes[i]
+        return math.prod(self.spec.axes[a].tile for d in left & right & result for a in own[d])
 
     def _share(self, i: int) -> tuple[int, int]:
         """What part of a node's work one tile is."""

@@ -186,11 +186,12 @@ def _operands(graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int,
     return result
 
 
-def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec]) -> int:
+def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence[int] = ()) -> int:
     """The most HBM bytes that temporaries occupy at once when ``kernels`` run in order. A
     temporary is a written value that is neither an input nor an output of the graph; it is
     freed after the last kernel that reads it. A kernel of bitcasts moves nothing: its
-    result is its operand's buffer."""
+    result is its operand's buffer. ``tile_bytes`` is what each kernel itself keeps there
+    while it runs: the blocks of a CPU's loops are memory like any other."""
     buffer = list(range(len(graph.values)))
     for spec in kernels:
         if is_bitcast(graph, spec):
@@ -214,7 +215,7 @@ def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec]) -> int:
             if v not in kept and v not in alive:
                 alive[v] = graph.values[v].nbytes
                 now += alive[v]
-        peak = max(peak, now)
+        peak = max(peak, now + (tile_bytes[step] if tile_bytes else 0))
         for v in dies[step]:
             now -= alive.pop(v, 0)
     return peak

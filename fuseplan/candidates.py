@@ -65,6 +65,12 @@ class Space:
                 self.inner_above[v] |= 1 << u
             for v in bits(component.apart[u]):
                 self.conflicts[v] |= 1 << u
+        if book.offers:
+            # Only an offered group may hold both ends of an edge that the rules refuse.
+            for u, v in component.edges:
+                if book.compatible(self.members[u] + self.members[v]) is not None:
+                    self.conflicts[u] |= 1 << v
+                    self.conflicts[v] |= 1 << u
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
         graph, inside = book.graph, set(component.nodes)
@@ -115,6 +121,10 @@ class Space:
         if known is not None:
             return known
         answer = self.refusal(mask) is None
+        if self.offers:
+            # Offered groups tie together what the rules keep apart: nothing is to be learnt from
+            # sets that span them.
+            return answer
         if len(self._allowed) + len(self._refused) >= _MAX_LEARNT:
             return answer
         if answer:

@@ -81,7 +81,8 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most HBM bytes that temporaries occupy at once, in this order of kernels."""
-        return peak_bytes(self.graph, [k.spec for k in self.kernels])
+        tiles = [k.cost.onchip_bytes if k.spec.backend == "loops" else 0 for k in self.kernels]
+        return peak_bytes(self.graph, [k.spec for k in self.kernels], tiles)
 
     @property
     def planning_s(self) -> float:

@@ -51,9 +51,11 @@ def every_nest(lowered: Lowered, nodes: tuple[int, ...], tiles: Mapping[int, int
             if not addressable(layout, sizes, "loops"):
                 continue
             for stream in [a for a in cut if a not in free] or [None]:
-                spec = SpecMaker(nodes, axes, layout, roles, "loops", stream)(sizes)
-                if program_of(graph, spec) is not None:
-                    yield spec
+                for keeps in (False, True):
+                    spec = SpecMaker(nodes, axes, layout, roles, "loops", stream, keeps)(sizes)
+                    program = program_of(graph, spec)
+                    if program is not None and (not keeps or any(p.kept for p in program.passes)):
+                        yield spec
 
 
 def describe(spec: KernelSpec, lowered: Lowered) -> str:
@@ -61,7 +63,8 @@ def describe(spec: KernelSpec, lowered: Lowered) -> str:
     program = program_of(lowered.graph, spec)
     assert program is not None
     loops = [f"{a.role.name[0]}{a.size}/{a.tile}" for a in spec.axes if a.role != R]
-    return f"{' '.join(loops)}, {len(program.passes)} passes, {len(spec.nodes)} nodes"
+    kept = sum(len(p.kept) for p in program.passes)
+    return f"{' '.join(loops)}, {len(program.passes)} passes, {len(spec.nodes)} nodes, {kept} kept"
 
 
 def function_of(spec: KernelSpec, lowered: Lowered) -> Callable[..., list[Any]]:
@@ -89,7 +92,9 @@ def function_of(spec: KernelSpec, lowered: Lowered) -> Callable[..., list[Any]]:
     return run
 
 
-def specs_of(f: Callable[..., Any], args: tuple[Any, ...], tiles: Mapping[int, int]) -> tuple[Lowered, list[KernelSpec]]:
+def specs_of(
+    f: Callable[..., Any], args: tuple[Any, ...], tiles: Mapping[int, int]
+) -> tuple[Lowered, list[KernelSpec]]:
     lowered = lower(trace(f, *args))
     return lowered, [spec for nodes in groups(lowered) for spec in every_nest(lowered, nodes, tiles)]
 
@@ -100,23 +105,15 @@ def assert_agrees(
     tiles: Mapping[int, int],
     rtol: float = 1e-9,
     atol: float = 1e-11,
-    compiled: bool = False,
     least: int = 1,
 ) -> tuple[Lowered, list[KernelSpec]]:
-    """Every nest of ``f`` gives what ``jax.jit(f)`` gives. Without ``compiled`` it is traced,
-    and run operation by operation."""
+    """Every nest of ``f``, of which there are ``least``, gives what ``jax.jit(f)`` gives."""
     lowered, specs = specs_of(f, args, tiles)
     assert len(specs) >= least, f"{len(specs)} nests"
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(f)(*args))]
     flat = [*lowered.consts, *jax.tree.leaves(args)]
     for spec in specs:
-        run = function_of(spec, lowered)
-        if compiled:
-            got = jax.jit(run)(*flat)
-        else:
-            jax.eval_shape(run, *flat)
-            with jax.disable_jit():
-                got = run(*(jax.numpy.asarray(x) for x in flat))
+        got = jax.jit(function_of(spec, lowered))(*flat)
         for x, y in zip(got, expected, strict=True):
             assert_close(np.asarray(x), y, rtol, atol, describe(spec, lowered))
     return lowered, specs

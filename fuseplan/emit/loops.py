@@ -7,348 +7,55 @@ dynamic slices, and XLA runs each operation of a tile on all cores.
 
 from __future__ import annotations
 
-import functools
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
-from costmodel.graph import DimMap
-from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
-from fuseplan.emit.body import Blocks, Step, live_ins, make_step, put, scalar
-from fuseplan.emit.loop_tiles import LoopTile, Position, aligned, fresh, loaded, placed
-from fuseplan.loops.nest import program_of
-from fuseplan.loops.passes import Pass, reduced_axes
-from fuseplan.loops.walks import skips_of
+from costmodel.kernel import KernelSpec
+from fuseplan.emit.loop_nest import Nest, Walk, finish, neutral
+from fuseplan.emit.loop_turn import Results, Turn
 from fuseplan.lower import Lowered
-from fuseplan.ops.reduction import accumulator
-from fuseplan.skipping import Skips
-from fuseplan.trace import Literal
-
-Totals = dict[int, Any]
-"""What sinks have accumulated along the stream, by position in the group."""
-Results = dict[int, Any]
-"""The arrays that the nest returns, under construction, by value; and, under ``~value``, the
-products that one pass keeps for another."""
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as a loop nest; see ``fuseplan.emit.emit``."""
-    return _Nest(spec, lowered).run
+    nest = Nest(spec, lowered)
 
+    def run(*arrays: Any) -> tuple[Any, ...]:
+        values = dict(zip(nest.reads, arrays, strict=True))
+        walks = [Walk(nest, skips, values) for skips in nest.skips]
+        counts = [spec.axes[a].n_tiles for a in nest.outer]
 
-class _Nest:
-    """One nest; nothing in it depends on the arrays it is run on."""
-
-    def __init__(self, spec: KernelSpec, lowered: Lowered) -> None:
-        program = program_of(lowered.graph, spec)
-        assert program is not None, "the schedule offers no nest without passes"
-        self.spec, self.program = spec, program
-        self.steps = [make_step(spec, lowered, i) for i in range(len(spec.nodes))]
-        self.avals = lowered.avals
-        self.reads = live_ins(spec)
-        self.writes = {w.value: w for w in spec.writes}
-        cut = [a for a, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT]
-        self.outer = [a for a in cut if a != program.stream]
-        nodes = [lowered.graph.nodes[n] for n in spec.nodes]
-        self.reduced = [
-            reduced_axes(node, own) & set(cut) for node, own in zip(nodes, spec.node_axes, strict=True)
-        ]
-        self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
-        self.skips = skips_of(lowered, spec, program)
-
-    def run(self, *arrays: Any) -> tuple[Any, ...]:
-        values = dict(zip(self.reads, arrays, strict=True))
-        walks = [_Walk(self, skips, values) for skips in self.skips]
-        results = {v: self._empty(v) for v in self.writes}
-        results |= {~v: self._scratch(i) for p in self.program.passes for i in p.kept for v in self._makes(i)}
-        counts = [self.spec.axes[a].n_tiles for a in self.outer]
-
-        def body(t: Any, results: Results) -> Results:
-            position: list[Any] = [0] * len(self.spec.axes)
+        def turn(t: Any, results: Results) -> Results:
+            position: list[Any] = [0] * len(spec.axes)
             t = jnp.int32(t)  # under jax.disable_jit, loops count in Python
-            for a, count in zip(reversed(self.outer), reversed(counts), strict=True):
+            for a, count in zip(reversed(nest.outer), reversed(counts), strict=True):
                 t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
-            return _Turn(self, values, tuple(position), results).run(walks)
+            return Turn(nest, values, tuple(position), results).run(walks)
 
+        results = {v: _empty(nest, v) for v in nest.writes}
+        results |= {~v: room for v, room in nest.scratch().items()}
         turns = math.prod(counts)
         if turns == 1:
-            results = body(jnp.int32(0), results)
+            results = turn(0, results)
         else:
-            results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), body, results)
-        return tuple(self._finished(v, results[v]) for v in self.writes)
+            results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, results)
+        return tuple(_final(nest, v, results[v]) for v in nest.writes)
 
-    def accumulates_outside(self, i: int) -> bool:
-        """Whether the result of a node is summed up over more than the stream."""
-        return bool(self.reduced[i] - {self.program.stream})
-
-    def maker(self, v: int) -> int:
-        return next(i for i, step in enumerate(self.steps) if v in step.equation.outputs)
-
-    def _empty(self, v: int) -> Any:
-        """A result before the first tile: neutral where tiles are summed up."""
-        aval = self.avals[v]
-        i = self.maker(v)
-        if self.accumulates_outside(i):
-            return _neutral(self.steps[i], aval.shape)
-        return jnp.zeros(aval.shape, aval.dtype)
-
-    def _makes(self, i: int) -> tuple[int, ...]:
-        return self.steps[i].equation.outputs
-
-    def _scratch(self, i: int) -> Any:
-        """Room for a product on all tiles of the stream, at one outer tile."""
-        step, axes = self.steps[i], list(self.spec.axes)
-        stream = self.program.stream
-        assert stream is not None
-        axes[stream] = replace(axes[stream], tile=axes[stream].size)
-        return jnp.zeros(block_shape(tuple(axes), step.out_axes[0]), step.equation.out_avals[0].dtype)
-
-    def _finished(self, v: int, result: Any) -> Any:
-        i = self.maker(v)
-        return _finish(self.steps[i], result) if self.accumulates_outside(i) else result
+    return run
 
 
-class _Walk:
-    """Which tiles of the stream a pass visits."""
-
-    def __init__(self, nest: _Nest, skips: Skips | None, values: dict[int, Any]) -> None:
-        stream = nest.program.stream
-        self.count = 1 if stream is None else nest.spec.axes[stream].n_tiles
-        self.skips = skips
-        if skips is None:
-            return
-        # Of each row of tiles, first the live ones, in order.
-        order = np.argsort(~skips.live, axis=-1, kind="stable").astype(np.int32)
-        live = skips.live.sum(axis=-1, dtype=np.int32)
-        safe = skips.safe(values)
-        self.order = jnp.where(safe, order, np.arange(self.count, dtype=np.int32))
-        self.live = jnp.where(safe, live, np.int32(self.count))
-
-    def at(self, position: Position) -> tuple[Any, Callable[[Any], Any]]:
-        """How many tiles are visited at an outer position, and which is the j-th."""
-        if self.skips is None:
-            return self.count, lambda j: j
-        row = tuple(position[a] for a in self.skips.axes[:-1])
-        order = self.order[row]
-        return self.live[row], lambda j: order[j]
+def _empty(nest: Nest, v: int) -> Any:
+    """A result before the first tile: neutral where tiles are summed up."""
+    aval, i = nest.avals[v], nest.maker(v)
+    if nest.accumulates_outside(i):
+        return neutral(nest.steps[i], aval.shape)
+    return jnp.zeros(aval.shape, aval.dtype)
 
 
-class _Turn:
-    """One turn of the outer loop: the group on one outer tile."""
-
-    def __init__(self, nest: _Nest, values: dict[int, Any], position: Position, results: Results) -> None:
-        self.nest, self.spec = nest, nest.spec
-        self.values, self.position = values, position
-        self.results = dict(results)
-        self.known: Blocks = {}
-        """Blocks that are the same for all tiles of the stream."""
-
-    def run(self, walks: Sequence[_Walk]) -> Results:
-        for i in self.nest.program.before:
-            self._off_stream(i)
-        totals: Totals = {}
-        for p, walk in zip(self.nest.program.passes, walks, strict=True):
-            if p.loop:
-                totals |= self._walk(p, walk)
-            for i in p.after:
-                if i in totals:
-                    self._finish_sink(i, totals[i])
-                else:
-                    self._off_stream(i)
-        return self.results
-
-    def _off_stream(self, i: int) -> None:
-        step = self.nest.steps[i]
-        parts = self._evaluate(step, self.known, self.position)
-        if self.nest.accumulates_outside(i):
-            self.results = self._accumulated(self.results, i, parts[0], self.position)
-        else:
-            put(step, _finished(step, parts), self.known)
-            self.results = self._written(self.results, step, self.known, self.position)
-
-    def _walk(self, p: Pass, walk: _Walk) -> Totals:
-        """Walk the stream once: what its sinks have accumulated."""
-        inner = [i for i, _ in p.sinks if not self.nest.accumulates_outside(i)]
-        totals = {i: _neutral(self.nest.steps[i], self._out_shape(i)) for i in inner}
-        count, tile_at = walk.at(self.position)
-        stream = self.nest.program.stream
-        assert stream is not None
-        for i in p.loop:
-            for access in self.nest.steps[i].reads:
-                if access.value in self.values and stream not in access.axis_set:
-                    self._operand(access, self.known, self.position)
-
-        def body(j: Any, carry: tuple[Totals, Results]) -> tuple[Totals, Results]:
-            position = (*self.position[:stream], tile_at(jnp.int32(j)), *self.position[stream + 1 :])
-            return self._tile(p, position, *carry)
-
-        start = (totals, self.results)
-        if isinstance(count, int) and count == 1:
-            totals, self.results = body(jnp.int32(0), start)
-        else:
-            totals, self.results = lax.fori_loop(jnp.int32(0), jnp.int32(count), body, start)
-        return totals
-
-    def _tile(self, p: Pass, position: Position, totals: Totals, results: Results) -> tuple[Totals, Results]:
-        """Evaluate a pass on one tile of the stream."""
-        totals, blocks, scales = dict(totals), dict(self.known), dict(p.sinks)
-        shifts = {scale.shift for scale in scales.values() if scale.shift is not None}
-        factors: dict[int, tuple[Any, DimMap]] = {}
-        for i in p.recalled:
-            v, axes = self.nest.steps[i].equation.outputs[0], self.nest.steps[i].out_axes[0]
-            blocks[v, axes] = loaded(results[~v], self.spec, axes, self._along_stream(position))
-        for i in p.loop:
-            step = self.nest.steps[i]
-            if i in p.pending:
-                access = step.reads[p.pending[i]]
-                blocks[step.equation.outputs[0], step.out_axes[0]] = self._spread(
-                    step, access, self._operand(access, blocks, position)
-                )
-                continue
-            parts = self._evaluate(step, blocks, position)
-            if i not in scales:
-                put(step, _finished(step, parts), blocks)
-                if i in p.kept:
-                    results = self._kept(results, step, blocks, position)
-                if i in p.stored:
-                    results = self._written(results, step, blocks, position)
-            elif self.nest.accumulates_outside(i):
-                results = self._accumulated(results, i, parts[0], position)
-            else:
-                assert step.rule.reduction is not None
-                old, shifted = totals[i], scales[i].shift
-                if shifted is not None:
-                    old = old * self._aligned(*factors[shifted], step).astype(old.dtype)
-                totals[i] = step.rule.reduction.combine(old, parts[0])
-                for shift in shifts:
-                    if self.nest.program.shifts[shift].maximum == i:
-                        factors[shift] = self._shift(shift, old, totals[i], blocks)
-        return totals, results
-
-    def _spread(self, step: Step, access: Access, x: Any) -> Any:
-        """An operand in the shape of its elementwise step's result."""
-        shape = block_shape(self.spec.axes, step.out_axes[0])
-        return x if x.shape == shape else jnp.broadcast_to(x, shape)
-
-    def _shift(self, shift: int, old: Any, new: Any, blocks: Blocks) -> tuple[Any, DimMap]:
-        """Put the shift of the running maximum among ``blocks``; the factor by which what was
-        accumulated under the old one is rescaled, and the axes it has."""
-        source = self.nest.program.shifts[shift]
-        top = self.nest.steps[source.maximum]
-        step = self.nest.steps[source.chain[-1] if source.chain else source.maximum]
-        axes = step.out_axes[0]
-
-        def shifted_by(total: Any) -> Any:
-            chain = dict(blocks)
-            put(top, [_finish(top, total)], chain)
-            for i in source.chain:
-                step = self.nest.steps[i]
-                put(step, _finished(step, self._evaluate(step, chain, self.position)), chain)
-            return chain[shift, axes]
-
-        def unseen(total: Any) -> Any:
-            return aligned(total == -jnp.inf, top.out_axes[0], axes, self.spec)
-
-        before, now = shifted_by(old), shifted_by(new)
-        # So far all x are -inf: exp(x - -inf) is no number, but may become zero.
-        blocks[shift, axes] = jnp.where(unseen(new) & (now == -jnp.inf), 0, now).astype(now.dtype)
-        wide = accumulator(now.dtype)
-        factor = jnp.exp(before.astype(wide) - now.astype(wide))
-        return jnp.where(unseen(old) | (before == now), 1, factor), axes
-
-    def _finish_sink(self, i: int, total: Any) -> None:
-        step, scale = self.nest.steps[i], self.nest.scales[i]
-        if scale.shift is not None:
-            maximum = self.nest.steps[self.nest.program.shifts[scale.shift].maximum].equation.outputs[0]
-            # All x are -inf to the end.
-            lost = [self._known(v, step) == -jnp.inf for v in (scale.shift, maximum)]
-            total = jnp.where(lost[0] & lost[1], jnp.nan, total)
-        for operation, v in scale.factors:
-            factor = self._known(v, step).astype(total.dtype)
-            total = total * factor if operation == "mul" else total / factor
-        put(step, [_finish(step, total)], self.known)
-        self.results = self._written(self.results, step, self.known, self.position)
-
-    def _known(self, v: int, step: Step) -> Any:
-        """A value made off the stream, so that it broadcasts against the result of ``step``."""
-        x, axes = next((x, axes) for (u, axes), x in self.known.items() if u == v)
-        return self._aligned(x, axes, step)
-
-    def _aligned(self, x: Any, axes: DimMap, step: Step) -> Any:
-        return aligned(x, axes, step.out_axes[0], self.spec)
-
-    def _out_shape(self, i: int) -> tuple[int, ...]:
-        return block_shape(self.spec.axes, self.nest.steps[i].out_axes[0])
-
-    def _operand(self, access: Access, blocks: Blocks, position: Position) -> Any:
-        """An array that a step reads: among ``blocks``, or loaded once."""
-        key = access.value, access.axes
-        if key not in blocks:
-            blocks[key] = loaded(self.values[access.value], self.spec, access.axes, position)
-        return blocks[key]
-
-    def _evaluate(self, step: Step, blocks: Blocks, position: Position) -> Sequence[Any]:
-        assert step.rule.block is not None
-        reads = iter(step.reads)
-        operands = [
-            scalar(v) if isinstance(v, Literal) else self._operand(next(reads), blocks, position)
-            for v in step.equation.inputs
-        ]
-        return step.rule.block(LoopTile(self.spec, step, position), step.equation, operands)
-
-    def _written(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
-        """``results`` with those of a step in place."""
-        for v, axes in zip(step.equation.outputs, step.out_axes, strict=True):
-            if v in self.nest.writes:
-                results = {**results, v: placed(results[v], blocks[v, axes], self.spec, axes, position)}
-        return results
-
-    def _kept(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
-        """``results`` with a product that a later pass recalls."""
-        v, axes = step.equation.outputs[0], step.out_axes[0]
-        along = self._along_stream(position)
-        return {**results, ~v: placed(results[~v], blocks[v, axes], self.spec, axes, along)}
-
-    def _along_stream(self, position: Position) -> Position:
-        """The position in an array that has one outer tile, and the whole stream."""
-        stream = self.nest.program.stream
-        return tuple(p if a == stream else 0 for a, p in enumerate(position))
-
-    def _accumulated(self, results: Results, i: int, part: Any, position: Position) -> Results:
-        """``results`` with a tile's part of a sum over outer axes added in its place."""
-        step = self.nest.steps[i]
-        v, axes = step.equation.outputs[0], step.out_axes[0]
-        shape = self._out_shape(i)
-        counted = [fresh(self.spec, dims, position, shape, dim) for dim, dims in enumerate(axes)]
-        # Along outer axes that the step does not have, every turn computes the same.
-        own = {a for dims in step.node_axes for a in dims}
-        counted += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
-        for valid in counted:
-            if valid is not None:
-                part = jax.tree.map(functools.partial(jnp.where, valid), part, _neutral(step, shape))
-        assert step.rule.reduction is not None
-        old = jax.tree.map(lambda x: loaded(x, self.spec, axes, position), results[v])
-        new = step.rule.reduction.combine(old, part)
-        whole = jax.tree.map(lambda x, part: placed(x, part, self.spec, axes, position), results[v], new)
-        return {**results, v: whole}
-
-
-def _neutral(step: Step, shape: tuple[int, ...]) -> Any:
-    assert step.rule.reduction is not None
-    return step.rule.reduction.init(shape, step.equation)
-
-
-def _finish(step: Step, total: Any) -> Any:
-    assert step.rule.reduction is not None
-    return step.rule.reduction.finish(total, step.equation)
-
-
-def _finished(step: Step, parts: Sequence[Any]) -> Sequence[Any]:
-    """The results of a step; of a reduction whose axes are whole, its total."""
-    return parts if step.rule.reduction is None else [_finish(step, parts[0])]
+def _final(nest: Nest, v: int, result: Any) -> Any:
+    i = nest.maker(v)
+    return finish(nest.steps[i], result) if nest.accumulates_outside(i) else result

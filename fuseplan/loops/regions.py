@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.layout import boundary
 
 _SMALLER = (1, 4)
 """Values of this part of the largest one's size count as large, too: the summands of a squared
@@ -28,15 +29,26 @@ def regions(graph: Graph, min_bytes: int) -> Iterator[Nodes]:
     positions = is_index_arithmetic(graph)
     for large in levels(graph, min_bytes):
         for nodes in tied(graph, large):
-            region = between.convex(with_positions(graph, nodes, positions))
+            region = with_positions(graph, between.convex(with_positions(graph, nodes, positions)), positions)
             if region in found:
                 continue
             found.add(region)
             reduces = any(graph.nodes[n].kind >= OpKind.REDUCTION for n in nodes)
             new = [graph.nodes[n] for n in set(region).difference(nodes)]
             # A product between two large values belongs to another layer.
-            if reduces and all(loopable(node) and not node.flops.matrix for node in new):
+            whole = all(loopable(node) and not node.flops.matrix for node in new)
+            if reduces and whole and _expands(graph, region):
                 yield region
+
+
+def _expands(graph: Graph, nodes: Nodes) -> bool:
+    """Whether something made and used up inside is larger than all that is read and written.
+    Where nothing is, XLA's own loops already touch no more memory than a nest would
+    (test_regions.py::test_layernorm_is_left_to_xla)."""
+    edge = boundary(graph, nodes)
+    outside = max((graph.values[v].size for v in (*edge.reads, *edge.writes)), default=0)
+    kept = {v for n in nodes for v in graph.nodes[n].outputs}.difference(edge.writes)
+    return max((graph.values[v].size for v in kept), default=0) > outside
 
 
 def levels(graph: Graph, min_bytes: int) -> Iterator[Callable[[int], bool]]:
