@@ -19,6 +19,8 @@ _SMALLER = (1, 4)
 """Values of this part of the largest one's size count as large, too: the summands of a squared
 distance are three times the distances (test_loops_regions.py::test_broadcast_differences)."""
 
+_ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
+
 Nodes = tuple[int, ...]
 
 
@@ -39,6 +41,10 @@ def regions(graph: Graph, min_bytes: int) -> Iterator[Nodes]:
             whole = all(loopable(node) and not node.flops.matrix for node in new)
             if reduces and whole and _expands(graph, region):
                 yield region
+                arranged = with_arrangement(graph, region)
+                if arranged != region and arranged not in found:
+                    found.add(arranged)
+                    yield arranged
 
 
 def _expands(graph: Graph, nodes: Nodes) -> bool:
@@ -83,6 +89,24 @@ def tied(graph: Graph, is_large: Callable[[int], bool]) -> Iterator[Nodes]:
 def loopable(node: Node) -> bool:
     """Whether a tiled loop can hold the node."""
     return "loops" in node.backends and not node.effects
+
+
+def with_arrangement(graph: Graph, nodes: Nodes) -> Nodes:
+    """``nodes`` with the transposes and conversions that alone read one of their results, so
+    that results are written where they belong at once."""
+    inside = set(nodes)
+    results = set(graph.outputs)
+    queue = [v for n in nodes for v in graph.nodes[n].outputs]
+    while queue:
+        v = queue.pop()
+        readers = graph.consumers[v]
+        if v in results or len(readers) != 1 or readers[0] in inside:
+            continue
+        node = graph.nodes[readers[0]]
+        if node.op in _ARRANGING and loopable(node):
+            inside.add(node.id)
+            queue += node.outputs
+    return tuple(sorted(inside))
 
 
 class Between:
