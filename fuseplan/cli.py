@@ -411,7 +411,7 @@ def bench_cpu(
     from experiments.cpu import get_cases
     from fuseplan.bench import csv_of
     from fuseplan.bench_cpu import Case, bench_cases
-    from fuseplan.bench_text import head_line, row_line, summary_lines
+    from fuseplan.bench_text import colour, head_line, row_line, summary_lines
     from fuseplan.console import is_terminal, print_json, progress
     from fuseplan.output import check_writable, write_text
 
@@ -432,7 +432,8 @@ def bench_cpu(
             if out is not None:  # after each row: what is known is kept, whatever comes next
                 write_text(out, csv_of([row.as_dict() for row in rows]))
             if not json:
-                print(row_line(row, on_terminal), file=stdout, flush=True)
+                line = typer.style(row_line(row), fg=colour(row)) if on_terminal else row_line(row)
+                print(line, file=stdout, flush=True)
     if json:
         print_json([row.as_dict() for row in rows])
     else:

@@ -24,6 +24,8 @@ from fuseplan.trace import Literal, trace
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 LARGE_BYTES = 512
+QUICKLY = {"xla_backend_optimization_level": 0}
+"""Most of the time of these tests is LLVM's."""
 
 
 def groups(lowered: Lowered) -> list[tuple[int, ...]]:
@@ -113,7 +115,7 @@ def assert_agrees(
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(f)(*args))]
     flat = [*lowered.consts, *jax.tree.leaves(args)]
     for spec in specs:
-        got = jax.jit(function_of(spec, lowered))(*flat)
+        got = jax.jit(function_of(spec, lowered), compiler_options=QUICKLY)(*flat)
         for x, y in zip(got, expected, strict=True):
             assert_close(np.asarray(x), y, rtol, atol, describe(spec, lowered))
     return lowered, specs

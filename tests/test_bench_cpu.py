@@ -19,7 +19,7 @@ from experiments.workloads import WORKLOADS, get_workload, make_args
 from fuseplan import bench_cpu
 from fuseplan import calibrate as xla_calibrate
 from fuseplan.bench_cpu import Case, Goal, Row, bench_cases, time_in_turns
-from fuseplan.bench_text import head_line, row_line, summary_lines
+from fuseplan.bench_text import colour, head_line, row_line, summary_lines
 from fuseplan.cli import app
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.results import check_results
@@ -305,7 +305,9 @@ def test_a_line_of_large_numbers_fits():
     assert row_line(row).split() == [
         "linear_cross_entropy_grad", "123,456", "12,346", "100×", "10", "34,400", "1/12,345", "missed",
     ]  # fmt: skip
-    assert row_line(row, coloured=True) == f"\x1b[31m{row_line(row)}\x1b[0m"
+    assert [colour(dataclasses.replace(row, status=status)) for status in ("met", "measured", "missed", "failed")] == [
+        "green", None, "red", "red",
+    ]  # fmt: skip
 
 
 def test_json_and_a_function_of_ones_own(tmp_path, monkeypatch):

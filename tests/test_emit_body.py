@@ -240,5 +240,7 @@ def test_unknown_backend() -> None:
     spec = hand_spec(lowered, "triton")
     assert backends() == ("xla", "loops", "mosaic_tpu", "triton")
     other = KernelSpec(spec.nodes, spec.axes, spec.node_axes, spec.reads, spec.writes, "metal")
-    with pytest.raises(UnknownNameError, match=r"for one of xla, loops, mosaic_tpu, triton, got one for 'metal'"):
+    with pytest.raises(
+        UnknownNameError, match=r"for one of xla, loops, mosaic_tpu, triton, got one for 'metal'"
+    ):
         emit(other, lowered)

@@ -11,18 +11,33 @@ from hypothesis import given, settings
 
 import fuseplan
 from tests import random_programs
-from tests.nest_cases import CASES, CT, QKV, TILES, D, M, N, attention, masked, nearest, normal, with_gradient
-from tests.nests import assert_agrees, function_of, specs_of
+from tests.nest_cases import (
+    CASES,
+    CT,
+    HEADS,
+    QKV,
+    TILES,
+    D,
+    M,
+    N,
+    attention,
+    masked,
+    nearest,
+    normal,
+    with_gradient,
+)
+from tests.nests import QUICKLY, assert_agrees, function_of, specs_of
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_loop_order_agrees(name):
     f, args = CASES[name]
     with jax.enable_x64(True):
-        assert_agrees(f, *args, tiles={**TILES, 40: 16})
+        heads = name in ("attention", "grouped", "gradient of attention")
+        assert_agrees(f, *args, tiles={**(HEADS if heads else TILES), 40: 16})
 
 
-SPOILED = ("attention", "masked -inf", "guarded_rows", "soft_minimum", "nearest", "k_means", "gaussian")
+SPOILED = ("masked -inf", "guarded_rows", "soft_minimum", "nearest", "k_means")
 SPOILED += (
     "statistics",
     "late_factor",
@@ -42,7 +57,7 @@ def test_one_element_that_is_no_number(name, bad):
         lowered, specs = specs_of(f, args, TILES)
         most = max(sum(axis.n_tiles > 1 for axis in spec.axes) for spec in specs)
         runs = [
-            jax.jit(function_of(spec, lowered))
+            jax.jit(function_of(spec, lowered), compiler_options=QUICKLY)
             for spec in specs
             if sum(axis.n_tiles > 1 for axis in spec.axes) == most and not spec.keeps
         ]
@@ -127,7 +142,7 @@ def test_axes_of_one_and_sizes_below_the_tile():
 
 
 @pytest.mark.parametrize("tiles", [{M: 16, N: 32}, {M: 1, N: 1}, {M: 9, N: 17}, {M: 15, N: 2}])
-@pytest.mark.parametrize("name", ["gradient of masked", "k_means", "cross_entropy_gradient"])
+@pytest.mark.parametrize("name", ["gradient of masked", "nearest", "cross_entropy_gradient"])
 def test_tiles(name, tiles):
     """One element over, single elements, two tiles that overlap, many small ones."""
     f, args = CASES[name]
@@ -145,7 +160,7 @@ def test_merged_axes():
         return (p * y).sum(-1).reshape(3, M), jnp.exp(flat - flat.max(-1, keepdims=True)).sum(-1)
 
     with jax.enable_x64(True):
-        assert_agrees(f, normal(3, M), normal(N), tiles=TILES, least=4)
+        assert_agrees(f, normal(3, M), normal(N), tiles=HEADS, least=3)
 
 
 def test_runs_operation_by_operation():
@@ -166,7 +181,7 @@ def test_views_that_are_not_contiguous():
     np.testing.assert_allclose(got, jax.jit(f)(x, y, y[:, 0]), 2e-4, 1e-4)
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.data())
 def test_random_programs(data):
     """``random_programs``: chains, masks, reductions over either axis, products, softmaxes."""

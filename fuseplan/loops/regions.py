@@ -17,7 +17,7 @@ from fuseplan.layout import boundary
 
 _SMALLER = (1, 4)
 """Values of this part of the largest one's size count as large, too: the summands of a squared
-distance are three times the distances (test_loops_regions.py::test_broadcast_differences)."""
+distance are three times the distances (test_regions.py::test_broadcast_differences)."""
 
 _ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
 
