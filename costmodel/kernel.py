@@ -34,7 +34,8 @@ class Axis:
 
     @property
     def ragged(self) -> bool:
-        """Whether some block reaches past the end of the axis."""
+        """Whether the tile does not divide the axis. The last block reaches past the end; that of
+        a CPU's loop is shifted back instead."""
         return self.n_tiles * self.tile != self.size
 
 
@@ -88,7 +89,7 @@ class KernelSpec:
 
     @property
     def streamed(self) -> int | None:
-        """The index of the streamed axis, if there is one."""
+        """The index of the first streamed axis, if there is one."""
         return next((i for i, a in enumerate(self.axes) if a.role == AxisRole.STREAMED), None)
 
     def block_shape(self, access: Access) -> tuple[int, ...]:

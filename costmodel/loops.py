@@ -64,7 +64,11 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
     kept_bytes = _kept_bytes(graph, spec)
     fresh_bytes = write_bytes + total.temp_bytes + kept_bytes
     return Cost(
-        launch_ps=total.launch_ps + turns_ps + surcharge_ps + touched_ps(fresh_bytes, device),
+        launch_ps=device.launch_ps
+        + total.launch_ps
+        + turns_ps
+        + surcharge_ps
+        + touched_ps(fresh_bytes, device),
         memory_ps=memory_ps,
         matrix_ps=total.matrix_ps,
         vector_ps=total.vector_ps,

@@ -90,7 +90,8 @@ class Space:
         for nodes in self.book.offers:
             if all(n in self.position for n in nodes):
                 mask = self.mask(nodes)
-                if self.nodes(mask) == nodes:
+                waits = any(self.component.apart[i] & mask for i in bits(mask))
+                if self.nodes(mask) == nodes and not waits:
                     yield mask
 
     def nodes(self, mask: Mask) -> tuple[int, ...]:

@@ -1,5 +1,5 @@
 """Check a plan from scratch: nothing here shares code with the planners, but for the
-statement of the rules (``legality``) and of the cost (``costmodel``).
+statement of the rules (``legality``), of the cost (``costmodel``) and of a nest's passes.
 
 Run after every planner and on every plan read from a file. Each message names the kernel
 and says what was expected and what came.

@@ -65,9 +65,17 @@ class IndexArithmetic:
         dims = tuple(
             _merged([(cells.get(a, (0, sizes[a] - 1)), sizes[a]) for a in axes]) for axes in access.axes
         )
-        return self._value(access.value, dims)
+        return self._value(access.value, dims, {})
 
-    def _value(self, v: int, dims: tuple[Interval, ...]) -> Interval:
+    def _value(self, v: int, dims: tuple[Interval, ...], known: dict[Any, Any]) -> Interval:
+        """``known`` has what was found out already: an operand may be used twice. It keeps the
+        intervals that it is keyed by alive."""
+        key = (v, tuple((id(lo), id(hi)) for lo, hi in dims))
+        if key not in known:
+            known[key] = (self._computed(v, dims, known), dims)
+        return known[key][0]
+
+    def _computed(self, v: int, dims: tuple[Interval, ...], known: dict[Any, Any]) -> Interval:
         graph = self.lowered.graph
         if v not in self:
             return unknown(self.lowered.avals[v].dtype)
@@ -88,7 +96,7 @@ class IndexArithmetic:
                 _merged([(own.get(d, (0, node.dims[d] - 1)), node.dims[d]) for d in merged])
                 for merged in in_map
             )
-            operands.append(self._value(u, inner))
+            operands.append(self._value(u, inner, known))
         return apply(np, eqn, operands, exact=True)
 
     def covers(

@@ -37,14 +37,27 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     """Plan a graph as it is and, where that may pay, with large values computed again for
     distant readers; the faster plan with its graph."""
     clock = clock or Clock()
+    started = time.monotonic()
     plan = plan_lowered(lowered, options, clock)
     if options.device.backend == "xla" and options.planner != "unfused":
         again = clock.time("lower", lambda: recompute(lowered, least_bytes(options.device)))
-        other = plan if again is None else plan_lowered(again, options, clock)
-        if other.objective_ps < plan.objective_ps:
-            lowered, plan = again, other
+        if again is not None:
+            left = max(options.deadline_s - (time.monotonic() - started), 0.0)
+            other = plan_lowered(again, replace(options, deadline_s=left), clock)
+            bound = _lower(plan.bound_ps, other.bound_ps)
+            if other.objective_ps < plan.objective_ps:
+                lowered, plan = again, other
+            # Proven is what holds of both graphs.
+            proven = bound is not None and bound >= plan.objective_ps
+            status = "OPTIMAL" if proven else "FEASIBLE"
+            plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+    plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else min(one, other)
 
 
 def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None) -> Plan:

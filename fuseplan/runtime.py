@@ -47,7 +47,7 @@ def make_runner(lowered: Lowered, plan: Plan, *, platform: str, interpret: bool 
 
 def left_to_xla(spec: KernelSpec) -> KernelSpec:
     """The same group without a schedule: XLA compiles it as it is."""
-    return replace(spec, axes=(), backend="xla")
+    return replace(spec, axes=(), backend="xla", passes=(), keeps=False, walked=())
 
 
 def _literal(literal: Literal) -> Any:

@@ -19,8 +19,8 @@ _SMALL = 32
 
 # Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
 # the systolic array of a TPU; warps of a GPU want at least 16 (mma.m16n8k16).
-_MATMUL_TILES = {"triton": (32, 64, 128, 256), "mosaic_tpu": (128, 256, 512), "xla": (64, 256)}
-_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_tpu": (128, 256, 512), "xla": (256,)}
+_MATMUL_TILES = {"triton": (32, 64, 128, 256), "mosaic_tpu": (128, 256, 512)}
+_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_tpu": (128, 256, 512)}
 
 _LANES, _SUBLANES = 128, 8
 """Mosaic: the last two dimensions of a block are multiples of these, or the array's own

@@ -13,37 +13,34 @@ planning both.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from costmodel.graph import Graph, Node, Value, check_graph, make_graph
-from fuseplan.loops.regions import Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, paths, tied
 from fuseplan.lower import Lowered
 from fuseplan.trace import Equation, Literal
 
 Copies = dict[Nodes, Nodes]
 """For each set of readers, the operations that are copied for them."""
 
+Item = tuple[int, int | None]
+"""An old node, and for which set of readers it is a copy."""
+
 
 def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
     """``lowered`` with large values computed again for distant readers; None where there is
     nothing to copy. ``min_bytes``: from which size on a value is large."""
-    found = False
+    new = lowered
     # One level of largeness at a time: copies made at one are part of the graph at the next.
-    sizes = sorted({v.size for v in lowered.graph.values if v.producer >= 0 and v.nbytes >= min_bytes})
-    for _ in range(2 * len(sizes) + 1):
-        for is_large in levels(lowered.graph, min_bytes):
-            copies = _copies(lowered.graph, is_large)
-            if copies:
-                break
-        else:
-            break
-        lowered, found = _rewritten(lowered, copies), True
-    return lowered if found else None
+    for is_large in levels(lowered.graph, min_bytes):
+        copies = _copies(new.graph, is_large)
+        if copies:
+            new = _rewritten(new, copies)
+    return None if new is lowered else new
 
 
-def _copies(graph: Graph, is_large: Callable[[int], bool]) -> Copies:
+def _copies(graph: Graph, is_large: IsLarge) -> Copies:
     """What to copy for whom, at one level of largeness."""
     positions = is_index_arithmetic(graph)
     copies: Copies = {}
@@ -57,7 +54,7 @@ def _copies(graph: Graph, is_large: Callable[[int], bool]) -> Copies:
                 for v in graph.nodes[n].inputs
                 if graph.values[v].producer >= 0
                 and graph.values[v].producer not in inside
-                and (is_large(v) or positions[graph.values[v].producer])
+                and (is_large(graph.values[v].size) or positions[graph.values[v].producer])
             ]
             chain = _chain(graph, wanted, inside, is_large, positions)
             if chain and _gains(graph, chain, inside):
@@ -77,11 +74,9 @@ def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
     through an operation that no tiled loop of it could hold, and returns."""
     inside = set(group)
     level: dict[int, int] = {}
-    for n in range(group[0], group[-1] + 1):
+    for n in paths(graph, group):
         node = graph.nodes[n]
         before = [level[m] for v in node.inputs if (m := graph.values[v].producer) in level]
-        if n not in inside and not before:
-            continue
         foreign = n not in inside and (not loopable(node) or node.flops.matrix > 0)
         # Odd levels are outside: a member behind them is on the next even one.
         now = max(before, default=0)
@@ -95,7 +90,7 @@ def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
 
 
 def _chain(
-    graph: Graph, wanted: list[int], readers: set[int], is_large: Callable[[int], bool], positions: list[bool]
+    graph: Graph, wanted: list[int], readers: set[int], is_large: IsLarge, positions: list[bool]
 ) -> Nodes:
     """The operations that lead to ``wanted`` from values that are not large, in order; empty
     if one of them cannot be evaluated tile by tile."""
@@ -111,7 +106,7 @@ def _chain(
         chain.add(n)
         for v in node.inputs:
             producer = graph.values[v].producer
-            if producer >= 0 and (is_large(v) or positions[producer]):
+            if producer >= 0 and (is_large(graph.values[v].size) or positions[producer]):
                 queue.append(producer)
     return tuple(sorted(chain))
 
@@ -119,14 +114,17 @@ def _chain(
 def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
     """The graph with the copies in it, and without what nobody reads any more."""
     graph = lowered.graph
-    wants = {n: group for group in copies for n in group}
-    order: list[tuple[int, Nodes | None]] = []  # (old node, for whom it is a copy)
-    placed: set[Nodes] = set()
+    wants = {n: side for side, stage in enumerate(copies) for n in stage}
+    chains = [set(chain) for chain in copies.values()]
+    order: list[Item] = []
+    placed: set[Item] = set()
     for n in range(len(graph.nodes)):
-        group = wants.get(n)
-        if group is not None and group not in placed:
-            placed.add(group)
-            order += [(m, group) for m in copies[group]]
+        if n in wants:
+            # Just before the first reader: what a copy reads itself may be made late.
+            side = wants[n]
+            new = [m for m in _ancestors(graph, n, chains[side]) if (m, side) not in placed]
+            order += [(m, side) for m in new]
+            placed.update((m, side) for m in new)
         order.append((n, None))
     alive = _alive(graph, order, wants)
     order = [item for item, keep in zip(order, alive, strict=True) if keep]
@@ -136,17 +134,29 @@ def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
     return builder.finish()
 
 
-def _alive(graph: Graph, order: list[tuple[int, Nodes | None]], wants: dict[int, Nodes]) -> list[bool]:
+def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:
+    """The members of ``chain`` that node ``n`` depends on by members alone, in order."""
+    found: set[int] = set()
+    queue = [graph.values[v].producer for v in graph.nodes[n].inputs]
+    while queue:
+        m = queue.pop()
+        if m in chain and m not in found:
+            found.add(m)
+            queue += (graph.values[v].producer for v in graph.nodes[m].inputs)
+    return sorted(found)
+
+
+def _alive(graph: Graph, order: list[Item], wants: dict[int, int]) -> list[bool]:
     """Which of the nodes, old and copied, have a reader."""
     copied = {(m, group) for m, group in order if group is not None}
-    read: set[tuple[int, Nodes | None]] = {(graph.values[v].producer, None) for v in graph.outputs}
+    read: set[Item] = {(graph.values[v].producer, None) for v in graph.outputs}
     keep = []
     for n, group in reversed(order):
         node = graph.nodes[n]
         needed = (n, group) in read or (group is None and node.effects)
         keep.append(needed)
         if needed:
-            side = group or wants.get(n)
+            side = wants.get(n) if group is None else group
             for v in node.inputs:
                 m = graph.values[v].producer
                 read.add((m, side) if (m, side) in copied else (m, None))
@@ -162,20 +172,20 @@ class _Builder:
         self.avals: list[Any] = []
         self.nodes: list[Node] = []
         self.equations: list[Equation] = []
-        self.ids: dict[tuple[int, Nodes | None], int] = {}
+        self.ids: dict[tuple[int, int | None], int] = {}
         for v in old.graph.inputs:
             self._value(v, None, -1)
 
-    def _value(self, v: int, group: Nodes | None, producer: int) -> int:
+    def _value(self, v: int, group: int | None, producer: int) -> int:
         new = self.ids[v, group] = len(self.values)
         self.values.append(replace(self.old.graph.values[v], id=new, producer=producer))
         self.avals.append(self.old.avals[v])
         return new
 
-    def add(self, n: int, group: Nodes | None, reader: Nodes | None) -> None:
+    def add(self, n: int, group: int | None, reader: int | None) -> None:
         """Node ``n``, as a copy for ``group`` or as itself, which reads copies made for
         ``reader``."""
-        side = group or reader
+        side = reader if group is None else group
 
         def read(v: int) -> int:
             return self.ids.get((v, side), self.ids[v, None]) if (v, None) in self.ids else self.ids[v, side]

@@ -8,7 +8,8 @@ it is worth it, is for the scheduler to say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import rustworkx as rx
 
@@ -27,11 +28,11 @@ Nodes = tuple[int, ...]
 def regions(graph: Graph, min_bytes: int) -> Iterator[Nodes]:
     """Groups tied together by intermediates of at least ``min_bytes``, each once."""
     found: set[Nodes] = set()
-    between = Between(graph)
-    positions = is_index_arithmetic(graph)
+    positions = [n for n, known in enumerate(is_index_arithmetic(graph)) if known]
     for large in levels(graph, min_bytes):
         for nodes in tied(graph, large):
-            region = with_positions(graph, between.convex(with_positions(graph, nodes, positions)), positions)
+            region = convex(graph, with_positions(graph, nodes, positions))
+            region = with_positions(graph, region, positions)
             if region in found:
                 continue
             found.add(region)
@@ -57,33 +58,41 @@ def _expands(graph: Graph, nodes: Nodes) -> bool:
     return max((graph.values[v].size for v in kept), default=0) > outside
 
 
-def levels(graph: Graph, min_bytes: int) -> Iterator[Callable[[int], bool]]:
+def levels(graph: Graph, min_bytes: int) -> Iterator[IsLarge]:
     """Ways to call a value large, from the largest size that an operation makes downwards."""
     made = {v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes}
     for size in sorted(made, reverse=True):
         for part in _SMALLER:
-
-            def is_large(v: int, most: int = size, part: int = part) -> bool:
-                value = graph.values[v]
-                return most // part < value.size + (part == 1) and value.size <= most
-
-            yield is_large
+            yield IsLarge(size, part)
 
 
-def tied(graph: Graph, is_large: Callable[[int], bool]) -> Iterator[Nodes]:
+@dataclass(frozen=True, slots=True)
+class IsLarge:
+    """Whether a value of some size is as large as ``most``, or by less than the factor ``part``
+    smaller."""
+
+    most: int
+    part: int
+
+    def __call__(self, size: int) -> bool:
+        return self.most // self.part < size + (self.part == 1) and size <= self.most
+
+
+def tied(graph: Graph, is_large: IsLarge) -> Iterator[Nodes]:
     """The operations that large values tie together, set by set."""
     ties = rx.PyGraph(multigraph=False)
-    ties.add_nodes_from(range(len(graph.nodes)))
-    touched: set[int] = set()
+    index: dict[int, int] = {}
     for value in graph.values:
-        if value.producer < 0 or not is_large(value.id):
+        # Readers of a value that is made elsewhere are not tied: nothing passes between them.
+        if value.producer < 0 or not is_large(value.size) or not loopable(graph.nodes[value.producer]):
             continue
-        ends = [n for n in (value.producer, *graph.consumers[value.id]) if loopable(graph.nodes[n])]
-        touched.update(ends)
-        ties.add_edges_from_no_data([(ends[0], n) for n in ends[1:]])
-    for component in rx.connected_components(ties):
-        if len(component) > 1 and component <= touched:
-            yield tuple(sorted(component))
+        ends = [value.producer, *(n for n in graph.consumers[value.id] if loopable(graph.nodes[n]))]
+        for n in ends:
+            if n not in index:
+                index[n] = ties.add_node(n)
+        ties.add_edges_from_no_data([(index[ends[0]], index[n]) for n in ends[1:]])
+    groups = (sorted(ties[i] for i in component) for component in rx.connected_components(ties))
+    yield from (tuple(group) for group in sorted(groups) if len(group) > 1)
 
 
 def loopable(node: Node) -> bool:
@@ -109,28 +118,26 @@ def with_arrangement(graph: Graph, nodes: Nodes) -> Nodes:
     return tuple(sorted(inside))
 
 
-class Between:
-    """What lies between the members of a group."""
+def paths(graph: Graph, nodes: Nodes) -> list[int]:
+    """``nodes`` and everything between the first and the last of them that depends on one, in
+    order."""
+    after, last = set(nodes), nodes[-1]
+    queue = list(nodes)
+    while queue:
+        for v in graph.nodes[queue.pop()].outputs:
+            new = [n for n in graph.consumers[v] if n < last and n not in after]
+            after.update(new)
+            queue += new
+    return sorted(after)
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
 
-    def convex(self, nodes: Nodes) -> Nodes:
-        """``nodes`` with everything on paths between them."""
-        inside = set(nodes)
-        first, last = nodes[0], nodes[-1]
-        after: set[int] = set()  # what depends on a member
-        for n in range(first, last + 1):
-            node = self.graph.nodes[n]
-            makers = (self.graph.values[v].producer for v in node.inputs)
-            if any(m in inside or m in after for m in makers):
-                after.add(n)
-        needed: set[int] = set()  # what a member depends on
-        for n in range(last, first - 1, -1):
-            readers = (c for v in self.graph.nodes[n].outputs for c in self.graph.consumers[v])
-            if any(r in inside or r in needed for r in readers):
-                needed.add(n)
-        return tuple(sorted(inside | (after & needed)))
+def convex(graph: Graph, nodes: Nodes) -> Nodes:
+    """``nodes`` with everything on paths between them."""
+    found = set(nodes)
+    for n in reversed(paths(graph, nodes)):
+        if any(c in found for v in graph.nodes[n].outputs for c in graph.consumers[v]):
+            found.add(n)
+    return tuple(sorted(found))
 
 
 def is_index_arithmetic(graph: Graph) -> list[bool]:
@@ -142,13 +149,14 @@ def is_index_arithmetic(graph: Graph) -> list[bool]:
     return known
 
 
-def with_positions(graph: Graph, nodes: Nodes, positions: list[bool]) -> Nodes:
-    """``nodes`` with the index arithmetic that they alone read: each tile computes its own."""
+def with_positions(graph: Graph, nodes: Nodes, positions: Sequence[int]) -> Nodes:
+    """``nodes`` with the index arithmetic (``positions``, in order) that they alone read: each
+    tile computes its own."""
     inside = set(nodes)
     results = set(graph.outputs)
-    for n in range(nodes[-1], -1, -1):
+    for n in reversed(positions):
         outputs = graph.nodes[n].outputs
         readers = {c for v in outputs for c in graph.consumers[v]}
-        if positions[n] and readers and readers <= inside and results.isdisjoint(outputs):
+        if readers and readers <= inside and results.isdisjoint(outputs):
             inside.add(n)
     return tuple(sorted(inside))

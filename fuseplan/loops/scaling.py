@@ -158,11 +158,15 @@ class Scaling:
     def _guarded_maximum(self, v: int) -> int | None:
         """The one maximum over the stream that ``v`` follows from by guards alone."""
         tops: set[int] = set()
+        seen: set[int] = set()
         queue = [v]
         while queue:
             i = self.maker.get(queue.pop())
             if i is None:
                 return None
+            if i in seen:
+                continue
+            seen.add(i)
             node = self.nodes[i]
             if node.op == "reduce_max" and self.reduced[i] == {self.stream}:
                 tops.add(i)

@@ -165,8 +165,9 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
             continue
         apart = [mask for mask in groups if mask & offer]
         rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
-        if space.total([offer, *rest]) < space.total(apart):
-            groups = [mask for mask in groups if not mask & offer] + [offer, *rest]
+        new = [mask for mask in groups if not mask & offer] + [offer, *rest]
+        if space.total([offer, *rest]) < space.total(apart) and not cyclic_sets(space.successors(new)):
+            groups = new
     return groups
 
 
