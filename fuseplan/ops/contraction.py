@@ -52,22 +52,15 @@ def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """The primitive itself, but for dimensions of size one: with a batch of one, XLA would
-    transpose a whole tile where a matmul takes it either way round."""
-    contracts, batches = eqn.params["dimension_numbers"]
+    """The primitive itself, on blocks with all their dimensions."""
+    contracts, _ = eqn.params["dimension_numbers"]
     dtype = accumulator(eqn.out_avals[0].dtype)
     params = dict(eqn.params)
     if not isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
         params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
-    sides, numbers = [], []
-    for i, x in enumerate(args):
-        # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
-        x = masked(tile, i, contracts[i], x, 0)
-        long = [d for d, extent in enumerate(x.shape) if extent != 1]
-        sides.append(reshaped(x, tuple(x.shape[d] for d in long)))
-        numbers.append([tuple(long.index(d) for d in dims[i] if d in long) for dims in (contracts, batches)])
-    params["dimension_numbers"] = tuple(zip(*numbers, strict=True))
-    return [reshaped(eqn.primitive.bind(*sides, **params).astype(dtype), tile.out_shapes[0])]
+    # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
+    lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
+    return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
 
 
 def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
