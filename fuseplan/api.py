@@ -52,7 +52,7 @@ def jit(
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
             leaving it to XLA.
         measure: on the first call at each new set of shapes, time the fused program against
-            ``jax.jit(f)`` on those very arguments (about 0.2 s, at most about 2 s, beside the
+            ``jax.jit(f)`` on those very arguments (up to 2 s or one run of each, beside the
             second compilation), and run the better from then on. A function with side effects
             is not timed, and run by ``jax.jit``; on tracers the fused function is used.
         **jit_options: every option of ``jax.jit`` (``static_argnums``, ``donate_argnums``,

@@ -100,6 +100,11 @@ def test_every_tolerance_says_why():
     assert tolerance(jnp.dtype("int32")) is None
 
 
+def test_a_result_that_is_all_rounding_has_no_difference():
+    reference = [jnp.array([3.0, 4.0]), jnp.array([1e-13])]
+    assert largest_difference([reference[0], jnp.array([7e-13])], reference)[1] < 1e-6
+
+
 def test_largest_difference():
     assert largest_difference([jnp.array([3.0, 4.0]), 1], [jnp.array([3.0, 4.5]), 1]) == pytest.approx(
         (0.5, 0.5 / np.sqrt((9 + 20.25) / 2))
