@@ -89,8 +89,8 @@ class KernelSpec:
 
     @property
     def streamed(self) -> int | None:
-        """The index of the first streamed axis, if there is one."""
-        return next((i for i, a in enumerate(self.axes) if a.role == AxisRole.STREAMED), None)
+        """The index of the innermost streamed axis, if there is one: a nest's stream."""
+        return max((i for i, a in enumerate(self.axes) if a.role == AxisRole.STREAMED), default=None)
 
     def block_shape(self, access: Access) -> tuple[int, ...]:
         """The shape of one tile's data of ``access``: a merged dimension is the product."""

@@ -13,9 +13,10 @@ import math
 from collections.abc import Sequence
 
 from costmodel import dtypes
+from costmodel.axes import compose, made_map
 from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph, Node, OpKind
-from costmodel.kernel import AxisRole, Cost, KernelSpec
+from costmodel.kernel import Cost, KernelSpec
 from costmodel.picoseconds import time_ps
 
 _PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW = 140, 10
@@ -44,7 +45,7 @@ Predicted and measured times are in the table of ``fuseplan bench cpu``."""
 
 def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
     """What the loop nest ``spec`` costs on ``device``."""
-    outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != _stream(spec))
+    outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
     in_loop = {i for p in spec.passes for i in p}
     off = [i for i in range(len(spec.nodes)) if i not in in_loop]
     total = _Total()
@@ -94,8 +95,7 @@ def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int]
     extents = node.dims if tile is None else tile
     flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
     if node.op == "dot_general" and len(node.inputs) == 2:
-        left, right = ({d for dims in m for d in dims} for m in node.input_maps)
-        result = {d for dims in node.output_maps[0] for d in dims}
+        left, right, result = _sides(node)
 
         def size(dims: set[int]) -> int:
             return math.prod(extents[d] for d in dims)
@@ -138,7 +138,7 @@ def _kept_bytes(graph: Graph, spec: KernelSpec) -> int:
     """What the products take that one pass keeps for another, for all of the stream."""
     if not spec.keeps:
         return 0
-    stream = _stream(spec)
+    stream = spec.streamed
     axes = [axis.size if a == stream else axis.tile for a, axis in enumerate(spec.axes)]
     first = {spec.nodes[i]: k for k, p in reversed(list(enumerate(spec.passes))) for i in p}
     kept = {}
@@ -152,15 +152,17 @@ def _kept_bytes(graph: Graph, spec: KernelSpec) -> int:
     for v, maker in kept.items():
         own = spec.node_axes[spec.nodes.index(maker)]
         node = graph.nodes[maker]
-        dims = {a for d in node.output_maps[node.outputs.index(v)] for i in d for a in own[i]}
+        dims = {a for merged in compose(made_map(node, v), own) for a in merged}
         if stream in dims:
             total += math.prod(axes[a] for a in dims) * dtypes.bits(graph.values[v].dtype) // 8
     return total
 
 
-def _stream(spec: KernelSpec) -> int | None:
-    streamed = [i for i, a in enumerate(spec.axes) if a.role == AxisRole.STREAMED]
-    return streamed[-1] if streamed else None
+def _sides(node: Node) -> tuple[set[int], set[int], set[int]]:
+    """The dimensions of a contraction that index its left operand, its right one, its result."""
+    maps = (*node.input_maps, *node.output_maps)
+    left, right, result = ({d for dims in m for d in dims} for m in maps)
+    return left, right, result
 
 
 class _Total:
@@ -226,8 +228,7 @@ class _Tile:
         node = self.graph.nodes[self.spec.nodes[i]]
         if len(node.input_maps) != 2:
             return 1
-        left, right = ({d for dims in m for d in dims} for m in node.input_maps)
-        result = {d for dims in node.output_maps[0] for d in dims}
+        left, right, result = _sides(node)
         own = self.spec.node_axes[i]
         return math.prod(self.spec.axes[a].tile for d in left & right & result for a in own[d])
 
@@ -247,7 +248,7 @@ class _Tile:
             maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
             for v, dim_map in maps:
                 own = self.spec.node_axes[i]
-                axes = {a for dims in dim_map for d in dims for a in own[d]}
+                axes = {a for merged in compose(dim_map, own) for a in merged}
                 elements = math.prod(self.spec.axes[a].tile for a in axes)
                 sizes[v] = -(-elements * dtypes.bits(self.graph.values[v].dtype) // 8)
         return sizes

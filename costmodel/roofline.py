@@ -58,13 +58,13 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps
     if not spec.axes and matrix_ps:
-        for n in spec.nodes:
-            known = library_matmul(graph, graph.nodes[n], device)
+        products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]
+        if device.platform == "cpu":
+            matrix_ps = sum(product_ps(graph, node, device) for node in products)
+        for node in products:
+            known = library_matmul(graph, node, device)
             if known is not None:
                 matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
-        if device.platform == "cpu":
-            products = (graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix)
-            matrix_ps = sum(product_ps(graph, node, device) for node in products)
     if device.platform == "cpu":
         launch_ps += fresh_ps(graph, spec, device)
         cache_ps += sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)

@@ -8,15 +8,23 @@ from functools import partial
 import jax
 
 from experiments import attention, functions, gpt2, optimizer, pairwise
-from experiments.workload import Built, Program, Workload, array, fixed
+from experiments.workload import (
+    Built,
+    Program,
+    Workload,
+    array,
+    classes_args,
+    fixed,
+    gated_mlp_args,
+    heads_args,
+)
 
-_int32 = partial(array, "int32")
 
 
 def _attention(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
     sizes = {"batch": 1, "tokens": 4096, "heads": 8, "width": 64}
     count = 4 if cotangent else 3
-    make = fixed(f, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * count)
+    make = fixed(f, heads_args(count))
     return Workload(name, description, sizes, {"batch": 2, "tokens": 133, "heads": 3, "width": 10}, make)
 
 
@@ -87,10 +95,7 @@ _ALL = (
         {"m": 131, "n": 34, "hidden": 150},
         fixed(
             functions.gated_mlp,
-            lambda a, m, n, hidden: (
-                a(m, n),
-                {"w_gate": a(n, hidden), "w_up": a(n, hidden), "w_down": a(hidden, n)},
-            ),
+            gated_mlp_args,
         ),
     ),
     Workload(
@@ -100,7 +105,7 @@ _ALL = (
         {"m": 131, "n": 34, "classes": 150},
         fixed(
             functions.linear_token_losses,
-            lambda a, m, n, classes: (a(m, n), {"w": a(n, classes)}, _int32(m)),
+            classes_args,
         ),
     ),
     _pairs("gaussian_gram", "Gaussian kernel sum, Gram form", pairwise.gaussian_gram,

@@ -65,6 +65,21 @@ def fixed(f: Program, args: Callable[..., tuple[Any, ...]]) -> Callable[..., Bui
     return make
 
 
+def heads_args(count: int) -> Callable[..., tuple[Any, ...]]:
+    """For ``fixed``: so many arrays ``[B, T, H, D]`` of one shape."""
+    return lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * count
+
+
+def gated_mlp_args(a: Callable[..., Any], m: int, n: int, hidden: int) -> tuple[Any, ...]:
+    """For ``fixed``: rows ``[M, N]`` and the weights of a gated MLP."""
+    return a(m, n), {"w_gate": a(n, hidden), "w_up": a(n, hidden), "w_down": a(hidden, n)}
+
+
+def classes_args(a: Callable[..., Any], m: int, n: int, classes: int) -> tuple[Any, ...]:
+    """For ``fixed``: rows ``[M, N]``, the weights ``[N, V]`` of their classes, and labels ``[M]``."""
+    return a(m, n), {"w": a(n, classes)}, array("int32", m)
+
+
 def _floating(dtype: str) -> str:
     try:
         known = jnp.dtype(dtype)

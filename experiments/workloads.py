@@ -19,7 +19,7 @@ import jax
 from experiments import equinox_models, functions, gpt2, optimizer
 from experiments.large import LARGE
 from experiments.sampling import make_args
-from experiments.workload import Built, Workload, array, fixed
+from experiments.workload import Built, Workload, array, classes_args, fixed, gated_mlp_args, heads_args
 from fuseplan.errors import UnknownNameError
 
 __all__ = ["WORKLOADS", "Workload", "get_workload", "make_args"]
@@ -199,10 +199,7 @@ _ALL = (
         {"m": 5, "n": 130, "hidden": 70},
         fixed(
             functions.gated_mlp,
-            lambda a, m, n, hidden: (
-                a(m, n),
-                {"w_gate": a(n, hidden), "w_up": a(n, hidden), "w_down": a(hidden, n)},
-            ),
+            gated_mlp_args,
         ),
     ),
     Workload(
@@ -210,9 +207,7 @@ _ALL = (
         "softmax attention without a mask",
         _HEADS,
         _SMALL_HEADS,
-        fixed(
-            functions.attention, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 3
-        ),
+        fixed(functions.attention, heads_args(3)),
     ),
     Workload(
         "causal_attention",
@@ -221,7 +216,7 @@ _ALL = (
         _SMALL_HEADS,
         fixed(
             functions.causal_attention,
-            lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 3,
+            heads_args(3),
         ),
     ),
     Workload(
@@ -231,7 +226,7 @@ _ALL = (
         _SMALL_HEADS,
         fixed(
             functions.causal_attention_grad,
-            lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * 4,
+            heads_args(4),
         ),
     ),
     Workload(
@@ -262,7 +257,7 @@ _ALL = (
         {"m": 5, "n": 34, "classes": 130},
         fixed(
             functions.linear_cross_entropy,
-            lambda a, m, n, classes: (a(m, n), {"w": a(n, classes)}, _int32(m)),
+            classes_args,
         ),
     ),
     Workload(
@@ -272,7 +267,7 @@ _ALL = (
         {"m": 5, "n": 34, "classes": 130},
         fixed(
             functions.linear_cross_entropy_grad,
-            lambda a, m, n, classes: (a(m, n), {"w": a(n, classes)}, _int32(m)),
+            classes_args,
         ),
     ),
     Workload(

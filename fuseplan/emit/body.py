@@ -158,8 +158,12 @@ class BlockTile:
         self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
         self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
 
+    shifted = False
+    """Whether the last tile of a ragged axis is shifted back to end where the axis ends."""
+
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        start = first_index(self._spec, self._step.node_axes[node_dim], self._position)
+        axes = self._step.node_axes[node_dim]
+        start = first_index(self._spec, axes, self._position, shifted=self.shifted)
         return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
 
     def valid(self, operand: int, dim: int) -> Any | None:
@@ -172,14 +176,20 @@ class BlockTile:
         return lax.broadcasted_iota(jnp.int32, self.in_shapes[operand], dim) < limit
 
 
-def first_index(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any]) -> Any:
-    """The first index, along a dimension that merges ``axes``, of the tile at ``position``."""
+def first_index(
+    spec: KernelSpec, axes: Sequence[int], position: Sequence[Any], *, shifted: bool = False
+) -> Any:
+    """The first index, along a dimension that merges ``axes``, of the tile at ``position``;
+    with ``shifted`` no tile reaches past the end of its axis."""
     start: Any = 0
     stride = 1
     for a in reversed(axes):
         axis = spec.axes[a]
         if axis.n_tiles > 1:
-            start = start + position[a] * (axis.tile * stride)
+            first = position[a] * axis.tile
+            if shifted and axis.ragged:
+                first = jnp.minimum(first, axis.size - axis.tile)
+            start = start + first * stride
         stride *= axis.size
     return start
 

@@ -15,25 +15,16 @@ from jax import lax
 
 from costmodel.graph import DimMap
 from costmodel.kernel import KernelSpec, block_shape
-from fuseplan.emit.body import Step
+from fuseplan.emit.body import BlockTile, first_index
 
 Position = tuple[Any, ...]
 """For each axis of the nest, the index of the current tile; 0 for an axis in one tile."""
 
 
-class LoopTile:
-    """The tile of one step; see ``fuseplan.ops.rule.Tile``."""
+class LoopTile(BlockTile):
+    """The tile of one step of a nest; see ``fuseplan.ops.rule.Tile``."""
 
-    backend = "loops"
-
-    def __init__(self, spec: KernelSpec, step: Step, position: Position) -> None:
-        self._spec, self._step, self._position = spec, step, position
-        self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
-        self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
-
-    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        start = first_index(self._spec, self._step.node_axes[node_dim], self._position)
-        return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
+    shifted = True
 
     def valid(self, operand: int, dim: int) -> Any | None:
         axes = self._step.in_axes[operand]
@@ -42,21 +33,8 @@ class LoopTile:
         return fresh(self._spec, axes[dim], self._position, self.in_shapes[operand], dim)
 
 
-def first_index(spec: KernelSpec, axes: Sequence[int], position: Position) -> Any:
-    """The first index, along a dimension that merges ``axes``, of the tile at ``position``."""
-    start: Any = 0
-    stride = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        if axis.n_tiles > 1:
-            first = position[a] * axis.tile
-            start = start + (jnp.minimum(first, axis.size - axis.tile) if axis.ragged else first) * stride
-        stride *= axis.size
-    return start
-
-
 def fresh(
-    spec: KernelSpec, axes: Sequence[int], position: Position, shape: tuple[int, ...], dim: int
+    spec: KernelSpec, axes: Sequence[int], position: Sequence[Any], shape: tuple[int, ...], dim: int
 ) -> Any | None:
     """Which elements of a block no earlier tile covered along ``dim``, which merges ``axes``;
     None where the tiles of all of them are disjoint. Only the outermost may be ragged."""
@@ -73,7 +51,7 @@ def fresh(
 
 def starts(spec: KernelSpec, axes: DimMap, position: Position) -> list[Any]:
     """Where the tile at ``position`` starts in an array indexed by ``axes``."""
-    return [jnp.int32(first_index(spec, dims, position)) for dims in axes]
+    return [jnp.int32(first_index(spec, dims, position, shifted=True)) for dims in axes]
 
 
 def loaded(whole: Any, spec: KernelSpec, axes: DimMap, position: Position) -> Any:

@@ -28,13 +28,12 @@ _AS_LARGE = 2
 
 def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
     """The passes of a nest."""
-    streamed = [i for i, axis in enumerate(spec.axes) if axis.role == AxisRole.STREAMED]
     return make_program(
         graph,
         spec.nodes,
         spec.node_axes,
         frozenset(i for i, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT),
-        streamed[-1] if streamed else None,
+        spec.streamed,
         frozenset(w.value for w in spec.writes),
         spec.keeps,
     )
