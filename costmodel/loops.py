@@ -18,14 +18,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph, Node, OpKind
 from costmodel.kernel import Cost, KernelSpec
 from costmodel.picoseconds import time_ps
-
-_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW = 140, 10
-_PACK_LEFT_FLOPS = 20
-_STORE_FLOPS = 10
-"""What XLA's matrix product spends on an element of its right operand, of its left one and of
-its result beside the flops, in flops: packing, and storing. Fitted within 20 % to float32
-products of 3 to 32,000 on a side (two server cores, jax 0.10): 128x128x64 runs at 85 GFLOP/s,
-512x512x64 at 133, 1024x3072x768 at 183, of 200 at best."""
+from costmodel.products import Sides, product_ps
 
 _SPLIT_BYTES = 256 << 10
 """XLA runs a kernel with no larger block on one core (measured: jax 0.10 and 0.12)."""
@@ -87,25 +80,6 @@ def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
     return spec.walked or (every,) * len(spec.passes)
 
 
-def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int] | None = None) -> int:
-    """The time of a contraction on a CPU, or of one tile of it: ``tile`` has the extent of
-    each of its dimensions. Flops, packing and storing, at the rate of its first operand's
-    dtype."""
-    rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
-    extents = node.dims if tile is None else tile
-    flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
-    if node.op == "dot_general" and len(node.inputs) == 2:
-        left, right, result = _sides(node)
-
-        def size(dims: set[int]) -> int:
-            return math.prod(extents[d] for d in dims)
-
-        rows = size(left & result - right)
-        pack_right = min(_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW * rows)
-        flops += size(right) * pack_right + size(left) * _PACK_LEFT_FLOPS + size(result) * _STORE_FLOPS
-    return time_ps(flops, rate)
-
-
 def reduction_ps(graph: Graph, node: Node, device: DeviceSpec, share: tuple[int, int] = (1, 1)) -> int:
     """The time of a reduction on a CPU, or of ``share`` of it, where its operands come from
     cache: XLA adds the elements of a row up one by one, more slowly than it computes."""
@@ -156,13 +130,6 @@ def _kept_bytes(graph: Graph, spec: KernelSpec) -> int:
         if stream in dims:
             total += math.prod(axes[a] for a in dims) * dtypes.bits(graph.values[v].dtype) // 8
     return total
-
-
-def _sides(node: Node) -> tuple[set[int], set[int], set[int]]:
-    """The dimensions of a contraction that index its left operand, its right one, its result."""
-    maps = (*node.input_maps, *node.output_maps)
-    left, right, result = ({d for dims in m for d in dims} for m in maps)
-    return left, right, result
 
 
 class _Total:
@@ -228,9 +195,9 @@ class _Tile:
         node = self.graph.nodes[self.spec.nodes[i]]
         if len(node.input_maps) != 2:
             return 1
-        left, right, result = _sides(node)
+        batch = Sides.of((*node.input_maps, *node.output_maps)).batch
         own = self.spec.node_axes[i]
-        return math.prod(self.spec.axes[a].tile for d in left & right & result for a in own[d])
+        return math.prod(self.spec.axes[a].tile for d in batch for a in own[d])
 
     def _share(self, i: int) -> tuple[int, int]:
         """What part of a node's work one tile is."""

@@ -20,7 +20,6 @@ from experiments.workload import (
 )
 
 
-
 def _attention(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
     sizes = {"batch": 1, "tokens": 4096, "heads": 8, "width": 64}
     count = 4 if cotangent else 3

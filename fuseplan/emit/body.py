@@ -19,6 +19,7 @@ import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
+from costmodel.axes import compose
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.errors import InvalidPlanError
@@ -124,16 +125,6 @@ def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
         tuple(None if m is None else compose(m, node_axes) for m in in_dims),
         tuple(compose(m, node_axes) for m in node.output_maps),
     )
-
-
-def compose(dim_map: DimMap, node_axes: Sequence[tuple[int, ...]]) -> DimMap:
-    """The kernel axes of each dimension of a value, from a node's map of it.
-
-    Example:
-        >>> compose(((0, 1), ()), ((2,), (0, 3)))
-        ((2, 0, 3), ())
-    """
-    return tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
 
 
 def _needed(steps: Sequence[Step], values: set[int]) -> list[Step]:

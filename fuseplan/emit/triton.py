@@ -19,6 +19,7 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from costmodel.axes import compose
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
@@ -173,7 +174,7 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     accesses = [*spec.reads, *spec.writes]
     for node, own in zip(nodes, spec.node_axes, strict=True):
         accesses += [
-            Access(v, bodies.compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)
+            Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)
         ]
     largest = max(math.prod(spec.block_shape(a)) for a in accesses)
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)

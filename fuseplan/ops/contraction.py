@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from costmodel.products import exchanges
 from fuseplan.ops.reduction import accumulator, masked
 from fuseplan.ops.rule import XLA, Reduction, Rule, Space, Tile, known_dtypes, own_dims, reshaped
 from fuseplan.trace import Equation
@@ -60,7 +61,41 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
     # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
     lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
+    if tile.backend == "loops" and _may_exchange(eqn):
+        space = _dot_space(eqn)
+        maps = (*space.input_maps, *space.output_maps)
+        if exchanges(maps, _extents(space, (lhs.shape, rhs.shape))):
+            return [_exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
     return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
+
+
+def _may_exchange(eqn: Equation) -> bool:
+    """Whether what an equation asks of its two sides is the same."""
+    precision, sharding = eqn.params["precision"], eqn.params.get("out_sharding")
+    alike = isinstance(precision, tuple) and precision[0] == precision[1]
+    return sharding is None and (precision is None or alike)
+
+
+def _extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The extents of a tile in each dimension, from the shapes of its operands."""
+    extents = [1] * len(space.dims)
+    for dim_map, shape in zip(space.input_maps, shapes, strict=True):
+        for dims, extent in zip(dim_map, shape, strict=True):
+            for d in dims:
+                extents[d] = extent
+    return extents
+
+
+def _exchanged_dot(eqn: Equation, lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+    """``rhs`` times ``lhs``, in the order of the dimensions of ``lhs`` times ``rhs``."""
+    contracts, batches = eqn.params["dimension_numbers"]
+    params = {**params, "dimension_numbers": (contracts[::-1], batches[::-1])}
+    out = eqn.primitive.bind(rhs, lhs, **params)
+    batch = len(batches[0])
+    columns = rhs.ndim - len(contracts[1]) - batch
+    order = (*range(batch), *range(batch + columns, out.ndim), *range(batch, batch + columns))
+    # Unhidden, XLA would turn the transposed product into the one that was to be avoided.
+    return lax.optimization_barrier(out).transpose(order)
 
 
 def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:

@@ -77,6 +77,10 @@ def _reduce(
         dims = sorted(_reduced_dims(eqn))
         x = jnp.asarray(args[0], accumulator(eqn.out_avals[0].dtype))
         x = masked(tile, 0, dims, x, neutral(x.dtype))
+        if tile.backend == "loops":
+            # Of some fusions with dimensions of one, XLA:CPU makes kernels ten times as slow.
+            long = [d for d in range(x.ndim) if x.shape[d] != 1]
+            x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
         # Dimensions of size one are dropped by a reshape: nothing is combined there.
         real = tuple(d for d in dims if x.shape[d] != 1)
         if real:
