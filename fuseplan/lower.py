@@ -11,7 +11,7 @@ from typing import Any
 from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.errors import UnsupportedOperationError
 from fuseplan.ops import has_rule, rule_of
-from fuseplan.trace import Equation, Literal, Operand, Traced
+from fuseplan.trace import Equation, Flat, Literal, Operand
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Lowered:
     """Primitives that no rule describes, and how often each occurs."""
 
 
-def lower(traced: Traced, *, strict: bool = False) -> Lowered:
-    """Build the graph of a traced function.
+def lower(flat: Flat, *, strict: bool = False) -> Lowered:
+    """Build the graph of a function's equations.
 
     With ``strict=True`` an equation without a rule raises ``UnsupportedOperationError``
     instead of becoming OPAQUE.
@@ -48,9 +48,9 @@ def lower(traced: Traced, *, strict: bool = False) -> Lowered:
         n1   v2:f32[] = reduce_sum v1    [reduction]
         out  v2
     """
-    builder = _Builder(traced)
+    builder = _Builder(flat)
     unknown: Counter[str] = Counter()
-    for eqn in traced.equations:
+    for eqn in flat.equations:
         if not has_rule(eqn):
             unknown[eqn.primitive.name] += 1
             if strict:
@@ -64,8 +64,8 @@ def lower(traced: Traced, *, strict: bool = False) -> Lowered:
 
 
 class _Builder:
-    def __init__(self, traced: Traced) -> None:
-        self.traced = traced
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
         self.values: list[Value] = []
         self.avals: list[Any] = []
         self.nodes: list[Node] = []
@@ -73,10 +73,10 @@ class _Builder:
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
         self.facts: dict[Any, tuple[Any, ...]] = {}
-        self.inputs = [self._value(number, -1) for number in traced.inputs]
+        self.inputs = [self._value(number, -1) for number in flat.inputs]
 
     def _value(self, number: int, producer: int) -> int:
-        aval = self.traced.avals[number]
+        aval = self.flat.avals[number]
         new = len(self.values)
         self.values.append(Value(new, tuple(getattr(aval, "shape", ())), _dtype_name(aval), producer))
         self.avals.append(aval)
@@ -142,7 +142,7 @@ class _Builder:
         return self.facts[key]
 
     def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
-        outputs = tuple(self._read(v) for v in self.traced.outputs)
+        outputs = tuple(self._read(v) for v in self.flat.outputs)
         arrays = [v for v in outputs if not isinstance(v, Literal)]
         graph = check_graph(make_graph(self.values, self.nodes, self.inputs, arrays))
         return Lowered(
@@ -150,8 +150,8 @@ class _Builder:
             tuple(self.equations),
             tuple(self.avals),
             outputs,
-            self.traced.consts,
-            self.traced.out_tree,
+            self.flat.consts,
+            self.flat.out_tree,
             unknown,
         )
 

@@ -72,8 +72,8 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
-class Traced:
-    """A function at given shapes: flat equations over numbered values.
+class Flat:
+    """Flat equations over numbered values.
 
     ``inputs`` are the constants' values followed by the arguments'; ``outputs`` are value
     numbers, or literals.
@@ -84,9 +84,15 @@ class Traced:
     inputs: tuple[int, ...]
     outputs: tuple[Operand, ...]
     consts: tuple[Any, ...]
+    out_tree: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Traced(Flat):
+    """A function at given shapes."""
+
     closed: jex_core.ClosedJaxpr
     """What was flattened: custom derivatives, ``checkpoint`` and batching rules are in it."""
-    out_tree: Any = None
 
     def evaluate(self, *flat: Any) -> list[Any]:
         """JAX's own evaluation, of the constants followed by the arguments: with every custom
@@ -144,8 +150,8 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
         (*(number for number, _ in constants), *arguments),
         tuple(outputs),
         tuple(value for _, value in constants),
-        closed,
         out_tree,
+        closed,
     )
 
 

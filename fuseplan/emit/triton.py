@@ -173,9 +173,7 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     nodes = [lowered.graph.nodes[n] for n in spec.nodes]
     accesses = [*spec.reads, *spec.writes]
     for node, own in zip(nodes, spec.node_axes, strict=True):
-        accesses += [
-            Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)
-        ]
+        accesses += [Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)]
     largest = max(math.prod(spec.block_shape(a)) for a in accesses)
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
