@@ -35,22 +35,23 @@ def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple
 
 
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
-    """Plan a graph as it is and, where that may pay, as rewritten for tiled loops; the fastest
-    plan with its graph."""
+    """Plan a graph and, where that may pay, another with large values computed again for
+    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns."""
     clock = clock or Clock()
     started = time.monotonic()
-    best = lowered, plan_lowered(lowered, options, clock)
-    bounds = [best[1].bound_ps]
-    for other in clock.time("lower", lambda: _rewritten(lowered, options)):
+    again = None
+    if options.device.backend == "xla" and options.planner != "unfused":
+        min_bytes = least_bytes(options.device)
+        lowered = clock.time("lower", lambda: by_columns(lowered, min_bytes)) or lowered
+        again = clock.time("lower", lambda: recompute(lowered, min_bytes))
+    plan = plan_lowered(lowered, options, clock)
+    if again is not None:
         left = max(options.deadline_s - (time.monotonic() - started), 0.0)
-        plan = plan_lowered(other, replace(options, deadline_s=left), clock)
-        bounds.append(plan.bound_ps)
-        if plan.objective_ps < best[1].objective_ps:
-            best = other, plan
-    lowered, plan = best
-    if len(bounds) > 1:
-        # Proven is what holds of all graphs.
-        bound = None if None in bounds else min(b for b in bounds if b is not None)
+        other = plan_lowered(again, replace(options, deadline_s=left), clock)
+        bound = _lower(plan.bound_ps, other.bound_ps)
+        if other.objective_ps < plan.objective_ps:
+            lowered, plan = again, other
+        # Proven is what holds of both graphs.
         proven = bound is not None and bound >= plan.objective_ps
         status = "OPTIMAL" if proven else "FEASIBLE"
         plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
@@ -59,15 +60,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     return lowered, plan
 
 
-def _rewritten(lowered: Lowered, options: Options) -> list[Lowered]:
-    """Other graphs of the same results, where large values are computed by columns, or again
-    for distant readers."""
-    if options.device.backend != "xla" or options.planner == "unfused":
-        return []
-    min_bytes = least_bytes(options.device)
-    columns = by_columns(lowered, min_bytes)
-    again = recompute(columns or lowered, min_bytes)
-    return [graph for graph in (columns, again) if graph is not None]
+def _lower(one: int | None, other: int | None) -> int | None:
+    return None if one is None or other is None else min(one, other)
 
 
 def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None) -> Plan:

@@ -47,6 +47,11 @@ class Scheduler:
         """Groups that may be tiled loops, beside those that ``compatible`` allows."""
         return () if self._nests is None else self._nests.offers
 
+    @property
+    def unlimited(self) -> bool:
+        """XLA's own loops hold no tile on chip."""
+        return self.device.backend == "xla"
+
     def floor(self, nodes: tuple[int, ...]) -> int:
         """Picoseconds that no partition of ``nodes`` beats: 0 where masked tiles may be skipped,
         so that not every operation runs."""

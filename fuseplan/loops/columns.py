@@ -6,8 +6,7 @@ still. By columns, each operation runs along the next, long dimension, and what 
 adds up whole columns. (Array of structures to structure of arrays: section 6.5 of Intel's
 "64 and IA-32 Architectures Optimization Reference Manual".)
 
-The equations that come out compute the same results. Whether they pay is decided by planning
-both graphs.
+The equations that come out compute the same results.
 """
 
 from __future__ import annotations
@@ -69,9 +68,12 @@ def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
                 readers[v].append(eqn)
 
     def fits(v: int) -> bool:
-        whole = (u for u in makers[v].inputs if large(u) and u not in split and _last(avals[u]) > 1)  # type: ignore[index]
-        read = all(split.issuperset(e.outputs) if _by_element(e) else _reduces(e) for e in readers[v])
-        return read and not any(whole)
+        maker = makers[v]
+        cut = zip(maker.inputs, maker.in_avals, strict=True) if _keeps_rows(maker) else ()
+        whole = any(large(u) and u not in split and _last(aval) > 1 for u, aval in cut)
+        return not whole and all(
+            split.issuperset(eqn.outputs) if _by_element(eqn) else _reduces(eqn) for eqn in readers[v]
+        )
 
     while unfit := [v for v in split if not fits(v)]:
         split.difference_update(unfit)
@@ -98,6 +100,13 @@ def _by_element(eqn: Equation) -> bool:
     if eqn.effects or eqn.is_set_apart:
         return False
     return eqn.primitive.name == "broadcast_in_dim" or rule_of(eqn).kind == OpKind.ELEMENTWISE
+
+
+def _keeps_rows(eqn: Equation) -> bool:
+    """Whether each column of the results reads that column of the operands, and not all of them."""
+    if eqn.primitive.name != "broadcast_in_dim":
+        return True
+    return len(eqn.params["shape"]) - 1 in eqn.params["broadcast_dimensions"]
 
 
 def _reduces(eqn: Equation) -> bool:
@@ -147,7 +156,7 @@ class _Rewriter:
             return [self._column(eqn, v, k) for v in eqn.inputs], eqn.params
         shape, dims = eqn.params["shape"], eqn.params["broadcast_dimensions"]
         (operand,) = eqn.inputs
-        if len(shape) - 1 in dims:
+        if _keeps_rows(eqn):
             operand, dims = self._column(eqn, operand, k), dims[:-1]
         return [operand], {**eqn.params, "shape": shape[:-1], "broadcast_dimensions": dims}
 
