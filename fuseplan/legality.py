@@ -98,7 +98,7 @@ def is_costly(node: Node) -> bool:
 
 def _computed_twice(members: list[Node]) -> Verdict | None:
     """Each reduction is a loop of its own; what is cheap is computed in every one of them
-    (test_legality.py::test_costly_work_is_not_repeated_for_two_reductions)."""
+    (test_schedule.py::test_costly_work_is_not_repeated_for_two_reductions)."""
     if sum(node.kind == OpKind.REDUCTION for node in members) < 2:
         return None
     loops: dict[int, set[int]] = {}

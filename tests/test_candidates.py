@@ -3,16 +3,24 @@
 import itertools
 import math
 
+import jax
+import jax.numpy as jnp
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.candidates import Space, bits, contract, enumerate_groups
+from costmodel.device import get_device
+from fuseplan.candidates import Space, absorb_single_use, bits, contract, enumerate_groups
 from fuseplan.errors import Verdict
+from fuseplan.lower import lower
 from fuseplan.partition import components, crossable_edges
-from fuseplan.planners.base import Budget
+from fuseplan.planners import get_planner
+from fuseplan.planners.base import Budget, take_apart
 from fuseplan.planners.solver import plan_groups
 from fuseplan.pricing import PriceBook
-from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
+from fuseplan.schedule import Scheduler
+from fuseplan.trace import trace
+from tests.small_graphs import Bytes, brute_force, edges_after, graph, graphs, is_connected, is_convex
 
 
 def spaces(g, **limits):
@@ -79,7 +87,8 @@ def test_contraction_keeps_groups_legal(g, max_made):
 
 def cheapest(space):
     """The least time over all partitions of a space, order aside, by dynamic programming."""
-    groups = [m for m in enumerate_groups(space, 10**6).groups if not isinstance(space.price(m), Verdict)]
+    asked = {*enumerate_groups(space, 10**6).groups, *space.offers}
+    groups = [m for m in asked if not isinstance(space.price(m), Verdict)]
     best = {0: 0}
     for covered in range(space.everything + 1):
         if covered not in best:
@@ -123,15 +132,6 @@ def test_bits():
 
 def test_absorbing_renames_loses_nothing():
     """The optimum without renamings, put back, is the optimum with them, by brute force."""
-    import jax.numpy as jnp
-
-    from costmodel.device import get_device
-    from fuseplan.lower import lower
-    from fuseplan.planners import Budget, get_planner
-    from fuseplan.schedule import Scheduler
-    from fuseplan.trace import trace
-    from tests.small_graphs import brute_force
-
     programs = [
         lambda x: jnp.exp(x.sum(1)[:, None]) + x,
         lambda x: (x.reshape(1, 64, 256).max(2), jnp.tanh(x)),
@@ -145,3 +145,59 @@ def test_absorbing_renames_loses_nothing():
         found = get_planner("solver")(graph, scheduler, Budget(60.0))
         (time_ps, _, _), _ = brute_force(graph, scheduler)
         assert sum(k.cost.time_ps for k in found.kernels) == time_ps
+
+
+def _paired(x, y):
+    return jnp.exp(-((x[:, None] - y) ** 2))
+
+
+X, Y, W = (jax.ShapeDtypeStruct(shape, "float32") for shape in [(2048,), (4096,), (2048, 4096)])
+
+
+def _twice(x):
+    """Two reductions: what is costly cannot join both."""
+    x = x * 3
+    return x.sum(1), x.max(1)
+
+
+ON_XLA = {
+    "costly before two sums": (lambda w: _twice(jnp.exp(w)), W),
+    "two members read": (lambda w: _twice(w / 3 + 3 / w), W),
+    "larger than made": (lambda w: _twice(jnp.exp(w)[:, ::2]), W),
+    "chain": (lambda w: jnp.tanh(w * 2 + 1).sum(1), W),
+    "broadcast rows": (lambda w: (w * w.max(1, keepdims=True) * 2).sum(0), W),
+    "two readers": (lambda w: ((w + 1) * 2, (w + 1).sum(1)), W),
+    "two large operands": (lambda w: (jnp.exp(w) + jnp.sin(w)) * 2, W),
+    "one costly operation for two sums": (lambda w: (jnp.exp(w) * 2, jnp.exp(w).sum(0) + 1), W),
+    "pairs": (lambda x, y: _paired(x, y).sum(1), X, Y),
+    "pairs twice": (lambda x, y: (_paired(x, y) * 3).sum(0), X, Y),
+}
+
+
+@pytest.mark.parametrize("name", ON_XLA)
+def test_absorbing_single_use_loses_nothing(name):
+    """The cheapest partition into XLA's loops and nests is as cheap with the operations that
+    were absorbed, by dynamic programming over all groups."""
+    f, *args = ON_XLA[name]
+    lowered = lower(trace(f, *args))
+    scheduler = Scheduler(lowered.graph, get_device("cpu"), lowered)
+    for space in take_apart(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds:
+        if space.n > 1:
+            assert cheapest(absorb_single_use(space)) == cheapest(space)
+
+
+def test_what_is_absorbed():
+    """Of ``x → sin → * 2 → + 1 → sum``, all but the costly sine; not what two operations read."""
+
+    def f(w):
+        shifted = w - 1
+        return (jnp.sin(w) * 2 + 1).sum(1), shifted * 2, shifted.sum(0)
+
+    lowered = lower(trace(f, W))
+    book = PriceBook(lowered.graph, Scheduler(lowered.graph, get_device("cpu")))
+    found = [
+        [lowered.graph.nodes[n].op for n in nodes]
+        for space in take_apart(lowered.graph, book).kinds
+        for nodes in absorb_single_use(space).members
+    ]
+    assert sorted(found) == [["mul"], ["mul", "add", "reduce_sum"], ["reduce_sum"], ["sin"], ["sub"]]

@@ -168,3 +168,22 @@ def test_floor_is_below_every_price(name):
         if isinstance(kernel, Kernel):
             assert scheduler.floor(nodes) <= kernel.cost.time_ps
             assert estimate(graph, kernel.spec, H200) == kernel.cost
+
+
+@pytest.mark.parametrize(
+    ("f", "allowed"), [(lambda w: w * 3, True), (jnp.exp, False), (lambda w: 3 / w, False)]
+)
+def test_costly_work_is_not_repeated_for_two_reductions(f, allowed):
+    """XLA makes a loop of each reduction, with all that is cheap before it."""
+
+    def two(w):
+        x = f(w)
+        return x.sum(1), x.max(1)
+
+    scheduler = Scheduler(lower(trace(two, shape(2048, 2048))).graph, get_device("cpu"))
+    verdict = scheduler.compatible((0, 1, 2))
+    assert (verdict is None) == allowed
+    if verdict is not None:
+        assert "again for each of two reductions" in verdict.reason
+        assert verdict.nodes == (1, 2)
+    assert scheduler.compatible((0, 1)) is None

@@ -111,11 +111,10 @@ def _keeps_rows(eqn: Equation) -> bool:
 
 def _reduces(eqn: Equation) -> bool:
     """Whether it sums up rows, or columns: into something much smaller."""
-    small = (
-        eqn.out_avals[0].size * _SHORT < eqn.in_avals[0].size
-        or eqn.in_avals[0].ndim - 1 in eqn.params["axes"]
-    )
-    return eqn.primitive.name in _COMBINES and small
+    if eqn.primitive.name not in _COMBINES:
+        return False
+    (operand,), (result,) = eqn.in_avals, eqn.out_avals
+    return operand.ndim - 1 in eqn.params["axes"] or result.size * _SHORT < operand.size
 
 
 class _Rewriter:
