@@ -76,9 +76,13 @@ def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int]
         maps = (*node.input_maps, *node.output_maps)
         sides = Sides.of(maps)
         left, right, result = (_size({d for dims in m for d in dims}, extents) for m in maps)
-        pack_right = min(_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW * _size(sides.rows, extents))
+        rows = _size(sides.rows, extents)
+        as_is, exchanged = _transposed(maps, sides, extents)
+        if exchanged < as_is:
+            left, right, rows = right, left, _size(sides.columns, extents)
+        pack_right = min(_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW * rows)
         flops += right * pack_right + left * _PACK_LEFT_FLOPS + result * _STORE_FLOPS
-        flops += min(_transposed(maps, sides, extents)) * _TRANSPOSE_FLOPS
+        flops += min(as_is, exchanged) * _TRANSPOSE_FLOPS
     return time_ps(flops, rate)
 
 
