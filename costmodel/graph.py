@@ -129,6 +129,8 @@ class Node:
     """A hash of everything that distinguishes it beside shapes: parameters, literals."""
     source: str = ""
     """Where in the user's code it comes from, as ``file:line (function)``."""
+    reciprocal: bool = False
+    """It is one, or another number, over a power of its operand: to multiply by it is to divide."""
 
 
 @dataclass(frozen=True, slots=True)

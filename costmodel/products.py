@@ -15,13 +15,11 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, Graph, Node
 from costmodel.picoseconds import time_ps
 
-_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW = 140, 10
-_PACK_LEFT_FLOPS = 20
-_STORE_FLOPS = 10
-"""What XLA's matrix product spends on an element of its right operand, of its left one and of
-its result beside the flops, in flops: packing, and storing. Fitted within 20 % to float32
-products of 3 to 32,000 on a side (two server cores, jax 0.10): 128x128x64 runs at 85 GFLOP/s,
-512x512x64 at 133, 1024x3072x768 at 183, of 200 at best."""
+_TOUCH_FLOPS = 10
+"""What XLA's matrix product spends on an element of its operands and of its result beside the
+flops, in flops: packing, and storing. Fitted within 20 % to float32 products of 3 to 20,000 on a
+side (two server cores, jax 0.10), with the time to hand them out: 128x64x128 runs at 100 GFLOP/s,
+512x64x512 at 180, 2048x768x768 at 200, of 210 at best."""
 
 _TRANSPOSE_FLOPS = 60
 """And on an element that it transposes (measured: 0.1 to 0.5 ns at 200 GFLOP/s)."""
@@ -74,15 +72,8 @@ def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int]
     flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
     if node.op == "dot_general" and len(node.inputs) == 2:
         maps = (*node.input_maps, *node.output_maps)
-        sides = Sides.of(maps)
-        left, right, result = (_size({d for dims in m for d in dims}, extents) for m in maps)
-        rows = _size(sides.rows, extents)
-        as_is, exchanged = _transposed(maps, sides, extents)
-        if exchanged < as_is:
-            left, right, rows = right, left, _size(sides.columns, extents)
-        pack_right = min(_PACK_RIGHT_FLOPS, _PACK_RIGHT_FLOPS_A_ROW * rows)
-        flops += right * pack_right + left * _PACK_LEFT_FLOPS + result * _STORE_FLOPS
-        flops += min(as_is, exchanged) * _TRANSPOSE_FLOPS
+        flops += sum(_size({d for dims in m for d in dims}, extents) for m in maps) * _TOUCH_FLOPS
+        flops += min(_transposed(maps, Sides.of(maps), extents)) * _TRANSPOSE_FLOPS
     return time_ps(flops, rate)
 
 

@@ -124,4 +124,6 @@ def _times(ratio: float) -> str:
 
 def _part(less: float) -> str:
     """``1/100`` of as much; ``1.00×`` and above where it is about as much or more."""
+    if less < 0.01:
+        return ">100×"
     return f"{1 / less:.2f}×" if less < 1.5 else f"1/{less:,.3g}" if less < 1000 else f"1/{less:,.0f}"

@@ -394,9 +394,7 @@ def bench_plan(
 def bench_cpu(
     names: Annotated[
         list[str] | None,
-        typer.Argument(
-            metavar="[WORKLOAD]...", help="As of the other commands. Default: all that have goals."
-        ),
+        typer.Argument(metavar="[WORKLOAD]...", help="As of the other commands. Default: all."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Small, ragged sizes: does it work?")] = False,

@@ -124,6 +124,7 @@ class _Builder:
                 rule.temporaries,
                 signature,
                 eqn.source,
+                _is_reciprocal(eqn),
             )
         )
         self.equations.append(replace(eqn, inputs=operands, outputs=outputs))
@@ -174,6 +175,13 @@ def _is_bitcast(eqn: Equation) -> bool:
     name = eqn.primitive.name
     same_size = name == "broadcast_in_dim" and eqn.in_avals[0].size == eqn.out_avals[0].size
     return same_size or name in ("reshape", "squeeze", "expand_dims")
+
+
+def _is_reciprocal(eqn: Equation) -> bool:
+    name = eqn.primitive.name
+    if name == "integer_pow":
+        return bool(eqn.params["y"] < 0)
+    return name == "rsqrt" or (name == "div" and isinstance(eqn.inputs[0], Literal))
 
 
 def _stable(param: Any) -> Any:

@@ -49,6 +49,14 @@ class MaskedGroup:
         node = self.nodes[i]
         return math.prod(n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED)
 
+    def steps(self) -> int:
+        """The most operations that follow one another."""
+        steps: list[int] = []
+        for node in self.nodes:
+            before = (steps[i] for v in node.inputs if (i := self.maker.get(v)) is not None)
+            steps.append(1 + max(before, default=0))
+        return max(steps, default=0)
+
     def masks(self) -> tuple[Access, ...]:
         """Index arithmetic that other equations read."""
         found: dict[Access, None] = {}

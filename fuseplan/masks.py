@@ -25,7 +25,7 @@ _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "neg", "abs", "div", "rem", "max", "min", "clamp", "sign", "square", "integer_pow"}
     | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select_n", "convert_element_type"}
 )
-# One operand may decide these, whatever the other is.
+# One operand may decide these, whatever the other is; they are arithmetic, too.
 _DECIDED = frozenset({"and", "or", "select_n"})
 
 _PARTS = 64  # into which a cell of undecided elements is divided, along all its axes together
@@ -43,9 +43,24 @@ class IndexArithmetic:
         self._known: dict[int, bool] = {}
 
     def __contains__(self, v: int) -> bool:
-        if v not in self._known:
-            self._known[v] = self._is_index(v)
+        # Not by recursion: a chain of sums may be as long as the graph.
+        waiting = [v]
+        while waiting:
+            u = waiting[-1]
+            new = [w for w in self._operands(u) if w not in self._known]
+            if u not in self._known and new:
+                waiting += new
+            else:
+                self._known.setdefault(u, self._is_index(u))
+                waiting.pop()
         return self._known[v]
+
+    def _operands(self, v: int) -> tuple[int, ...]:
+        """What decides whether ``v`` is index arithmetic."""
+        graph = self.lowered.graph
+        producer = graph.values[v].producer
+        known = producer >= 0 and graph.nodes[producer].op in MOVES | _ARITHMETIC
+        return graph.nodes[producer].inputs if known else ()
 
     def _is_index(self, v: int) -> bool:
         graph = self.lowered.graph
@@ -53,11 +68,10 @@ class IndexArithmetic:
         if producer < 0:
             return False
         node = graph.nodes[producer]
-        if node.op == "iota":
-            return True
+        known = [self._known[u] for u in self._operands(v)]
         if node.op in _DECIDED and graph.values[v].dtype == "bool":
-            return any(u in self for u in node.inputs)
-        return node.op in MOVES | _ARITHMETIC and all(u in self for u in node.inputs)
+            return any(known)
+        return node.op == "iota" or (node.op in MOVES | _ARITHMETIC and all(known))
 
     def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
         """Bounds of a value on cells: for each axis its first and last index, as arrays that

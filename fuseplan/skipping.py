@@ -25,6 +25,8 @@ from fuseplan.lower import Lowered
 from fuseplan.masked_group import Assumption, MaskedGroup
 
 _MAX_TILES = 1 << 24
+_MAX_DEPTH = 120
+"""Operations one after another: bounds recurse once for each."""
 _MAX_CASES = 64
 _MAX_VALUES = 4
 """Of a mask: true and false, or the few constants that it adds or multiplies by."""
@@ -56,7 +58,7 @@ def find_skips(lowered: Lowered, spec: KernelSpec, inner: int, nodes: Sequence[i
         return None
     group = MaskedGroup(lowered, spec)
     sinks = _sinks(group, inner, nodes)
-    if not sinks or _diagonal(spec):
+    if not sinks or _diagonal(spec) or group.steps() > _MAX_DEPTH:
         return None
     table = _Table(group)
     cases = table.cases()

@@ -149,3 +149,29 @@ def test_products_of_what_is_scaled_are_not_kept():
     for _, _, program in found:
         final = {i for p in program.passes[1:] for i in p.stored}
         assert not final & set(program.passes[0].kept)
+
+
+def softmax_over(divide):
+    """Softmax times a vector, with the sum of the exponentials divided by as asked."""
+
+    def f(x, y, w):
+        s = product(x, y)
+        p = jnp.exp(s - s.max(1, keepdims=True))
+        return divide(p, p.sum(1, keepdims=True)) @ w
+
+    return f
+
+
+@pytest.mark.parametrize(
+    ("divide", "expected"),
+    [
+        (lambda p, total: p / total, 1),
+        (lambda p, total: p * (1 / total), 1),
+        (lambda p, total: p * jax.lax.integer_pow(total, -2), 1),
+        (lambda p, total: p * jax.lax.rsqrt(total), 1),
+        (lambda p, total: p * jax.lax.integer_pow(total, 2), 2),  # 1e20 squared is infinite in float32
+        (lambda p, total: p * total, 2),
+    ],
+)
+def test_only_divisors_are_left_for_later(divide, expected):
+    assert walks(softmax_over(divide), X, Y, W) == expected

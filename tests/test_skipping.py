@@ -14,6 +14,7 @@ from costmodel.graph import DimRole
 from costmodel.kernel import AxisRole
 from fuseplan.layout import boundary, group_layout
 from fuseplan.lower import lower
+from fuseplan.masks import IndexArithmetic
 from fuseplan.schedule import SpecMaker
 from fuseplan.skipping import find_skips
 from fuseplan.trace import Literal, trace
@@ -305,6 +306,30 @@ def test_a_data_dependent_row_is_not_skipped():
 
 def test_without_a_mask_nothing_is_skipped():
     assert plan(lambda q, k, v: attention(q @ k.T, v), normal(*QKV))[-1] is None
+
+
+def test_chains_longer_than_the_stack():
+    """What is computed before a mask is asked for does not recurse; inside the group, a chain
+    that would is not skipped."""
+
+    def f(steps, inside):
+        def scores(q, k, v):
+            for _ in range(steps):
+                q = q + 0.5 * q
+            s = jnp.where(lower_triangle(), q @ k.T, -jnp.inf)
+            for _ in range(inside):
+                s = s * 1.25
+            return attention(s, v)
+
+        return scores
+
+    assert plan(f(0, 3), normal(*QKV))[-1] is not None
+    assert plan(f(0, 400), normal(*QKV))[-1] is None
+    lowered = lower(trace(f(1500, 0), *normal(*QKV)))
+    index = IndexArithmetic(lowered)
+    (masks,) = ([v for v in n.inputs if v in index] for n in lowered.graph.nodes if n.op == "select_n")
+    assert masks
+    assert lowered.graph.outputs[0] not in index
 
 
 def test_tiles_that_are_written_are_not_skipped():

@@ -268,6 +268,27 @@ def test_sums_of_narrow_floats_are_carried_in_float32():
     assert reduction.finish(reduction.init((3,), eqn), eqn).dtype == jnp.bfloat16
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("shape", [(5, 9000), (2, 3, 90, 100), (1, 4, 1, 8192)])
+def test_long_rows_are_added_as_the_primitive_adds_them(shape, dtype):
+    """They become a product with ones: special values and all."""
+    x = np.random.default_rng(0).standard_normal(shape).astype(dtype)
+    rows = x.reshape(-1, x.shape[-1])
+    rows[0, :3], rows[1, 1:5], rows[-1, 4] = np.nan, np.inf, -np.inf
+    axes = tuple(range(len(shape) - (1 if len(shape) == 2 else 2)))
+    with jax.enable_x64(True):
+        (eqn,) = trace(lambda x: lax.reduce_sum(x, axes), x).equations
+        rule = rule_of(eqn)
+        space = rule.space(eqn)
+        tile = LoopTile(eqn, space, space.dims, [0] * len(space.dims), [0] * len(space.dims))
+        text = str(jax.make_jaxpr(lambda x: rule.block(tile, eqn, [x]))(x))
+        assert ("dot_general" in text) == (math.prod(shape) > math.prod(shape[: len(axes)]) * 8191)
+        (got,) = rule.block(tile, eqn, [x])
+    with np.errstate(invalid="ignore"):
+        expected = x.sum(axes)
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-5)
+
+
 def test_keys_tokens_and_complex_numbers_have_no_tile_form():
     (eqn,) = trace(lambda x: x * x, F.astype("complex64")).equations
     assert rule_of(eqn).backends(eqn) == ("xla",)

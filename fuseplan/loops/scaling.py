@@ -21,7 +21,6 @@ _EXACT = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "tr
 _GUARDS = _EXACT | {"stop_gradient", "copy", "copy_p", "max", "select_n", "is_finite", "convert_element_type"}
 # Operations through which a factor that does not depend on the stream can be pulled out.
 _LINEAR = _EXACT | {"neg", "convert_element_type", "copy", "copy_p"}
-_POWERS = frozenset({"rsqrt", "integer_pow"})
 _RANGE = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
 """Bits of the exponent. What lacks a factor may lie outside the range in which it is final."""
 
@@ -124,15 +123,15 @@ class Scaling:
         return None
 
     def _divides(self, node: Node, v: int) -> bool:
-        """Whether a node divides by ``v``, known after a pass, or multiplies by a power of what
-        is. Other factors may be infinite, and stay where they are: infinity times a sum is not
-        the sum of what may be ``inf * 0``."""
+        """Whether a node divides by ``v``, known after a pass, or multiplies by one over it.
+        Other factors may be infinite, and stay where they are: infinity times a sum is not the
+        sum of what may be ``inf * 0`` (test_passes.py::test_only_divisors_are_left_for_later)."""
         i = self.maker.get(v)
         if i is None or self.in_loop(i) or node.op == "dot_general":
             return False
         while node.op == "mul" and self.nodes[i].op in _EXACT and self.nodes[i].inputs[0] in self.maker:
             i = self.maker[self.nodes[i].inputs[0]]
-        return node.op == "div" or self.nodes[i].op in _POWERS
+        return node.op == "div" or self.nodes[i].reciprocal
 
     def _operand(self, v: int) -> tuple[int, Scale] | None:
         """What is computed before it is final; what is final early enough has no scale."""

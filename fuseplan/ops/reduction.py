@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -83,7 +84,9 @@ def _reduce(
             x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
         # Dimensions of size one are dropped by a reshape: nothing is combined there.
         real = tuple(d for d in dims if x.shape[d] != 1)
-        if real:
+        if tile.backend == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
+            x = _added_rows(x, len(real))
+        elif real:
             x = eqn.primitive.bind(x, **{**eqn.params, "axes": real})
         return [reshaped(x, tile.out_shapes[0])]
 
@@ -96,6 +99,24 @@ def _reduce(
         Reduction(combine, neutral, accumulator),
         _supports,
     )
+
+
+_WIDE = 8192
+"""XLA:CPU adds up rows longer than that down their columns, at a tenth of the speed (jax 0.10:
+128 x 20,000 float32 in 7.7 ms, as a product with ones in 0.4; 512 x 4,096 in 0.3 either way)."""
+
+
+def _adds_wide_rows(x: Any, dims: Sequence[int]) -> bool:
+    """Whether long rows of floats are added to one."""
+    wide = math.prod(x.shape[len(dims) :]) >= _WIDE
+    return wide and tuple(dims) == tuple(range(len(dims))) != () and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def _added_rows(x: Any, leading: int) -> Any:
+    """The sum over the leading dimensions, as a product with ones."""
+    ones = jnp.ones(x.shape[:leading], x.dtype)
+    axes = tuple(range(leading))
+    return lax.dot_general(ones, x, ((axes, axes), ((), ())), precision=lax.Precision.HIGHEST)
 
 
 def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], neutral: int) -> Rule:
