@@ -38,7 +38,7 @@ _MEMORY_SHARE = 0.9
 _WIDE_SHARE = 0.33
 """And what the check of a whole result in float64 may take."""
 _WIDE_BYTES = 256 << 20
-"""Where ``jax.jit`` takes more, that check takes minutes: of a case with a sample, some rows are
+"""And of a case with a sample: where it would take more, it would take minutes, and some rows are
 checked instead."""
 
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 from costmodel.graph import OpKind
 from fuseplan.errors import Verdict
-from fuseplan.legality import is_costly
 from fuseplan.partition import Component
 from fuseplan.pricing import FREE, Price, PriceBook
 
@@ -303,14 +302,14 @@ def contract(space: Space) -> Space:
     return _merged(space, root)
 
 
-def absorb_single_use(space: Space) -> Space:
-    """``space`` with each cheap operation that has one reader, and reads one other member at
-    most, merged into that reader. For kernels that need not fit on chip (``Pricing.unlimited``).
+def absorb_moves(space: Space) -> Space:
+    """``space`` with each operation that only moves data merged into its reader, where it has
+    one, reads one other member at most, and makes no less than it reads. For kernels that need
+    not fit on chip (``Pricing.absorbs_moves``).
 
-    No plan is lost: where the two are in different kernels, what passes between them is
-    written and read; moved to its reader's kernel, the operation reads what is no larger
-    there instead, and the kernel that it leaves stays in one piece
-    (test_candidates.py::test_absorbing_single_use_loses_nothing).
+    No plan is lost: it computes nothing, so that in its reader's kernel it costs what it reads
+    there instead of what it makes; and the kernel that it leaves writes no more, and stays in
+    one piece (test_candidates.py::test_absorbing_moves_loses_nothing).
     """
     graph, outputs = space.book.graph, space.book.outputs
     inner = set(space.component.edges)
@@ -321,21 +320,17 @@ def absorb_single_use(space: Space) -> Space:
         (n,) = space.members[i]
         node = graph.nodes[n]
         readers = {m for v in node.outputs for m in graph.consumers[v]}
-        if (
-            node.kind > OpKind.INJECTIVE
-            or is_costly(node)
-            or len(readers) != 1
-            or outputs.intersection(node.outputs)
-        ):
+        if node.kind > OpKind.INJECTIVE or node.flops.total or len(readers) != 1:
             continue
         reader = space.position.get(readers.pop(), -1)
         read = sum(graph.values[v].nbytes for v in set(node.inputs))
         made = sum(graph.values[v].nbytes for v in node.outputs)
         alone = (i, reader) not in inner or len(space.producers[i]) > 1 or read > made
-        if alone or any((i in offer) != (reader in offer) for offer in offers):
+        if alone or outputs.intersection(node.outputs):
             continue
         merged = members[root[reader]] | 1 << i
-        if not space.clashes(merged) and space.compatible(merged):
+        tied = any((i in offer) != (reader in offer) for offer in offers)
+        if not tied and not space.clashes(merged) and space.compatible(merged):
             root[i] = root[reader]
             members[root[i]] = merged
     return _merged(space, root) if root != list(range(space.n)) else space

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.errors import UnsupportedOperationError
 from fuseplan.ops import has_rule, rule_of
@@ -181,7 +183,9 @@ def _is_reciprocal(eqn: Equation) -> bool:
     name = eqn.primitive.name
     if name == "integer_pow":
         return bool(eqn.params["y"] < 0)
-    return name == "rsqrt" or (name == "div" and isinstance(eqn.inputs[0], Literal))
+    if name == "div" and isinstance(eqn.inputs[0], Literal):
+        return bool(np.isfinite(np.asarray(eqn.inputs[0].val, np.float64)).all())
+    return name == "rsqrt"
 
 
 def _stable(param: Any) -> Any:

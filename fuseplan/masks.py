@@ -28,6 +28,11 @@ _ARITHMETIC = frozenset(
 # One operand may decide these, whatever the other is; they are arithmetic, too.
 _DECIDED = frozenset({"and", "or", "select_n"})
 
+_KNOWN = MOVES | _ARITHMETIC | {"iota"}
+MAX_DEPTH = 120
+"""Operations one after another that are looked through: bounds recurse once for each."""
+_NEVER = 1 << 30
+
 _PARTS = 64  # into which a cell of undecided elements is divided, along all its axes together
 _CELLS = 1 << 20  # looked at before giving up
 
@@ -40,38 +45,41 @@ class IndexArithmetic:
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
-        self._known: dict[int, bool] = {}
+        self._depth: dict[int, int] = {}
+        """How many operations lead from indices to a value."""
 
     def __contains__(self, v: int) -> bool:
         # Not by recursion: a chain of sums may be as long as the graph.
-        waiting = [v]
+        waiting = [v] if v not in self._depth else []
         while waiting:
             u = waiting[-1]
-            new = [w for w in self._operands(u) if w not in self._known]
-            if u not in self._known and new:
+            new = [w for w in self._operands(u) if w not in self._depth]
+            if u not in self._depth and new:
                 waiting += new
             else:
-                self._known.setdefault(u, self._is_index(u))
+                self._depth[u] = self._depth_of(u)
                 waiting.pop()
-        return self._known[v]
+        return self._depth[v] <= MAX_DEPTH
 
     def _operands(self, v: int) -> tuple[int, ...]:
         """What decides whether ``v`` is index arithmetic."""
         graph = self.lowered.graph
         producer = graph.values[v].producer
-        known = producer >= 0 and graph.nodes[producer].op in MOVES | _ARITHMETIC
+        known = producer >= 0 and graph.nodes[producer].op in _KNOWN
         return graph.nodes[producer].inputs if known else ()
 
-    def _is_index(self, v: int) -> bool:
+    def _depth_of(self, v: int) -> int:
         graph = self.lowered.graph
         producer = graph.values[v].producer
-        if producer < 0:
-            return False
+        if producer < 0 or graph.nodes[producer].op not in _KNOWN:
+            return _NEVER
         node = graph.nodes[producer]
-        known = [self._known[u] for u in self._operands(v)]
-        if node.op in _DECIDED and graph.values[v].dtype == "bool":
-            return any(known)
-        return node.op == "iota" or (node.op in MOVES | _ARITHMETIC and all(known))
+        # Of operands that are none, a logical operation knows nothing.
+        depths = [self._depth[u] for u in self._operands(v)]
+        decided = node.op in _DECIDED and graph.values[v].dtype == "bool"
+        if decided and any(d < _NEVER for d in depths):
+            depths = [d for d in depths if d < _NEVER]
+        return min(1 + max(depths, default=0), _NEVER)
 
     def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
         """Bounds of a value on cells: for each axis its first and last index, as arrays that

@@ -16,6 +16,7 @@ from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
 from fuseplan.plan import Plan
 from fuseplan.planners import Budget, get_planner
+from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import Traced, trace
 
@@ -69,7 +70,8 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     clock = clock or Clock()
     graph = lowered.graph
     scheduler = Scheduler(graph, options.device, lowered)
-    grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s))
+    max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
+    grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s, max_groups))
     clock.add(grouping.stats.seconds)
     plan = Plan(
         graph=graph,

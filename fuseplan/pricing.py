@@ -31,8 +31,8 @@ class Pricing(Protocol):
     And it may have ``offers``: convex, connected groups that planners should ask for although
     they break the monotone conditions. A plan may hold them beside the groups that do not.
 
-    And it may be ``unlimited``: kernels need not fit on chip, and what is cheap to compute may
-    join any kernel that reads it.
+    And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
+    is best in the kernel that reads it.
     """
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
@@ -96,7 +96,7 @@ class PriceBook:
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
-        self.unlimited: bool = getattr(pricing, "unlimited", False)
+        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
         self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict | None] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 

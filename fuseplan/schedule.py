@@ -48,7 +48,7 @@ class Scheduler:
         return () if self._nests is None else self._nests.offers
 
     @property
-    def unlimited(self) -> bool:
+    def absorbs_moves(self) -> bool:
         """XLA's own loops hold no tile on chip."""
         return self.device.backend == "xla"
 

@@ -23,10 +23,9 @@ from fuseplan.interval_operations import Interval
 from fuseplan.intervals import unknown
 from fuseplan.lower import Lowered
 from fuseplan.masked_group import Assumption, MaskedGroup
+from fuseplan.masks import MAX_DEPTH
 
 _MAX_TILES = 1 << 24
-_MAX_DEPTH = 120
-"""Operations one after another: bounds recurse once for each."""
 _MAX_CASES = 64
 _MAX_VALUES = 4
 """Of a mask: true and false, or the few constants that it adds or multiplies by."""
@@ -58,7 +57,7 @@ def find_skips(lowered: Lowered, spec: KernelSpec, inner: int, nodes: Sequence[i
         return None
     group = MaskedGroup(lowered, spec)
     sinks = _sinks(group, inner, nodes)
-    if not sinks or _diagonal(spec) or group.steps() > _MAX_DEPTH:
+    if not sinks or _diagonal(spec) or group.steps() > MAX_DEPTH:
         return None
     table = _Table(group)
     cases = table.cases()

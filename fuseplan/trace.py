@@ -20,6 +20,7 @@ from jax.extend import core as jex_core
 from fuseplan import _compat
 
 Literal = jex_core.Literal
+Primitive = jex_core.Primitive
 Operand = int | jex_core.Literal
 
 # Where each inlined primitive keeps its jaxpr.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.experimental.xla_metadata import set_xla_metadata
 
 from experiments import pairwise
 from fuseplan.loops.columns import by_columns
@@ -94,6 +95,15 @@ def test_one_array_read_by_columns_and_as_a_whole():
     check(lambda x, y: (distances(x, y) * x.sum(), x * 2, x @ y.T), X, Y)
 
 
+KEY = jax.random.key(0)
+
+
+def set_apart(x, y):
+    z = (x[:, None] - y[None]) * 2
+    with set_xla_metadata(mark="1"):
+        return z.sum(-1)
+
+
 def refused():
     long = normal(M, 5), normal(N, 5, seed=1)
     half = X.astype(jnp.bfloat16), Y.astype(jnp.bfloat16)
@@ -104,6 +114,11 @@ def refused():
         "reshaped": (lambda x, y: (x[:, None] - y[None]).reshape(M, -1).sum(1), X, Y),
         "sorted": (lambda x, y: jnp.sort(x[:, None] - y[None])[..., 0], X, Y),
         "read from memory": (lambda z: (z * 2).sum(-1), normal(M, N, 3)),
+        "keys": (
+            lambda k: jax.vmap(jax.vmap(jax.random.uniform))(jax.random.split(k, (N * M, 2))).sum(),
+            KEY,
+        ),
+        "set apart": (set_apart, X, Y),
         "small": (lambda x: (x * 2).sum(-1), X),
     }
 

@@ -167,6 +167,7 @@ def softmax_over(divide):
     [
         (lambda p, total: p / total, 1),
         (lambda p, total: p * (1 / total), 1),
+        (lambda p, total: p * (jnp.inf / total), 2),
         (lambda p, total: p * jax.lax.integer_pow(total, -2), 1),
         (lambda p, total: p * jax.lax.rsqrt(total), 1),
         (lambda p, total: p * jax.lax.integer_pow(total, 2), 2),  # 1e20 squared is infinite in float32

@@ -171,19 +171,20 @@ def test_floor_is_below_every_price(name):
 
 
 @pytest.mark.parametrize(
-    ("f", "allowed"), [(lambda w: w * 3, True), (jnp.exp, False), (lambda w: 3 / w, False)]
+    ("f", "allowed"),
+    [(lambda w: w, True), (lambda w: w * 3, False), (jnp.exp, False), (lambda w: 3 / w, False)],
 )
-def test_costly_work_is_not_repeated_for_two_reductions(f, allowed):
-    """XLA makes a loop of each reduction, with all that is cheap before it."""
+def test_xla_writes_what_two_reductions_read(f, allowed):
+    """As the compiled program does: it holds the array that both read, unless that was given."""
 
     def two(w):
         x = f(w)
         return x.sum(1), x.max(1)
 
-    scheduler = Scheduler(lower(trace(two, shape(2048, 2048))).graph, get_device("cpu"))
-    verdict = scheduler.compatible((0, 1, 2))
+    w = shape(2048, 2048)
+    graph = lower(trace(two, w)).graph
+    verdict = Scheduler(graph, get_device("cpu")).compatible(tuple(range(len(graph.nodes))))
     assert (verdict is None) == allowed
-    if verdict is not None:
-        assert "again for each of two reductions" in verdict.reason
-        assert verdict.nodes == (1, 2)
-    assert scheduler.compatible((0, 1)) is None
+    assert verdict is None or "for two reductions" in verdict.reason
+    temp_bytes = jax.jit(two).lower(w).compile().memory_analysis().temp_size_in_bytes
+    assert (temp_bytes < 2048 * 2048) == allowed

@@ -332,6 +332,18 @@ def test_chains_longer_than_the_stack():
     assert lowered.graph.outputs[0] not in index
 
 
+@pytest.mark.parametrize(("steps", "known"), [(3, True), (1500, False)])
+def test_masks_of_long_chains_are_not_looked_through(steps, known):
+    def f(q, k, v):
+        rows = jnp.arange(N)
+        for _ in range(steps):
+            rows = rows + 1
+        mask = (rows - steps)[:, None] >= jnp.arange(N)
+        return attention(jnp.where(mask, q @ k.T, -jnp.inf), v)
+
+    assert (plan(f, normal(*QKV))[-1] is not None) == known
+
+
 def test_tiles_that_are_written_are_not_skipped():
     def f(q, k):
         p = jax.nn.softmax(jnp.where(lower_triangle(), q @ k.T, -jnp.inf), axis=-1)

@@ -6,7 +6,7 @@ still. By columns, each operation runs along the next, long dimension, and what 
 adds up whole columns. (Array of structures to structure of arrays: section 6.5 of Intel's
 "64 and IA-32 Architectures Optimization Reference Manual".)
 
-The equations that come out compute the same results.
+The equations that come out compute the same results, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -16,12 +16,11 @@ from dataclasses import replace
 from typing import Any
 
 from jax import lax
-from jax.extend.core import Primitive
 
 from costmodel.graph import OpKind
 from fuseplan.lower import Lowered, lower
 from fuseplan.ops import rule_of
-from fuseplan.trace import Equation, Flat, Literal, Operand
+from fuseplan.trace import Equation, Flat, Literal, Operand, Primitive
 
 _SHORT = 4
 """Rows of so many elements fill no vector register of 16 bytes and more."""
@@ -91,8 +90,9 @@ def _last(aval: Any) -> int:
 
 def _has_short_rows(aval: Any) -> bool:
     # Partial sums of 16 bits would be rounded once too often.
-    exact = aval.dtype.kind in "biuf" and (aval.dtype.kind == "b" or aval.dtype.itemsize >= 4)
-    return aval.ndim > 1 and 1 < aval.shape[-1] <= _SHORT and exact
+    kind = getattr(aval.dtype, "kind", "")  # keys of random numbers have none
+    exact = kind == "b" or (kind in ("i", "u", "f") and aval.dtype.itemsize >= 4)
+    return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= _SHORT
 
 
 def _by_element(eqn: Equation) -> bool:
@@ -111,7 +111,7 @@ def _keeps_rows(eqn: Equation) -> bool:
 
 def _reduces(eqn: Equation) -> bool:
     """Whether it sums up rows, or columns: into something much smaller."""
-    if eqn.primitive.name not in _COMBINES:
+    if eqn.primitive.name not in _COMBINES or eqn.effects or eqn.is_set_apart:
         return False
     (operand,), (result,) = eqn.in_avals, eqn.out_avals
     return operand.ndim - 1 in eqn.params["axes"] or result.size * _SHORT < operand.size

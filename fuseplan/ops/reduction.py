@@ -102,8 +102,8 @@ def _reduce(
 
 
 _WIDE = 8192
-"""XLA:CPU adds up rows longer than that down their columns, at a tenth of the speed (jax 0.10:
-128 x 20,000 float32 in 7.7 ms, as a product with ones in 0.4; 512 x 4,096 in 0.3 either way)."""
+"""Rows of so many elements XLA:CPU may add up at a tenth of the speed (jax 0.10: 128 x 20,000
+float32 in 7.7 ms, as a product with ones in 0.4; 512 x 4,096 in 0.3 either way)."""
 
 
 def _adds_wide_rows(x: Any, dims: Sequence[int]) -> bool:

@@ -27,6 +27,10 @@ MAX_GROUPS = 20_000
 """Candidate groups of one component: 40 independent operations under one scalar have
 92,000, and more than this many takes longer to price than most users want to wait."""
 
+MAX_XLA_GROUPS = 4_000
+"""And where XLA groups the operations of a kernel anew whatever the plan says: what is decided
+there is which operations are tiled loops, and more is not worth a second of planning."""
+
 
 @dataclass(frozen=True, slots=True)
 class Budget:

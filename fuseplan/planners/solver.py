@@ -23,8 +23,8 @@ from costmodel.graph import Graph
 from fuseplan.candidates import (
     Mask,
     Space,
+    absorb_moves,
     absorb_renames,
-    absorb_single_use,
     bits,
     contract,
     enumerate_groups,
@@ -53,10 +53,6 @@ from fuseplan.solver import Instance, Relaxation, exact_cover
 _FEW = 16
 """Groups that are priced at least before the relaxation is solved again: scheduling a
 group and solving a small relaxation each take about a millisecond."""
-
-_MAX_XLA_GROUPS = 4_000
-"""Where XLA groups the operations of a loop anew whatever the plan says, more are not worth a
-second of planning: what a plan decides there is which operations are tiled loops."""
 
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
@@ -138,7 +134,7 @@ def _refusals(parts: Parts) -> tuple[Verdict, ...]:
 
 def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
     """Solve a component without what belongs to its readers anyway, and put that back."""
-    small = (absorb_single_use if space.book.unlimited else absorb_renames)(space)
+    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     solved = _solve_space(small, budget, expires_at, watch)
     if small is space:
         return solved
@@ -210,14 +206,15 @@ def _candidates(
 ) -> tuple[tuple[Mask, ...], bool, str]:
     """The legal groups; if they are too many, those of the contracted component; whether
     they are all; and what to tell the user if not."""
-    limit = min(budget.max_groups, _MAX_XLA_GROUPS) if space.book.unlimited else budget.max_groups
-    all_of_them = enumerate_groups(space, limit, expires_at)
+    all_of_them = enumerate_groups(space, budget.max_groups, expires_at)
     if all_of_them.complete:
         return tuple(dict.fromkeys([*known, *all_of_them.groups])), True, ""
     smaller = contract(space)
-    some = enumerate_groups(smaller, limit, expires_at)
+    some = enumerate_groups(smaller, budget.max_groups, expires_at)
     groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]
-    too_many = f"{space.n} operations from {_where(space)} on have more than {limit:,} legal groups"
+    too_many = (
+        f"{space.n} operations from {_where(space)} on have more than {budget.max_groups:,} legal groups"
+    )
     searched = (
         "only those that keep single-use producers with their consumer were searched"
         if some.complete
