@@ -23,8 +23,9 @@ from costmodel.products import Sides, product_ps
 _SPLIT_BYTES = 256 << 10
 """XLA runs a kernel with no larger block on one core (measured: jax 0.10 and 0.12)."""
 
-_HANDOFF_PS = 5_000_000
-"""Handing a kernel to all cores and waiting for them (measured on two cores: 3 to 7 us)."""
+_HANDOFF_PS = 6_000_000
+"""Handing a kernel to all cores and waiting for them (measured on two cores, jax 0.10: 5 us in a
+loop of alike kernels, up to 20 where those of two thread pools take turns)."""
 
 _LARGE_BYTES = 32 << 20
 """Allocations from here on are returned to the system when freed, so that each run touches
@@ -179,10 +180,10 @@ class _Tile:
         sizes = self._block_bytes(nodes)
         largest = max((sizes[v] for v in moved), default=0)
         idle = 1 if largest > _SPLIT_BYTES else device.core_count
-        # Only products are calls; other kernels are part of the program. Each product and each
-        # reduction is handed out, and so is what is computed elementwise before it.
+        # Only products are calls; other kernels are part of the program. Each product is handed
+        # out, and each large reduction, and so is what is computed elementwise before it.
         self.launch_ps = device.launch_ps * products + device.step_ps * bool(nodes)
-        self.launch_ps += 2 * _HANDOFF_PS * (products + reductions) * (idle == 1)
+        self.launch_ps += 2 * _HANDOFF_PS * (products + reductions * (idle == 1))
         self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
         self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
         traffic = sum(sizes[v] * count for v, count in moved.items())
