@@ -53,13 +53,13 @@ def exchanges(maps: Sequence[DimMap], extents: Sequence[int]) -> bool:
         maps: dimensions of the left operand, the right one and the result.
         extents: of each dimension.
 
-    Example: the gradient of a large matrix ``x[4096, 64]`` in ``x.T @ y[4096, 512]``:
+    Example: ``x.T @ y``, of ``x[4096, 64]`` and ``y[4096, 512]``, and the other way round:
         >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 64, 512))
         False
         >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 512, 64))
         True
     """
-    as_is, exchanged = _transposed(maps, Sides.of(maps), extents)
+    as_is, exchanged = _transposed(maps, extents)
     return exchanged < as_is
 
 
@@ -73,13 +73,14 @@ def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int]
     if node.op == "dot_general" and len(node.inputs) == 2:
         maps = (*node.input_maps, *node.output_maps)
         flops += sum(_size({d for dims in m for d in dims}, extents) for m in maps) * _TOUCH_FLOPS
-        flops += min(_transposed(maps, Sides.of(maps), extents)) * _TRANSPOSE_FLOPS
+        flops += min(_transposed(maps, extents)) * _TRANSPOSE_FLOPS
     return time_ps(flops, rate)
 
 
-def _transposed(maps: Sequence[DimMap], sides: Sides, extents: Sequence[int]) -> tuple[int, int]:
+def _transposed(maps: Sequence[DimMap], extents: Sequence[int]) -> tuple[int, int]:
     """How many elements are transposed if the product is computed as it is, and if its sides
     change places."""
+    sides = Sides.of(maps)
     if _size(sides.rows, extents) == 1 or _size(sides.columns, extents) == 1:
         return 0, 0  # XLA reads a matrix by rows or by columns to multiply it with a vector
     left, right, result = maps
