@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from costmodel import dtypes
 
@@ -143,6 +143,11 @@ class Graph:
     outputs: tuple[int, ...]
     consumers: tuple[tuple[int, ...], ...]
     """For each value, the nodes that read it, ascending, each once."""
+    results: frozenset[int] = field(init=False, repr=False, compare=False)
+    """``outputs`` as a set."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "results", frozenset(self.outputs))
 
     def __str__(self) -> str:
         lines = [f"in   {', '.join(f'v{v}:{self.values[v]}' for v in self.inputs)}"]

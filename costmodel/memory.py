@@ -58,19 +58,71 @@ def onchip_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
 def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
     """What one tile of ``spec`` occupies. A group left to XLA whole (no axes) occupies
     nothing that a plan could exhaust, and what a CPU's loops exceed its caches by costs time."""
-    if not spec.axes or spec.backend == "loops":
-        return Footprint(0)
-    tiled = device.sequential_grid
-    bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
-    read: dict[int, int] = {}
-    for a in spec.reads:
-        read[a.value] = read.get(a.value, 0) + block_bytes(spec.axes, a.axes, bits[a.value], tiled)
-    accumulators, peak, operands = _scan(graph, spec, read, tiled)
-    if spec.backend == "triton":
-        return Footprint(sum(operands.values()), accumulators + peak)
-    written = sum(block_bytes(spec.axes, a.axes, bits[a.value], tiled) for a in spec.writes)
-    blocks = sum(read.values()) + written
-    return Footprint((_STAGES if tiled else 1) * blocks + accumulators + peak)
+    return Occupancy(graph, spec, device)(spec.axes)
+
+
+class Occupancy:
+    """``footprint`` for all tilings of one kernel: ``Occupancy(graph, spec, device)(axes)`` is
+    that of ``spec`` with other tiles. The nodes are looked at once, with a symbol for each
+    block; a tiling only has to give the symbols their bytes."""
+
+    def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec) -> None:
+        self._empty = not spec.axes or spec.backend == "loops"
+        if self._empty:
+            return
+        self._tiled = tiled = device.sequential_grid
+        blocks = self._blocks = _Blocks()
+        bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
+        read: dict[int, int] = {}
+        for a in spec.reads:
+            read[a.value] = read.get(a.value, 0) + blocks.symbol(a.axes, bits[a.value])
+        accumulators, peaks, operands = _scan(graph, spec, read, tiled, blocks)
+        if spec.backend == "triton":
+            self._onchip: tuple[int, ...] = (sum(operands.values()),)
+            self._registers = tuple([peak + accumulators for peak in peaks])
+        else:
+            written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)
+            through = (_STAGES if tiled else 1) * (sum(read.values()) + written) + accumulators
+            self._onchip, self._registers = tuple([peak + through for peak in peaks]), ()
+
+    def __call__(self, axes: tuple[Axis, ...]) -> Footprint:
+        """The footprint with these tiles."""
+        if self._empty:
+            return Footprint(0)
+        nbytes = self._blocks.nbytes(axes, self._tiled)
+        return Footprint(_largest(self._onchip, nbytes), _largest(self._registers, nbytes))
+
+
+_DIGIT_BITS = 24
+"""A sum of blocks is one integer with a digit for each kind of block: no kernel holds 2**24
+blocks of a kind."""
+
+
+class _Blocks:
+    """The kinds of block in one kernel: axes of each dimension, and bits an element."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[DimMap, int], int] = {}
+
+    def symbol(self, dim_map: DimMap, bits: int) -> int:
+        """One such block, as a sum of blocks."""
+        return 1 << _DIGIT_BITS * self._kinds.setdefault((dim_map, bits), len(self._kinds))
+
+    def nbytes(self, axes: tuple[Axis, ...], tiled: bool) -> list[int]:
+        """The bytes of each kind."""
+        return [block_bytes(axes, dim_map, bits, tiled) for dim_map, bits in self._kinds]
+
+
+def _largest(sums: tuple[int, ...], nbytes: list[int]) -> int:
+    largest = 0
+    for blocks in sums:
+        total = k = 0
+        while blocks:
+            total += (blocks & (1 << _DIGIT_BITS) - 1) * nbytes[k]
+            blocks >>= _DIGIT_BITS
+            k += 1
+        largest = max(largest, total)
+    return largest
 
 
 def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool) -> int:
@@ -97,12 +149,12 @@ def _up(n: int, multiple: int) -> int:
 
 
 def _scan(
-    graph: Graph, spec: KernelSpec, read: dict[int, int], tiled: bool
-) -> tuple[int, int, dict[int, int]]:
+    graph: Graph, spec: KernelSpec, read: dict[int, int], tiled: bool, blocks: _Blocks
+) -> tuple[int, tuple[int, ...], dict[int, int]]:
     """Evaluate the nodes in order at block shape and watch what is alive.
 
-    Returns bytes of (carried accumulators, the peak of live values, shared memory for each
-    contraction operand). A value dies with its last consumer in the group. An elementwise
+    Returns sums of blocks: (carried accumulators, what is alive at each step, shared memory for
+    each contraction operand). A value dies with its last consumer in the group. An elementwise
     node overwrites an operand that dies in it; a broadcast is never materialised.
     """
     triton = spec.backend == "triton"
@@ -111,12 +163,13 @@ def _scan(
     for step, node in enumerate(nodes):
         for v in node.inputs:
             last[v] = step
-    operands = _operands(graph, spec, nodes, read) if triton else {}
+    operands = _operands(graph, spec, nodes, read, blocks) if triton else {}
     streamed = spec.streamed
     sizes: dict[tuple[DimMap, DimMap, int], int] = {}  # most values of a group have one of few shapes
     live: dict[int, int] = {}
     root: dict[int, int] = {}  # a broadcast result stands for the value it repeats
-    accumulators = now = peak = 0
+    accumulators = now = 0
+    peaks: dict[int, None] = {}
     for step, node in enumerate(nodes):
         if triton:  # values are loaded into registers where they are first used
             for v in node.inputs:
@@ -128,7 +181,7 @@ def _scan(
             root[out] = source
             last[source] = max(last[source], last.get(out, step))
             continue
-        peak = max(peak, now)
+        peaks[now] = None
         node_axes = spec.node_axes[step]
         carried = streamed is not None and _carries(node, node_axes, streamed)
         # A TPU's vector unit computes in 32 bits: narrower intermediates are kept so (v5e and
@@ -141,7 +194,7 @@ def _scan(
             size = sizes.get(key, -1)
             if size < 0:
                 axes = tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
-                size = sizes[key] = block_bytes(spec.axes, axes, bits, tiled)
+                size = sizes[key] = blocks.symbol(axes, bits)
             if carried:
                 accumulators += size
             else:
@@ -153,12 +206,12 @@ def _scan(
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
         scratch = node.temporaries * made if tiled else 0  # Triton keeps them thread by thread
-        peak = max(peak, now + made + scratch - in_place)
+        peaks[now + made + scratch - in_place] = None
         now += made - freed
         for v in node.outputs:
             if v not in last:  # only written out: gone once stored
                 now -= live.pop(v, 0)
-    return accumulators, peak, operands
+    return accumulators, tuple(peaks) or (0,), operands
 
 
 def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) -> bool:
@@ -168,7 +221,9 @@ def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) 
     )
 
 
-def _operands(graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int, int]) -> dict[int, int]:
+def _operands(
+    graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int, int], blocks: _Blocks
+) -> dict[int, int]:
     """Shared memory of each contraction operand: loaded ones in full, in two stages when
     streamed; of those made in the kernel only the right one (the left is in registers)."""
     streamed = spec.streamed
@@ -182,7 +237,7 @@ def _operands(graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int,
                 result[v] = read[v] * (_STAGES if moves else 1)
             elif i:
                 axes = tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
-                result[v] = block_bytes(spec.axes, axes, dtypes.bits(graph.values[v].dtype), False)
+                result[v] = blocks.symbol(axes, dtypes.bits(graph.values[v].dtype))
     return result
 
 

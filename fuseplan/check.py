@@ -30,7 +30,7 @@ def check_plan(plan: Plan) -> Plan:
     """
     _check_cover(plan)
     _check_order(plan)
-    results = frozenset(plan.graph.outputs)
+    results = plan.graph.results
     unifier = Unifier(plan.graph)
     for k, kernel in enumerate(plan.kernels):
         where = _where(plan.graph, k, kernel.spec)

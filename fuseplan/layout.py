@@ -26,15 +26,19 @@ class Boundary:
 def boundary(graph: Graph, nodes: tuple[int, ...]) -> Boundary:
     """Live-in values by first use, and live-out values by node order."""
     inside = set(nodes)
-    made = {v for n in nodes for v in graph.nodes[n].outputs}
-    reads = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)
-    results = set(graph.outputs)
-    writes = [
-        v
-        for n in nodes
-        for v in graph.nodes[n].outputs
-        if v in results or any(c not in inside for c in graph.consumers[v])
-    ]
+    all_nodes, consumers, results = graph.nodes, graph.consumers, graph.results
+    reads: dict[int, None] = {}
+    made: set[int] = set()
+    writes: list[int] = []
+    for n in nodes:
+        node = all_nodes[n]
+        for v in node.inputs:
+            if v not in made:
+                reads[v] = None
+        for v in node.outputs:
+            made.add(v)
+            if v in results or not inside.issuperset(consumers[v]):
+                writes.append(v)
     return Boundary(tuple(reads), tuple(writes))
 
 

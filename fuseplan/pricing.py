@@ -91,13 +91,13 @@ class PriceBook:
     def __init__(self, graph: Graph, pricing: Pricing) -> None:
         self.graph = graph
         self.signatures = Signatures(graph)
-        self.outputs = frozenset(graph.outputs)
+        self.outputs = graph.results
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
-        self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], Verdict | None] = {}
+        self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 
     @property
@@ -107,15 +107,18 @@ class PriceBook:
 
     def compatible(self, nodes: Nodes, written_for_good: frozenset[int] = frozenset()) -> Verdict | None:
         """Why ``nodes`` and every larger group are refused, or None: ``Pricing.compatible``,
-        then ``Pricing.oversized``. A verdict may name the nodes of an equal group."""
+        then ``Pricing.oversized``."""
         structure = self.signatures.of(nodes)
         kept = tuple(i for i, v in enumerate(structure.values) if v in written_for_good)
         key = (structure.key, kept)
         if key not in self._compatible:
-            self._compatible[key] = self._pricing.compatible(nodes) or self._pricing.oversized(
-                nodes, written_for_good
-            )
-        return self._compatible[key]
+            verdict = self._pricing.compatible(nodes) or self._pricing.oversized(nodes, written_for_good)
+            self._compatible[key] = (nodes, verdict)
+        known_nodes, verdict = self._compatible[key]
+        if verdict is None or known_nodes == nodes:
+            return verdict
+        moved = dict(zip(known_nodes, nodes, strict=True))
+        return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
 
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""

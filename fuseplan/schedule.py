@@ -14,7 +14,7 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
 from costmodel.kernel import KernelSpec
-from costmodel.memory import Footprint, footprint
+from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
 from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
@@ -24,7 +24,7 @@ from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.residency import refuse_resident
 from fuseplan.spec import SpecMaker, whole_array_spec
-from fuseplan.tiles import Tiles, largest_block_bytes, tilings
+from fuseplan.tiles import Tiles, largest_block, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
 # first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
@@ -150,15 +150,18 @@ class Scheduler:
             return
         layout = group_layout(self.graph, nodes, axes, edge)
         limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        block_bytes = largest_block(layout)
         for roles in axis_roles(self.graph, nodes, axes, layout):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+            occupancy: Occupancy | None = None
             found = 0
             for tiles in tilings(layout, roles, device.backend):
                 tried.append(tiles)
-                if largest_block_bytes(layout, tiles) > limit_bytes:
+                if block_bytes(tiles) > limit_bytes:
                     continue
                 spec = make_spec(tiles)
-                need = footprint(self.graph, spec, device)
+                occupancy = occupancy or Occupancy(self.graph, spec, device)
+                need = occupancy(spec.axes)
                 if need.fits(device):
                     yield spec, need
                     found += 1

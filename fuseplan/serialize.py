@@ -71,8 +71,8 @@ def _no_constant(name: str) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _encode(getattr(value, name)) for name in _fields(type(value))}
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, tuple):
@@ -81,8 +81,15 @@ def _encode(value: Any) -> Any:
 
 
 @cache
+def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """What makes up an object; fields derived from the others are not written."""
+    return {field.name: field for field in dataclasses.fields(cls) if field.init}
+
+
+@cache
 def _hints(cls: type) -> dict[str, Any]:
-    return get_type_hints(cls)
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in _fields(cls)}
 
 
 def _decode(hint: Any, value: Any, where: str) -> Any:
@@ -149,11 +156,11 @@ def _decode_object(cls: type, value: Any, where: str) -> Any:
             f"{where}: {cls.__name__} has no field {unknown[0]!r}; its fields are {', '.join(hints)}"
         )
     known = {}
-    for field in dataclasses.fields(cls):
-        if field.name in value:
-            known[field.name] = _decode(hints[field.name], value[field.name], f"{where}.{field.name}")
+    for name, field in _fields(cls).items():
+        if name in value:
+            known[name] = _decode(hints[name], value[name], f"{where}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
-            raise InvalidPlanError(f"{where}: the field {field.name!r} of {cls.__name__} is missing")
+            raise InvalidPlanError(f"{where}: the field {name!r} of {cls.__name__} is missing")
     return cls(**known)
 
 

@@ -35,7 +35,7 @@ class Signatures:
         self.graph = graph
         known: dict[tuple, int] = {}
         self._class = [known.setdefault(_node_key(graph, node), len(known)) for node in graph.nodes]
-        self._is_output = set(graph.outputs)
+        self._is_output = graph.results
 
     def of(self, nodes: Sequence[int]) -> Structure:
         """The structure of ``nodes``, which must ascend."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from fuseplan.layout import Contraction, Layout
 
@@ -35,20 +36,33 @@ def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterat
     options = _options(layout, roles, backend)
     if options is None:
         return
+    can_address = addressing(layout, backend)
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if addressable(layout, tiles, backend):
+        if can_address(tiles):
             yield tiles
 
 
-def largest_block_bytes(layout: Layout, tiles: Tiles) -> int:
-    """The largest block read or written: a kernel needs at least so much on chip."""
-    largest = 0
-    for access, width in zip(layout.reads + layout.writes, layout.element_bytes, strict=True):
-        size = width
-        for a in access.axis_set:
-            size *= tiles[a]
-        largest = max(largest, size)
-    return largest
+def largest_block(layout: Layout) -> Callable[[Tiles], int]:
+    """For any tiles, the bytes of the largest block read or written: a kernel needs at least so
+    much on chip."""
+    blocks = list(
+        {
+            (access.axis_set, width): None
+            for access, width in zip(layout.reads + layout.writes, layout.element_bytes, strict=True)
+        }
+    )
+
+    def nbytes(tiles: Tiles) -> int:
+        largest = 0
+        for axes, width in blocks:
+            size = width
+            for a in axes:
+                size *= tiles[a]
+            if size > largest:
+                largest = size
+        return largest
+
+    return nbytes
 
 
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]] | None:
@@ -142,20 +156,24 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 
 
-def addressable(layout: Layout, tiles: Tiles, backend: str) -> bool:
-    """Whether the backend can load, compute and store blocks of these tiles. Mosaic reshapes
+def addressing(layout: Layout, backend: str) -> Callable[[Tiles], bool]:
+    """Whether the backend can load, compute and store blocks of any tiles. Mosaic reshapes
     blocks of rank two and more as it likes, but splits or merges no vector
     (tests/aot/test_compile_kernels.py)."""
-    for access in layout.reads + layout.writes + layout.inner:
-        for dims in access.axes:
-            if len(dims) > 1 and not _contiguous(layout.sizes, dims, tiles):
-                return False
-    if backend != "mosaic_tpu":
-        return True
-    return all(_mosaic_block(layout.sizes, a, tiles) for a in layout.reads + layout.writes) and not any(
-        len(access.axes) == 1 and sum(tiles[a] > 1 for a in access.axes[0]) > 1
-        for access in layout.reads + layout.writes + layout.inner
-    )
+    sizes, outer = layout.sizes, layout.reads + layout.writes
+    merged = list({dims: None for a in outer + layout.inner for dims in a.axes if len(dims) > 1})
+    mosaic = backend == "mosaic_tpu"
+    vectors = {a.axes[0] for a in outer + layout.inner if len(a.axes) == 1} if mosaic else set()
+    blocks = {a.axes for a in outer} if mosaic else set()
+
+    def can_address(tiles: Tiles) -> bool:
+        return (
+            all(_contiguous(sizes, dims, tiles) for dims in merged)
+            and all(_mosaic_block(sizes, axes, tiles) for axes in blocks)
+            and not any(sum(tiles[a] > 1 for a in dims) > 1 for dims in vectors)
+        )
+
+    return can_address
 
 
 def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
@@ -174,9 +192,12 @@ def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
     return True
 
 
-def _mosaic_block(sizes: Tiles, access: Access, tiles: Tiles) -> bool:
-    shape = [(math.prod(tiles[a] for a in d), math.prod(sizes[a] for a in d)) for d in access.axes]
-    for (block, extent), quantum in zip(reversed(shape), (_LANES, _SUBLANES), strict=False):
+def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles) -> bool:
+    for dims, quantum in zip(reversed(axes), (_LANES, _SUBLANES), strict=False):
+        block = extent = 1
+        for a in dims:
+            block *= tiles[a]
+            extent *= sizes[a]
         if block != extent and block % quantum:
             return False
     return True

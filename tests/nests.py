@@ -19,7 +19,7 @@ from fuseplan.loops.nest import program_of
 from fuseplan.loops.regions import loopable, regions
 from fuseplan.lower import Lowered, lower
 from fuseplan.spec import SpecMaker
-from fuseplan.tiles import addressable
+from fuseplan.tiles import addressing
 from fuseplan.trace import Literal, trace
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
@@ -50,7 +50,7 @@ def every_nest(lowered: Lowered, nodes: tuple[int, ...], tiles: Mapping[int, int
         for cut in itertools.combinations(cuttable, k):
             roles = tuple((P if a in free else S) if a in cut else R for a in range(len(axes.sizes)))
             sizes = tuple(tiles[n] if a in cut else n for a, n in enumerate(axes.sizes))
-            if not addressable(layout, sizes, "loops"):
+            if not addressing(layout, "loops")(sizes):
                 continue
             for stream in [a for a in cut if a not in free] or [None]:
                 for keeps in (False, True):

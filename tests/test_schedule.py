@@ -19,7 +19,7 @@ from fuseplan.layout import Layout
 from fuseplan.lower import lower
 from fuseplan.plan import Kernel
 from fuseplan.schedule import Scheduler
-from fuseplan.tiles import addressable
+from fuseplan.tiles import addressing
 from fuseplan.trace import trace
 
 H200, V5E = get_device("h200"), get_device("tpu_v5e")
@@ -133,11 +133,12 @@ def test_inner_tile_divides():
     would write over its neighbour's first elements."""
     merged = Access(0, ((0, 1),))
     layout = Layout((4, 6), (merged,), (merged,), (merged,), None)
-    assert addressable(layout, (1, 3), "triton")
-    assert addressable(layout, (2, 6), "triton")
-    assert not addressable(layout, (1, 4), "triton")
-    assert not addressable(layout, (2, 3), "triton")
-    assert not addressable(layout, (4, 8), "triton")
+    addressable = addressing(layout, "triton")
+    assert addressable((1, 3))
+    assert addressable((2, 6))
+    assert not addressable((1, 4))
+    assert not addressable((2, 3))
+    assert not addressable((4, 8))
 
 
 @pytest.mark.parametrize("device", [H200, V5E], ids=lambda d: d.name)

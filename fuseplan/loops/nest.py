@@ -17,7 +17,7 @@ from costmodel.kernel import Access, AxisRole, KernelSpec
 from fuseplan.layout import Boundary, Layout, group_layout
 from fuseplan.loops.passes import Program, make_program
 from fuseplan.spec import SpecMaker
-from fuseplan.tiles import addressable
+from fuseplan.tiles import addressing
 
 # Tiles of a long axis. Under 64 a matrix product is all overhead; over 4096 nothing is gained.
 _TILES = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -47,12 +47,13 @@ def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary)
     options = [
         _tiles(layout.sizes[a], a in free) if a in cut else (layout.sizes[a],) for a in range(len(axes.sizes))
     ]
+    can_address = addressing(layout, "loops")
     programs: dict[tuple[AxisRole, ...], list[SpecMaker]] = {}
     for tiles in itertools.product(*options):
         roles = tuple(_role(a, tile, layout.sizes[a], free) for a, tile in enumerate(tiles))
         if all(role == AxisRole.RESIDENT for role in roles):
             continue
-        if not addressable(layout, tiles, "loops"):
+        if not can_address(tiles):
             continue
         if roles not in programs:
             programs[roles] = _makers(graph, nodes, axes, layout, roles)

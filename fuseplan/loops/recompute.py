@@ -66,7 +66,7 @@ def _gains(graph: Graph, chain: Nodes, readers: set[int]) -> bool:
     """Whether copying makes readers independent: something of the chain is read elsewhere, too."""
     own = readers | set(chain)
     made = [v for n in chain for v in graph.nodes[n].outputs]
-    return any(v in graph.outputs or not own.issuperset(graph.consumers[v]) for v in made)
+    return any(v in graph.results or not own.issuperset(graph.consumers[v]) for v in made)
 
 
 def _stages(graph: Graph, group: Nodes) -> list[Nodes]:

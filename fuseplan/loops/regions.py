@@ -104,7 +104,7 @@ def with_arrangement(graph: Graph, nodes: Nodes) -> Nodes:
     """``nodes`` with the transposes and conversions that alone read one of their results, so
     that results are written where they belong at once."""
     inside = set(nodes)
-    results = set(graph.outputs)
+    results = graph.results
     queue = [v for n in nodes for v in graph.nodes[n].outputs]
     while queue:
         v = queue.pop()
@@ -153,7 +153,7 @@ def with_positions(graph: Graph, nodes: Nodes, positions: Sequence[int]) -> Node
     """``nodes`` with the index arithmetic (``positions``, in order) that they alone read: each
     tile computes its own."""
     inside = set(nodes)
-    results = set(graph.outputs)
+    results = graph.results
     for n in reversed(positions):
         outputs = graph.nodes[n].outputs
         readers = {c for v in outputs for c in graph.consumers[v]}

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph
-from fuseplan.candidates import Mask, Space, bits
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, execution_order, group_successors
 from fuseplan.partition import (
@@ -22,6 +21,7 @@ from fuseplan.partition import (
 )
 from fuseplan.plan import Kernel, PlanStats
 from fuseplan.pricing import FREE, Nodes, Price, PriceBook, Pricing
+from fuseplan.space import Mask, Space, bits
 
 MAX_GROUPS = 20_000
 """Candidate groups of one component: 40 independent operations under one scalar have
@@ -153,7 +153,7 @@ def ideal(space: Space) -> list[Mask] | None:
     One question instead of a search: the scalar arithmetic of a large optimizer is a
     thousand operations that all fuse.
     """
-    if space.clashes(space.everything) or space.refusal(space.everything) is not None:
+    if space.clashes(space.everything) or space.refused(space.everything, space.kept):
         return None
     price = space.price(space.everything)
     if isinstance(price, Price) and price.time_ps == space.floor(space.everything):

@@ -9,10 +9,10 @@ from __future__ import annotations
 import heapq
 
 from costmodel.graph import Graph
-from fuseplan.candidates import Mask, Space, bits
 from fuseplan.planners.base import Budget, Grouping, plan_apart
 from fuseplan.planners.merging import Merging
 from fuseplan.pricing import Pricing
+from fuseplan.space import Mask, Space, bits
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -21,25 +21,33 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
 
 def merge(space: Space) -> list[Mask]:
-    """Best-first groups of one component."""
-    merging = Merging(space)
-    queue: list[tuple[tuple[int, int, int], Mask, Mask]] = []
+    """Best-first groups of one component.
 
-    def offer(a: Mask, b: Mask) -> None:
-        saving = merging.saving(a, b)
+    A merge is queued with what it saves at most, and priced when it comes first: most are
+    overtaken by others and never are.
+    """
+    merging = Merging(space)
+    queue: list[tuple[tuple[int, int, int], bool, Mask, Mask]] = []
+
+    def offer(a: Mask, b: Mask, priced: bool) -> None:
+        saving = merging.saving(a, b) if priced else merging.saving_at_most(a, b)
         if saving is not None:
-            heapq.heappush(queue, ((-saving[0], -saving[1], -saving[2]), min(a, b), max(a, b)))
+            most = (-saving[0], -saving[1], -saving[2])
+            heapq.heappush(queue, (most, priced, min(a, b), max(a, b)))
 
     for u, v in space.component.edges:
-        offer(merging.owner[u], merging.owner[v])
+        offer(merging.owner[u], merging.owner[v], False)
     while queue:
-        _, a, b = heapq.heappop(queue)
+        _, priced, a, b = heapq.heappop(queue)
         if a not in merging.reach or b not in merging.reach or merging.deadlocks(a, b):
+            continue
+        if not priced:
+            offer(a, b, True)
             continue
         both = merging.merge(a, b)
         border = 0
         for i in bits(both):
             border |= space.neighbours[i]
         for other in {merging.owner[i] for i in bits(border & ~both)}:
-            offer(both, other)
+            offer(both, other, False)
     return merging.groups()

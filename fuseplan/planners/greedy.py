@@ -8,10 +8,10 @@ result depends on the order of operations: that of TorchInductor does too (pytor
 from __future__ import annotations
 
 from costmodel.graph import Graph
-from fuseplan.candidates import Mask, Space
 from fuseplan.planners.base import Budget, Grouping, plan_apart
 from fuseplan.planners.merging import Merging
 from fuseplan.pricing import Pricing
+from fuseplan.space import Mask, Space
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:

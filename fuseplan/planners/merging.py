@@ -3,8 +3,8 @@ other."""
 
 from __future__ import annotations
 
-from fuseplan.candidates import Mask, Space, bits
 from fuseplan.pricing import Price
+from fuseplan.space import Mask, Space, bits
 
 
 class Merging:
@@ -23,21 +23,30 @@ class Merging:
     def saving(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
         """What merging saves in each objective; None if it is illegal or a loss."""
         both = a | b
-        if self.space.clashes(both) or not self.space.compatible(both):
+        if not self._allowed(both):
             return None
-        price, of_a, of_b = self.space.price(both), self.space.price(a), self.space.price(b)
-        if not isinstance(price, Price):
-            return None
-        assert isinstance(of_a, Price), "only groups with a price are merged"
-        assert isinstance(of_b, Price), "only groups with a price are merged"
-        apart = of_a + of_b
-        if apart < price:
+        price, apart = self.space.price(both), self.space.total((a, b))
+        if not isinstance(price, Price) or apart < price:
             return None
         return (
             apart.time_ps - price.time_ps,
             apart.hbm_bytes - price.hbm_bytes,
             apart.kernels - price.kernels,
         )
+
+    def saving_at_most(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+        """No less than ``saving``, without pricing the two together."""
+        both = a | b
+        apart = self.space.total((a, b))
+        known = self.space.known_price(both)
+        least_ps = self.space.floor(both) if known is None else 0
+        if known is not None or apart.time_ps < least_ps:
+            return self.saving(a, b) if known is not None else None
+        return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self._allowed(both) else None
+
+    def _allowed(self, both: Mask) -> bool:
+        space = self.space
+        return not space.clashes(both) and not space.refused(both, space.written(both))
 
     def deadlocks(self, a: Mask, b: Mask) -> bool:
         """Whether a third group waits for one of the two and is waited for by the other."""

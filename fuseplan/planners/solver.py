@@ -20,15 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from costmodel.graph import Graph
-from fuseplan.candidates import (
-    Mask,
-    Space,
-    absorb_moves,
-    absorb_renames,
-    bits,
-    contract,
-    enumerate_groups,
-)
+from fuseplan.absorb import absorb_moves, absorb_renames, contract
+from fuseplan.candidates import enumerate_groups
 from fuseplan.errors import FuseplanWarning, Verdict
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
@@ -49,6 +42,7 @@ from fuseplan.planners.base import (
 )
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, Relaxation, exact_cover
+from fuseplan.space import Mask, Space, bits
 
 _FEW = 16
 """Groups that are priced at least before the relaxation is solved again: scheduling a
@@ -124,7 +118,7 @@ def _refusals(parts: Parts) -> tuple[Verdict, ...]:
     """For each component and rule, the smallest group that was refused when priced."""
     found: dict[tuple[int, str], tuple[Nodes, Verdict]] = {}
     for kind, space in enumerate(parts.kinds):
-        for mask, verdict in space.refused:
+        for mask, verdict in space.refusals:
             nodes = space.nodes(mask)
             key = (kind, verdict.rule)
             if key not in found or (len(nodes), nodes) < (len(found[key][0]), found[key][0]):

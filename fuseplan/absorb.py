@@ -1,0 +1,137 @@
+"""Smaller spaces: what belongs to its reader anyway is merged into it before the search."""
+
+from __future__ import annotations
+
+from costmodel.graph import Node, OpKind
+from fuseplan.errors import Verdict
+from fuseplan.join import execution_order
+from fuseplan.partition import Component
+from fuseplan.space import Mask, Space, bits
+
+
+def contract(space: Space) -> Space:
+    """``space`` with each cheap single-use producer merged into its consumer.
+
+    A producer is merged if it is elementwise or a broadcast, all of it is used by one
+    consumer, it reads nothing larger than what it makes, and the two have a price together.
+    Such a merge saves traffic, but it may keep a group from fitting on chip that would fit
+    without the producer: the best contracted plan need not be the best plan.
+    """
+    merged = _Merged(space)
+    for i in reversed(range(space.n)):
+        node = _single(space, i)
+        if node is None or node.kind > OpKind.BROADCAST:
+            continue
+        reader = _only_reader(space, i)
+        values = space.book.graph.values
+        made = max(values[v].nbytes for v in node.outputs)
+        if reader < 0 or any(values[v].nbytes > made for v in node.inputs):
+            continue
+        if not isinstance(space.price(merged.together(i, reader)), Verdict):
+            merged.merge(i, reader)
+    return merged.space()
+
+
+def absorb_moves(space: Space) -> Space:
+    """``space`` with each operation that only moves data merged into its reader, where it has
+    one, reads one other member at most, and makes no less than it reads. For kernels that need
+    not fit on chip (``Pricing.absorbs_moves``).
+
+    No plan is lost: it computes nothing, so that in its reader's kernel it costs what it reads
+    there instead of what it makes; and the kernel that it leaves writes no more, and stays in
+    one piece (test_candidates.py::test_absorbing_moves_loses_nothing).
+    """
+    values = space.book.graph.values
+    merged = _Merged(space)
+    for i in reversed(range(space.n)):
+        node = _single(space, i)
+        if node is None or node.kind > OpKind.INJECTIVE or node.flops.total:
+            continue
+        reader = _only_reader(space, i)
+        read = sum(values[v].nbytes for v in set(node.inputs))
+        made = sum(values[v].nbytes for v in node.outputs)
+        if reader < 0 or len(space.producers[i]) > 1 or read > made:
+            continue
+        tied = any((offer >> i ^ offer >> reader) & 1 for offer in space.offers)
+        together = merged.together(i, reader)
+        if not tied and not space.clashes(together) and not space.refused(together, space.written(together)):
+            merged.merge(i, reader)
+    return merged.space()
+
+
+def absorb_renames(space: Space) -> Space:
+    """``space`` with each renaming (``Pricing.renames``) merged into its only consumer, or
+    into a producer that it is the only consumer of.
+
+    No plan is lost: a renaming is free and of equal size on both sides, so moving it across
+    a border between two kernels changes the cost of neither
+    (test_candidates.py::test_absorbing_renames_loses_nothing).
+    """
+    merged = _Merged(space)
+    for i in range(space.n):
+        node = _single(space, i)
+        if node is None or not space.book.renames(node.id):
+            continue
+        around = [_only_reader(space, i)]
+        around += [p for p in space.producers[i] if _only_reader(space, p) == i]
+        for other in around:
+            if other < 0:
+                continue
+            together = merged.together(i, other)
+            if not space.clashes(together) and not isinstance(space.price(together), Verdict):
+                merged.merge(i, other)
+                break
+    return merged.space()
+
+
+def _single(space: Space, i: int) -> Node | None:
+    """The node at a position that stands for one."""
+    return space.book.graph.nodes[space.members[i][0]] if len(space.members[i]) == 1 else None
+
+
+def _only_reader(space: Space, i: int) -> int:
+    """The position that alone reads what position ``i`` makes, if a group may hold both; else -1."""
+    readers = [k for k in bits(space.neighbours[i]) if space.read[k] & space.made[i]]
+    if len(readers) != 1 or space.kept & space.made[i]:
+        return -1
+    others = (k for k in range(space.n) if space.read[k] & space.made[i])
+    return readers[0] if all(k == readers[0] for k in others) else -1
+
+
+class _Merged:
+    """Positions of a space as they are merged."""
+
+    def __init__(self, space: Space) -> None:
+        self._space = space
+        self._groups: list[Mask] = [1 << i for i in range(space.n)]
+        """For each position, those that it is merged with, itself among them."""
+
+    def together(self, i: int, j: int) -> Mask:
+        """The group that merging ``i`` and ``j`` would make."""
+        return self._groups[i] | self._groups[j]
+
+    def merge(self, i: int, j: int) -> None:
+        group = self.together(i, j)
+        for k in bits(group):
+            self._groups[k] = group
+
+    def space(self) -> Space:
+        """The space in which each group is one position; the same one if nothing was merged."""
+        old = self._space
+        groups = list(dict.fromkeys(self._groups))
+        if len(groups) == old.n:
+            return old
+        after = old.successors(groups)
+        # Positions are in topological order, as nodes are.
+        groups = [groups[g] for g in execution_order(after)]
+        index = {i: k for k, mask in enumerate(groups) for i in bits(mask)}
+        edges = {(index[u], index[v]) for u, v in old.component.edges if index[u] != index[v]}
+        apart = [0] * len(groups)
+        for u in range(old.n):
+            for v in bits(old.component.apart[u]):
+                apart[index[u]] |= 1 << index[v]
+        return Space(
+            Component(old.component.nodes, tuple(sorted(edges)), tuple(apart)),
+            old.book,
+            tuple(old.nodes(mask) for mask in groups),
+        )

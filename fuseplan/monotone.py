@@ -1,0 +1,111 @@
+"""Learn a monotone question from few answers.
+
+What refuses a set refuses every set around it. Remembered are smallest refused sets
+(*cores*) and largest allowed ones: a few questions then answer for thousands of sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+_MAX_LEARNT = 256
+"""Sets that are remembered: looking through more of them takes longer than asking."""
+
+
+class Monotone:
+    """``refused(mask)`` for sets as bitmasks, by asking ``ask`` as rarely as possible.
+
+    Args:
+        ask: None for a set that is allowed; for a refused one a subset to suspect, which need
+            not be refused itself. Every set that contains a refused one must be refused.
+        universe: every bit that a set may have.
+
+    Example:
+        >>> asked = []
+        >>> def ask(mask):
+        ...     asked.append(mask)
+        ...     return 0b11 if mask & 0b11 == 0b11 else None
+        >>> both = Monotone(ask, 0b11111)
+        >>> [both.refused(m) for m in (0b111, 0b11011, 0b01, 0b11101, 0b10110)], len(asked) < 9
+        ([True, True, False, False, False], True)
+    """
+
+    def __init__(self, ask: Callable[[int], int | None], universe: int) -> None:
+        self._ask = ask
+        self._universe = universe
+        self._allowed: list[int] = []
+        self.cores: list[int] = []
+        """Refused sets of which nothing can be left out."""
+
+    def refused(self, mask: int) -> bool:
+        """Whether ``ask`` refuses the set."""
+        for core in self.cores:
+            if not core & ~mask:
+                return True
+        for wide in self._allowed:
+            if not mask & ~wide:
+                return False
+        suspect = self._ask(mask)
+        if not self._full:
+            if suspect is None:
+                self._allowed.append(self._widen(mask, self._universe & ~mask))
+            elif not self._confirm(suspect):
+                self.cores.append(self._core(0, 0, mask))
+        return suspect is not None
+
+    @property
+    def _full(self) -> bool:
+        return len(self._allowed) + len(self.cores) >= _MAX_LEARNT
+
+    def _refuses(self, mask: int) -> bool:
+        """As ``refused``, but nothing is widened or shrunk for it."""
+        if any(not core & ~mask for core in self.cores):
+            return True
+        if any(not mask & ~wide for wide in self._allowed):
+            return False
+        suspect = self._ask(mask)
+        if suspect is not None and not self._full:
+            self._confirm(suspect)
+        return suspect is not None
+
+    def _confirm(self, suspect: int) -> bool:
+        """Learn a pair that is suspected, if it is refused by itself."""
+        guilty = suspect.bit_count() == 2 and self._ask(suspect) is not None
+        if guilty:
+            self.cores.append(suspect)
+        return guilty
+
+    def _widen(self, mask: int, more: int) -> int:
+        """``mask`` with as much of ``more`` as is allowed, tried in halves."""
+        for core in self.cores:
+            missing = core & ~mask
+            if not missing & (missing - 1):
+                more &= ~missing
+        if not more or not self._refuses(mask | more):
+            return mask | more
+        if not more & (more - 1):
+            return mask
+        low = _lower_half(more)
+        return self._widen(self._widen(mask, low), more ^ low)
+
+    def _core(self, base: int, added: int, rest: int) -> int:
+        """What of ``rest`` is needed beside ``base`` for a refusal; ``added`` is what was last
+        put there (QuickXplain: Junker, "Preferred explanations and relaxations for
+        over-constrained problems", AAAI 2004)."""
+        if added and self._refuses(base):
+            return 0
+        if not rest & (rest - 1):
+            return rest
+        low = _lower_half(rest)
+        high = self._core(base | low, low, rest ^ low)
+        return high | self._core(base | high, high, low)
+
+
+def _lower_half(mask: int) -> int:
+    """The lower half of the bits that are set."""
+    low = 0
+    for _ in range(mask.bit_count() // 2):
+        bit = mask & -mask
+        low |= bit
+        mask ^= bit
+    return low

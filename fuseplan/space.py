@@ -1,0 +1,192 @@
+"""One component to plan: who reads whom as bitmasks of positions, legality, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fuseplan.errors import Verdict
+from fuseplan.monotone import Monotone
+from fuseplan.partition import Component
+from fuseplan.pricing import FREE, Price, PriceBook
+
+Mask = int
+
+
+def bits(mask: Mask) -> Iterator[int]:
+    """The positions in ``mask``, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+class Space:
+    """One component: adjacency and reachability as bitmasks, answers and prices remembered.
+
+    ``below[i]`` and ``above[i]`` are the positions on paths from and to ``i``;
+    ``conflicts[i]`` those that can never share a group with it. ``made[i]`` and ``read[i]`` are
+    masks of ``values``, those that members make; ``kept`` are those that are needed outside.
+    """
+
+    def __init__(
+        self, component: Component, book: PriceBook, members: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
+        self.component = component
+        self.book = book
+        self.members = members or tuple((n,) for n in component.nodes)
+        """The nodes of the graph at each position: one, but in a contracted component."""
+        self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
+        self.n = n = len(self.members)
+        self.everything: Mask = (1 << n) - 1
+        self.neighbours = [0] * n
+        self.producers: list[list[int]] = [[] for _ in range(n)]
+        self.inner_below = [0] * n
+        for u, v in component.edges:
+            self.neighbours[u] |= 1 << v
+            self.neighbours[v] |= 1 << u
+            self.producers[v].append(u)
+        for v in reversed(range(n)):
+            for u in self.producers[v]:
+                self.inner_below[u] |= self.inner_below[v] | 1 << v
+        self.inner_above = [0] * n
+        self.conflicts = list(component.apart)
+        for u in range(n):
+            for v in bits(self.inner_below[u]):
+                self.inner_above[v] |= 1 << u
+            for v in bits(component.apart[u]):
+                self.conflicts[v] |= 1 << u
+        if book.offers:
+            # Only an offered group may hold both ends of an edge that the rules refuse.
+            for u, v in component.edges:
+                if book.compatible(self.members[u] + self.members[v]) is not None:
+                    self.conflicts[u] |= 1 << v
+                    self.conflicts[v] |= 1 << u
+        self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
+        """What waits for each position, on any path."""
+        self._exchange()
+        self.offers = tuple(self._offered())
+        """Groups that the scheduler offers beside the compatible ones."""
+        self._rules = Monotone(self._suspect, self.everything | (1 << len(self.values)) - 1 << n)
+        self._prices: dict[Mask, Price | Verdict] = {}
+
+    def _exchange(self) -> None:
+        graph, outputs = self.book.graph, self.book.outputs
+        self.values = tuple(
+            v
+            for nodes in self.members
+            for n in nodes
+            for v in graph.nodes[n].outputs
+            if v in outputs or any(self.position.get(c) != self.position[n] for c in graph.consumers[v])
+        )
+        bit = {v: 1 << k for k, v in enumerate(self.values)}
+        self.made = [
+            sum(bit.get(v, 0) for n in nodes for v in graph.nodes[n].outputs) for nodes in self.members
+        ]
+        self.read = [0] * self.n
+        self.kept = 0
+        for i, nodes in enumerate(self.members):
+            for v in {v for n in nodes for v in graph.nodes[n].inputs}:
+                self.read[i] |= bit.get(v, 0) & ~self.made[i]
+        for v, b in bit.items():
+            if v in outputs or any(c not in self.position for c in graph.consumers[v]):
+                self.kept |= b
+
+    def _offered(self) -> Iterator[Mask]:
+        for nodes in self.book.offers:
+            if all(n in self.position for n in nodes):
+                mask = self.mask(nodes)
+                waits = any(self.component.apart[i] & mask for i in bits(mask))
+                if self.nodes(mask) == nodes and not waits:
+                    yield mask
+
+    def nodes(self, mask: Mask) -> tuple[int, ...]:
+        """The nodes of the graph that ``mask`` stands for."""
+        if self.n == len(self.component.nodes):
+            members = self.component.nodes
+            return tuple([members[i] for i in bits(mask)])
+        return tuple(sorted([n for i in bits(mask) for n in self.members[i]]))
+
+    def mask(self, nodes: Iterable[int]) -> Mask:
+        """The positions of nodes of the graph."""
+        mask = 0
+        for n in nodes:
+            mask |= 1 << self.position[n]
+        return mask
+
+    def written(self, mask: Mask) -> Mask:
+        """Those of ``values`` that the group makes and others need."""
+        made, needed = 0, self.kept
+        for i, (makes, reads) in enumerate(zip(self.made, self.read, strict=True)):
+            if mask >> i & 1:
+                made |= makes
+            else:
+                needed |= reads
+        return made & needed
+
+    def refused(self, mask: Mask, written: Mask) -> bool:
+        """Whether the monotone rules refuse the group, and every larger one that still has to
+        write ``written`` (a mask of ``values``)."""
+        if self.offers:
+            # Offered groups tie together what the rules keep apart: nothing is to be learnt from
+            # sets that span them.
+            return self._suspect(mask) is not None
+        return self._rules.refused(mask | written << self.n)
+
+    def _suspect(self, question: Mask) -> Mask | None:
+        """None if the rules allow a group that writes some of its values; else the positions
+        that the refusal names."""
+        verdict = self._verdict(question)
+        return None if verdict is None else question & self.mask(verdict.nodes)
+
+    def _verdict(self, question: Mask) -> Verdict | None:
+        mask, written = question & self.everything, question >> self.n
+        made = 0
+        for i in bits(mask):
+            made |= self.made[i]
+        kept = frozenset([self.values[k] for k in bits(written & made)])
+        return self.book.compatible(self.nodes(mask), kept)
+
+    def price(self, mask: Mask) -> Price | Verdict:
+        """What the group costs, or why it is refused."""
+        if mask not in self._prices:
+            self._prices[mask] = self.book.price(self.nodes(mask))
+        return self._prices[mask]
+
+    def known_price(self, mask: Mask) -> Price | Verdict | None:
+        """The price of a group that has been asked for before, else None."""
+        return self._prices.get(mask)
+
+    def floor(self, mask: Mask) -> int:
+        """Picoseconds that no partition of the group beats."""
+        return self.book.floor(self.nodes(mask))
+
+    def total(self, groups: Iterable[Mask]) -> Price:
+        """The cost of a partition, each group of which has a price."""
+        total = FREE
+        for mask in groups:
+            price = self.price(mask)
+            assert isinstance(price, Price), price
+            total += price
+        return total
+
+    @property
+    def refusals(self) -> list[tuple[Mask, Verdict]]:
+        """The smallest groups that the rules refuse, and those that have no price."""
+        by_rule = [(core & self.everything, self._verdict(core)) for core in self._rules.cores]
+        found = [*by_rule, *self._prices.items()]
+        return [(mask, verdict) for mask, verdict in found if isinstance(verdict, Verdict)]
+
+    def clashes(self, mask: Mask) -> bool:
+        """Whether two members can never share a group."""
+        return any(self.conflicts[i] & mask for i in bits(mask))
+
+    def successors(self, groups: Sequence[Mask]) -> list[set[int]]:
+        """For each group of a partition, the groups that wait for it, by index."""
+        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
+        after: list[set[int]] = []
+        for g, mask in enumerate(groups):
+            reach = 0
+            for i in bits(mask):
+                reach |= self.below[i]
+            after.append({owner[i] for i in bits(reach & ~mask)} - {g})
+        return after
