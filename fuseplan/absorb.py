@@ -54,7 +54,7 @@ def absorb_moves(space: Space) -> Space:
             continue
         tied = any((offer >> i ^ offer >> reader) & 1 for offer in space.offers)
         together = merged.together(i, reader)
-        if not tied and not space.clashes(together) and not space.refused(together, space.written(together)):
+        if not tied and not space.clashes(together) and not space.refused(together, space.crossing(together)):
             merged.merge(i, reader)
     return merged.space()
 

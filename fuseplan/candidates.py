@@ -33,8 +33,8 @@ def enumerate_groups(
 
     From the lowest member, the search decides neighbour by neighbour whether it belongs to
     the group (then what lies between belongs to it too) or not. What is left out decides
-    what must be written, so that a group is refused as soon as it would hold too much on
-    chip however it grows. Each branch ends in another group, so the time is proportional to
+    what must be read and written, so that a group is refused as soon as it would hold too
+    much on chip however it grows. Each branch ends in another group, so the time is proportional to
     their number.
 
     Args:
@@ -51,28 +51,25 @@ def enumerate_groups(
         space.conflicts,
     )
     made, read, refused = space.made, space.read, space.refused
-    needed_by_lower = space.kept
+    # What lower positions, which are left out, exchange with others.
+    left_needs, left_makes = space.kept, 0
     for seed in range(space.n):
         start = 1 << seed
-        needed = needed_by_lower
+        needed, others = left_needs, left_makes
         for j in bits(conflicts[seed] & ~(start - 1)):
             needed |= read[j]
+            others |= made[j]
         # Groups that hold a lower position were found from there.
         stack = [
             (
-                start,
-                below[seed],
-                above[seed],
-                neighbours[seed],
-                conflicts[seed],
-                start - 1,
-                made[seed],
-                needed,
+                start, below[seed], above[seed], neighbours[seed], conflicts[seed], start - 1,
+                made[seed], read[seed], needed, others,
             )
-        ]
-        needed_by_lower |= read[seed]
+        ]  # fmt: skip
+        left_needs |= read[seed]
+        left_makes |= made[seed]
         while stack:
-            group, down, up, border, clash, excluded, makes, needed = stack.pop()
+            group, down, up, border, clash, excluded, makes, reads, needed, others = stack.pop()
             border &= ~(group | excluded | clash)
             if not border:
                 found.append(group)
@@ -81,9 +78,13 @@ def enumerate_groups(
                 continue
             new = border & -border
             i = new.bit_length() - 1
-            more = needed | read[i]
-            if not (more ^ needed) & makes or not refused(group, makes & more):
-                stack.append((group, down, up, border, clash, excluded | new, makes, more))
+            crossing = makes & needed | reads & others
+            need_out, make_out = needed | read[i], others | made[i]
+            crosses = makes & need_out | reads & make_out
+            if crosses == crossing or not refused(group, crosses):
+                stack.append(
+                    (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out)
+                )
             down |= below[i]
             up |= above[i]
             grown = group | new | (down & up)
@@ -94,12 +95,14 @@ def enumerate_groups(
                 apart |= conflicts[j]
                 border |= neighbours[j]
                 makes |= made[j]
+                reads |= read[j]
             if grown & apart:
                 continue
             for j in bits(apart & ~(clash | excluded)):
                 needed |= read[j]
-            if not refused(grown, makes & needed):
-                stack.append((grown, down, up, border, apart, excluded, makes, needed))
+                others |= made[j]
+            if not refused(grown, makes & needed | reads & others):
+                stack.append((grown, down, up, border, apart, excluded, makes, reads, needed, others))
     return Candidates(tuple(found), True)
 
 

@@ -18,7 +18,8 @@ class Monotone:
     Args:
         ask: None for a set that is allowed; for a refused one a subset to suspect, which need
             not be refused itself. Every set that contains a refused one must be refused.
-        universe: every bit that a set may have.
+        universe: every bit that a set may have; 0 if answers are not to be widened, because too
+            many largest sets are allowed.
 
     Example:
         >>> asked = []
@@ -48,7 +49,8 @@ class Monotone:
         suspect = self._ask(mask)
         if not self._full:
             if suspect is None:
-                self._allowed.append(self._widen(mask, self._universe & ~mask))
+                if self._universe:
+                    self._allowed.append(self._widen(mask, self._universe & ~mask))
             elif not self._confirm(suspect):
                 self.cores.append(self._core(0, 0, mask))
         return suspect is not None

@@ -41,9 +41,9 @@ class Pricing(Protocol):
         connected or not; that groups are connected and convex is the planners' business."""
         ...
 
-    def oversized(self, nodes: Nodes, written_for_good: frozenset[int]) -> Verdict | None:
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor any larger group can fit on chip, or None; monotone as
-        ``compatible`` is. ``written_for_good`` are values that stay written however the group
+        ``compatible`` is. ``crossing`` are values that the group reads or writes however it
         grows."""
         ...
 
@@ -97,7 +97,7 @@ class PriceBook:
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
-        self._compatible: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
+        self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 
     @property
@@ -105,20 +105,20 @@ class PriceBook:
         """How many distinct groups have been scheduled."""
         return len(self._kernels)
 
-    def compatible(self, nodes: Nodes, written_for_good: frozenset[int] = frozenset()) -> Verdict | None:
-        """Why ``nodes`` and every larger group are refused, or None: ``Pricing.compatible``,
-        then ``Pricing.oversized``."""
-        structure = self.signatures.of(nodes)
-        kept = tuple(i for i, v in enumerate(structure.values) if v in written_for_good)
-        key = (structure.key, kept)
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        key = self.signatures.of(nodes).key
         if key not in self._compatible:
-            verdict = self._pricing.compatible(nodes) or self._pricing.oversized(nodes, written_for_good)
-            self._compatible[key] = (nodes, verdict)
+            self._compatible[key] = (nodes, self._pricing.compatible(nodes))
         known_nodes, verdict = self._compatible[key]
         if verdict is None or known_nodes == nodes:
             return verdict
         moved = dict(zip(known_nodes, nodes, strict=True))
         return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        return self._pricing.oversized(nodes, crossing)
 
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""

@@ -8,87 +8,248 @@ or of any larger one can fit: that prunes a search early.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+from collections.abc import Set
+
+import rustworkx as rx
 
 from costmodel import dtypes
-from costmodel.axes import GroupAxes, compose
+from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimMap, Graph, OpKind
+from costmodel.graph import DimMap, DimRole, Graph, OpKind
 from fuseplan.errors import Verdict
 from fuseplan.layout import repeats
 
 
-def refuse_resident(
-    graph: Graph,
-    device: DeviceSpec,
-    nodes: tuple[int, ...],
-    axes: GroupAxes,
-    written_for_good: Set[int],
-) -> Verdict | None:
-    """Why no tile of ``nodes`` or of a larger group can fit on a core, or None.
+class Residency:
+    """What groups of a graph must hold on a core of a device."""
 
-    ``written_for_good`` are values that are written however the group grows: results of the
-    function, and operands of nodes that can never join.
-    """
-    written = [
-        compose(dim_map, own)
-        for n, own in zip(nodes, axes.node_axes, strict=True)
-        for v, dim_map in zip(graph.nodes[n].outputs, graph.nodes[n].output_maps, strict=True)
-        if v in written_for_good
-    ]
-    indexed = [{a for dims in w for a in dims} for w in written]
-    # That an axis is missing from a written value proves nothing: joiners may yet tie it to
-    # one that is there (test_residency.py::test_refusals_hold_for_every_larger_group).
-    held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
-    if not held:
-        return None
-    limit_bytes = device.register_bytes // 2 or device.onchip_bytes
-    blocks = list(_blocks(graph, nodes, axes, written_for_good))
-    if _largest(blocks, axes, held) <= limit_bytes:
-        return None
-    for a in held:
-        streamable = axes.reduced[a] and not axes.whole[a] and not any(a in s for s in indexed)
-        rest = [b for b in held if b != a]
-        if streamable and _largest(blocks, axes, rest) <= limit_bytes and not repeats(graph, nodes, axes, a):
+    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+        self.graph = graph
+        self.device = device
+        self.limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        self._axes, self._held = _axis_classes(graph)
+        self._buffers = 2 if device.sequential_grid else 1
+        self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
+
+    def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
+        """Whether all values that ``nodes`` touch fit at once (a TPU has two buffers for each) with
+        every axis whole that may have to be, or all but one that can be streamed: most groups
+        need no closer look."""
+        held: frozenset[int] = frozenset()
+        for n in nodes:
+            if self._held[n]:
+                held = held.union(self._held[n])
+        if not held or self._fits_at_once(nodes, held):
+            return True
+        return any(
+            self._fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held
+        )
+
+    def _fits_at_once(self, nodes: tuple[int, ...], held: frozenset[int]) -> bool:
+        of_node = self._at_once.setdefault(held, {})
+        touched: dict[int, int] = {}
+        for n in nodes:
+            if n not in of_node:
+                of_node[n] = self._touched(n, held)
+            touched.update(of_node[n])
+        return sum(touched.values()) * self._buffers <= self.limit_bytes
+
+    def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
+        """Whether the axis is reduced in one pass and indexes nothing that is written for good."""
+        reduced: set[int] = set()
+        for n in nodes:
+            node, own = self.graph.nodes[n], self._axes[n]
+            depends = not reduced.isdisjoint(node.inputs)
+            if axis in own:
+                if depends or any(
+                    own[d] == axis
+                    for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
+                    if v in crossing
+                    for dims in dim_map
+                    for d in dims
+                ):
+                    return False
+                for c, role in zip(own, node.roles, strict=True):
+                    if c == axis and role == DimRole.WHOLE:
+                        return False
+                    depends = depends or (c == axis and role == DimRole.REDUCED)
+            if depends:
+                reduced.update(node.outputs)
+        return True
+
+    def _touched(self, n: int, held: frozenset[int]) -> dict[int, int]:
+        """The bytes of each value that a node reads or makes. A broadcast is never held."""
+        node, own = self.graph.nodes[n], self._axes[n]
+        sizes: dict[int, int] = {}
+        outputs = () if node.kind == OpKind.BROADCAST else node.outputs
+        for v, dim_map in zip(node.inputs + outputs, node.input_maps + node.output_maps, strict=False):
+            size = -(-dtypes.bits(self.graph.values[v].dtype) // 8)
+            for d in {d for dims in dim_map for d in dims}:
+                if own[d] in held:
+                    size *= node.dims[d]
+            sizes[v] = size
+        return sizes
+
+    def refuse(self, nodes: tuple[int, ...], axes: GroupAxes, crossing: Set[int]) -> Verdict | None:
+        """Why no tile of ``nodes`` or of a larger group can fit on a core, or None.
+
+        ``crossing`` are values that the group reads or writes however it grows: arguments and
+        results of the function, and what it exchanges with nodes that can never join.
+        """
+        graph = self.graph
+        held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
+        if not held:
             return None
-    names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
-    return Verdict(
-        "on-chip",
-        f"{names} would hold more whole rows and columns than fit on chip ({limit_bytes:,} bytes a core)",
-        nodes,
-    )
-
-
-def _blocks(
-    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, written_for_good: Set[int]
-) -> Iterator[tuple[int, frozenset[int]]]:
-    """Blocks that every schedule has on a core: element bytes and axes of each value that is
-    written for good, comes from outside the graph, or is reduced."""
-
-    def block(v: int, dim_map: DimMap, own: tuple[tuple[int, ...], ...]) -> tuple[int, frozenset[int]]:
-        width = -(-dtypes.bits(graph.values[v].dtype) // 8)
-        return width, frozenset(a for dims in compose(dim_map, own) for a in dims)
-
-    for n, own in zip(nodes, axes.node_axes, strict=True):
-        node = graph.nodes[n]
-        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-            producer = graph.values[v].producer
-            # A broadcast is never held: it is made where it is used.
-            real = producer < 0 or graph.nodes[producer].kind != OpKind.BROADCAST
-            if producer < 0 or (node.kind == OpKind.REDUCTION and real):
-                yield block(v, dim_map, own)
-        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-            if v in written_for_good:
-                yield block(v, dim_map, own)
-
-
-def _largest(blocks: list[tuple[int, frozenset[int]]], axes: GroupAxes, held: list[int]) -> int:
-    """Bytes of the largest block when the axes ``held`` are whole and every other is one."""
-    largest = 0
-    for width, own in blocks:
-        size = width
+        need = _Need(graph, self.device, nodes, axes, crossing)
+        if need.fits(held):
+            return None
+        # That an axis is missing from a written value proves nothing: joiners may yet tie it to
+        # one that is there (test_residency.py::test_refusals_hold_for_every_larger_group).
+        indexed = {
+            a
+            for n, own in zip(nodes, axes.node_axes, strict=True)
+            for v, dim_map in zip(graph.nodes[n].outputs, graph.nodes[n].output_maps, strict=True)
+            if v in crossing
+            for dims in compose(dim_map, own)
+            for a in dims
+        }
         for a in held:
-            if a in own:
-                size *= axes.sizes[a]
-        largest = max(largest, size)
-    return largest
+            streamable = axes.reduced[a] and not axes.whole[a] and a not in indexed
+            if streamable and need.fits([b for b in held if b != a]) and not repeats(graph, nodes, axes, a):
+                return None
+        names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
+        return Verdict(
+            "on-chip",
+            f"{names} would hold more whole rows and columns than fit on chip "
+            f"({self.limit_bytes:,} bytes a core)",
+            nodes,
+        )
+
+
+def _axis_classes(graph: Graph) -> tuple[list[list[int]], list[frozenset[int]]]:
+    """Which dimensions of all nodes a group might tie together, roughly: for each node the class
+    of each dimension, and the classes of those that it reduces or needs whole."""
+    first: list[int] = []
+    count = 0
+    for node in graph.nodes:
+        first.append(count)
+        count += len(node.dims)
+    ties: rx.PyGraph = rx.PyGraph(multigraph=False)
+    ties.add_nodes_from(range(count))
+    seen: dict[int, tuple[int, DimMap]] = {}
+    pairs: list[tuple[int, int]] = []
+    for node in graph.nodes:
+        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+            other, known = seen.setdefault(v, (node.id, dim_map))
+            if other != node.id:
+                pairs += [
+                    (first[other] + a, first[node.id] + b)
+                    for left, right in zip(known, dim_map, strict=True)
+                    for a in left
+                    for b in right
+                ]
+    ties.add_edges_from_no_data(pairs)
+    classes = [0] * count
+    for c, slots in enumerate(rx.connected_components(ties)):
+        for slot in slots:
+            classes[slot] = c
+    axes = [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
+    held = [
+        frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
+        for own, node in zip(axes, graph.nodes, strict=True)
+    ]
+    return axes, held
+
+
+Block = tuple[int, frozenset[int]]
+"""Bytes of an element, and the axes that index it."""
+
+
+class _Need:
+    """What a group holds on a core at least, with some axes held whole and every other of one:
+    every block that all schedules have, and what is alive at one time."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceSpec,
+        nodes: tuple[int, ...],
+        axes: GroupAxes,
+        crossing: Set[int],
+    ) -> None:
+        self._limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        self._sizes = axes.sizes
+        self._in_registers = bool(device.register_bytes)
+        self._buffers = 2 if device.sequential_grid else 1
+        self._largest: set[Block] = set()
+        """Of values that cross for good, come from outside the graph, or are reduced."""
+        self._crossing: dict[int, Block] = {}
+        """Of values that cross for good; a TPU has two buffers for each all the time."""
+        self._alive: dict[tuple[Block, ...], None] = {}
+        """What is alive before each node."""
+        self._scan(graph, nodes, axes, crossing)
+
+    def fits(self, held: list[int]) -> bool:
+        """Whether it could fit with the axes ``held`` whole."""
+        nbytes: dict[Block, int] = {}
+
+        def size(block: Block) -> int:
+            if block not in nbytes:
+                width, own = block
+                for a in held:
+                    if a in own:
+                        width *= self._sizes[a]
+                nbytes[block] = width
+            return nbytes[block]
+
+        if any(size(block) > self._limit_bytes for block in self._largest):
+            return False
+        always = 0 if self._in_registers else self._buffers * sum(map(size, self._crossing.values()))
+        return all(always + sum(map(size, alive)) <= self._limit_bytes for alive in self._alive)
+
+    def _scan(self, graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, crossing: Set[int]) -> None:
+        """As ``costmodel.memory`` evaluates a group, but only what holds of larger ones, too."""
+        block: dict[int, Block] = {}
+        last: dict[int, int] = {}
+        root: dict[int, int] = {}
+        counted: set[int] = set()
+        for step, (n, own) in enumerate(zip(nodes, axes.node_axes, strict=True)):
+            node = graph.nodes[n]
+            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                last[root.get(v, v)] = step
+                producer = graph.values[v].producer
+                # A broadcast is never held: it is made where it is used, from what it repeats.
+                real = producer < 0 or graph.nodes[producer].kind != OpKind.BROADCAST
+                if v not in block and v not in root:
+                    block[v] = _block(graph, v, dim_map, own)
+                    if v in crossing:
+                        self._crossing[v] = block[v]
+                    # Operands of a contraction lie in shared memory, not in registers.
+                    if self._in_registers and real and not node.flops.matrix:
+                        counted.add(v)
+                if producer < 0 or (node.kind == OpKind.REDUCTION and real):
+                    self._largest.add(_block(graph, v, dim_map, own))
+            for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+                if v in crossing:
+                    self._crossing[v] = _block(graph, v, dim_map, own)
+                    self._largest.add(self._crossing[v])
+                if node.kind == OpKind.BROADCAST and node.inputs:
+                    root[v] = root.get(node.inputs[0], node.inputs[0])
+                else:
+                    block[v] = _block(graph, v, dim_map, own)
+                    counted.add(v)
+        alive: dict[int, Block] = {}
+        for step, n in enumerate(nodes):
+            node = graph.nodes[n]
+            alive.update((v, block[v]) for v in node.inputs if v in counted)
+            if node.kind != OpKind.BROADCAST:
+                self._alive[tuple(alive.values())] = None
+            for v in node.inputs:
+                if last[root.get(v, v)] == step:
+                    alive.pop(root.get(v, v), None)
+            alive.update((v, block[v]) for v in node.outputs if v in counted and v in last)
+
+
+def _block(graph: Graph, v: int, dim_map: DimMap, own: NodeAxes) -> Block:
+    width = -(-dtypes.bits(graph.values[v].dtype) // 8)
+    return width, frozenset([a for dims in compose(dim_map, own) for a in dims])

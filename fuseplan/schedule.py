@@ -22,7 +22,7 @@ from fuseplan.legality import refuse
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
-from fuseplan.residency import refuse_resident
+from fuseplan.residency import Residency
 from fuseplan.spec import SpecMaker, whole_array_spec
 from fuseplan.tiles import Tiles, largest_block, tilings
 
@@ -39,6 +39,7 @@ class Scheduler:
         self.device = device
         self._floor = Floor(graph, device)
         self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
+        self._residency = None if device.backend == "xla" else Residency(graph, device)
         self._unify = Unifier(graph)
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
 
@@ -63,12 +64,12 @@ class Scheduler:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
         return refuse(self.graph, self.device.backend, nodes, self._axes)
 
-    def oversized(self, nodes: tuple[int, ...], written_for_good: frozenset[int]) -> Verdict | None:
+    def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
-        axes = self._axes(nodes)
-        if self.device.backend == "xla" or isinstance(axes, Conflict):
+        if self._residency is None or self._residency.is_roomy(nodes, crossing):
             return None
-        return refuse_resident(self.graph, self.device, nodes, axes, written_for_good)
+        axes = self._axes(nodes)
+        return None if isinstance(axes, Conflict) else self._residency.refuse(nodes, axes, crossing)
 
     def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
         """The group's axes; whoever asks for a group asks more than once in a row."""
@@ -87,7 +88,7 @@ class Scheduler:
             return self._left_to_xla(nodes)
         edge = boundary(self.graph, nodes)
         # As if the group were never to grow: most that do not fit are found here, early.
-        refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.writes))
+        refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.reads + edge.writes))
         if refused is not None:
             nest = None if self._nests is None else self._nests.best(nodes)
             return nest or refused

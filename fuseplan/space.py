@@ -25,7 +25,8 @@ class Space:
 
     ``below[i]`` and ``above[i]`` are the positions on paths from and to ``i``;
     ``conflicts[i]`` those that can never share a group with it. ``made[i]`` and ``read[i]`` are
-    masks of ``values``, those that members make; ``kept`` are those that are needed outside.
+    masks of ``values``, those that members make; ``kept`` are those that are needed outside,
+    ``given`` values from outside that members read.
     """
 
     def __init__(
@@ -66,7 +67,8 @@ class Space:
         self._exchange()
         self.offers = tuple(self._offered())
         """Groups that the scheduler offers beside the compatible ones."""
-        self._rules = Monotone(self._suspect, self.everything | (1 << len(self.values)) - 1 << n)
+        self._rules = Monotone(self._clash, self.everything)
+        self._capacity = Monotone(self._overflow, 0)
         self._prices: dict[Mask, Price | Verdict] = {}
 
     def _exchange(self) -> None:
@@ -84,9 +86,13 @@ class Space:
         ]
         self.read = [0] * self.n
         self.kept = 0
+        given: set[int] = set()
         for i, nodes in enumerate(self.members):
             for v in {v for n in nodes for v in graph.nodes[n].inputs}:
                 self.read[i] |= bit.get(v, 0) & ~self.made[i]
+                if graph.values[v].producer not in self.position:
+                    given.add(v)
+        self.given = frozenset(given)
         for v, b in bit.items():
             if v in outputs or any(c not in self.position for c in graph.consumers[v]):
                 self.kept |= b
@@ -113,38 +119,44 @@ class Space:
             mask |= 1 << self.position[n]
         return mask
 
-    def written(self, mask: Mask) -> Mask:
-        """Those of ``values`` that the group makes and others need."""
-        made, needed = 0, self.kept
+    def crossing(self, mask: Mask) -> Mask:
+        """Those of ``values`` that the group exchanges with other members or writes for others."""
+        made = read = made_by_others = 0
+        needed = self.kept
         for i, (makes, reads) in enumerate(zip(self.made, self.read, strict=True)):
             if mask >> i & 1:
                 made |= makes
+                read |= reads
             else:
                 needed |= reads
-        return made & needed
+                made_by_others |= makes
+        return made & needed | read & made_by_others
 
-    def refused(self, mask: Mask, written: Mask) -> bool:
+    def refused(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the monotone rules refuse the group, and every larger one that still has to
-        write ``written`` (a mask of ``values``)."""
+        read or write ``crossing`` (a mask of ``values``)."""
         if self.offers:
             # Offered groups tie together what the rules keep apart: nothing is to be learnt from
             # sets that span them.
-            return self._suspect(mask) is not None
-        return self._rules.refused(mask | written << self.n)
+            return self._clash(mask) is not None
+        return self._rules.refused(mask) or self._capacity.refused(mask | crossing << self.n)
 
-    def _suspect(self, question: Mask) -> Mask | None:
-        """None if the rules allow a group that writes some of its values; else the positions
-        that the refusal names."""
-        verdict = self._verdict(question)
-        return None if verdict is None else question & self.mask(verdict.nodes)
+    def _clash(self, mask: Mask) -> Mask | None:
+        """None if the rules allow the group; else the positions that the refusal names."""
+        verdict = self.book.compatible(self.nodes(mask))
+        return None if verdict is None else mask & self.mask(verdict.nodes)
 
-    def _verdict(self, question: Mask) -> Verdict | None:
-        mask, written = question & self.everything, question >> self.n
-        made = 0
+    def _overflow(self, question: Mask) -> Mask | None:
+        """None if the group may fit on chip while it exchanges some values."""
+        return None if self._oversized(question) is None else question
+
+    def _oversized(self, question: Mask) -> Verdict | None:
+        mask, crossing = question & self.everything, question >> self.n
+        touched = 0
         for i in bits(mask):
-            made |= self.made[i]
-        kept = frozenset([self.values[k] for k in bits(written & made)])
-        return self.book.compatible(self.nodes(mask), kept)
+            touched |= self.made[i] | self.read[i]
+        outside = self.given.union([self.values[k] for k in bits(crossing & touched)])
+        return self.book.oversized(self.nodes(mask), outside)
 
     def price(self, mask: Mask) -> Price | Verdict:
         """What the group costs, or why it is refused."""
@@ -172,8 +184,9 @@ class Space:
     @property
     def refusals(self) -> list[tuple[Mask, Verdict]]:
         """The smallest groups that the rules refuse, and those that have no price."""
-        by_rule = [(core & self.everything, self._verdict(core)) for core in self._rules.cores]
-        found = [*by_rule, *self._prices.items()]
+        found = [(core, self.book.compatible(self.nodes(core))) for core in self._rules.cores]
+        found += [(core & self.everything, self._oversized(core)) for core in self._capacity.cores]
+        found += self._prices.items()
         return [(mask, verdict) for mask, verdict in found if isinstance(verdict, Verdict)]
 
     def clashes(self, mask: Mask) -> bool:

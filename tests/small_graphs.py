@@ -104,7 +104,7 @@ class Bytes:
             return Verdict("shapes", "nothing is fused into an anchor", nodes)
         return None
 
-    def oversized(self, nodes: tuple[int, ...], written_for_good: frozenset[int]) -> Verdict | None:
+    def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         return self._does_not_fit(nodes) if self.foresees else None
 
     def _does_not_fit(self, nodes: tuple[int, ...]) -> Verdict | None:

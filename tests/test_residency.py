@@ -44,7 +44,7 @@ def test_refusals_hold_for_every_larger_group(name, device):
     for nodes in parts:
         if len(nodes) < 2:
             continue
-        for_good = frozenset(boundary(graph, nodes).writes)
+        for_good = frozenset((edge := boundary(graph, nodes)).reads + edge.writes)
         for small, large in samples(nodes, rng, 150):
             if scheduler.compatible(large):
                 continue
@@ -64,6 +64,6 @@ def test_what_is_refused_early_has_no_schedule(name, device):
             continue
         for _, group in samples(nodes, rng, 60):
             if scheduler.compatible(group) is None:
-                writes = frozenset(boundary(scheduler.graph, group).writes)
-                if scheduler.oversized(group, writes):
+                edge = boundary(scheduler.graph, group)
+                if scheduler.oversized(group, frozenset(edge.reads + edge.writes)):
                     assert next(scheduler.schedules(group), None) is None

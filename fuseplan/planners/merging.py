@@ -46,7 +46,7 @@ class Merging:
 
     def _allowed(self, both: Mask) -> bool:
         space = self.space
-        return not space.clashes(both) and not space.refused(both, space.written(both))
+        return not space.clashes(both) and not space.refused(both, space.crossing(both))
 
     def deadlocks(self, a: Mask, b: Mask) -> bool:
         """Whether a third group waits for one of the two and is waited for by the other."""
