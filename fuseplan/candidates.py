@@ -50,7 +50,7 @@ def enumerate_groups(
         space.neighbours,
         space.conflicts,
     )
-    made, read, refused = space.made, space.read, space.refused
+    made, read = space.made, space.read
     # What lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
     for seed in range(space.n):
@@ -63,13 +63,13 @@ def enumerate_groups(
         stack = [
             (
                 start, below[seed], above[seed], neighbours[seed], conflicts[seed], start - 1,
-                made[seed], read[seed], needed, others,
+                made[seed], read[seed], needed, others, False,
             )
         ]  # fmt: skip
         left_needs |= read[seed]
         left_makes |= made[seed]
         while stack:
-            group, down, up, border, clash, excluded, makes, reads, needed, others = stack.pop()
+            group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
             border &= ~(group | excluded | clash)
             if not border:
                 found.append(group)
@@ -81,9 +81,9 @@ def enumerate_groups(
             crossing = makes & needed | reads & others
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out
-            if crosses == crossing or not refused(group, crosses):
+            if not tight or crosses == crossing or not space.overflows(group, crosses):
                 stack.append(
-                    (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out)
+                    (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out, tight)
                 )
             down |= below[i]
             up |= above[i]
@@ -101,8 +101,11 @@ def enumerate_groups(
             for j in bits(apart & ~(clash | excluded)):
                 needed |= read[j]
                 others |= made[j]
-            if not refused(grown, makes & needed | reads & others):
-                stack.append((grown, down, up, border, apart, excluded, makes, reads, needed, others))
+            if space.breaks_rules(grown):
+                continue
+            tight = space.is_tight(grown)
+            if not tight or not space.overflows(grown, makes & needed | reads & others):
+                stack.append((grown, down, up, border, apart, excluded, makes, reads, needed, others, tight))
     return Candidates(tuple(found), True)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from costmodel.graph import Graph
 from costmodel.kernel import Access
 from fuseplan.errors import Verdict
+from fuseplan.residency import Residency
 from fuseplan.signature import Signatures
 
 if TYPE_CHECKING:
@@ -30,6 +31,9 @@ class Pricing(Protocol):
 
     And it may have ``offers``: convex, connected groups that planners should ask for although
     they break the monotone conditions. A plan may hold them beside the groups that do not.
+
+    And it may have a ``residency`` (``fuseplan.residency.Residency``), which tells for many
+    groups at once that they are not ``oversized``.
 
     And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
     is best in the kernel that reads it.
@@ -96,6 +100,7 @@ class PriceBook:
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
+        self.residency: Residency | None = getattr(pricing, "residency", None)
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
         self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}

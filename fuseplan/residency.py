@@ -31,28 +31,38 @@ class Residency:
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
 
-    def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
-        """Whether all values that ``nodes`` touch fit at once (a TPU has two buffers for each) with
-        every axis whole that may have to be, or all but one that can be streamed: most groups
-        need no closer look."""
-        held: frozenset[int] = frozenset()
-        for n in nodes:
-            if self._held[n]:
-                held = held.union(self._held[n])
-        if not held or self._fits_at_once(nodes, held):
-            return True
-        return any(
-            self._fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held
-        )
+    def held(self, n: int) -> frozenset[int]:
+        """The axes, roughly, that node ``n`` reduces or needs whole."""
+        return self._held[n]
 
-    def _fits_at_once(self, nodes: tuple[int, ...], held: frozenset[int]) -> bool:
+    def fits_at_once(self, nodes: tuple[int, ...], held: frozenset[int]) -> bool:
+        """Whether all groups of ``nodes`` fit that hold no axes but ``held``: all that can be
+        alive at a time does (on a TPU, two buffers of all values)."""
         of_node = self._at_once.setdefault(held, {})
-        touched: dict[int, int] = {}
+        alive: dict[int, int] = {}
+        last = {v: n for n in nodes for v in self.graph.nodes[n].inputs}
+        now = peak = 0
         for n in nodes:
             if n not in of_node:
                 of_node[n] = self._touched(n, held)
-            touched.update(of_node[n])
-        return sum(touched.values()) * self._buffers <= self.limit_bytes
+            for v, nbytes in of_node[n].items():
+                if v not in alive:
+                    alive[v] = nbytes
+                    now += nbytes
+            peak = max(peak, now)
+            if self._buffers == 1:
+                for v in self.graph.nodes[n].inputs:
+                    if last[v] == n:
+                        now -= alive.pop(v, 0)
+        return peak * self._buffers <= self.limit_bytes
+
+    def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
+        """Whether ``nodes`` fit for sure, with every axis whole that may have to be, or all but
+        one that can be streamed: most groups need no closer look."""
+        held = frozenset[int]().union(*[self._held[n] for n in nodes])
+        return not held or any(
+            self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held
+        )
 
     def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
         """Whether the axis is reduced in one pass and indexes nothing that is written for good."""

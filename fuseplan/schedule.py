@@ -39,7 +39,7 @@ class Scheduler:
         self.device = device
         self._floor = Floor(graph, device)
         self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
-        self._residency = None if device.backend == "xla" else Residency(graph, device)
+        self.residency = None if device.backend == "xla" else Residency(graph, device)
         self._unify = Unifier(graph)
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
 
@@ -66,10 +66,10 @@ class Scheduler:
 
     def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
-        if self._residency is None or self._residency.is_roomy(nodes, crossing):
+        if self.residency is None or self.residency.is_roomy(nodes, crossing):
             return None
         axes = self._axes(nodes)
-        return None if isinstance(axes, Conflict) else self._residency.refuse(nodes, axes, crossing)
+        return None if isinstance(axes, Conflict) else self.residency.refuse(nodes, axes, crossing)
 
     def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
         """The group's axes; whoever asks for a group asks more than once in a row."""

@@ -12,12 +12,14 @@ from fuseplan.pricing import FREE, Price, PriceBook
 Mask = int
 
 
-def bits(mask: Mask) -> Iterator[int]:
+def bits(mask: Mask) -> list[int]:
     """The positions in ``mask``, ascending."""
+    found = []
     while mask:
         low = mask & -mask
-        yield low.bit_length() - 1
+        found.append(low.bit_length() - 1)
         mask ^= low
+    return found
 
 
 class Space:
@@ -69,6 +71,8 @@ class Space:
         """Groups that the scheduler offers beside the compatible ones."""
         self._rules = Monotone(self._clash, self.everything)
         self._capacity = Monotone(self._overflow, 0)
+        self._holders = self._find_holders()
+        self._tight: dict[frozenset[int], bool] = {}
         self._prices: dict[Mask, Price | Verdict] = {}
 
     def _exchange(self) -> None:
@@ -135,11 +139,35 @@ class Space:
     def refused(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the monotone rules refuse the group, and every larger one that still has to
         read or write ``crossing`` (a mask of ``values``)."""
-        if self.offers:
-            # Offered groups tie together what the rules keep apart: nothing is to be learnt from
-            # sets that span them.
-            return self._clash(mask) is not None
-        return self._rules.refused(mask) or self._capacity.refused(mask | crossing << self.n)
+        return self.breaks_rules(mask) or (self.is_tight(mask) and self.overflows(mask, crossing))
+
+    def breaks_rules(self, mask: Mask) -> bool:
+        """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
+        # Offered groups tie together what the rules keep apart: nothing is to be learnt from sets
+        # that span them.
+        return self._clash(mask) is not None if self.offers else self._rules.refused(mask)
+
+    def is_tight(self, mask: Mask) -> bool:
+        """Whether the group may be too large for the chip, so that ``overflows`` is to be asked."""
+        held = frozenset([axis for axis, holders in self._holders if holders & mask])
+        if held not in self._tight:
+            residency, nodes = self.book.residency, self.component.nodes
+            self._tight[held] = residency is None or not residency.fits_at_once(nodes, held)
+        return self._tight[held]
+
+    def overflows(self, mask: Mask, crossing: Mask) -> bool:
+        """Whether the group, and every larger one that still has to read or write ``crossing``, is
+        too large for the chip (``Pricing.oversized``)."""
+        return self._capacity.refused(mask | crossing << self.n)
+
+    def _find_holders(self) -> tuple[tuple[int, Mask], ...]:
+        """For each axis that some member reduces or needs whole, roughly, those members."""
+        holders: dict[int, Mask] = {}
+        if self.book.residency is not None:
+            for i, nodes in enumerate(self.members):
+                for axis in frozenset[int]().union(*map(self.book.residency.held, nodes)):
+                    holders[axis] = holders.get(axis, 0) | 1 << i
+        return tuple(holders.items())
 
     def _clash(self, mask: Mask) -> Mask | None:
         """None if the rules allow the group; else the positions that the refusal names."""

@@ -44,7 +44,7 @@ from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
 
-_FEW = 16
+_FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a
 group and solving a small relaxation each take about a millisecond."""
 
@@ -263,7 +263,7 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
             else:
                 relaxation.drop(k)
                 alive[k] = False
-        batch += batch // 4
+
     left = [masks[k] for k in np.flatnonzero(alive).tolist()]
     return _prove(space, left, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
 
