@@ -254,7 +254,9 @@ def _misfit(graph: Graph, node: Node) -> str | None:
         problem = _map_misfit(graph.values[v], node, dim_map)
         if problem is not None:
             return f"v{v} {problem}"
-    if any(node.roles[a] == DimRole.REDUCED for dim_map in node.output_maps for dims in dim_map for a in dims):
+    if any(
+        node.roles[a] == DimRole.REDUCED for dim_map in node.output_maps for dims in dim_map for a in dims
+    ):
         return "the result is indexed by a reduced dimension"
     return None
 
