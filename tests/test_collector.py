@@ -12,10 +12,14 @@ def test_the_collector_is_afterwards_as_it_was():
     def inner():
         assert not gc.isenabled()
 
-    with pytest.raises(ZeroDivisionError), collector_at_rest():
+    @collector_at_rest()
+    def failing():
         inner()
         assert not gc.isenabled()
         raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        failing()
     assert gc.isenabled()
     gc.disable()
     try:
