@@ -59,10 +59,11 @@ class Space:
             for u in self.producers[v]:
                 self.inner_below[u] |= self.inner_below[v] | 1 << v
         self.inner_above = [0] * n
+        for v in range(n):
+            for u in self.producers[v]:
+                self.inner_above[v] |= self.inner_above[u] | 1 << u
         self.conflicts = list(component.apart)
         for u in range(n):
-            for v in bits(self.inner_below[u]):
-                self.inner_above[v] |= 1 << u
             for v in bits(component.apart[u]):
                 self.conflicts[v] |= 1 << u
         if book.offers:

@@ -108,9 +108,9 @@ class PriceBook:
     def compatible(self, nodes: Nodes, written_for_good: frozenset[int] = frozenset()) -> Verdict | None:
         """Why ``nodes`` and every larger group are refused, or None: ``Pricing.compatible``,
         then ``Pricing.oversized``. A verdict may name the nodes of an equal group."""
-        structure = self.signatures.of(nodes)
-        kept = tuple(i for i, v in enumerate(structure.values) if v in written_for_good)
-        key = (structure.key, kept)
+        structure, number = self.signatures.key(nodes)
+        kept = tuple([i for v, i in number.items() if v in written_for_good]) if written_for_good else ()
+        key = (structure, kept)
         if key not in self._compatible:
             self._compatible[key] = self._pricing.compatible(nodes) or self._pricing.oversized(
                 nodes, written_for_good
