@@ -201,11 +201,12 @@ def check_graph(graph: Graph) -> Graph:
             _fail(f"value {value.id} stands at position {i}")
         if (value.producer == -1) != (i in defined):
             _fail(f"v{i} is neither an input nor produced, or both")
+    every = frozenset(known)
     fitting: set[tuple[object, ...]] = set()
     for i, node in enumerate(graph.nodes):
         if node.id != i:
             _fail(f"node {node.id} stands at position {i}")
-        if any(v not in known for v in node.outputs):
+        if not every.issuperset(node.outputs):
             _fail(f"n{i} {node.op}: makes what is no value")
         if not defined.issuperset(node.inputs):
             _fail(f"n{i} {node.op}: reads a value before it is made")

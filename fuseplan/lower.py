@@ -105,7 +105,7 @@ class _Builder:
         return new
 
     def add(self, eqn: Equation) -> None:
-        arrays = any(not isinstance(v, Literal) for v in eqn.inputs)
+        arrays = [v for v in eqn.inputs if not isinstance(v, Literal)]
         if not arrays and not eqn.effects and not eqn.is_set_apart and rule_of(eqn).block is not None:
             # A constant in disguise (iota, a filled array): each consumer makes its own, which
             # costs no memory traffic and ties no two consumers together.
@@ -113,15 +113,13 @@ class _Builder:
             return
         self._emit(eqn)
 
-    def _read(self, operand: Operand) -> Operand:
-        if isinstance(operand, Literal):
-            return operand
-        if operand in self.constants:
-            self._emit(self.constants[operand])
-        return self.ids[operand]
+    def _read(self, number: int) -> int:
+        if number in self.constants:
+            self._emit(self.constants[number])
+        return self.ids[number]
 
     def _emit(self, eqn: Equation) -> None:
-        operands = tuple([self._read(v) for v in eqn.inputs])
+        operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
         outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
         facts = self._facts(eqn)
@@ -175,13 +173,11 @@ class _Builder:
         if found is None:
             rule, text = rule_of(eqn), repr((name, params, literals))
             space = rule.space(eqn)
-            arrays = [
-                m for v, m in zip(eqn.inputs, space.input_maps, strict=True) if not isinstance(v, Literal)
-            ]
+            arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
             found = self.facts[key] = _Facts(
                 OpKind.OPAQUE if alone else rule.kind,
                 space,
-                tuple(arrays),
+                tuple([space.input_maps[i] for i in arrays]),
                 rule.flops(eqn),
                 _is_bitcast(eqn),
                 () if alone else rule.backends(eqn),
@@ -192,7 +188,7 @@ class _Builder:
         return found
 
     def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
-        outputs = tuple(self._read(v) for v in self.flat.outputs)
+        outputs = tuple([v if isinstance(v, Literal) else self._read(v) for v in self.flat.outputs])
         arrays = [v for v in outputs if not isinstance(v, Literal)]
         graph = check_graph(make_graph(self.values, self.nodes, self.inputs, arrays))
         return Lowered(
