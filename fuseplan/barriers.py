@@ -36,12 +36,13 @@ class PathsBack:
             if n in self.entering:
                 exits = self.entering[n]
                 entered[exits] = entered.get(exits, 0) | 1 << i
-        known = {0: 0}
-        for n in nodes if entered else ():
-            exits = self.leaving.get(n, 0)
-            if exits not in known:
-                known[exits] = sum(positions for some, positions in entered.items() if some & exits)
-        return tuple([known[self.leaving.get(n, 0)] if entered else 0 for n in nodes])
+        if not entered:
+            return (0,) * len(nodes)
+        known = {
+            exits: sum(positions for some, positions in entered.items() if some & exits)
+            for exits in {self.leaving.get(n, 0) for n in nodes}
+        }
+        return tuple([known[self.leaving.get(n, 0)] for n in nodes])
 
 
 def paths_back(

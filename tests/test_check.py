@@ -187,6 +187,17 @@ def test_every_mutation_is_refused(mutate, message, copies):
         check_plan(mutate(make(graph=softmax_into_matmul(copies))))
 
 
+def test_equal_kernels_are_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr("fuseplan.check.check_kernel", lambda plan, k, *_: checked.append(k))
+    once, twice = make(), make(graph=softmax_into_matmul(2))
+    check_plan(once)
+    n_once = len(checked)
+    check_plan(twice)
+    assert len(twice.kernels) == 2 * len(once.kernels)
+    assert len(checked) == 2 * n_once <= 2 * len(once.kernels)
+
+
 def whole(graph, *groups):
     """A plan of kernels left to XLA whole, each with its true cost."""
     scheduler = Scheduler(graph, TEST_DEVICE)
