@@ -40,9 +40,6 @@ class OpKind(enum.IntEnum):
     TUPLE = 7
     OPAQUE = 8
 
-    # Enum's own hashes the name, in Python: it was half the price of comparing structures.
-    __hash__ = int.__hash__
-
 
 class DimRole(enum.IntEnum):
     """What a node needs of one dimension of its iteration space."""
@@ -53,8 +50,6 @@ class DimRole(enum.IntEnum):
     """Consumed by an associative combination: partial results can be combined."""
     WHOLE = 2
     """Needed whole: an index of the result may depend on any index of it."""
-
-    __hash__ = int.__hash__
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,6 @@ class AxisRole(enum.IntEnum):
     RESIDENT = 2
     """The whole extent is in the block."""
 
-    # Enum's own hashes the name, in Python.
-    __hash__ = int.__hash__
-
 
 @dataclass(frozen=True, slots=True)
 class Axis:

@@ -12,8 +12,8 @@ def collector_at_rest() -> Iterator[None]:
     """Within it, or in a function it decorates, no cycles are looked for.
 
     A planner makes hundreds of thousands of small objects that stay, and the collector would
-    walk all that are alive, JAX's too, whenever there are a quarter more: 0.13 s a time, half
-    of what lowering and checking a GPT-2 of 24 layers took.
+    walk all that are alive, JAX's too, whenever there are a quarter more: 0.13 s a time, and more
+    than half of what lowering a GPT-2 of 24 layers takes.
     """
     was_enabled = gc.isenabled()
     gc.disable()

@@ -44,7 +44,7 @@ class Describer:
         return found
 
     def literal(self, value: Any) -> str:
-        """Its ``repr``: NumPy takes 40 us to print a number, so equal bits are printed once."""
+        """Its ``repr``: NumPy takes 30 us to print a number, so equal bits are printed once."""
         if not isinstance(value, np.ndarray):
             return repr(value)
         weak = getattr(value, "weak_type", None)
