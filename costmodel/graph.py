@@ -17,6 +17,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from costmodel import dtypes
 
@@ -177,8 +178,10 @@ def make_graph(
     values, nodes = tuple(values), tuple(nodes)
     consumers: list[list[int]] = [[] for _ in values]
     for node in nodes:
-        for v in dict.fromkeys(node.inputs):
-            consumers[v].append(node.id)
+        for v in node.inputs:
+            readers = consumers[v]
+            if not readers or readers[-1] != node.id:
+                readers.append(node.id)
     return Graph(values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)))
 
 
@@ -188,49 +191,78 @@ class GraphError(AssertionError):
 
 def check_graph(graph: Graph) -> Graph:
     """Return ``graph`` unchanged, or raise ``GraphError`` naming what is inconsistent."""
-
-    def require(ok: bool, what: str) -> None:
-        if not ok:
-            raise GraphError(f"inconsistent graph: {what}")
-
-    known = range(len(graph.values))
-    require(all(v in known for v in graph.inputs), "an input is no value")
-    require(all(v in known for v in graph.outputs), "an output is never made")
-    require(len(set(graph.inputs)) == len(graph.inputs), "an input stands twice")
+    values, known = graph.values, range(len(graph.values))
+    _require(all(v in known for v in graph.inputs), "an input is no value")
+    _require(all(v in known for v in graph.outputs), "an output is never made")
     defined = set(graph.inputs)
-    for i, value in enumerate(graph.values):
-        require(value.id == i, f"value {value.id} stands at position {i}")
-        require((value.producer == -1) == (i in defined), f"v{i} is neither an input nor produced, or both")
+    _require(len(defined) == len(graph.inputs), "an input stands twice")
+    for i, value in enumerate(values):
+        if value.id != i:
+            _fail(f"value {value.id} stands at position {i}")
+        if (value.producer == -1) != (i in defined):
+            _fail(f"v{i} is neither an input nor produced, or both")
+    every = frozenset(known)
+    fitting: set[tuple[object, ...]] = set()
     for i, node in enumerate(graph.nodes):
-        where = f"n{i} {node.op}"
-        require(node.id == i, f"node {node.id} stands at position {i}")
-        require(len(node.dims) == len(node.roles), f"{where}: a role for each dimension")
-        require(all(d != 1 for d in node.dims), f"{where}: a dimension of size one")
-        require(len(node.inputs) == len(node.input_maps), f"{where}: a map for each input")
-        require(len(node.outputs) == len(node.output_maps), f"{where}: a map for each output")
-        require(all(v in known for v in node.outputs), f"{where}: makes what is no value")
-        require(all(v in defined for v in node.inputs), f"{where}: reads a value before it is made")
-        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
-            problem = _misfit(graph.values[v], node, dim_map)
-            require(problem is None, f"{where}: v{v} {problem}")
-        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-            require(v not in defined, f"{where}: v{v} is made twice")
-            require(graph.values[v].producer == i, f"{where}: v{v} names another producer")
-            used = {a for dims in dim_map for a in dims}
-            require(
-                all(node.roles[a] != DimRole.REDUCED for a in used),
-                f"{where}: the result is indexed by a reduced dimension",
-            )
+        if node.id != i:
+            _fail(f"node {node.id} stands at position {i}")
+        if not every.issuperset(node.outputs):
+            _fail(f"n{i} {node.op}: makes what is no value")
+        if not defined.issuperset(node.inputs):
+            _fail(f"n{i} {node.op}: reads a value before it is made")
+        # Layers repeat: each iteration space is looked at once.
+        shapes = tuple([values[v].shape for v in node.inputs + node.outputs])
+        space = (node.dims, node.roles, node.input_maps, node.output_maps, len(node.inputs), shapes)
+        if space not in fitting:
+            problem = _misfit(graph, node)
+            if problem is not None:
+                _fail(f"n{i} {node.op}: {problem}")
+            fitting.add(space)
+        for v in node.outputs:
+            if v in defined:
+                _fail(f"n{i} {node.op}: v{v} is made twice")
+            if values[v].producer != i:
+                _fail(f"n{i} {node.op}: v{v} names another producer")
             defined.add(v)
-    require(len(defined) == len(graph.values), "a value is never made")
-    require(
-        graph.consumers == make_graph(graph.values, graph.nodes, (), ()).consumers,
+    _require(len(defined) == len(values), "a value is never made")
+    _require(
+        graph.consumers == make_graph(values, graph.nodes, (), ()).consumers,
         "consumers do not match the nodes' inputs",
     )
     return graph
 
 
-def _misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
+def _require(ok: bool, what: str) -> None:
+    if not ok:
+        _fail(what)
+
+
+def _fail(what: str) -> NoReturn:
+    raise GraphError(f"inconsistent graph: {what}")
+
+
+def _misfit(graph: Graph, node: Node) -> str | None:
+    """What is wrong with the iteration space of a node, if anything."""
+    if len(node.dims) != len(node.roles):
+        return "a role for each dimension"
+    if 1 in node.dims:
+        return "a dimension of size one"
+    if len(node.inputs) != len(node.input_maps):
+        return "a map for each input"
+    if len(node.outputs) != len(node.output_maps):
+        return "a map for each output"
+    for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+        problem = _map_misfit(graph.values[v], node, dim_map)
+        if problem is not None:
+            return f"v{v} {problem}"
+    if any(
+        node.roles[a] == DimRole.REDUCED for dim_map in node.output_maps for dims in dim_map for a in dims
+    ):
+        return "the result is indexed by a reduced dimension"
+    return None
+
+
+def _map_misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
     """What is wrong with the map of an operand or result, if anything."""
     if len(dim_map) != len(value.shape):
         return "has a map of another rank"

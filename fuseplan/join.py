@@ -13,8 +13,9 @@ def group_successors(edges: Iterable[tuple[int, int]], groups: Sequence[Sequence
     owner = {n: g for g, nodes in enumerate(groups) for n in nodes}
     after: list[set[int]] = [set() for _ in groups]
     for u, v in edges:
-        if owner[u] != owner[v]:
-            after[owner[u]].add(owner[v])
+        g, s = owner[u], owner[v]
+        if g != s:
+            after[g].add(s)
     return after
 
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.graph import DimMap, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
+from fuseplan.describe import Describer
 from fuseplan.errors import UnsupportedOperationError
 from fuseplan.ops import has_rule, rule_of
+from fuseplan.ops.rule import Space
 from fuseplan.trace import Equation, Flat, Literal, Operand
 
 
@@ -65,6 +66,22 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
     return builder.finish(tuple(unknown.most_common()))
 
 
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a node says of its equation beside where it stands."""
+
+    kind: OpKind
+    space: Space
+    input_maps: tuple[DimMap, ...]
+    """Of the operands that are arrays."""
+    flops: Flops
+    bitcast: bool
+    backends: tuple[str, ...]
+    temporaries: int
+    signature: int
+    reciprocal: bool
+
+
 class _Builder:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -74,19 +91,21 @@ class _Builder:
         self.equations: list[Equation] = []
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
-        self.facts: dict[Any, tuple[Any, ...]] = {}
+        self.facts: dict[Any, _Facts] = {}
+        self.describe = Describer()
         self.inputs = [self._value(number, -1) for number in flat.inputs]
 
     def _value(self, number: int, producer: int) -> int:
         aval = self.flat.avals[number]
         new = len(self.values)
-        self.values.append(Value(new, tuple(getattr(aval, "shape", ())), _dtype_name(aval), producer))
+        shape, dtype = self.describe.array(aval)
+        self.values.append(Value(new, shape, dtype, producer))
         self.avals.append(aval)
         self.ids[number] = new
         return new
 
     def add(self, eqn: Equation) -> None:
-        arrays = any(not isinstance(v, Literal) for v in eqn.inputs)
+        arrays = [v for v in eqn.inputs if not isinstance(v, Literal)]
         if not arrays and not eqn.effects and not eqn.is_set_apart and rule_of(eqn).block is not None:
             # A constant in disguise (iota, a filled array): each consumer makes its own, which
             # costs no memory traffic and ties no two consumers together.
@@ -94,58 +113,82 @@ class _Builder:
             return
         self._emit(eqn)
 
-    def _read(self, operand: Operand) -> Operand:
-        if isinstance(operand, Literal):
-            return operand
-        if operand in self.constants:
-            self._emit(self.constants[operand])
-        return self.ids[operand]
+    def _read(self, number: int) -> int:
+        if number in self.constants:
+            self._emit(self.constants[number])
+        return self.ids[number]
 
     def _emit(self, eqn: Equation) -> None:
-        operands = tuple(self._read(v) for v in eqn.inputs)
+        operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
-        outputs = tuple(self._value(number, node_id) for number in eqn.outputs)
-        rule, space, flops, backends, signature = self._facts(eqn)
-        arrays = [i for i, v in enumerate(operands) if not isinstance(v, Literal)]
-        alone = eqn.effects or eqn.is_set_apart
+        outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
+        facts = self._facts(eqn)
         self.nodes.append(
             Node(
                 node_id,
                 eqn.primitive.name,
-                OpKind.OPAQUE if alone else rule.kind,
-                tuple(operands[i] for i in arrays),  # type: ignore[misc]
+                facts.kind,
+                tuple([v for v in operands if not isinstance(v, Literal)]),
                 outputs,
-                space.dims,
-                space.roles,
-                tuple(space.input_maps[i] for i in arrays),
-                space.output_maps,
-                flops,
-                _is_bitcast(eqn),
+                facts.space.dims,
+                facts.space.roles,
+                facts.input_maps,
+                facts.space.output_maps,
+                facts.flops,
+                facts.bitcast,
                 eqn.effects,
-                () if alone else backends,
-                rule.temporaries,
-                signature,
+                facts.backends,
+                facts.temporaries,
+                facts.signature,
                 eqn.source,
-                _is_reciprocal(eqn),
+                facts.reciprocal,
             )
         )
-        self.equations.append(replace(eqn, inputs=operands, outputs=outputs))
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                operands,
+                outputs,
+                eqn.in_avals,
+                eqn.out_avals,
+                eqn.effects,
+                eqn.source,
+                eqn.context,
+            )
+        )
 
-    def _facts(self, eqn: Equation) -> tuple[Any, ...]:
-        """Rule, space, flops, backends and signature; equal equations share one evaluation."""
-        literals = tuple((i, repr(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal))
-        params = tuple((k, _stable(v)) for k, v in sorted(eqn.params.items()))
-        shapes = tuple((getattr(a, "shape", ()), _dtype_name(a)) for a in (*eqn.in_avals, *eqn.out_avals))
-        key = (eqn.primitive.name, params, literals, shapes)
-        if key not in self.facts:
-            rule = rule_of(eqn)
-            text = repr((eqn.primitive.name, params, literals))
-            signature = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-            self.facts[key] = (rule, rule.space(eqn), rule.flops(eqn), rule.backends(eqn), signature)
-        return self.facts[key]
+    def _facts(self, eqn: Equation) -> _Facts:
+        """Equal equations share one evaluation of their rule."""
+        describe = self.describe
+        name = eqn.primitive.name
+        literals = tuple(
+            [(i, describe.literal(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal)]
+        )
+        params = describe.params(eqn.params)
+        alone = eqn.effects or eqn.is_set_apart
+        shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
+        key = (name, params, literals, shapes, alone)
+        found = self.facts.get(key)
+        if found is None:
+            rule, text = rule_of(eqn), repr((name, params, literals))
+            space = rule.space(eqn)
+            arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
+            found = self.facts[key] = _Facts(
+                OpKind.OPAQUE if alone else rule.kind,
+                space,
+                tuple([space.input_maps[i] for i in arrays]),
+                rule.flops(eqn),
+                _is_bitcast(eqn),
+                () if alone else rule.backends(eqn),
+                rule.temporaries,
+                int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big"),
+                _is_reciprocal(eqn),
+            )
+        return found
 
     def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
-        outputs = tuple(self._read(v) for v in self.flat.outputs)
+        outputs = tuple([v if isinstance(v, Literal) else self._read(v) for v in self.flat.outputs])
         arrays = [v for v in outputs if not isinstance(v, Literal)]
         graph = check_graph(make_graph(self.values, self.nodes, self.inputs, arrays))
         return Lowered(
@@ -157,17 +200,6 @@ class _Builder:
             self.flat.out_tree,
             unknown,
         )
-
-
-def _dtype_name(aval: Any) -> str:
-    dtype = getattr(aval, "dtype", None)
-    return "token" if dtype is None else _name_of(dtype)
-
-
-@cache
-def _name_of(dtype: Any) -> str:
-    # NumPy builds the name of a dtype anew each time.
-    return str(dtype)
 
 
 def _is_bitcast(eqn: Equation) -> bool:
@@ -186,12 +218,3 @@ def _is_reciprocal(eqn: Equation) -> bool:
     if name == "div" and isinstance(eqn.inputs[0], Literal):
         return bool(np.isfinite(np.asarray(eqn.inputs[0].val, np.float64)).all())
     return name == "rsqrt"
-
-
-def _stable(param: Any) -> Any:
-    """A parameter as a hashable key: by identity where it holds code (a loop's body)."""
-    if param is None or isinstance(param, (int, float, str, bool, tuple)):
-        return repr(param) if isinstance(param, tuple) else param
-    if hasattr(param, "eqns") or hasattr(param, "jaxpr") or (callable(param) and not isinstance(param, type)):
-        return id(param)
-    return repr(param)

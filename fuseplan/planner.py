@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from fuseplan.check import check_plan
+from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
 from fuseplan.debug import report_plan
 from fuseplan.loops.columns import by_columns
@@ -28,6 +29,7 @@ def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Option
     return plan_traced(traced, options, time.perf_counter() - started)
 
 
+@collector_at_rest()
 def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple[Lowered, Plan]:
     """The flow from equations to a checked plan."""
     clock = Clock(trace_s)
@@ -35,6 +37,7 @@ def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple
     return plan_best(lowered, options, clock)
 
 
+@collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
     """Plan a graph and, where that may pay, another with large values computed again for
     distant readers; the faster plan with its graph. For XLA's loops, short rows become columns."""

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from costmodel.graph import Graph
 from costmodel.kernel import Access
 from fuseplan.errors import Verdict
+from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
-from fuseplan.signature import Signatures
-
-if TYPE_CHECKING:
-    from fuseplan.plan import Kernel
+from fuseplan.signature import Signatures, Structure
 
 Nodes = tuple[int, ...]
 
@@ -112,7 +110,7 @@ class PriceBook:
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``."""
-        key = self.signatures.of(nodes).key
+        key = self.signatures.key(nodes)[0]
         if key not in self._compatible:
             self._compatible[key] = (nodes, self._pricing.compatible(nodes))
         known_nodes, verdict = self._compatible[key]
@@ -135,25 +133,26 @@ class PriceBook:
 
     def price(self, nodes: Nodes) -> Price | Verdict:
         """What the group costs, or why it cannot be one kernel."""
-        kernel = self._lookup(nodes)[2]
+        kernel = self._lookup(nodes, self.signatures.of(nodes))[2]
         if isinstance(kernel, Verdict):
             return kernel
         return Price(kernel.cost.time_ps, kernel.cost.hbm_bytes)
 
     def kernel(self, nodes: Nodes) -> Kernel:
         """The kernel of a group that has a price."""
-        known_nodes, known_values, kernel = self._lookup(nodes)
+        structure = self.signatures.of(nodes)
+        known_nodes, known_values, kernel = self._lookup(nodes, structure)
         if isinstance(kernel, Verdict):
             raise AssertionError(f"asked for the kernel of a refused group {nodes}: {kernel}")
         if known_nodes == nodes:
             return kernel
-        return relocate(kernel, nodes, known_values, self.signatures.of(nodes).values)
+        return relocate(kernel, nodes, known_values, structure.values)
 
-    def _lookup(self, nodes: Nodes) -> tuple[Nodes, tuple[int, ...], Kernel | Verdict]:
-        structure = self.signatures.of(nodes)
-        if structure.key not in self._kernels:
-            self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
-        return self._kernels[structure.key]
+    def _lookup(self, nodes: Nodes, structure: Structure) -> tuple[Nodes, tuple[int, ...], Kernel | Verdict]:
+        known = self._kernels.get(structure.key)
+        if known is None:
+            known = self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
+        return known
 
 
 def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values: Sequence[int]) -> Kernel:
@@ -161,12 +160,10 @@ def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values
     replaced by the one at its position in ``new_values``."""
     moved = dict(zip(old_values, new_values, strict=True))
     spec = kernel.spec
-    return replace(
-        kernel,
-        spec=replace(
-            spec,
-            nodes=nodes,
-            reads=tuple(Access(moved[a.value], a.axes) for a in spec.reads),
-            writes=tuple(Access(moved[a.value], a.axes) for a in spec.writes),
-        ),
+    moved_spec = replace(
+        spec,
+        nodes=nodes,
+        reads=tuple([Access(moved[a.value], a.axes) for a in spec.reads]),
+        writes=tuple([Access(moved[a.value], a.axes) for a in spec.writes]),
     )
+    return Kernel(moved_spec, kernel.cost)

@@ -8,7 +8,9 @@ reads (numbered by first appearance), and which of its results are needed outsid
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
 
 from costmodel.graph import Graph, Node
 
@@ -33,13 +35,24 @@ class Signatures:
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        known: dict[tuple, int] = {}
-        self._class = [known.setdefault(_node_key(graph, node), len(known)) for node in graph.nodes]
+        known: dict[Any, int] = {}
+        shapes: dict[Any, int] = {}
+        arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
+        self._class = [
+            known.setdefault((_but_place(node), *[arrays[v] for v in node.inputs + node.outputs]), len(known))
+            for node in graph.nodes
+        ]
         self._is_output = graph.results
 
     def of(self, nodes: Sequence[int]) -> Structure:
         """The structure of ``nodes``, which must ascend."""
+        key, number = self.key(nodes)
+        return Structure(key, tuple(number))
+
+    def key(self, nodes: Sequence[int]) -> tuple[Key, dict[int, int]]:
+        """The key of the structure alone, and what it calls each value."""
         graph, classes, is_output = self.graph, self._class, self._is_output
+        consumers = graph.consumers
         inside = set(nodes)
         number: dict[int, int] = {}
         key: list[int] = []
@@ -51,25 +64,11 @@ class Signatures:
             for v in node.outputs:
                 number[v] = len(number)
                 # -1: needed outside, so a kernel of these nodes has to write it.
-                key.append(-1 if v in is_output or not inside.issuperset(graph.consumers[v]) else -2)
-        return Structure(tuple(key), tuple(number))
+                key.append(-1 if v in is_output or not inside.issuperset(consumers[v]) else -2)
+        return tuple(key), number
 
 
-def _node_key(graph: Graph, node: Node) -> tuple:
-    """Everything of a node but where it stands in the graph."""
-    avals = tuple((graph.values[v].shape, graph.values[v].dtype) for v in node.inputs + node.outputs)
-    return (
-        node.op,
-        node.kind,
-        node.dims,
-        node.roles,
-        node.input_maps,
-        node.output_maps,
-        avals,
-        node.flops,
-        node.bitcast,
-        node.effects,
-        node.backends,
-        node.temporaries,
-        node.signature,
-    )
+_but_place = attrgetter(
+    *(f.name for f in fields(Node) if f.name not in ("id", "inputs", "outputs", "source", "reciprocal"))
+)
+"""Everything of a node but where it stands. That it is a reciprocal follows from the rest."""

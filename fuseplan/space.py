@@ -52,10 +52,11 @@ class Space:
             for u in self.producers[v]:
                 self.inner_below[u] |= self.inner_below[v] | 1 << v
         self.inner_above = [0] * n
+        for v in range(n):
+            for u in self.producers[v]:
+                self.inner_above[v] |= self.inner_above[u] | 1 << u
         self.conflicts = list(component.apart)
         for u in range(n):
-            for v in bits(self.inner_below[u]):
-                self.inner_above[v] |= 1 << u
             for v in bits(component.apart[u]):
                 self.conflicts[v] |= 1 << u
         if book.offers:
@@ -212,9 +213,9 @@ class Space:
     @property
     def refusals(self) -> list[tuple[Mask, Verdict]]:
         """The smallest groups that the rules refuse, and those that have no price."""
-        found = [(core, self.book.compatible(self.nodes(core))) for core in self._rules.cores]
+        found: list[tuple[Mask, Price | Verdict | None]] = list(self._prices.items())
+        found += [(core, self.book.compatible(self.nodes(core))) for core in self._rules.cores]
         found += [(core & self.everything, self._oversized(core)) for core in self._capacity.cores]
-        found += self._prices.items()
         return [(mask, verdict) for mask, verdict in found if isinstance(verdict, Verdict)]
 
     def clashes(self, mask: Mask) -> bool:

@@ -17,14 +17,17 @@ from fuseplan.spec import whole_array_spec
 from tests.graphs import GraphBuilder
 
 
-def softmax_into_matmul():
+def softmax_into_matmul(copies=1):
     b = GraphBuilder()
-    x, w = b.input((64, 128)), b.input((128, 64))
-    top = b.broadcast(b.reduce(x, (1,), op="reduce_max"), (64, 128), (0,))
-    exp = b.elementwise(b.elementwise(x, top, op="sub"), op="exp")
-    total = b.broadcast(b.reduce(exp, (1,)), (64, 128), (0,))
-    y = b.elementwise(exp, total, op="div")
-    return b.build(b.elementwise(b.matmul(y, w), op="tanh"), b.reduce(y, (1,)))
+    results = []
+    for _ in range(copies):
+        x, w = b.input((64, 128)), b.input((128, 64))
+        top = b.broadcast(b.reduce(x, (1,), op="reduce_max"), (64, 128), (0,))
+        exp = b.elementwise(b.elementwise(x, top, op="sub"), op="exp")
+        total = b.broadcast(b.reduce(exp, (1,)), (64, 128), (0,))
+        y = b.elementwise(exp, total, op="div")
+        results += [b.elementwise(b.matmul(y, w), op="tanh"), b.reduce(y, (1,))]
+    return b.build(*results)
 
 
 def make(name="solver", graph=None):
@@ -47,8 +50,9 @@ def test_plans_of_every_planner_are_accepted(name):
 
 
 def fused(plan):
-    """The kernel of most nodes, whose axes are tiled."""
-    k = max(range(len(plan.kernels)), key=lambda k: len(plan.kernels[k].spec.nodes))
+    """The kernel of most nodes, whose axes are tiled; of equal ones the last, which is checked
+    by comparison with the first."""
+    k = max(range(len(plan.kernels)), key=lambda k: (len(plan.kernels[k].spec.nodes), k))
     assert plan.kernels[k].spec.axes
     return k, plan.kernels[k].spec
 
@@ -127,9 +131,18 @@ def too_large_a_tile(plan):
 
 
 def understate_the_cost(plan):
-    first = plan.kernels[0]
-    cheaper = Kernel(first.spec, replace(first.cost, memory_ps=first.cost.memory_ps - 1))
-    return replace(plan, kernels=(cheaper, *plan.kernels[1:]))
+    k, spec = fused(plan)
+    cost = plan.kernels[k].cost
+    cheaper = Kernel(spec, replace(cost, memory_ps=cost.memory_ps - 1))
+    return replace(plan, kernels=(*plan.kernels[:k], cheaper, *plan.kernels[k + 1 :]))
+
+
+def read_the_array_of_an_equal_kernel(plan):
+    k, spec = fused(plan)
+    others = [other.spec for other in plan.kernels if len(other.spec.nodes) == len(spec.nodes)]
+    first = spec.reads[0]
+    value = first.value + 1 if len(others) == 1 else others[0].reads[0].value
+    return with_kernel(plan, k, replace(spec, reads=(Access(value, first.axes), *spec.reads[1:])))
 
 
 def bound_above_the_plan(plan):
@@ -147,10 +160,10 @@ def invented_status(plan):
 MUTATIONS = [
     (drop_a_kernel, "computed by no kernel"),
     (repeat_a_kernel, "by more than one kernel"),
-    (unknown_node, r"nodes \[99\], but the graph has 10 nodes"),
+    (unknown_node, r"nodes \[99\], but the graph has \d+ nodes"),
     (descending_nodes, "ascending order"),
     (reverse_order, "makes only later"),
-    (skip_a_read, r"kernel \d+ .* reads .* expected v0"),
+    (skip_a_read, r"kernel \d+ .* reads .* expected v\d+"),
     (skip_a_write, r"kernel \d+ .* writes"),
     (write_an_inner_value, r"kernel \d+ .* writes"),
     (read_a_block_twice, "reads one block twice"),
@@ -160,16 +173,29 @@ MUTATIONS = [
     (partly_resident, "resident in tiles of 1"),
     (too_large_a_tile, "bytes on chip"),
     (understate_the_cost, "claims"),
+    (read_the_array_of_an_equal_kernel, r"kernel \d+ .* reads v\d+, expected v\d+"),
     (bound_above_the_plan, "exceeds the plan's own"),
     (optimal_without_a_bound, "needs a bound that equals it"),
     (invented_status, "got 'BEST'"),
 ]
 
 
+@pytest.mark.parametrize("copies", [1, 2])
 @pytest.mark.parametrize(("mutate", "message"), MUTATIONS, ids=[m.__name__ for m, _ in MUTATIONS])
-def test_every_mutation_is_refused(mutate, message):
+def test_every_mutation_is_refused(mutate, message, copies):
     with pytest.raises(InvalidPlanError, match=message):
-        check_plan(mutate(make()))
+        check_plan(mutate(make(graph=softmax_into_matmul(copies))))
+
+
+def test_equal_kernels_are_checked_once(monkeypatch):
+    checked = []
+    monkeypatch.setattr("fuseplan.check.check_kernel", lambda plan, k, *_: checked.append(k))
+    once, twice = make(), make(graph=softmax_into_matmul(2))
+    check_plan(once)
+    n_once = len(checked)
+    check_plan(twice)
+    assert len(twice.kernels) == 2 * len(once.kernels)
+    assert len(checked) == 2 * n_once <= 2 * len(once.kernels)
 
 
 def whole(graph, *groups):

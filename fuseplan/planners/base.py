@@ -103,7 +103,7 @@ def take_apart(graph: Graph, book: PriceBook) -> Parts:
 
 def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:
     """Groups of positions as groups of the nodes of one instance."""
-    return [tuple(n for i, n in enumerate(nodes) if mask >> i & 1) for mask in mask_groups]
+    return [tuple([nodes[i] for i in bits(mask)]) for mask in mask_groups]
 
 
 def order_groups(graph: Graph, groups: Iterable[Nodes]) -> tuple[list[Nodes], list[set[int]]]:

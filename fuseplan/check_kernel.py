@@ -1,0 +1,176 @@
+"""Check one kernel: it is legal, its schedule is possible, and it costs what it claims.
+
+What is asked of a kernel depends on its nodes, its schedule and which of its values are needed
+outside, and on nothing else of the plan.
+"""
+
+from __future__ import annotations
+
+import math
+
+from costmodel.axes import Unifier, compose
+from costmodel.graph import DimRole, Graph, OpKind
+from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.memory import footprint
+from costmodel.roofline import estimate
+from fuseplan.errors import InvalidPlanError
+from fuseplan.legality import refuse
+from fuseplan.loops.nest import program_of
+from fuseplan.plan import Plan
+
+
+def check_kernel(plan: Plan, k: int, results: frozenset[int], unifier: Unifier) -> None:
+    """Raise ``InvalidPlanError`` unless kernel ``k`` is what it should be; ``results`` are those
+    of the function."""
+    graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
+    where = name_of(plan, k)
+    _check_group(graph, kernel.spec, where)
+    _check_boundary(graph, kernel.spec, results, where)
+    _check_axes(graph, kernel.spec, where)
+    need = footprint(graph, kernel.spec, device)
+    require(
+        need.fits(device),
+        f"{where} needs {need.onchip_bytes:,} bytes on chip and {need.register_bytes:,} bytes of "
+        f"registers a tile; {device.name} has {device.onchip_bytes:,} and "
+        f"{device.register_bytes:,}, of which values may use half",
+    )
+    cost = estimate(graph, kernel.spec, device, need)
+    require(
+        cost == kernel.cost,
+        f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
+        f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
+    )
+    backend = "loops" if kernel.spec.backend == "loops" else device.backend
+    refused = refuse(graph, backend, kernel.spec.nodes, unifier)
+    require(refused is None, f"{where} breaks a rule: {refused}")
+
+
+def require(ok: bool, what: str) -> None:
+    """Raise ``InvalidPlanError`` with ``what`` unless ``ok``."""
+    if not ok:
+        raise InvalidPlanError(what)
+
+
+def name_of(plan: Plan, k: int) -> str:
+    """Kernel ``k`` as messages call it."""
+    nodes = plan.kernels[k].spec.nodes
+    ops = [plan.graph.nodes[n].op for n in nodes[:3]]
+    more = f", … {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f"kernel {k} ({', '.join(ops)}{more}; nodes {', '.join(map(str, nodes[:6]))})"
+
+
+def _check_group(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """Producer-consumer edges inside the kernel connect it; what must be alone is alone."""
+    if len(spec.nodes) == 1:
+        return
+    inside = set(spec.nodes)
+    for n in spec.nodes:
+        require(
+            graph.nodes[n].kind != OpKind.OPAQUE, f"{where} holds {graph.nodes[n].op}, which must be alone"
+        )
+    near: dict[int, set[int]] = {n: set() for n in inside}
+    for n in inside:
+        for v in graph.nodes[n].inputs:
+            producer = graph.values[v].producer
+            if producer in inside:
+                near[n].add(producer)
+                near[producer].add(n)
+    found, queue = {spec.nodes[0]}, [spec.nodes[0]]
+    while queue:
+        new = near[queue.pop()] - found
+        found |= new
+        queue += new
+    require(found == inside, f"{where} is not connected: nothing ties {sorted(inside - found)[:5]} to it")
+
+
+def _check_boundary(graph: Graph, spec: KernelSpec, results: frozenset[int], where: str) -> None:
+    """It reads exactly what comes from outside and writes exactly what is needed outside."""
+    inside = set(spec.nodes)
+    made = {v for n in inside for v in graph.nodes[n].outputs}
+    live_in = {v for n in inside for v in graph.nodes[n].inputs} - made
+    live_out = {v for v in made if v in results or not inside.issuperset(graph.consumers[v])}
+    for verb, accesses, expected in (("reads", spec.reads, live_in), ("writes", spec.writes, live_out)):
+        values = {a.value for a in accesses}
+        require(
+            values == expected,
+            f"{where} {verb} {_names(values)}, expected {_names(expected)}",
+        )
+        require(len(set(accesses)) == len(accesses), f"{where} {verb} one block twice")
+    require(len(spec.writes) == len(live_out), f"{where} writes a value twice")
+
+
+def _names(values: set[int]) -> str:
+    return ", ".join(f"v{v}" for v in sorted(values)) or "nothing"
+
+
+def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """The axes cover each node's iteration space, the accesses are those of the nodes, and
+    no tile needs what another tile computes."""
+    require(len(spec.node_axes) == len(spec.nodes), f"{where} must give axes for each of its nodes")
+    if not spec.axes:
+        return
+    for axis in spec.axes:
+        require(axis.tile >= 1, f"{where} has an axis with tiles of {axis.tile}")
+        require(
+            axis.role != AxisRole.RESIDENT or axis.tile >= axis.size,
+            f"{where} keeps an axis of {axis.size} resident in tiles of {axis.tile}",
+        )
+    streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
+    if spec.backend == "loops":
+        _check_passes(graph, spec, where)
+    else:
+        require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
+    reads: set[Access] = set()
+    writes: set[Access] = set()
+    outside = {a.value for a in spec.reads}
+    written = {a.value for a in spec.writes}
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        require(len(own) == len(node.dims), f"{where}: n{n} has {len(node.dims)} dimensions, not {len(own)}")
+        for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
+            require(
+                all(0 <= a < len(spec.axes) for a in axes)
+                and math.prod(spec.axes[a].size for a in axes) == extent,
+                f"{where}: the axes {axes} of n{n} do not make up its extent {extent}",
+            )
+            for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
+                accumulates = role == DimRole.REDUCED and axis.role == AxisRole.STREAMED
+                need = "combined" if role == DimRole.REDUCED else "whole"
+                require(
+                    role == DimRole.PARALLEL or accumulates,
+                    f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
+                    f"of {axis.tile}",
+                )
+        reads |= {
+            Access(v, compose(m, own))
+            for v, m in zip(node.inputs, node.input_maps, strict=True)
+            if v in outside
+        }
+        writes |= {
+            Access(v, compose(m, own))
+            for v, m in zip(node.outputs, node.output_maps, strict=True)
+            if v in written
+        }
+    require(reads == set(spec.reads), f"{where} does not read the blocks that its nodes need")
+    require(writes == set(spec.writes), f"{where} does not write the blocks that its nodes make")
+    for access in spec.writes:
+        for a, axis in enumerate(spec.axes):
+            require(
+                axis.role != AxisRole.PARALLEL or axis.n_tiles == 1 or a in access.axis_set,
+                f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
+                "not index it",
+            )
+
+
+def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """A loop nest has the passes that it claims, and skips no more tiles than there are."""
+    program = program_of(graph, spec)
+    require(program is not None, f"{where} needs a result before the loops that complete it are over")
+    assert program is not None
+    passes = tuple(p.loop for p in program.passes)
+    require(passes == spec.passes, f"{where} claims passes {spec.passes}, expected {passes}")
+    every = math.prod(a.n_tiles for a in spec.axes)
+    require(
+        not spec.walked or (len(spec.walked) == len(passes) and all(1 <= n <= every for n in spec.walked)),
+        f"{where} claims to walk {spec.walked} of {every} tiles in {len(passes)} passes",
+    )
