@@ -129,7 +129,8 @@ class _Builder:
                 _is_reciprocal(eqn),
             )
         )
-        self.equations.append(replace(eqn, inputs=operands, outputs=outputs))
+        origin = node_id if eqn.origin < 0 else eqn.origin
+        self.equations.append(replace(eqn, inputs=operands, outputs=outputs, origin=origin))
 
     def _facts(self, eqn: Equation) -> tuple[Any, ...]:
         """Rule, space, flops, backends and signature; equal equations share one evaluation."""
