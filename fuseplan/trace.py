@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -250,12 +250,8 @@ class _Flattener:
         results = [self.new(self.avals[v]) for _, v in arrays]
         avals = tuple(self.avals[v] for _, v in arrays)
         numbers = tuple(v for _, v in arrays)
-        self.equations.append(
-            Equation(
-                _compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals, False, source,
-                scope=scope,
-            )  # fmt: skip
-        )
+        barrier = Equation(_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals)
+        self.equations.append(replace(barrier, source=source, scope=scope))
         shielded = list(operands)
         for (i, _), number in zip(arrays, results, strict=True):
             shielded[i] = number
