@@ -7,7 +7,7 @@ fewer nodes, whose prices are those of what the nodes stand for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, make_graph
@@ -18,6 +18,7 @@ from fuseplan.join import cyclic_sets, execution_order
 from fuseplan.plan import Kernel
 from fuseplan.planners.base import Budget, Grouping, order_groups
 from fuseplan.pricing import Pricing
+from fuseplan.selectors import joined
 from fuseplan.signature import Signatures
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
@@ -107,18 +108,28 @@ class Atoms:
     """``Pricing`` of the graph in which each atom is one node. Values keep their ids."""
 
     def __init__(self, graph: Graph, limited: Limited) -> None:
-        self._limited = limited
+        self._whole, self._limited = graph, limited
         groups, after = order_groups(graph, _groups(graph, limited.constraints))
         self.members = [groups[g] for g in execution_order(after)]
         """For each node, those of the whole graph that it stands for."""
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
-        self._whole = graph
         self.absorbs_moves = limited.absorbs_moves
-        whole = (nodes for nodes in limited.offers if limited.constraints.cut(nodes) is None)
-        offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in whole)
-        self.offers = tuple(nodes for nodes in offers if len(nodes) > 1)
+        offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in self._offered())
+        self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
+
+    def _offered(self) -> Iterator[Nodes]:
+        """The scheduler's offers; in place of one that cuts an atom, one that holds it."""
+        limited = self._limited
+        for nodes in limited.offers:
+            if limited.constraints.cut(nodes) is None:
+                yield nodes
+                continue
+            together = joined(self._whole, [*limited.constraints.together, Together("", nodes)])
+            (wider,) = (t.nodes for t in together if nodes[0] in t.nodes)
+            if not isinstance(limited.price(wider), Verdict):
+                yield wider
 
     def expanded(self, nodes: Sequence[int]) -> Nodes:
         """What ``nodes`` stand for."""

@@ -32,14 +32,19 @@ def marks(graph: Graph, constraints: Resolved) -> list[int]:
 
 
 def marked(graph: Graph, constraints: Resolved) -> Graph:
-    """``graph`` for planners: two nodes of which ``never_fuse`` means one only are not alike."""
+    """``graph`` for planners: two nodes of which ``never_fuse`` means one only are not alike, and
+    what it means is moved into its reader's kernel (``candidates.absorb_moves``) only where it
+    means the reader as well, so that no plan is lost."""
     if not constraints.apart:
         return graph
+    found = marks(graph, constraints)
     known: dict[tuple[int, int], int] = {}
-    nodes = [
-        replace(node, signature=known.setdefault((node.signature, mark), len(known)))
-        for node, mark in zip(graph.nodes, marks(graph, constraints), strict=True)
-    ]
+    nodes = []
+    for node, mark in zip(graph.nodes, found, strict=True):
+        readers = {n for v in node.outputs for n in graph.consumers[v]}
+        stays = any(mark & ~found[n] for n in readers)
+        signature = known.setdefault((node.signature, mark), len(known))
+        nodes.append(replace(node, signature=signature, kind=OpKind.OPAQUE if stays else node.kind))
     return replace(graph, nodes=tuple(nodes))
 
 
@@ -56,14 +61,8 @@ class Limited:
         self._marks = marks(graph, constraints)
         self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self._limits_size = constraints.max_group_size is not None or constraints.max_kernel_args is not None
-        moves = [node for node in graph.nodes if node.kind <= OpKind.INJECTIVE and not node.flops.total]
-        # To move an operation into its reader's kernel is free only where nothing is counted and
-        # nobody asked where it is.
-        self.absorbs_moves: bool = (
-            getattr(pricing, "absorbs_moves", False)
-            and not self._limits_size
-            and not any(self._marks[node.id] for node in moves)
-        )
+        # To move an operation into its reader's kernel is free only where nothing is counted.
+        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not self._limits_size
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:
