@@ -38,7 +38,7 @@ def make_options(
 
     ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
     device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
-    not a number of seconds, at least zero.
+    not a number of seconds, at least zero, or constraints of another type.
     """
     if not isinstance(planner, str):
         raise InvalidArgumentError(

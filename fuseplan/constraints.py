@@ -160,5 +160,7 @@ class Resolved:
 
     def cut(self, nodes: Sequence[int]) -> Together | None:
         """What must be in one kernel, of which ``nodes`` are a part only; None if nothing is."""
+        if not self.together:
+            return None
         inside = set(nodes)
         return next((t for t in self.together if 0 < len(inside.intersection(t.nodes)) < len(t.nodes)), None)

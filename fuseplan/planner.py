@@ -46,7 +46,6 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     clock = clock or Clock()
     started = time.monotonic()
     again = None
-    _require_possible(lowered, options)
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
         lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
@@ -67,21 +66,14 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     return lowered, plan
 
 
-def _require_possible(lowered: Lowered, options: Options) -> None:
-    """Raise ``ConstraintError`` if the constraints cannot hold for this graph."""
-    if options.constraints is not None:
-        limits = resolve(options.constraints, lowered)
-        if options.planner != "unfused":
-            require_possible(limits, lowered.graph, Scheduler(lowered.graph, options.device, lowered))
-
-
 def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
-    """A rewritten graph if the constraints can hold there too."""
-    try:
-        if lowered is not None:
-            _require_possible(lowered, options)
-    except ConstraintError:
-        return None
+    """A rewritten graph, unless the constraints cannot hold there."""
+    if lowered is not None and options.constraints is not None:
+        scheduler = Scheduler(lowered.graph, options.device, lowered)
+        try:
+            require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
+        except ConstraintError:
+            return None
     return lowered
 
 

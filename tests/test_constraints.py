@@ -145,6 +145,30 @@ def test_with_real_prices(g, data):
     check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
 
 
+class WithoutRules(Bytes):
+    def compatible(self, nodes):
+        return None
+
+
+class Offering(Bytes):
+    """Some groups have a price although they are not compatible, as the CPU's loop nests."""
+
+    offers = ()
+
+    def price(self, nodes):
+        return (WithoutRules(self.graph) if nodes in self.offers else super()).price(nodes)
+
+
+@settings(max_examples=80, deadline=None)
+@given(graphs(max_nodes=6, kinds="eeerrca"), st.data())
+def test_offered_groups_obey(g, data):
+    pricing = Offering(g)
+    some = st.sets(st.integers(0, len(g.nodes) - 1), min_size=1, max_size=4)
+    asked = [joined(g, [Together("", tuple(sorted(s)))]) for s in data.draw(st.lists(some, max_size=3))]
+    pricing.offers = tuple(dict.fromkeys(t.nodes for (t,) in filter(None, asked) if is_connected(g, t.nodes)))
+    check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
+
+
 @pytest.mark.parametrize(
     ("f", "apart"),
     [
