@@ -29,6 +29,7 @@ from fuseplan.planners.base import take_apart
 from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import Selectors, joined, resolve
+from fuseplan.signature import Signatures
 from fuseplan.trace import trace
 from tests.small_graphs import Bytes, brute_force, graph, graphs, is_connected, live_values
 from tests.test_candidates import cheapest
@@ -216,6 +217,23 @@ def test_what_lies_in_between_comes_along_wherever_it_stands():
     assert joined(g, [Together("a", (0, 1)), Together("b", (1, 5)), Together("c", (3,))]) == (
         Together("a; b", (0, 1, 2, 5)),
     )
+
+
+def test_atoms_are_alike_only_if_what_they_hold_is():
+    def keys(g, *asked):
+        limits = Resolved(together=joined(g, [Together("", nodes) for nodes in asked]))
+        atoms = Atoms(g, Limited(g, Bytes(g), limits))
+        alike = Signatures(atoms.graph)
+        return [alike.of((i,)).key for i, nodes in enumerate(atoms.members) if len(nodes) > 1]
+
+    # Two chains of three; then 0 -> 3 around 1 and 2, which have no part in it, and 4 -> 5.
+    one, two = keys(graph("eeeeee", [[], [0], [1], [], [3], [4]]), (0, 1, 2), (3, 4, 5))
+    assert one == two
+    one, two = keys(graph("eeeee", [[], [0], [1], [2], [3]]), (0, 1, 2), (3, 4))
+    assert one != two
+    # Prices are carried over node by node, so what stands in another order is not alike.
+    one, two = keys(graph("eeeeee", [[], [], [], [0], [], [4]]), (0, 3), (4, 5))
+    assert one != two
 
 
 def test_a_planner_from_outside_obeys(monkeypatch):
@@ -482,6 +500,23 @@ def test_results_on_the_cpu_and_offered_groups_obey(constraints, tiled):
 
 def test_without_constraints_it_would_be_tiled():
     assert any(k.spec.backend == "loops" for k in fuseplan.jit(attention, device=CPU).plan(*QKV).kernels)
+
+
+def test_a_nest_that_skips_tiles_costs_less_than_its_operations_would():
+    def causal(q, k, v):
+        with jax.named_scope("all"):
+            s = q @ k.T
+            i = jnp.arange(len(s))
+            return jax.nn.softmax(jnp.where(i[:, None] >= i, s, -1e30)) @ v
+
+    shapes = (jax.ShapeDtypeStruct((512, 512), "float32"),) * 3
+    (kernel,) = make("solver", CPU, causal, shapes, must_fuse=["all"]).kernels
+    assert kernel.spec.walked
+    lowered = lower(trace(causal, *shapes))
+    scheduler = Scheduler(lowered.graph, CPU, lowered)
+    limits = resolve(Constraints(must_fuse=["all"]), lowered)
+    atoms = Atoms(lowered.graph, Limited(lowered.graph, scheduler, limits))
+    assert atoms.floor((0,)) <= atoms.price((0,)).cost.time_ps < scheduler.floor(limits.together[0].nodes)
 
 
 def test_rewritten_graphs_obey_too():
