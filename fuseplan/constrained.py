@@ -60,9 +60,9 @@ class Limited:
         self._pricing = pricing
         self._marks = marks(graph, constraints)
         self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
-        self._limits_size = constraints.max_group_size is not None or constraints.max_kernel_args is not None
+        counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
         # To move an operation into its reader's kernel is free only where nothing is counted.
-        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not self._limits_size
+        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:
@@ -79,8 +79,10 @@ class Limited:
         return self._pricing.oversized(nodes, written_for_good)
 
     def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``."""
-        return not self._limits_size and not self._marks[n] and self._pricing.renames(n)
+        """As ``Pricing.renames``. On either side of it there is one array, so that moving it across
+        a border changes no kernel's arrays; but it counts as an operation."""
+        counted = self.constraints.max_group_size is not None
+        return not counted and not self._marks[n] and self._pricing.renames(n)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""

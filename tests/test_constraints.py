@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 import fuseplan
 from costmodel.calibrate import described_cpu
-from costmodel.device import TEST_DEVICE
+from costmodel.device import TEST_DEVICE, get_device
 from fuseplan import ConstraintError, Constraints, InvalidArgumentError, InvalidPlanError, Plan
 from fuseplan.absorb import absorb_moves
 from fuseplan.atoms import Atoms, plan_within
@@ -188,6 +188,28 @@ def test_absorbing_moves_loses_no_plan_that_obeys(f, apart):
     assert atoms.absorbs_moves
     for space in take_apart(atoms.graph, PriceBook(atoms.graph, atoms)).kinds:
         assert cheapest(absorb_moves(space)) == cheapest(space)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"max_kernel_args": 2}, {"max_kernel_args": 3}, {"max_group_size": 3}], ids=str
+)
+def test_absorbing_renames_loses_no_plan_that_obeys(limits):
+    programs = [
+        lambda x: jnp.exp(x.sum(1)[:, None]) + x,
+        lambda x: (x.reshape(1, 64, 256).max(2), jnp.tanh(x)),
+        lambda x: jnp.exp(x)[None].sum(1).reshape(256, 1) * 2,
+        lambda x: ((x * 2)[None], (x * 2)[:, None].sum(2)),
+        lambda x: jnp.tanh(jnp.exp(x)[None])[0] + jnp.sin(x[None])[0],
+    ]
+    for f in programs:
+        lowered = lower(trace(f, jnp.zeros((64, 256))))
+        scheduler = Scheduler(lowered.graph, get_device("h200"))
+        assert any(scheduler.renames(node.id) for node in lowered.graph.nodes)
+        limited = Limited(lowered.graph, scheduler, Resolved(**limits))
+        found = plan_within(
+            limited.constraints, get_planner("solver"), lowered.graph, scheduler, Budget(60.0)
+        )
+        assert objectives(found)[0] == brute_force(lowered.graph, limited)[0][0]
 
 
 def test_equal_layers_of_which_one_is_constrained():
