@@ -16,7 +16,9 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fuseplan.api import JitFused, compare, jit, make_plan
+from fuseplan.constraints import Constraints
 from fuseplan.errors import (
+    ConstraintError,
     FuseplanError,
     FuseplanWarning,
     InvalidArgumentError,
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "ConstraintError",
+    "Constraints",
     "FuseplanError",
     "FuseplanWarning",
     "InvalidArgumentError",

@@ -13,7 +13,7 @@ from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
 
-__all__ = ["all_unspecified", "eval_jaxpr", "optimization_barrier_p", "source_line"]
+__all__ = ["all_unspecified", "eval_jaxpr", "optimization_barrier_p", "scope_names", "source_line"]
 
 
 def source_line(source_info: Any) -> str:
@@ -22,6 +22,16 @@ def source_line(source_info: Any) -> str:
     ``jax.extend`` shows the traceback but not the rule that skips JAX's own frames.
     """
     return _source_info_util.summarize(source_info)
+
+
+def scope_names(source_info: Any) -> tuple[str, ...]:
+    """The ``jax.named_scope``s around an equation, outermost first, without the transformations
+    (``jvp``, ``vmap``) that stand between them.
+
+    ``jax.extend`` has no name for an equation's name stack.
+    """
+    stack = source_info.name_stack.stack
+    return tuple(entry.name for entry in stack if isinstance(entry, _source_info_util.Scope))
 
 
 def all_unspecified(shardings: Any) -> bool:

@@ -14,7 +14,8 @@ import jax
 
 from costmodel.device import DeviceSpec
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
-from fuseplan.errors import FuseplanWarning, InvalidArgumentError
+from fuseplan.constraints import Constraints
+from fuseplan.errors import FuseplanError, FuseplanWarning, InvalidArgumentError
 from fuseplan.fused import fuse
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
@@ -39,6 +40,7 @@ def jit(
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
     measure: bool = False,
+    constraints: Constraints | None = None,
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` that first decides which operations share a kernel, and emits those.
@@ -55,6 +57,8 @@ def jit(
             ``jax.jit(f)`` on those very arguments (up to 2 s or one run of each, beside the
             second compilation), and run the better from then on. A function with side effects
             is not timed, and run by ``jax.jit``; on tracers the fused function is used.
+        constraints: what must or must not share a kernel, and how large a kernel may be: a
+            ``fuseplan.Constraints``. With ``measure=True`` they do not bind ``jax.jit``'s program.
         **jit_options: every option of ``jax.jit`` (``static_argnums``, ``donate_argnums``,
             ``in_shardings`` …), with its meaning there.
 
@@ -64,6 +68,7 @@ def jit(
 
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.
+        ConstraintError: when called, constraints that select nothing or cannot hold.
 
     Example:
         >>> import jax.numpy as jnp
@@ -76,13 +81,13 @@ def jit(
     if f is None:
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
-            **jit_options,
+            constraints=constraints, **jit_options,
         )  # fmt: skip
     _require_function(
         "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
     )
-    make_options("test" if device is None else device, planner, deadline_s, strict)
-    return JitFused(f, device, planner, deadline_s, strict, jit_options, measure)
+    make_options("test" if device is None else device, planner, deadline_s, strict, constraints)
+    return JitFused(f, device, planner, deadline_s, strict, constraints, jit_options, measure)
 
 
 class JitFused:
@@ -95,13 +100,14 @@ class JitFused:
         planner: str,
         deadline_s: float,
         strict: bool,
+        constraints: Constraints | None,
         jit_options: dict[str, Any],
         measure: bool = False,
     ) -> None:
         # Without f's attributes: one named as ours (a fused function's) would take its place.
         functools.update_wrapper(self, f, updated=())
         self._f = f
-        self._planning = (device, planner, deadline_s, strict)
+        self._planning = (device, planner, deadline_s, strict, constraints)
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
         self._jitted = jax.jit(self._emitted_for(None), **jit_options)
@@ -221,7 +227,7 @@ def _require_function(caller: str, f: Any, remedy: str = "") -> None:
 def _is_refusal_of_compiler(error: Exception) -> bool:
     """Whether Mosaic or Triton could not compile a kernel, rather than the user's function
     having failed. On the CPU every kernel is XLA's own."""
-    if local_platform() == "cpu":
+    if isinstance(error, FuseplanError) or local_platform() == "cpu":
         return False
     words = ("Mosaic", "Triton", "triton", "Shared memory size limit", "scoped vmem", "ptxas")
     return "pallas" in type(error).__module__ or any(word in str(error) for word in words)
@@ -234,6 +240,7 @@ def make_plan(
     planner: str = "solver",
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
+    constraints: Constraints | None = None,
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
@@ -245,7 +252,7 @@ def make_plan(
         (1, 'OPTIMAL')
     """
     _require_function("fuseplan.make_plan", f)
-    options = make_options(device, planner, deadline_s, strict)
+    options = make_options(device, planner, deadline_s, strict, constraints)
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
@@ -260,6 +267,7 @@ def compare(
     device: str | DeviceSpec | None = None,
     planners: Sequence[str] = _DEFAULT_PLANNERS,
     deadline_s: float = DEFAULT_DEADLINE_S,
+    constraints: Constraints | None = None,
 ) -> Callable[..., pd.DataFrame]:
     """A function that plans ``f`` by each planner and returns a frame, a row a planner.
 
@@ -268,7 +276,7 @@ def compare(
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners
-    options = [make_options(device, planner, deadline_s) for planner in names]
+    options = [make_options(device, planner, deadline_s, constraints=constraints) for planner in names]
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:

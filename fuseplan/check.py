@@ -38,6 +38,7 @@ def check_plan(plan: Plan) -> Plan:
             check_kernel(plan, k, describe.results, unifier)
             checked.add(key)
     _check_bound(plan)
+    _check_constraints(plan)
     return plan
 
 
@@ -158,3 +159,34 @@ def _check_bound(plan: Plan) -> None:
         plan.status != "OPTIMAL" or plan.bound_ps == objective_ps,
         f"an OPTIMAL plan of {objective_ps:,} ps needs a bound that equals it, got {plan.bound_ps}",
     )
+
+
+def _check_constraints(plan: Plan) -> None:
+    """The kernels obey the constraints that the plan claims to obey. The peak of memory is a
+    goal, of which the plan's notes say whether it is met."""
+    limits = plan.constraints
+    if limits is None:
+        return
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    for together in limits.together:
+        kernels = sorted({kernel_of[n] for n in together.nodes})
+        _require(len(kernels) <= 1, f"kernels {kernels[:5]} share what one is to hold: {together.text}")
+    for k, kernel in enumerate(plan.kernels):
+        spec, where = kernel.spec, _where(plan.graph, k, kernel.spec)
+        if len(spec.nodes) == 1:
+            continue
+        for apart in limits.apart:
+            others = set(spec.nodes if apart.b is None else apart.b).intersection(spec.nodes)
+            one = set(apart.a).intersection(spec.nodes)
+            _require(not (one and others) or len(one | others) == 1, f"{where}: {apart.text}")
+        most = limits.max_group_size
+        _require(
+            most is None or len(spec.nodes) <= most,
+            f"{where} holds {len(spec.nodes)} operations, max_group_size allows {most}",
+        )
+        arrays = len({a.value for a in spec.reads}) + len({a.value for a in spec.writes})
+        most = limits.max_kernel_args
+        _require(
+            most is None or arrays <= most,
+            f"{where} reads and writes {arrays} arrays, max_kernel_args allows {most}",
+        )

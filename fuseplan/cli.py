@@ -14,6 +14,7 @@ import typer.core
 
 if TYPE_CHECKING:
     from fuseplan.config import Options
+    from fuseplan.constraints import Constraints
     from fuseplan.plan import Plan
 
 
@@ -59,6 +60,23 @@ Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="T
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
 Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
+MustFuse = Annotated[
+    list[str] | None,
+    typer.Option("--must-fuse", metavar="A,B", help="One kernel for these, and all between. Repeatable."),
+]
+NeverFuse = Annotated[
+    list[str] | None,
+    typer.Option("--never-fuse", metavar="A,B", help="No kernel with both; of one: alone. Repeatable."),
+]
+MaxPeak = Annotated[
+    int | None, typer.Option("--max-peak-bytes", metavar="N", min=1, help="HBM bytes of temporaries.")
+]
+MaxGroup = Annotated[
+    int | None, typer.Option("--max-group-size", metavar="N", min=1, help="Operations in a kernel.")
+]
+MaxArgs = Annotated[
+    int | None, typer.Option("--max-kernel-args", metavar="N", min=1, help="Arrays read and written by one.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Out = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="A file to write.")]
 
@@ -137,6 +155,11 @@ def compare(
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Deadline = _DEADLINE_S,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -149,7 +172,8 @@ def compare(
     if out is not None:
         check_writable(out)
     lines: list[dict[str, Any]] = []
-    by_device = _plan_all(workload, device, planners, dtype, small, deadline)
+    constraints = _constraints(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    by_device = _plan_all(workload, device, planners, dtype, small, deadline, constraints)
     for plans in by_device:
         frame = compare_frame(plans)
         frame.insert(0, "device", plans[0].device.name)
@@ -215,6 +239,11 @@ def plan(
         str | None,
         typer.Option("--explain", metavar="A,B", help="Why these operations are (not) in one kernel."),
     ] = None,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
     out: Out = None,
     json: Json = False,
 ) -> None:
@@ -224,7 +253,8 @@ def plan(
 
     if out is not None:
         check_writable(out)
-    options = _make_options(device, planner, deadline, strict)
+    constraints = _constraints(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    options = _make_options(device, planner, deadline, strict, constraints)
     ends = explain.split(",") if explain is not None else []
     if explain is not None and len(ends) != 2:
         raise InvalidArgumentError(
@@ -262,6 +292,11 @@ def report(
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Deadline = _DEADLINE_S,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html."),
@@ -275,7 +310,8 @@ def report(
 
     target = out or Path(f"fuseplan-{workload.rpartition(':')[2]}.html")
     check_writable(target)
-    by_device = _plan_all(workload, device, planners, dtype, small, deadline)
+    constraints = _constraints(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    by_device = _plan_all(workload, device, planners, dtype, small, deadline, constraints)
     write_page(Page(workload, tuple(Study(workload, tuple(plans)) for plans in by_device)), target)
     if json:
         print_json({"page": str(target)})
@@ -449,10 +485,38 @@ def _names(text: str, option: str) -> list[str]:
     return names
 
 
-def _make_options(device: str | None, planner: str, deadline: float, strict: bool = False) -> Options:
+def _constraints(
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+) -> Constraints:
+    from fuseplan.constraints import Constraints
+
+    def entries(texts: list[str] | None, option: str) -> list[Any]:
+        found = [[_operation(name) for name in _names(text, option)] for text in texts or ()]
+        return [entry[0] if len(entry) == 1 else entry for entry in found]
+
+    return Constraints(
+        entries(must_fuse, "--must-fuse"),
+        entries(never_fuse, "--never-fuse"),
+        max_peak_bytes,
+        max_group_size,
+        max_kernel_args,
+    )
+
+
+def _make_options(
+    device: str | None,
+    planner: str,
+    deadline: float,
+    strict: bool = False,
+    constraints: Constraints | None = None,
+) -> Options:
     from fuseplan.config import make_options
 
-    return make_options(device, planner, deadline, strict)
+    return make_options(device, planner, deadline, strict, constraints)
 
 
 def _plan_one(workload: str, options: Options, dtype: str, small: bool) -> Plan:
@@ -466,7 +530,13 @@ def _plan_one(workload: str, options: Options, dtype: str, small: bool) -> Plan:
 
 
 def _plan_all(
-    workload: str, device: str | None, planners: str, dtype: str, small: bool, deadline: float
+    workload: str,
+    device: str | None,
+    planners: str,
+    dtype: str,
+    small: bool,
+    deadline: float,
+    constraints: Constraints,
 ) -> list[list[Plan]]:
     """For each device, a plan by each planner, all of one trace."""
     from fuseplan.console import progress
@@ -476,7 +546,7 @@ def _plan_all(
 
     names = _names(planners, "--planners")
     chosen: list[str | None] = list(_names(device, "--device")) if device is not None else [None]
-    options = [[_make_options(d, p, deadline) for p in names] for d in chosen]
+    options = [[_make_options(d, p, deadline, constraints=constraints) for p in names] for d in chosen]
     f, args = _load(workload, dtype, small)
     result = []
     with progress(len(names) * len(chosen)) as steps:

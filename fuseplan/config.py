@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
+from fuseplan.constraints import Constraints
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.local import find_device, local_device
 from fuseplan.planners import get_planner
@@ -23,6 +24,7 @@ class Options:
     planner: str = "solver"
     deadline_s: float = DEFAULT_DEADLINE_S
     strict: bool = False
+    constraints: Constraints | None = None
 
 
 def make_options(
@@ -30,12 +32,13 @@ def make_options(
     planner: str = "solver",
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
+    constraints: Constraints | None = None,
 ) -> Options:
     """Resolve and check options.
 
     ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
     device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
-    not a number of seconds, at least zero.
+    not a number of seconds, at least zero, or constraints of another type.
     """
     if not isinstance(planner, str):
         raise InvalidArgumentError(
@@ -47,7 +50,12 @@ def make_options(
             f"deadline_s expects a number of seconds >= 0, got {deadline_s!r}. "
             "With 0 the planner answers at once with a heuristic's plan."
         )
-    return Options(resolve_device(device), planner, float(deadline_s), strict)
+    if constraints is not None and not isinstance(constraints, Constraints):
+        raise InvalidArgumentError(
+            f"constraints expects a fuseplan.Constraints, got {type(constraints).__name__}: write "
+            "fuseplan.Constraints(must_fuse=[...], never_fuse=[...])"
+        )
+    return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None)
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:

@@ -26,6 +26,10 @@ class InvalidPlanError(FuseplanError, ValueError):
     """A plan (read from a file, say) is illegal or does not belong to this function."""
 
 
+class ConstraintError(FuseplanError, ValueError):
+    """A constraint selects nothing, or cannot hold together with the rules or another one."""
+
+
 class MismatchError(FuseplanError, AssertionError):
     """``FUSEPLAN_CHECK=1`` found that a fused result differs from JAX's own."""
 
@@ -39,7 +43,7 @@ class Verdict:
     """Why a group is refused: the rule it breaks, and the particulars.
 
     ``rule`` is one of ``producer-consumer``, ``cycle``, ``shapes``, ``side-effects``,
-    ``on-chip``, ``opaque``, ``backend``.
+    ``on-chip``, ``opaque``, ``backend``, ``constraint``.
     """
 
     rule: str

@@ -20,6 +20,7 @@ from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import make_runner
+from fuseplan.selectors import require_names
 from fuseplan.trace import Literal, Traced, trace
 
 
@@ -86,6 +87,7 @@ def call_fused(
         out_batched = depends_on(traced, in_batched)
         in_axes = [0 if batched else None for batched in in_batched]
         out_axes = [0 if batched else None for batched in out_batched]
+        require_names(options.constraints)
         batched_f = jax.vmap(plain, in_axes=in_axes, out_axes=out_axes, axis_size=axis_size)
         return tuple(fuse(batched_f, flat, {}, options, platform)), tuple(out_batched)
 

@@ -155,6 +155,8 @@ class _Builder:
                 eqn.effects,
                 eqn.source,
                 eqn.context,
+                eqn.scope,
+                node_id if eqn.origin < 0 else eqn.origin,
             )
         )
 

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 
 from fuseplan.debug import report_measurement
-from fuseplan.errors import FuseplanWarning, UnsupportedOperationError
+from fuseplan.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
 from fuseplan.race import OTHER, SIDES, Inputs, Program, RunError, Side, race, too_large
 
 _TIE = 0.03
@@ -168,8 +168,8 @@ class Choices:
         for side in SIDES:
             try:
                 programs[side] = Program(jitted[side].trace(*args, **kwargs).lower().compile())
-            except UnsupportedOperationError:
-                raise  # strict=True asked for it.
+            except (UnsupportedOperationError, ConstraintError):
+                raise  # strict=True asked for it, or a constraint for what cannot be.
             except Exception as error:
                 return without(side, error)
         fused, plain = programs["fused"], programs["plain"]

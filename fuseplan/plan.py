@@ -10,6 +10,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
+from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
 
 if TYPE_CHECKING:
@@ -54,6 +55,8 @@ class Plan:
     notes: tuple[str, ...] = ()
     """What the user should know, such as that the deadline was hit and a fallback used."""
     stats: PlanStats = field(default_factory=PlanStats)
+    constraints: Resolved | None = None
+    """What it obeys of ``fuseplan.Constraints``, by node."""
 
     @property
     def objective_ps(self) -> int:

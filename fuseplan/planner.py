@@ -7,10 +7,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
+from fuseplan.atoms import plan_within, require_possible
 from fuseplan.check import check_plan
 from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
+from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
+from fuseplan.errors import ConstraintError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
@@ -19,6 +22,8 @@ from fuseplan.plan import Plan
 from fuseplan.planners import Budget, get_planner
 from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
 from fuseplan.schedule import Scheduler
+from fuseplan.selectors import resolve
+from fuseplan.text import bytes_text
 from fuseplan.trace import Traced, trace
 
 
@@ -46,8 +51,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     again = None
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
-        lowered = clock.time("lower", lambda: by_columns(lowered, min_bytes)) or lowered
-        again = clock.time("lower", lambda: recompute(lowered, min_bytes))
+        lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
+        again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
     plan = plan_lowered(lowered, options, clock)
     if again is not None:
         left = max(options.deadline_s - (time.monotonic() - started), 0.0)
@@ -64,6 +69,17 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     return lowered, plan
 
 
+def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
+    """A rewritten graph, unless the constraints cannot hold there."""
+    if lowered is not None and options.constraints is not None:
+        scheduler = Scheduler(lowered.graph, options.device, lowered)
+        try:
+            require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
+        except ConstraintError:
+            return None
+    return lowered
+
+
 def _lower(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else min(one, other)
 
@@ -74,7 +90,12 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     graph = lowered.graph
     scheduler = Scheduler(graph, options.device, lowered)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
-    grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s, max_groups))
+    limits = resolve(options.constraints, lowered) if options.constraints is not None else None
+    budget = Budget(options.deadline_s, max_groups)
+    if limits is not None and limits.shapes_groups and options.planner != "unfused":
+        grouping = plan_within(limits, get_planner(options.planner), graph, scheduler, budget)
+    else:
+        grouping = get_planner(options.planner)(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
     plan = Plan(
         graph=graph,
@@ -87,8 +108,24 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         notes=(*_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
     )
+    if limits is not None:
+        plan = _with_limits(plan, limits)
     clock.time("check", lambda: check_plan(plan))
     return replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
+
+
+def _with_limits(plan: Plan, limits: Resolved) -> Plan:
+    """``plan`` with notes on what of the constraints it does not hold to."""
+    notes = []
+    if plan.planner == "unfused" and limits.together:
+        notes.append("must_fuse does not hold: the planner 'unfused' leaves every operation by itself")
+        limits = replace(limits, together=())
+    if limits.max_peak_bytes is not None and plan.peak_bytes > limits.max_peak_bytes:
+        notes.append(
+            f"temporaries occupy {bytes_text(plan.peak_bytes)} at the peak, more than max_peak_bytes allows "
+            f"({bytes_text(limits.max_peak_bytes)})"
+        )
+    return replace(plan, constraints=limits, notes=(*plan.notes, *notes))
 
 
 class Clock:

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
+from fuseplan.constrained import Limited, marked
+from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, group_successors
 from fuseplan.partition import data_edges, effect_edges
@@ -31,7 +33,9 @@ class Regrouping:
         self.graph: Graph = plan.graph
         self.loops = plan.device.backend == "xla"
         """Whether groups may be tiled loops, which break rules that others keep."""
-        self.book = PriceBook(plan.graph, Scheduler(plan.graph, plan.device))
+        self.constraints = plan.constraints or Resolved()
+        pricing = Limited(plan.graph, Scheduler(plan.graph, plan.device), self.constraints)
+        self.book = PriceBook(marked(plan.graph, self.constraints), pricing)
         self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
@@ -104,6 +108,9 @@ class Regrouping:
 
     def change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
         """Replace ``kernels`` by ``groups``, if the rest can then still run."""
+        cut = next((t for group in groups if (t := self.constraints.cut(group)) is not None), None)
+        if cut is not None:
+            return Verdict("constraint", cut.text, cut.nodes)
         gone = set(kernels)
         others = [g for k, g in enumerate(self.groups) if k not in gone]
         after = group_successors(self.edges, [*groups, *others])

@@ -193,6 +193,12 @@ def _check_ids(plan: Plan) -> None:
         _check_spec(f"plan.kernels[{k}].spec", kernel.spec, graph)
     for i, verdict in enumerate(plan.refusals):
         _check_range(f"plan.refusals[{i}].nodes", verdict.nodes, n_nodes, "nodes")
+    if plan.constraints is not None:
+        for i, apart in enumerate(plan.constraints.apart):
+            nodes = (*apart.a, *(apart.b or ()))
+            _check_range(f"plan.constraints.apart[{i}]", nodes, n_nodes, "nodes")
+        for i, together in enumerate(plan.constraints.together):
+            _check_range(f"plan.constraints.together[{i}].nodes", together.nodes, n_nodes, "nodes")
 
 
 def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -58,6 +58,10 @@ class Equation:
     """``file:line (function)`` in the user's code."""
     context: Any = None
     """JAX's ``JaxprEqnContext``: settings in force where the equation was traced."""
+    scope: tuple[str, ...] = ()
+    """The ``jax.named_scope``s around it, outermost first."""
+    origin: int = -1
+    """The node that it first became: what it is rewritten into keeps it. -1 before that."""
 
     @property
     def is_set_apart(self) -> bool:
@@ -174,7 +178,12 @@ class _Flattener:
         return self.constants[id(value)][0]
 
     def run(
-        self, jaxpr: jex_core.Jaxpr, consts: tuple[Any, ...], inputs: Sequence[Operand], caller: str = ""
+        self,
+        jaxpr: jex_core.Jaxpr,
+        consts: tuple[Any, ...],
+        inputs: Sequence[Operand],
+        caller: str = "",
+        within: tuple[str, ...] = (),
     ) -> list[Operand]:
         env: dict[Any, Operand] = dict(zip(jaxpr.invars, inputs, strict=True))
         for var, value in zip(jaxpr.constvars, consts, strict=True):
@@ -188,14 +197,15 @@ class _Flattener:
             inner = self._inlinable(eqn)
             # Inside a library function no frame is the user's: the call itself is.
             source = _compat.source_line(eqn.source_info) or caller
+            scope = within + _compat.scope_names(eqn.source_info)
             if inner is None:
                 results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
-                self._append(eqn, operands, results, source)
+                self._append(eqn, operands, results, source, scope)
             else:
                 if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-                    operands = self._barrier(operands, source)
+                    operands = self._barrier(operands, source, scope)
                 body, body_consts = inner
-                results = self.run(body, body_consts, operands, source)
+                results = self.run(body, body_consts, operands, source, scope)
             env.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
@@ -214,7 +224,9 @@ class _Flattener:
             self.folded[key] = np.asarray(value)[()]
         return Literal(self.folded[key], aval)
 
-    def _append(self, eqn: Any, operands: list[Operand], results: list[Any], source: str) -> None:
+    def _append(
+        self, eqn: Any, operands: list[Operand], results: list[Any], source: str, scope: tuple[str, ...]
+    ) -> None:
         self.equations.append(
             Equation(
                 eqn.primitive,
@@ -226,10 +238,11 @@ class _Flattener:
                 bool(eqn.effects),
                 source,
                 eqn.ctx,
+                scope,
             )
         )
 
-    def _barrier(self, operands: list[Operand], source: str) -> list[Operand]:
+    def _barrier(self, operands: list[Operand], source: str, scope: tuple[str, ...]) -> list[Operand]:
         """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
         JAX does: without it XLA would merge the two and keep the memory that
         ``checkpoint`` was asked to give back."""
@@ -237,9 +250,8 @@ class _Flattener:
         results = [self.new(self.avals[v]) for _, v in arrays]
         avals = tuple(self.avals[v] for _, v in arrays)
         numbers = tuple(v for _, v in arrays)
-        self.equations.append(
-            Equation(_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals, False, source)
-        )
+        barrier = Equation(_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals)
+        self.equations.append(replace(barrier, source=source, scope=scope))
         shielded = list(operands)
         for (i, _), number in zip(arrays, results, strict=True):
             shielded[i] = number

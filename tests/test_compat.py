@@ -19,6 +19,17 @@ def test_source_line_names_the_users_frame():
     assert "test_compat.py" in _compat.source_line(traced().jaxpr.eqns[0].source_info)
 
 
+def test_scope_names_are_those_of_the_user():
+    def f(x):
+        with jax.named_scope("block"), jax.named_scope("attention"):
+            return jnp.tanh(x)
+
+    for g in (f, lambda x: jax.jvp(f, (x,), (x,)), jax.vmap(f)):
+        tanh = jax.make_jaxpr(g)(jnp.ones(3)).jaxpr.eqns[0]
+        assert _compat.scope_names(tanh.source_info) == ("block", "attention")
+    assert _compat.scope_names(jax.make_jaxpr(jnp.tanh)(1.0).jaxpr.eqns[0].source_info) == ()
+
+
 def test_unspecified_shardings_are_recognised():
     inner = next(e for e in traced().jaxpr.eqns if "jaxpr" in e.params)
     assert _compat.all_unspecified(inner.params["in_shardings"])

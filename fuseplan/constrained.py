@@ -1,0 +1,129 @@
+"""A scheduler that also refuses what a user's constraints rule out.
+
+What keeps nodes apart and the size of groups are monotone, and asked for as such; how many
+arrays a kernel has is not (a larger group may have fewer), and asked for with the price.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cached_property
+
+from costmodel.graph import Graph, OpKind
+from fuseplan.constraints import Nodes, Resolved
+from fuseplan.errors import Verdict
+from fuseplan.layout import boundary
+from fuseplan.plan import Kernel
+from fuseplan.pricing import Pricing
+from fuseplan.residency import Residency
+
+RULE = "constraint"
+
+
+def marks(graph: Graph, constraints: Resolved) -> list[int]:
+    """For each node, the sides of entries of ``never_fuse`` that it is on, as bits."""
+    found = [0] * len(graph.nodes)
+    for k, entry in enumerate(constraints.apart):
+        for n in entry.a:
+            found[n] |= 1 << 2 * k
+        for n in entry.b or ():
+            found[n] |= 2 << 2 * k
+    return found
+
+
+def marked(graph: Graph, constraints: Resolved) -> Graph:
+    """``graph`` for planners: two nodes of which ``never_fuse`` means one only are not alike, and
+    what it means is moved into its reader's kernel (``absorb.absorb_moves``) only where it
+    means the reader as well, so that no plan is lost."""
+    if not constraints.apart:
+        return graph
+    found = marks(graph, constraints)
+    known: dict[tuple[int, int], int] = {}
+    nodes = []
+    for node, mark in zip(graph.nodes, found, strict=True):
+        readers = {n for v in node.outputs for n in graph.consumers[v]}
+        stays = any(mark & ~found[n] for n in readers)
+        signature = known.setdefault((node.signature, mark), len(known))
+        nodes.append(replace(node, signature=signature, kind=OpKind.OPAQUE if stays else node.kind))
+    return replace(graph, nodes=tuple(nodes))
+
+
+class Limited:
+    """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.atoms``'.
+
+    ``PriceBook`` takes groups of one structure for the same: give it ``marked(graph, …)``.
+    """
+
+    def __init__(self, graph: Graph, pricing: Pricing, constraints: Resolved) -> None:
+        self.graph = graph
+        self.constraints = constraints
+        self._pricing = pricing
+        self._marks = marks(graph, constraints)
+        self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
+        # To move an operation into its reader's kernel is free only where nothing is counted.
+        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted
+        self.residency: Residency | None = getattr(pricing, "residency", None)
+
+    @cached_property
+    def offers(self) -> tuple[Nodes, ...]:
+        """The groups that the scheduler offers, of those that may be."""
+        offers: tuple[Nodes, ...] = getattr(self._pricing, "offers", ())
+        return tuple(nodes for nodes in offers if self.refuse(nodes) is None)
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        return self._forbidden(nodes) or self._pricing.compatible(nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        return self._pricing.oversized(nodes, crossing)
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``. On either side of it there is one array, so that moving it across
+        a border changes no kernel's arrays; but it counts as an operation."""
+        counted = self.constraints.max_group_size is not None
+        return not counted and not self._marks[n] and self._pricing.renames(n)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """As ``Pricing.price``."""
+        return self.refuse(nodes) or self._pricing.price(nodes)
+
+    def refuse(self, nodes: Nodes) -> Verdict | None:
+        """The constraint that the group breaks, or None."""
+        return self._forbidden(nodes) or self._too_many_args(nodes)
+
+    def _forbidden(self, nodes: Nodes) -> Verdict | None:
+        """What no larger group is allowed either."""
+        if len(nodes) < 2:
+            return None
+        most = self.constraints.max_group_size
+        if most is not None and len(nodes) > most:
+            return Verdict(RULE, f"max_group_size allows {most} operations in a kernel", nodes)
+        sides = 0
+        for n in nodes:
+            sides |= self._marks[n]
+        if sides:
+            for k, entry in enumerate(self.constraints.apart):
+                found = self._pair(nodes, k, entry.b is None) if sides >> 2 * k & 1 else None
+                if found is not None:
+                    return Verdict(RULE, entry.text, found)
+        return None
+
+    def _pair(self, nodes: Nodes, k: int, from_all: bool) -> Nodes | None:
+        """Two of ``nodes`` that the k-th entry keeps apart."""
+        a = [n for n in nodes if self._marks[n] >> 2 * k & 1]
+        b = nodes if from_all else [n for n in nodes if self._marks[n] >> 2 * k & 2]
+        pair = next(((m, n) for m in a[:2] for n in b if m != n), None)
+        return None if pair is None else (min(pair), max(pair))
+
+    def _too_many_args(self, nodes: Nodes) -> Verdict | None:
+        most = self.constraints.max_kernel_args
+        if most is None or len(nodes) < 2:
+            return None
+        edge = boundary(self.graph, nodes)
+        count = len(edge.reads) + len(edge.writes)
+        if count <= most:
+            return None
+        return Verdict(RULE, f"max_kernel_args allows {most} arrays, and it would have {count}", nodes)
