@@ -26,6 +26,12 @@ class Kernel:
     cost: Cost
 
 
+def tile_bytes(kernel: Kernel) -> int:
+    """HBM bytes that a kernel keeps to itself while it runs: the blocks of a CPU's loops are
+    memory like any other."""
+    return kernel.cost.onchip_bytes if kernel.spec.backend == "loops" else 0
+
+
 @dataclass(frozen=True, slots=True)
 class PlanStats:
     """How the plan came to be: counts, and wall-clock seconds by stage."""
@@ -35,7 +41,8 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``check``) and seconds."""
+    """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``order``, ``check``) and
+    seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +88,7 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most HBM bytes that temporaries occupy at once, in this order of kernels."""
-        tiles = [k.cost.onchip_bytes if k.spec.backend == "loops" else 0 for k in self.kernels]
-        return peak_bytes(self.graph, [k.spec for k in self.kernels], tiles)
+        return peak_bytes(self.graph, [k.spec for k in self.kernels], list(map(tile_bytes, self.kernels)))
 
     @property
     def planning_s(self) -> float:
