@@ -1,4 +1,4 @@
-"""The planner, all stages on one screen: trace, lower, group, schedule, check."""
+"""The planner, all stages on one screen: trace, lower, group, schedule, order, check."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
+from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan
 from fuseplan.planners import Budget, get_planner
 from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
@@ -73,11 +74,12 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s, max_groups))
     clock.add(grouping.stats.seconds)
+    order = clock.time("order", lambda: least_peak(graph, grouping.kernels))
     plan = Plan(
         graph=graph,
         device=options.device,
         planner=options.planner,
-        kernels=grouping.kernels,
+        kernels=order.kernels,
         refusals=grouping.refusals,
         status=grouping.status,
         bound_ps=grouping.bound_ps,
