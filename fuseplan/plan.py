@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fuseplan.explain import Explanation
+    from fuseplan.memory.buffers import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,22 @@ class Plan:
     def peak_bytes(self) -> int:
         """The most HBM bytes that temporaries occupy at once, in this order of kernels."""
         return peak_bytes(self.graph, [k.spec for k in self.kernels], list(map(tile_bytes, self.kernels)))
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Where each temporary lies in an arena that they share, and the kernels between which it
+        is in use, by first kernel. Worked out anew each time: up to 0.2 s."""
+        from fuseplan.check import check_buffers
+        from fuseplan.memory.buffers import place_buffers
+
+        return check_buffers(self, place_buffers(self.graph, self.kernels))
+
+    @property
+    def arena_bytes(self) -> int:
+        """How large the arena of ``buffers`` is: ``peak_bytes``, and what alignment and gaps cost."""
+        from fuseplan.memory.buffers import arena_bytes
+
+        return arena_bytes(self.buffers)
 
     @property
     def planning_s(self) -> float:
