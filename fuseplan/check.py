@@ -24,9 +24,9 @@ from fuseplan.memory.buffers import ALIGNMENT_BYTES, Buffer
 from fuseplan.plan import Plan
 
 
-def check_plan(plan: Plan) -> Plan:
+def check_plan(plan: Plan, max_peak_bytes: int | None = None) -> Plan:
     """Return ``plan`` unchanged if every kernel is legal, they can run in the order given,
-    and costs and bound are what they claim.
+    costs and bound are what they claim, and temporaries keep to the limit, if there is one.
 
     Raises:
         InvalidPlanError: otherwise.
@@ -57,6 +57,10 @@ def check_plan(plan: Plan) -> Plan:
         refused = refuse(plan.graph, backend, kernel.spec.nodes, unifier)
         _require(refused is None, f"{where} breaks a rule: {refused}")
     _check_bound(plan)
+    _require(
+        max_peak_bytes is None or plan.peak_bytes <= max_peak_bytes,
+        f"temporaries need {plan.peak_bytes:,} bytes at once, more than the {max_peak_bytes} allowed",
+    )
     return plan
 
 

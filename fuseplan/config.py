@@ -23,6 +23,8 @@ class Options:
     planner: str = "solver"
     deadline_s: float = DEFAULT_DEADLINE_S
     strict: bool = False
+    max_peak_bytes: int | None = None
+    """What temporaries may need at once, in bytes of HBM; None is no limit."""
 
 
 def make_options(
@@ -30,12 +32,13 @@ def make_options(
     planner: str = "solver",
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
+    max_peak_bytes: int | None = None,
 ) -> Options:
     """Resolve and check options.
 
     ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
     device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
-    not a number of seconds, at least zero.
+    not a number of seconds, at least zero, or a limit that is not a number of bytes, at least zero.
     """
     if not isinstance(planner, str):
         raise InvalidArgumentError(
@@ -47,7 +50,12 @@ def make_options(
             f"deadline_s expects a number of seconds >= 0, got {deadline_s!r}. "
             "With 0 the planner answers at once with a heuristic's plan."
         )
-    return Options(resolve_device(device), planner, float(deadline_s), strict)
+    whole = isinstance(max_peak_bytes, int) and not isinstance(max_peak_bytes, bool)
+    if max_peak_bytes is not None and (not whole or max_peak_bytes < 0):
+        raise InvalidArgumentError(
+            f"max_peak_bytes expects a number of bytes >= 0, or None for no limit, got {max_peak_bytes!r}"
+        )
+    return Options(resolve_device(device), planner, float(deadline_s), strict, max_peak_bytes)
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:

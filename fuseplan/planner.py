@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -10,10 +11,12 @@ from typing import Any
 from fuseplan.check import check_plan
 from fuseplan.config import Options
 from fuseplan.debug import report_plan
+from fuseplan.errors import MemoryLimitError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
+from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan
 from fuseplan.planners import Budget, get_planner
@@ -38,7 +41,11 @@ def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple
 
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
     """Plan a graph and, where that may pay, another with large values computed again for
-    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns."""
+    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns.
+
+    Raises:
+        MemoryLimitError: none was found that keeps to ``options.max_peak_bytes``.
+    """
     clock = clock or Clock()
     started = time.monotonic()
     again = None
@@ -46,20 +53,41 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         min_bytes = least_bytes(options.device)
         lowered = clock.time("lower", lambda: by_columns(lowered, min_bytes)) or lowered
         again = clock.time("lower", lambda: recompute(lowered, min_bytes))
-    plan = plan_lowered(lowered, options, clock)
+    plan = _attempt(lowered, options, clock)
     if again is not None:
         left = max(options.deadline_s - (time.monotonic() - started), 0.0)
-        other = plan_lowered(again, replace(options, deadline_s=left), clock)
-        bound = _lower(plan.bound_ps, other.bound_ps)
-        if other.objective_ps < plan.objective_ps:
-            lowered, plan = again, other
-        # Proven is what holds of both graphs.
-        proven = bound is not None and bound >= plan.objective_ps
-        status = "OPTIMAL" if proven else "FEASIBLE"
-        plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+        other = _attempt(again, replace(options, deadline_s=left), clock)
+        if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
+            plan = plan.joined(other)
+        else:
+            if _time_ps(other) < _time_ps(plan):
+                lowered, plan, other = again, other, plan
+            assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
+            # Proven is what holds of both graphs.
+            bound = plan.bound_ps if _is_impossible(other) else _lower(plan.bound_ps, other.bound_ps)
+            proven = bound is not None and bound >= plan.objective_ps
+            status = "OPTIMAL" if proven else "FEASIBLE"
+            plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+    if isinstance(plan, MemoryLimitError):
+        raise plan
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
+
+
+def _attempt(lowered: Lowered, options: Options, clock: Clock) -> Plan | MemoryLimitError:
+    try:
+        return plan_lowered(lowered, options, clock)
+    except MemoryLimitError as error:
+        return error
+
+
+def _time_ps(plan: Plan | MemoryLimitError) -> float:
+    return plan.objective_ps if isinstance(plan, Plan) else math.inf
+
+
+def _is_impossible(plan: Plan | MemoryLimitError) -> bool:
+    return isinstance(plan, MemoryLimitError) and plan.limit_bytes < plan.least_bytes
 
 
 def _lower(one: int | None, other: int | None) -> int | None:
@@ -72,7 +100,11 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     graph = lowered.graph
     scheduler = Scheduler(graph, options.device, lowered)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
-    grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s, max_groups))
+    budget, plan_groups = Budget(options.deadline_s, max_groups), get_planner(options.planner)
+    if options.max_peak_bytes is None:
+        grouping = plan_groups(graph, scheduler, budget)
+    else:
+        grouping = plan_within(graph, scheduler, budget, plan_groups, options.max_peak_bytes)
     clock.add(grouping.stats.seconds)
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels))
     plan = Plan(
@@ -86,7 +118,7 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         notes=(*_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
     )
-    clock.time("check", lambda: check_plan(plan))
+    clock.time("check", lambda: check_plan(plan, options.max_peak_bytes))
     return replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
 
 
