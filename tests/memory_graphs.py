@@ -28,7 +28,7 @@ def graphs(draw: st.DrawFn, max_nodes: int = 7) -> Graph:
         reads = tuple(
             draw(st.lists(st.sampled_from(range(len(values))), min_size=1, max_size=3, unique=True))
         )
-        kind = draw(st.sampled_from("eeeeebbf"))
+        kind = draw(st.sampled_from("eeeebbff"))
         sizes = [256 * draw(st.sampled_from(SIZES)) for _ in range(draw(st.sampled_from((1, 1, 1, 2))))]
         if kind == "b":
             reads, sizes = reads[:1], [values[reads[0]].size]
@@ -42,6 +42,8 @@ def graphs(draw: st.DrawFn, max_nodes: int = 7) -> Graph:
         )  # fmt: skip
     made = [v.id for v in values if v.producer >= 0]
     outputs = draw(st.lists(st.sampled_from(made), max_size=2, unique=True))
+    if draw(st.booleans()):
+        outputs = list(dict.fromkeys([*outputs, made[-1]]))
     return make_graph(values, nodes, (0, 1), outputs)
 
 

@@ -22,9 +22,10 @@ from fuseplan.memory import exact, limit
 from fuseplan.memory.exact import plan_exactly
 from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import plan_within
+from fuseplan.memory.lives import lives_of, profile
 from fuseplan.memory.order import least_peak
 from fuseplan.memory.penalty import UNIT_BYTES, Penalised
-from fuseplan.memory.repair import repair
+from fuseplan.memory.repair import part, repair
 from fuseplan.planner import plan_function, plan_lowered
 from fuseplan.planners import Budget, get_planner
 from fuseplan.pricing import PriceBook
@@ -170,7 +171,7 @@ class Renaming:
         return refused or memory_graphs.kernel(self.graph, nodes, tile_bytes, odd_ps(self.graph, nodes))
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(memory_graphs.graphs(max_nodes=5), st.sampled_from((0, 700)))
 def test_renamed_and_empty_arrays_and_blocks(g, tile_bytes):
     pricing = Renaming(g, tile_bytes)
@@ -200,6 +201,42 @@ def test_a_repaired_plan_runs_and_its_peak_is_no_higher(g, max_peak_bytes, tile_
     step = {n: i for i, k in enumerate(kernels) for n in k.spec.nodes}
     assert sorted(step) == list(range(len(g.nodes)))
     assert all(step[n] <= step[s] for n, later in enumerate(edges_after(g)) for s in later)
+
+
+@settings(max_examples=200)
+@given(memory_graphs.graphs(max_nodes=7), st.data())
+def test_a_part_of_a_plan_is_what_the_plan_needs_there(g, data):
+    pricing = Renaming(g, 700)
+    kernels = get_planner(data.draw(st.sampled_from(("unfused", "best_first"))))(g, pricing, Budget()).kernels
+    start = data.draw(st.integers(0, len(kernels) - 1))
+    stop = data.draw(st.integers(start + 1, len(kernels)))
+    region = part(g, PriceBook(g, pricing), kernels, start, stop, 10**9, NEVER)
+    assume(region is not None)
+    now = needs(g, kernels)[start:stop]
+    for limit_bytes in {2**60, max(now), max(now) - 1}:
+        way = region.fastest(limit_bytes)
+        if way is None:
+            assert limit_bytes < max(now)
+            way = region.lowest()
+            assert limit_bytes < way.cost[0] <= max(now)
+            assert way.cost[0] == max(needs_of_part(g, kernels, start, stop, way))
+        else:
+            assert max(needs_of_part(g, kernels, start, stop, way)) <= limit_bytes
+            assert way.cost[0] == time_ps(way.kernels)
+            assert limit_bytes < max(now) or way.cost[0] <= time_ps(kernels[start:stop])
+
+
+def needs(g, kernels):
+    lives = lives_of(g, kernels)
+    return profile(lives, range(len(kernels)))
+
+
+def needs_of_part(g, kernels, start, stop, way):
+    new = (*kernels[:start], *way.kernels, *kernels[stop:])
+    step = {n: i for i, k in enumerate(new) for n in k.spec.nodes}
+    assert sorted(step) == list(range(len(g.nodes)))
+    assert all(step[n] <= step[s] for n, later in enumerate(edges_after(g)) for s in later)
+    return needs(g, new)[start : start + len(way.kernels)]
 
 
 # Fused, n1, n2 and n4 write three arrays at once, but n2's is only needed after n4 has read n1's.

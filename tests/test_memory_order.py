@@ -136,6 +136,14 @@ def test_the_given_order_stays_where_no_other_is_better():
     assert [k.spec.nodes for k in least_peak(g, kernels).kernels] == [(1,), (0,), (2,)]
 
 
+def test_side_effects_keep_their_order():
+    # n4 would free n0 before n2 is made, but must wait for n3, which reads n2.
+    g = graph("eeeff", [[], [0], [], [1, 2], [0]])
+    order = least_peak(g, [kernel(g, (n,)) for n in range(5)])
+    assert (order.peak_bytes, order.status) == (3 * 65_536, "OPTIMAL")
+    assert_can_run(g, order.kernels)
+
+
 def test_no_kernels():
     g = graph("e", [[]])
     assert least_peak(g, []).peak_bytes == 0
