@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.region import Region, TooLargeError, Work
+from fuseplan.memory.paths import TooLargeError, Work
+from fuseplan.memory.region import Region
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook, Pricing
 

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
 from fuseplan.memory.lives import lives_of, profile
-from fuseplan.memory.region import Region, TooLargeError, Way, Work
+from fuseplan.memory.paths import TooLargeError, Way, Work
+from fuseplan.memory.region import Region
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook
 
