@@ -65,7 +65,7 @@ class MemoryLimitError(FuseplanError, ValueError):
             known = f"the smallest possible peak is {self.smallest_bytes:,} bytes"
         else:
             known = f"the smallest peak found is {self.smallest_bytes:,} bytes"
-            known += f", and none is below {self.least_bytes:,}"
+            known += f", and none is below {self.least_bytes:,}" if self.least_bytes else ""
         found = "exists" if self.limit_bytes < self.least_bytes else "was found"
         return (
             f"no plan {found} whose temporaries need at most {self.limit_bytes:,} bytes at once: {known}. "

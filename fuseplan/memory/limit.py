@@ -60,10 +60,10 @@ def plan_within(
             raise MemoryLimitError(
                 max_peak_bytes, exact.smallest_bytes, exact.smallest_bytes, fastest.bound_ps
             )
+    least_bytes = least_peak_of_any(graph, priced.book, math.inf)
     search = _Search(graph, priced, budget, plan_groups, max_peak_bytes, expires_at, order)
     found = search.run(order)
     if found is None:
-        least_bytes = least_peak_of_any(graph, priced.book, math.inf)
         raise MemoryLimitError(max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps)
     return _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
 
