@@ -247,13 +247,7 @@ def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence
     freed after the last kernel that reads it. A kernel of bitcasts moves nothing: its
     result is its operand's buffer. ``tile_bytes`` is what each kernel itself keeps there
     while it runs: the blocks of a CPU's loops are memory like any other."""
-    buffer = list(range(len(graph.values)))
-    for spec in kernels:
-        if is_bitcast(graph, spec):
-            for n in spec.nodes:
-                node = graph.nodes[n]
-                for v in node.outputs:
-                    buffer[v] = buffer[node.inputs[0]]
+    buffer = buffers(graph, kernels)
     kept = set(graph.inputs) | {buffer[v] for v in graph.outputs}
     last: dict[int, int] = {}
     for step, spec in enumerate(kernels):
@@ -274,6 +268,18 @@ def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence
         for v in dies[step]:
             now -= alive.pop(v, 0)
     return peak
+
+
+def buffers(graph: Graph, kernels: Sequence[KernelSpec]) -> list[int]:
+    """For each value the one in whose buffer it lies: itself, or what bitcasts made it from."""
+    buffer = list(range(len(graph.values)))
+    for spec in kernels:
+        if is_bitcast(graph, spec):
+            for n in spec.nodes:
+                node = graph.nodes[n]
+                for v in node.outputs:
+                    buffer[v] = buffer[node.inputs[0]]
+    return buffer
 
 
 def is_bitcast(graph: Graph, spec: KernelSpec) -> bool:

@@ -24,7 +24,7 @@ from fuseplan.signature import Signatures
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 
 
-def plan_within(
+def plan_constrained(
     constraints: Resolved, plan_groups: PlanGroups, graph: Graph, pricing: Pricing, budget: Budget
 ) -> Grouping:
     """What the planner makes of the graph if it has to obey the constraints.

@@ -21,7 +21,7 @@ _FOLDED = {
     "trace": ("trace",),
     "lower": ("lower",),
     "enumerate": ("partition", "heuristics", "merge", "enumerate"),
-    "solve": ("solve", "join"),
+    "solve": ("solve", "join", "order"),
     "check": ("check",),
 }
 """The columns of seconds, and the stages each sums up."""

@@ -22,7 +22,7 @@ from fuseplan.plan import Kernel, Plan
 
 def check_plan(plan: Plan) -> Plan:
     """Return ``plan`` unchanged if every kernel is legal, they can run in the order given,
-    and costs and bound are what they claim.
+    costs and bound are what they claim, and constraints hold.
 
     Raises:
         InvalidPlanError: otherwise.
@@ -162,31 +162,35 @@ def _check_bound(plan: Plan) -> None:
 
 
 def _check_constraints(plan: Plan) -> None:
-    """The kernels obey the constraints that the plan claims to obey. The peak of memory is a
-    goal, of which the plan's notes say whether it is met."""
+    """The kernels obey the constraints that the plan claims to obey."""
     limits = plan.constraints
     if limits is None:
         return
+    most = limits.max_peak_bytes
+    require(
+        most is None or plan.peak_bytes <= most,
+        f"temporaries need {plan.peak_bytes:,} bytes at once, max_peak_bytes allows {most}",
+    )
     kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     for together in limits.together:
         kernels = sorted({kernel_of[n] for n in together.nodes})
-        _require(len(kernels) <= 1, f"kernels {kernels[:5]} share what one is to hold: {together.text}")
+        require(len(kernels) <= 1, f"kernels {kernels[:5]} share what one is to hold: {together.text}")
     for k, kernel in enumerate(plan.kernels):
-        spec, where = kernel.spec, _where(plan.graph, k, kernel.spec)
+        spec, where = kernel.spec, name_of(plan, k)
         if len(spec.nodes) == 1:
             continue
         for apart in limits.apart:
             others = set(spec.nodes if apart.b is None else apart.b).intersection(spec.nodes)
             one = set(apart.a).intersection(spec.nodes)
-            _require(not (one and others) or len(one | others) == 1, f"{where}: {apart.text}")
+            require(not (one and others) or len(one | others) == 1, f"{where}: {apart.text}")
         most = limits.max_group_size
-        _require(
+        require(
             most is None or len(spec.nodes) <= most,
             f"{where} holds {len(spec.nodes)} operations, max_group_size allows {most}",
         )
         arrays = len({a.value for a in spec.reads}) + len({a.value for a in spec.writes})
         most = limits.max_kernel_args
-        _require(
+        require(
             most is None or arrays <= most,
             f"{where} reads and writes {arrays} arrays, max_kernel_args allows {most}",
         )

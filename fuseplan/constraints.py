@@ -37,8 +37,8 @@ class Constraints:
         never_fuse: entries, each a pair of selectors or one selector. Of a pair ``(a, b)``, no
             operation of ``a`` shares a kernel with another of ``b``; none of a single ``a``
             shares one with anything.
-        max_peak_bytes: bytes of HBM that temporaries may occupy at once; a plan that exceeds
-            them says so in its notes.
+        max_peak_bytes: bytes of HBM that temporaries may occupy at once: the fastest plan found
+            that keeps to it, or ``MemoryLimitError``, which names the smallest peak found.
         max_group_size: at most so many operations in a kernel.
         max_kernel_args: at most so many arrays, read and written together, in a kernel of more
             than one operation.

@@ -34,6 +34,50 @@ class MismatchError(FuseplanError, AssertionError):
     """``FUSEPLAN_CHECK=1`` found that a fused result differs from JAX's own."""
 
 
+class MemoryLimitError(FuseplanError, ValueError):
+    """No plan was found whose temporaries fit in ``limit_bytes`` at once.
+
+    ``smallest_bytes`` is the lowest peak of any plan that was found, ``least_bytes`` what every
+    plan needs: the two are equal where the lowest is proven to be. ``bound_ps``, if there is one,
+    is a bound on the time of every plan.
+    """
+
+    def __init__(
+        self, limit_bytes: int, smallest_bytes: int, least_bytes: int, bound_ps: int | None = None
+    ) -> None:
+        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps)
+        self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
+        self.least_bytes, self.bound_ps = least_bytes, bound_ps
+
+    def joined(self, other: MemoryLimitError) -> MemoryLimitError:
+        """What holds where either of two graphs may be planned."""
+        bounds = (self.bound_ps, other.bound_ps)
+        return MemoryLimitError(
+            self.limit_bytes,
+            min(self.smallest_bytes, other.smallest_bytes),
+            min(self.least_bytes, other.least_bytes),
+            min(b for b in bounds if b is not None) if None not in bounds else None,
+        )
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan has a lower peak than ``smallest_bytes``."""
+        return self.least_bytes >= self.smallest_bytes
+
+    def __str__(self) -> str:
+        if self.proven:
+            known = f"the smallest possible peak is {self.smallest_bytes:,} bytes"
+        else:
+            known = f"the smallest peak found is {self.smallest_bytes:,} bytes"
+            known += f", and none is below {self.least_bytes:,}" if self.least_bytes else ""
+        found = "exists" if self.limit_bytes < self.least_bytes else "was found"
+        return (
+            f"no plan {found} whose temporaries need at most {self.limit_bytes:,} bytes at once: {known}. "
+            f"Allow max_peak_bytes={self.smallest_bytes}, use a smaller batch, or recompute intermediates "
+            "(jax.checkpoint)" + ("." if self.proven else "; a longer deadline_s may find less.")
+        )
+
+
 class FuseplanWarning(UserWarning):
     """Something was left to XLA, or a limit was reached; the result is still right."""
 

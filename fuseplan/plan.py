@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from fuseplan.explain import Explanation
+    from fuseplan.memory.buffers import Buffer
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,12 @@ class Kernel:
 
     spec: KernelSpec
     cost: Cost
+
+
+def tile_bytes(kernel: Kernel) -> int:
+    """HBM bytes that a kernel keeps to itself while it runs: the blocks of a CPU's loops are
+    memory like any other."""
+    return kernel.cost.onchip_bytes if kernel.spec.backend == "loops" else 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,8 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``check``) and seconds."""
+    """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``order``, ``check``) and
+    seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +92,23 @@ class Plan:
     @property
     def peak_bytes(self) -> int:
         """The most HBM bytes that temporaries occupy at once, in this order of kernels."""
-        tiles = [k.cost.onchip_bytes if k.spec.backend == "loops" else 0 for k in self.kernels]
-        return peak_bytes(self.graph, [k.spec for k in self.kernels], tiles)
+        return peak_bytes(self.graph, [k.spec for k in self.kernels], list(map(tile_bytes, self.kernels)))
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Where each temporary lies in an arena that they share, and the kernels between which it
+        is in use, by first kernel. Worked out anew each time: up to 0.2 s."""
+        from fuseplan.check_buffers import check_buffers
+        from fuseplan.memory.buffers import place_buffers
+
+        return check_buffers(self, place_buffers(self.graph, self.kernels))
+
+    @property
+    def arena_bytes(self) -> int:
+        """How large the arena of ``buffers`` is: ``peak_bytes``, and what alignment and gaps cost."""
+        from fuseplan.memory.buffers import arena_bytes
+
+        return arena_bytes(self.buffers)
 
     @property
     def planning_s(self) -> float:

@@ -1,25 +1,29 @@
-"""The planner, all stages on one screen: trace, lower, group, schedule, check."""
+"""The planner, all stages on one screen: trace, lower, group, schedule, order, check."""
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from fuseplan.atoms import plan_within, require_possible
+from fuseplan.atoms import plan_constrained, require_possible
 from fuseplan.check import check_plan
 from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
 from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
-from fuseplan.errors import ConstraintError
+from fuseplan.errors import ConstraintError, MemoryLimitError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
+from fuseplan.memory.limit import plan_within
+from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan
-from fuseplan.planners import Budget, get_planner
+from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
@@ -45,7 +49,11 @@ def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple
 @collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
     """Plan a graph and, where that may pay, another with large values computed again for
-    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns."""
+    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns.
+
+    Raises:
+        MemoryLimitError: none was found that keeps to the constraints.
+    """
     clock = clock or Clock()
     started = time.monotonic()
     again = None
@@ -53,17 +61,23 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         min_bytes = least_bytes(options.device)
         lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
         again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    plan = plan_lowered(lowered, options, clock)
+    plan = _attempt(lowered, options, clock)
     if again is not None:
         left = max(options.deadline_s - (time.monotonic() - started), 0.0)
-        other = plan_lowered(again, replace(options, deadline_s=left), clock)
-        bound = _lower(plan.bound_ps, other.bound_ps)
-        if other.objective_ps < plan.objective_ps:
-            lowered, plan = again, other
-        # Proven is what holds of both graphs.
-        proven = bound is not None and bound >= plan.objective_ps
-        status = "OPTIMAL" if proven else "FEASIBLE"
-        plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+        other = _attempt(again, replace(options, deadline_s=left), clock)
+        if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
+            plan = plan.joined(other)
+        else:
+            if _time_ps(other) < _time_ps(plan):
+                lowered, plan, other = again, other, plan
+            assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
+            # Proven is what holds of both graphs.
+            bound = plan.bound_ps if _is_impossible(other) else _lower(plan.bound_ps, other.bound_ps)
+            proven = bound is not None and bound >= plan.objective_ps
+            status = "OPTIMAL" if proven else "FEASIBLE"
+            plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+    if isinstance(plan, MemoryLimitError):
+        raise plan
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
@@ -80,6 +94,21 @@ def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
     return lowered
 
 
+def _attempt(lowered: Lowered, options: Options, clock: Clock) -> Plan | MemoryLimitError:
+    try:
+        return plan_lowered(lowered, options, clock)
+    except MemoryLimitError as error:
+        return error
+
+
+def _time_ps(plan: Plan | MemoryLimitError) -> float:
+    return plan.objective_ps if isinstance(plan, Plan) else math.inf
+
+
+def _is_impossible(plan: Plan | MemoryLimitError) -> bool:
+    return isinstance(plan, MemoryLimitError) and plan.limit_bytes < plan.least_bytes
+
+
 def _lower(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else min(one, other)
 
@@ -91,17 +120,14 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     scheduler = Scheduler(graph, options.device, lowered)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    budget = Budget(options.deadline_s, max_groups)
-    if limits is not None and limits.shapes_groups and options.planner != "unfused":
-        grouping = plan_within(limits, get_planner(options.planner), graph, scheduler, budget)
-    else:
-        grouping = get_planner(options.planner)(graph, scheduler, budget)
+    grouping = _planner(options, limits)(graph, scheduler, Budget(options.deadline_s, max_groups))
     clock.add(grouping.stats.seconds)
+    order = clock.time("order", lambda: least_peak(graph, grouping.kernels))
     plan = Plan(
         graph=graph,
         device=options.device,
         planner=options.planner,
-        kernels=grouping.kernels,
+        kernels=order.kernels,
         refusals=grouping.refusals,
         status=grouping.status,
         bound_ps=grouping.bound_ps,
@@ -123,9 +149,21 @@ def _with_limits(plan: Plan, limits: Resolved) -> Plan:
     if limits.max_peak_bytes is not None and plan.peak_bytes > limits.max_peak_bytes:
         notes.append(
             f"temporaries occupy {bytes_text(plan.peak_bytes)} at the peak, more than max_peak_bytes allows "
-            f"({bytes_text(limits.max_peak_bytes)})"
+            f"({bytes_text(limits.max_peak_bytes)}): the planner 'unfused' decides nothing"
         )
+        limits = replace(limits, max_peak_bytes=None)
     return replace(plan, constraints=limits, notes=(*plan.notes, *notes))
+
+
+def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
+    """The planner, within the constraints: what must share a kernel is one node for whoever
+    looks for a plan that needs less memory."""
+    plan_groups = get_planner(options.planner)
+    if limits is None or options.planner == "unfused":
+        return plan_groups
+    if limits.max_peak_bytes is not None:
+        plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)
+    return partial(plan_constrained, limits, plan_groups) if limits.shapes_groups else plan_groups
 
 
 class Clock:

@@ -17,7 +17,7 @@ from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE, get_device
 from fuseplan import ConstraintError, Constraints, InvalidArgumentError, InvalidPlanError, Plan
 from fuseplan.absorb import absorb_moves
-from fuseplan.atoms import Atoms, plan_within
+from fuseplan.atoms import Atoms, plan_constrained
 from fuseplan.check import check_plan
 from fuseplan.cli import app
 from fuseplan.constrained import Limited
@@ -113,7 +113,7 @@ def check_against_brute_force(g, pricing, wanted):
     except IndexError:  # no partition obeys
         best = None
     try:
-        plans = {name: plan_within(limits, get_planner(name), g, pricing, Budget()) for name in FUSING}
+        plans = {name: plan_constrained(limits, get_planner(name), g, pricing, Budget()) for name in FUSING}
     except ConstraintError:
         # What must be together must be possible by itself.
         alone = [t.nodes for t in limits.together]
@@ -206,7 +206,7 @@ def test_absorbing_renames_loses_no_plan_that_obeys(limits):
         scheduler = Scheduler(lowered.graph, get_device("h200"))
         assert any(scheduler.renames(node.id) for node in lowered.graph.nodes)
         limited = Limited(lowered.graph, scheduler, Resolved(**limits))
-        found = plan_within(
+        found = plan_constrained(
             limited.constraints, get_planner("solver"), lowered.graph, scheduler, Budget(60.0)
         )
         assert objectives(found)[0] == brute_force(lowered.graph, limited)[0][0]
@@ -223,7 +223,7 @@ def test_equal_layers_of_which_one_is_constrained():
         Resolved(together=(Together("another two", (6, 7)),)),
     ):
         for name in ("greedy", "solver"):
-            groups = plan_within(limits, get_planner(name), g, pricing, Budget()).groups
+            groups = plan_constrained(limits, get_planner(name), g, pricing, Budget()).groups
             assert groups[:2] == free[:2]
             assert (5,) in groups
 
@@ -233,7 +233,7 @@ def test_what_lies_in_between_comes_along_wherever_it_stands():
     g = graph("eeeeee", [[], [0], [1], [0], [], [2, 4]])
     limits = Resolved(together=joined(g, [Together("", (0, 5))]))
     assert limits.together[0].nodes == (0, 1, 2, 5)
-    plan = plan_within(limits, get_planner("solver"), g, Bytes(g, max_nodes=4), Budget())
+    plan = plan_constrained(limits, get_planner("solver"), g, Bytes(g, max_nodes=4), Budget())
     assert_legal(g, plan)
     assert (0, 1, 2, 5) in plan.groups
     assert joined(g, [Together("a", (0, 1)), Together("b", (1, 5)), Together("c", (3,))]) == (
@@ -409,7 +409,7 @@ def test_two_kernels_that_would_wait_for_each_other():
     g = graph("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])
     both = [Together("one", (0, 4)), Together("two", (1, 5))]
     with pytest.raises(ConstraintError, match=r"one; two.*cycle: the kernels would wait for each other"):
-        plan_within(Resolved(together=joined(g, both)), get_planner("solver"), g, Bytes(g), Budget())
+        plan_constrained(Resolved(together=joined(g, both)), get_planner("solver"), g, Bytes(g), Budget())
 
 
 def test_what_nothing_ties_together():
@@ -478,9 +478,11 @@ def test_check_finds_a_plan_that_does_not_obey(limits, message):
         check_plan(replace(make(), constraints=limits))
 
 
-def test_a_peak_that_is_exceeded_is_noted():
-    assert "more than max_peak_bytes allows (1.0 kB)" in make(max_peak_bytes=1000).notes[-1]
-    assert not make(max_peak_bytes=10**9).notes
+def test_a_peak_that_an_unfused_plan_exceeds_is_noted():
+    plan = make(max_peak_bytes=1000, planner="unfused")
+    assert "more than max_peak_bytes allows (1.0 kB)" in plan.notes[-1]
+    assert plan.constraints.max_peak_bytes is None
+    assert not make(max_peak_bytes=10**9, planner="unfused").notes
 
 
 # --- running ---------------------------------------------------------------------------------

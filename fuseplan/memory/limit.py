@@ -1,0 +1,182 @@
+"""The fastest plan whose temporaries never need more than so many bytes at once.
+
+The fastest plan of all, in its order of least peak, often fits, and then keeps its proof. Else a
+small graph is searched exactly (``fuseplan.memory.exact``). A large one is repaired where it needs
+too much (``fuseplan.memory.repair``), and planned again by the same planner at prices that make
+memory dear (``fuseplan.memory.penalty``): the surcharge is a Lagrange multiplier of the limit,
+raised until a plan fits and then lowered as far as plans do. The faster plan of the two is taken.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costmodel.graph import Graph
+from fuseplan.errors import MemoryLimitError
+from fuseplan.memory.exact import plan_exactly
+from fuseplan.memory.least import least_peak_of_any
+from fuseplan.memory.lives import lives_of, profile
+from fuseplan.memory.order import Order, least_peak
+from fuseplan.memory.penalty import UNIT_BYTES, Penalised
+from fuseplan.memory.repair import repair
+from fuseplan.plan import Kernel
+from fuseplan.planners import PlanGroups
+from fuseplan.planners.base import Budget, Grouping
+from fuseplan.pricing import Pricing
+
+_RAISES, _FACTOR, _HALVINGS = 4, 8, 5
+"""Plans made with a surcharge that is raised, eightfold each time, and with one between the
+smallest that fits and the largest that does not."""
+
+
+def plan_within(
+    graph: Graph, pricing: Pricing, budget: Budget, plan_groups: PlanGroups, max_peak_bytes: int
+) -> Grouping:
+    """The fastest kernels found whose temporaries need at most ``max_peak_bytes`` at once, in an
+    order that keeps to it.
+
+    ``status`` is OPTIMAL if no plan under the limit is faster, which is known where the fastest of
+    all plans fits or the graph is small; ``bound_ps`` is a bound on every plan under the limit.
+
+    Raises:
+        MemoryLimitError: no plan that fits was found; it names the smallest peak that was.
+    """
+    expires_at = time.monotonic() + budget.deadline_s
+    priced = Penalised(graph, pricing)
+    fastest = plan_groups(graph, priced, budget)
+    order = _arrange(graph, fastest.kernels, max_peak_bytes)
+    if order.peak_bytes <= max_peak_bytes:
+        return replace(fastest, kernels=order.kernels)
+    # A planner that proves nothing may search any space: a plan that it cannot make is not its.
+    if fastest.bound_ps is not None:
+        exact = plan_exactly(graph, pricing, max_peak_bytes, expires_at)
+        if exact is not None and exact.kernels is not None:
+            best = least_peak(graph, exact.kernels)
+            return _answer(fastest, order, best, max_peak_bytes, _time_ps(best.kernels))
+        if exact is not None:
+            raise MemoryLimitError(
+                max_peak_bytes, exact.smallest_bytes, exact.smallest_bytes, fastest.bound_ps
+            )
+    least_bytes = least_peak_of_any(graph, priced.book, math.inf)
+    search = _Search(graph, priced, budget, plan_groups, max_peak_bytes, expires_at, order)
+    found = search.run(order)
+    if found is None:
+        raise MemoryLimitError(max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps)
+    return _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
+
+
+def _arrange(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> Order:
+    """The order of least peak, sought harder where that decides whether it fits."""
+    order = least_peak(graph, kernels)
+    if order.bound_bytes <= max_peak_bytes < order.peak_bytes:
+        order = least_peak(graph, kernels, close=0)
+    return order
+
+
+def _answer(
+    fastest: Grouping, before: Order, best: Order, max_peak_bytes: int, bound_ps: int | None
+) -> Grouping:
+    """``best`` in the place of the fastest plan, with a word on what the limit cost."""
+    time_ps, fastest_ps = _time_ps(best.kernels), _time_ps(fastest.kernels)
+    slower = f"{(time_ps - fastest_ps) / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
+    note = (
+        f"the limit of {max_peak_bytes:,} bytes makes the plan {slower} slower: the fastest one "
+        f"needs {before.peak_bytes:,} bytes"
+    )
+    return replace(
+        fastest,
+        kernels=best.kernels,
+        status="OPTIMAL" if bound_ps == time_ps else "FEASIBLE",
+        bound_ps=bound_ps,
+        notes=(*fastest.notes, note),
+    )
+
+
+def _time_ps(kernels: Sequence[Kernel]) -> int:
+    return sum(k.cost.time_ps for k in kernels)
+
+
+@dataclass(slots=True)
+class _Search:
+    """Plans at rising and falling surcharges, and what can be made of others."""
+
+    graph: Graph
+    priced: Penalised
+    budget: Budget
+    plan_groups: PlanGroups
+    max_peak_bytes: int
+    expires_at: float
+    lowest: Order
+    """The plan of the lowest peak so far."""
+    best: Order | None = None
+    """The fastest that fits."""
+
+    def run(self, order: Order) -> Order | None:
+        """The fastest plan found that fits; ``order`` is that of the fastest one, which does not."""
+        self._repair(order)
+        self._charge(order)
+        written = sum(k.cost.hbm_bytes for k in order.kernels)
+        # At first memory costs what moving it costs.
+        rate = max(_time_ps(order.kernels) * UNIT_BYTES // max(written, 1), 1)
+        too_low = 0
+        for _ in range(_RAISES):
+            if self._expired() or self._fits(rate):
+                break
+            too_low, rate = rate, rate * _FACTOR
+        enough = rate
+        for _ in range(_HALVINGS):
+            middle = (too_low + enough) // 2
+            if self.best is None or self._expired() or not too_low < middle < enough:
+                break
+            if self._fits(middle):
+                enough = middle
+            else:
+                too_low = middle
+        if self.best is None and self.lowest is not order:
+            self._repair(self.lowest)
+        return self.best
+
+    def _expired(self) -> bool:
+        return time.monotonic() >= self.expires_at
+
+    def _repair(self, order: Order) -> None:
+        kernels = repair(self.graph, self.priced.book, order.kernels, self.max_peak_bytes, self.expires_at)
+        if kernels != order.kernels:
+            self._keep(_arrange(self.graph, kernels, self.max_peak_bytes))
+
+    def _fits(self, ps_per_unit: int) -> bool:
+        """Plan at this surcharge; whether the plan keeps to the limit."""
+        self.priced.ps_per_unit = ps_per_unit
+        left = replace(self.budget, deadline_s=max(self.expires_at - time.monotonic(), 0.0))
+        kernels = self.priced.real(self.plan_groups(self.graph, self.priced, left).kernels)
+        order = _arrange(self.graph, kernels, self.max_peak_bytes)
+        self._keep(order)
+        if order.peak_bytes > self.max_peak_bytes:
+            self._charge(order)
+            return False
+        return True
+
+    def _keep(self, order: Order) -> None:
+        if order.peak_bytes < self.lowest.peak_bytes:
+            self.lowest = order
+        fits = order.peak_bytes <= self.max_peak_bytes
+        if fits and (self.best is None or _rank(order.kernels) < _rank(self.best.kernels)):
+            self.best = order
+
+    def _charge(self, order: Order) -> None:
+        """What is alive where too much is becomes dear."""
+        lives = lives_of(self.graph, order.kernels)
+        needs = profile(lives, range(len(order.kernels)))
+        over = {step for step, need in enumerate(needs) if need > self.max_peak_bytes}
+        self.priced.charge(
+            v
+            for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
+            if not over.isdisjoint(range(writer, users[-1] + 1))
+        )
+
+
+def _rank(kernels: Sequence[Kernel]) -> tuple[int, int, int]:
+    return (_time_ps(kernels), sum(k.cost.hbm_bytes for k in kernels), len(kernels))

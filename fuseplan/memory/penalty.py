@@ -1,0 +1,99 @@
+"""Prices that make memory dear: so much more for each byte that is written for later kernels.
+
+A planner takes equal groups to cost the same wherever they are, so a surcharge must follow from a
+group's structure alone. It is on the results of *kinds* of nodes: a value that is alive at the
+peak makes those of all nodes like its producer dear.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from costmodel.graph import Graph
+from costmodel.kernel import KernelSpec
+from costmodel.memory import is_bitcast
+from fuseplan.errors import Verdict
+from fuseplan.plan import Kernel
+from fuseplan.pricing import Nodes, PriceBook, Pricing
+
+UNIT_BYTES = 2**20
+"""Surcharges are integers: picoseconds for so many bytes."""
+
+
+class Penalised:
+    """``pricing`` with a surcharge on what kernels write; nothing at first. Groups are priced
+    once, whatever the surcharge is changed to."""
+
+    def __init__(self, graph: Graph, pricing: Pricing) -> None:
+        self.graph = graph
+        self.ps_per_unit = 0
+        self._pricing = pricing
+        self.book = PriceBook(graph, pricing)
+        """Prices without the surcharge."""
+        self._kind = [self.book.signatures.of((node.id,)).key for node in graph.nodes]
+        self._dear: set[tuple[int, ...]] = set()
+        self.offers: tuple[Nodes, ...] = self.book.offers
+        self.absorbs_moves: bool = self.book.absorbs_moves
+        self.residency = self.book.residency
+        self._outputs = frozenset(graph.outputs)
+
+    def charge(self, values: Iterable[int]) -> None:
+        """Make ``values``, and all like them, dear."""
+        makers = (self.graph.values[v].producer for v in values)
+        self._dear.update(self._kind[n] for n in makers if n >= 0)
+
+    def surcharge_ps(self, spec: KernelSpec) -> int:
+        """What is added to the kernel's time."""
+        if not self.ps_per_unit or is_bitcast(self.graph, spec):
+            return 0
+        return sum(self._surcharge_ps(a.value) for a in spec.writes)
+
+    def _surcharge_ps(self, v: int) -> int:
+        value = self.graph.values[v]
+        if self._kind[value.producer] not in self._dear:
+            return 0
+        return value.nbytes * self.ps_per_unit // UNIT_BYTES
+
+    def floor(self, nodes: Nodes) -> int:
+        """``pricing``'s floor, and the surcharge on what is written however ``nodes`` are grouped."""
+        floor_ps = self.book.floor(nodes)
+        if not self.ps_per_unit:
+            return floor_ps
+        graph, inside = self.graph, set(nodes)
+        for n in nodes:
+            if graph.nodes[n].bitcast:
+                continue
+            for v in graph.nodes[n].outputs:
+                if v in self._outputs or not inside.issuperset(graph.consumers[v]):
+                    floor_ps += self._surcharge_ps(v)
+        return floor_ps
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        return self._pricing.compatible(nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        return self._pricing.oversized(nodes, crossing)
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._pricing.renames(n)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """The group as ``pricing`` schedules it, with the surcharge."""
+        answer = self.book.price(nodes)
+        if isinstance(answer, Verdict):
+            return answer
+        return self._plus(self.book.kernel(nodes), 1)
+
+    def real(self, kernels: Sequence[Kernel]) -> tuple[Kernel, ...]:
+        """Kernels that a planner chose by these prices, at what they cost without."""
+        return tuple(self._plus(kernel, -1) for kernel in kernels)
+
+    def _plus(self, kernel: Kernel, sign: int) -> Kernel:
+        extra = sign * self.surcharge_ps(kernel.spec)
+        if not extra:
+            return kernel
+        return replace(kernel, cost=replace(kernel.cost, launch_ps=kernel.cost.launch_ps + extra))
