@@ -8,6 +8,9 @@ On a core the accounting follows what each backend's compiler does with a block:
   streamed (``num_stages=2``); everything else lives in registers. Checked against the
   compiler on an H200, bf16: matmul 128x128x64 in 3 stages 98,304 bytes = 3 x 32,768, and
   attention D=64 with 128x128 blocks 81,920 bytes = q 16,384 + 2 x (k + v) 32,768.
+  What a streamed operand is computed from passes through shared memory too, in one buffer
+  less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
+  65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
 """
 
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Axis, KernelSpec
+from costmodel.kernel import Access, Axis, KernelSpec
 
 _STAGES = 2
 """Buffers of a streamed operand: one is filled while the other is used."""
@@ -62,12 +65,12 @@ def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
         return Footprint(0)
     tiled = device.sequential_grid
     bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
-    read: dict[int, int] = {}
-    for a in spec.reads:
-        read[a.value] = read.get(a.value, 0) + block_bytes(spec.axes, a.axes, bits[a.value], tiled)
-    accumulators, peak, operands = _scan(graph, spec, read, tiled)
+    read = {a: block_bytes(spec.axes, a.axes, bits[a.value], tiled) for a in spec.reads}
     if spec.backend == "triton":
-        return Footprint(sum(operands.values()), accumulators + peak)
+        shared, loaded = _shared(graph, spec, read)
+        accumulators, peak = _scan(graph, spec, loaded, tiled)
+        return Footprint(shared, accumulators + peak)
+    accumulators, peak = _scan(graph, spec, {}, tiled)
     written = sum(block_bytes(spec.axes, a.axes, bits[a.value], tiled) for a in spec.writes)
     blocks = sum(read.values()) + written
     return Footprint((_STAGES if tiled else 1) * blocks + accumulators + peak)
@@ -96,33 +99,30 @@ def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _scan(
-    graph: Graph, spec: KernelSpec, read: dict[int, int], tiled: bool
-) -> tuple[int, int, dict[int, int]]:
+def _scan(graph: Graph, spec: KernelSpec, loaded: dict[int, int], tiled: bool) -> tuple[int, int]:
     """Evaluate the nodes in order at block shape and watch what is alive.
 
-    Returns bytes of (carried accumulators, the peak of live values, shared memory for each
-    contraction operand). A value dies with its last consumer in the group. An elementwise
-    node overwrites an operand that dies in it; a broadcast is never materialised.
+    ``loaded`` are the bytes of registers that values from outside take from their first use.
+    Returns bytes of (carried accumulators, the peak of live values). A value dies with its
+    last consumer in the group. An elementwise node overwrites an operand that dies in it; a
+    broadcast is never materialised.
     """
-    triton = spec.backend == "triton"
     nodes = [graph.nodes[n] for n in spec.nodes]
     last: dict[int, int] = {}
     for step, node in enumerate(nodes):
         for v in node.inputs:
             last[v] = step
-    operands = _operands(graph, spec, nodes, read) if triton else {}
     streamed = spec.streamed
     sizes: dict[tuple[DimMap, DimMap, int], int] = {}  # most values of a group have one of few shapes
     live: dict[int, int] = {}
     root: dict[int, int] = {}  # a broadcast result stands for the value it repeats
     accumulators = now = peak = 0
     for step, node in enumerate(nodes):
-        if triton:  # values are loaded into registers where they are first used
+        if loaded and not node.flops.matrix:  # a contraction takes its operands from shared memory
             for v in node.inputs:
-                if v in read and v not in operands and v not in live:
-                    live[v] = read[v]
-                    now += read[v]
+                if v in loaded and v not in live:
+                    live[v] = loaded[v]
+                    now += loaded[v]
         if node.kind == OpKind.BROADCAST and node.inputs:
             source, out = root.get(node.inputs[0], node.inputs[0]), node.outputs[0]
             root[out] = source
@@ -158,7 +158,7 @@ def _scan(
         for v in node.outputs:
             if v not in last:  # only written out: gone once stored
                 now -= live.pop(v, 0)
-    return accumulators, peak, operands
+    return accumulators, peak
 
 
 def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) -> bool:
@@ -168,22 +168,36 @@ def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) 
     )
 
 
-def _operands(graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int, int]) -> dict[int, int]:
-    """Shared memory of each contraction operand: loaded ones in full, in two stages when
-    streamed; of those made in the kernel only the right one (the left is in registers)."""
+def _shared(graph: Graph, spec: KernelSpec, read: dict[Access, int]) -> tuple[int, dict[int, int]]:
+    """Shared memory that the contractions of a Triton kernel take, and the registers of what is
+    read beside their operands, by value.
+
+    Loaded operands are there in full, in two stages when streamed; of those made in the kernel
+    only the right one (the left is in registers), and what they are made of.
+    """
     streamed = spec.streamed
-    result: dict[int, int] = {}
-    for step, node in enumerate(nodes):
+    operands: dict[Access, int] = {}
+    for step, n in enumerate(spec.nodes):
+        node = graph.nodes[n]
         if not node.flops.matrix:
             continue
         for i, (v, dim_map) in enumerate(zip(node.inputs, node.input_maps, strict=True)):
-            if v in read:
-                moves = any(streamed in spec.node_axes[step][d] for dims in dim_map for d in dims)
-                result[v] = read[v] * (_STAGES if moves else 1)
+            access = Access(
+                v, tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
+            )
+            if access in read:
+                operands[access] = read[access] * (_STAGES if streamed in access.axis_set else 1)
             elif i:
-                axes = tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
-                result[v] = block_bytes(spec.axes, axes, dtypes.bits(graph.values[v].dtype), False)
-    return result
+                bits = dtypes.bits(graph.values[v].dtype)
+                operands[access] = block_bytes(spec.axes, access.axes, bits, False)
+    shared = sum(operands.values())
+    loaded: dict[int, int] = {}
+    for access, size in read.items():
+        if access not in operands:
+            loaded[access.value] = loaded.get(access.value, 0) + size
+            if operands and streamed in access.axis_set:
+                shared += size * (_STAGES - 1)
+    return shared, loaded
 
 
 def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence[int] = ()) -> int:

@@ -112,6 +112,7 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
     each contraction at the rate of its first operand's dtype."""
     matrix = vector = transcendental = matrix_ps = 0
     factors: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
+    again, steps = _each_step(graph, spec, device)
     for i, n in enumerate(spec.nodes):
         node = graph.nodes[n]
         flops = node.flops
@@ -121,6 +122,8 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
             if own not in factors:
                 factors[own] = repeat_factor(spec, own)
             times, per = factors[own]
+            if i in again:
+                times *= steps
         if flops.vector:
             vector += -(-flops.vector * times // per)
         if flops.transcendental:
@@ -132,11 +135,30 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
     return Flops(matrix, vector, transcendental), matrix_ps
 
 
+def _each_step(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[frozenset[int], int]:
+    """The nodes, by position, that do not carry the streamed axis and yet run in every step of
+    it, and how many steps those are: on a sequential grid nothing but accumulators is kept from
+    one step to the next, so what the loop needs is made again."""
+    streamed = spec.streamed
+    if streamed is None or not device.sequential_grid or spec.axes[streamed].n_tiles == 1:
+        return frozenset(), 1
+    needed: set[int] = set()
+    again: list[int] = []
+    for i in range(len(spec.nodes) - 1, -1, -1):
+        node = graph.nodes[spec.nodes[i]]
+        if any(streamed in axes for axes in spec.node_axes[i]):
+            needed.update(node.inputs)
+        elif not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            again.append(i)
+    return frozenset(again), spec.axes[streamed].n_tiles
+
+
 def repeat_factor(spec: KernelSpec, node_axes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
     """How many times over a node's flops are executed, as (numerator, denominator): once
     for each tile of a parallel axis that it does not carry, and over the padded extent of
     the axes that it does. What does not carry the streamed axis runs before or after the
-    loop: once."""
+    loop: once (but on a sequential grid: ``_each_step``)."""
     carried = {a for axes in node_axes for a in axes}
     times, per = 1, 1
     for i, axis in enumerate(spec.axes):

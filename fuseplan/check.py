@@ -19,6 +19,7 @@ from fuseplan.errors import InvalidPlanError
 from fuseplan.legality import refuse
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
+from fuseplan.prologues import gated
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -32,6 +33,7 @@ def check_plan(plan: Plan) -> Plan:
     _check_order(plan)
     results = frozenset(plan.graph.outputs)
     unifier = Unifier(plan.graph)
+    is_gated = gated(plan.graph)
     for k, kernel in enumerate(plan.kernels):
         where = _where(plan.graph, k, kernel.spec)
         _check_group(plan.graph, kernel.spec, where)
@@ -51,7 +53,7 @@ def check_plan(plan: Plan) -> Plan:
             f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {plan.device.name}",
         )
         backend = "loops" if kernel.spec.backend == "loops" else plan.device.backend
-        refused = refuse(plan.graph, backend, kernel.spec.nodes, unifier)
+        refused = refuse(plan.graph, backend, kernel.spec.nodes, unifier, is_gated)
         _require(refused is None, f"{where} breaks a rule: {refused}")
     _check_bound(plan)
     return plan
@@ -192,6 +194,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
         _check_passes(graph, spec, where)
     else:
         _require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
+        _check_loop(graph, spec, where)
     reads: set[Access] = set()
     writes: set[Access] = set()
     outside = {a.value for a in spec.reads}
@@ -232,6 +235,33 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
                 "not index it",
             )
+
+
+def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """The one loop of a kernel needs no result that it completes, and what it makes on each
+    tile stays inside."""
+    streamed = spec.streamed
+    if streamed is None:
+        return
+    complete: set[int] = set()
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        waits = not complete.isdisjoint(node.inputs)
+        carries = any(streamed in axes for axes in own)
+        _require(
+            not (waits and carries),
+            f"{where}: n{n} {node.op} walks the streamed axis again after a reduction of it",
+        )
+        sums = any(
+            streamed in axes and role == DimRole.REDUCED for axes, role in zip(own, node.roles, strict=True)
+        )
+        if waits or sums:
+            complete.update(node.outputs)
+    for access in spec.writes:
+        _require(
+            streamed not in access.axis_set,
+            f"{where} writes v{access.value} from inside its loop over an axis of {spec.axes[streamed].size}",
+        )
 
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:

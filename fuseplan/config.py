@@ -8,6 +8,7 @@ from pathlib import Path
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.local import find_device, local_device
 from fuseplan.planners import get_planner
 
@@ -23,6 +24,7 @@ class Options:
     planner: str = "solver"
     deadline_s: float = DEFAULT_DEADLINE_S
     strict: bool = False
+    features: Features = ALL_FEATURES
 
 
 def make_options(

@@ -69,7 +69,7 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
     clock = clock or Clock()
     graph = lowered.graph
-    scheduler = Scheduler(graph, options.device, lowered)
+    scheduler = Scheduler(graph, options.device, lowered, options.features)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     grouping = get_planner(options.planner)(graph, scheduler, Budget(options.deadline_s, max_groups))
     clock.add(grouping.stats.seconds)

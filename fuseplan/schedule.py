@@ -17,11 +17,13 @@ from costmodel.kernel import KernelSpec
 from costmodel.memory import Footprint, footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import Verdict
+from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
+from fuseplan.prologues import gated
 from fuseplan.residency import refuse_resident
 from fuseplan.spec import SpecMaker, whole_array_spec
 from fuseplan.tiles import Tiles, largest_block_bytes, tilings
@@ -34,9 +36,17 @@ _PRICED = 4
 class Scheduler:
     """Prices groups of one graph on one device: legality first, then the best schedule."""
 
-    def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceSpec,
+        lowered: Lowered | None = None,
+        features: Features = ALL_FEATURES,
+    ) -> None:
         self.graph = graph
         self.device = device
+        self.features = features
+        self._gated = gated(graph)
         self._floor = Floor(graph, device)
         self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
         self._unify = Unifier(graph)
@@ -61,7 +71,7 @@ class Scheduler:
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
-        return refuse(self.graph, self.device.backend, nodes, self._axes)
+        return refuse(self.graph, self.device.backend, nodes, self._axes, self._gated, self.features)
 
     def oversized(self, nodes: tuple[int, ...], written_for_good: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph, Node
+from fuseplan.prologues import gated
 
 Key = tuple[int, ...]
 
@@ -34,7 +35,11 @@ class Signatures:
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
         known: dict[tuple, int] = {}
-        self._class = [known.setdefault(_node_key(graph, node), len(known)) for node in graph.nodes]
+        # What may be computed inside a contraction depends on who reads it, and whoever reads that.
+        self._class = [
+            known.setdefault((*_node_key(graph, node), inside), len(known))
+            for node, inside in zip(graph.nodes, gated(graph), strict=True)
+        ]
         self._is_output = set(graph.outputs)
 
     def of(self, nodes: Sequence[int]) -> Structure:

@@ -78,7 +78,21 @@ REFUSED = {
     "opaque": (lambda x: jnp.sort(x) * 2, (shape(8, 128),), "opaque"),
     "side effects": (lambda x: (jax.debug.print("{}", x.sum()), x * 2)[1], (shape(8, 128),), "side-effects"),
     "two matmuls": (lambda x, w: (x @ w) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
-    "into an operand": (lambda x, w: jnp.exp(x) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
+    "an operand that is a result": (
+        lambda x, w: (lambda y: (y @ w, y))(jnp.exp(x)),
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
+    "an operand along two axes": (
+        lambda x, w: (lambda y: y @ w + y)(jnp.exp(x)),
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
+    "rows into an operand": (
+        lambda x, w: (x / x.sum(1, keepdims=True)) @ w,
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
     "rows of a matmul": (lambda x, w: (x @ w).sum(1), (shape(64, 64), shape(64, 64)), "shapes"),
     "no rule for the backend": (lambda x: jax.lax.lgamma(x) * 2, (shape(64, 64),), "backend"),
     "on chip": (
