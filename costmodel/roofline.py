@@ -112,10 +112,12 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
     each contraction at the rate of its first operand's dtype."""
     matrix = vector = transcendental = matrix_ps = 0
     factors: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
-    again, steps = _each_step(graph, spec, device)
+    again = _each_step(graph, spec) if device.sequential_grid else frozenset()
     for i, n in enumerate(spec.nodes):
         node = graph.nodes[n]
         flops = node.flops
+        if not flops.total:
+            continue
         times, per = 1, 1
         if spec.axes:
             own = spec.node_axes[i]
@@ -123,7 +125,7 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
                 factors[own] = repeat_factor(spec, own)
             times, per = factors[own]
             if i in again:
-                times *= steps
+                times *= spec.axes[spec.streamed or 0].n_tiles
         if flops.vector:
             vector += -(-flops.vector * times // per)
         if flops.transcendental:
@@ -135,23 +137,26 @@ def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, in
     return Flops(matrix, vector, transcendental), matrix_ps
 
 
-def _each_step(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[frozenset[int], int]:
+def _each_step(graph: Graph, spec: KernelSpec) -> frozenset[int]:
     """The nodes, by position, that do not carry the streamed axis and yet run in every step of
-    it, and how many steps those are: on a sequential grid nothing but accumulators is kept from
-    one step to the next, so what the loop needs is made again."""
+    it on a sequential grid: nothing but accumulators is kept from one step to the next, so
+    what the loop needs is made again."""
     streamed = spec.streamed
-    if streamed is None or not device.sequential_grid or spec.axes[streamed].n_tiles == 1:
-        return frozenset(), 1
+    if streamed is None:
+        return frozenset()
+    carries = [any(streamed in axes for axes in own) for own in spec.node_axes]
+    if carries[0] and carries == sorted(carries, reverse=True):
+        return frozenset()  # as most are: a loop, then what follows from it
     needed: set[int] = set()
     again: list[int] = []
     for i in range(len(spec.nodes) - 1, -1, -1):
         node = graph.nodes[spec.nodes[i]]
-        if any(streamed in axes for axes in spec.node_axes[i]):
+        if carries[i]:
             needed.update(node.inputs)
         elif not needed.isdisjoint(node.outputs):
             needed.update(node.inputs)
             again.append(i)
-    return frozenset(again), spec.axes[streamed].n_tiles
+    return frozenset(again)
 
 
 def repeat_factor(spec: KernelSpec, node_axes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:

@@ -7,7 +7,7 @@ the backend can address and what fits on chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
@@ -109,7 +109,12 @@ class Scheduler:
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
-        for spec, need in self._fitting(nodes, edge, tried):
+
+        def hopeless(spec: KernelSpec) -> bool:
+            # What a tile needs on chip only ever costs time: without it nothing is overestimated.
+            return best_key is not None and best_key[0] < self._optimistic_ps(spec)
+
+        for spec, need in self._fitting(nodes, edge, tried, hopeless):
             cost = estimate(self.graph, spec, self.device, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
@@ -142,14 +147,22 @@ class Scheduler:
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
 
+    def _optimistic_ps(self, spec: KernelSpec) -> int:
+        return estimate(self.graph, spec, self.device, Footprint(0)).time_ps
+
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""
         return (spec for spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
     def _fitting(
-        self, nodes: tuple[int, ...], edge: Boundary, tried: list[Tiles]
+        self,
+        nodes: tuple[int, ...],
+        edge: Boundary,
+        tried: list[Tiles],
+        hopeless: Callable[[KernelSpec], bool] = lambda spec: False,
     ) -> Iterator[tuple[KernelSpec, Footprint]]:
-        """Schedules that fit, with what they need; ``tried`` receives every tiling looked at."""
+        """Schedules that fit and, of a contraction's many, are not ``hopeless``, with what they
+        need; ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
             spec = whole_array_spec(self.graph, nodes)
@@ -168,6 +181,8 @@ class Scheduler:
                 if largest_block_bytes(layout, tiles) > limit_bytes:
                     continue
                 spec = make_spec(tiles)
+                if layout.contraction is not None and hopeless(spec):
+                    continue
                 need = footprint(self.graph, spec, device)
                 if need.fits(device):
                     yield spec, need

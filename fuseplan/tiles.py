@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
+from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from fuseplan.layout import Contraction, Layout
 
@@ -35,8 +37,9 @@ def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterat
     options = _options(layout, roles, backend)
     if options is None:
         return
+    blocks = _blocks(layout)
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if addressable(layout, tiles, backend):
+        if _addressable(layout.sizes, blocks, tiles, backend):
             yield tiles
 
 
@@ -146,15 +149,36 @@ def addressable(layout: Layout, tiles: Tiles, backend: str) -> bool:
     """Whether the backend can load, compute and store blocks of these tiles. Mosaic reshapes
     blocks of rank two and more as it likes, but splits or merges no vector
     (tests/aot/test_compile_kernels.py)."""
-    for access in layout.reads + layout.writes + layout.inner:
-        for dims in access.axes:
-            if len(dims) > 1 and not _contiguous(layout.sizes, dims, tiles):
-                return False
+    return _addressable(layout.sizes, _blocks(layout), tiles, backend)
+
+
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How the blocks of a group lie, each way once: its values are of few shapes."""
+
+    merged: tuple[tuple[int, ...], ...]
+    """Axes that one dimension merges."""
+    vectors: tuple[tuple[int, ...], ...]
+    """Axes that the only dimension of a value merges."""
+    exchanged: tuple[DimMap, ...]
+    """Of what is read and written."""
+
+
+def _blocks(layout: Layout) -> _Blocks:
+    exchanged = dict.fromkeys(a.axes for a in layout.reads + layout.writes)
+    every = dict.fromkeys([*exchanged, *(a.axes for a in layout.inner)])
+    merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
+    vectors = tuple(axes[0] for axes in every if len(axes) == 1)
+    return _Blocks(tuple(merged), vectors, tuple(exchanged))
+
+
+def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str) -> bool:
+    if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
+        return False
     if backend != "mosaic_tpu":
         return True
-    return all(_mosaic_block(layout.sizes, a, tiles) for a in layout.reads + layout.writes) and not any(
-        len(access.axes) == 1 and sum(tiles[a] > 1 for a in access.axes[0]) > 1
-        for access in layout.reads + layout.writes + layout.inner
+    return all(_mosaic_block(sizes, axes, tiles) for axes in blocks.exchanged) and not any(
+        sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
     )
 
 
@@ -174,8 +198,8 @@ def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
     return True
 
 
-def _mosaic_block(sizes: Tiles, access: Access, tiles: Tiles) -> bool:
-    shape = [(math.prod(tiles[a] for a in d), math.prod(sizes[a] for a in d)) for d in access.axes]
+def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles) -> bool:
+    shape = [(math.prod(tiles[a] for a in d), math.prod(sizes[a] for a in d)) for d in axes[-2:]]
     for (block, extent), quantum in zip(reversed(shape), (_LANES, _SUBLANES), strict=False):
         if block != extent and block % quantum:
             return False
