@@ -13,9 +13,9 @@ from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
-from costmodel.kernel import KernelSpec
+from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import Footprint, footprint
-from costmodel.roofline import estimate
+from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
@@ -26,7 +26,7 @@ from fuseplan.plan import Kernel
 from fuseplan.prologues import gated
 from fuseplan.residency import refuse_resident
 from fuseplan.spec import SpecMaker, whole_array_spec
-from fuseplan.tiles import Tiles, largest_block_bytes, tilings
+from fuseplan.tiles import Deeper, Tiles, largest_block_bytes, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
 # first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
@@ -110,12 +110,21 @@ class Scheduler:
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
 
+        numbered: object = None
+        work = Work((), ())
+
+        def cost_of(spec: KernelSpec, need: Footprint) -> Cost:
+            nonlocal numbered, work
+            if spec.node_axes is not numbered:  # Schedules of the same roles share it.
+                numbered, work = spec.node_axes, work_of(self.graph, spec)
+            return estimate(self.graph, spec, self.device, need, work)
+
         def hopeless(spec: KernelSpec) -> bool:
             # What a tile needs on chip only ever costs time: without it nothing is overestimated.
-            return best_key is not None and best_key[0] < self._optimistic_ps(spec)
+            return best_key is not None and best_key[0] < cost_of(spec, Footprint(0)).time_ps
 
         for spec, need in self._fitting(nodes, edge, tried, hopeless):
-            cost = estimate(self.graph, spec, self.device, need)
+            cost = cost_of(spec, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
@@ -147,9 +156,6 @@ class Scheduler:
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
 
-    def _optimistic_ps(self, spec: KernelSpec) -> int:
-        return estimate(self.graph, spec, self.device, Footprint(0)).time_ps
-
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""
         return (spec for spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
@@ -176,16 +182,21 @@ class Scheduler:
         for roles in axis_roles(self.graph, nodes, axes, layout):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             found = 0
+            deeper = Deeper(layout, roles)
             for tiles in tilings(layout, roles, device.backend):
                 tried.append(tiles)
                 if largest_block_bytes(layout, tiles) > limit_bytes:
                     continue
+                if device.sequential_grid and deeper.is_known(tiles):
+                    continue
                 spec = make_spec(tiles)
                 if layout.contraction is not None and hopeless(spec):
+                    deeper.add(tiles)
                     continue
                 need = footprint(self.graph, spec, device)
                 if need.fits(device):
                     yield spec, need
+                    deeper.add(tiles)
                     found += 1
                     if found == _PRICED and layout.contraction is None:
                         break

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
@@ -34,13 +35,54 @@ Tiles = tuple[int, ...]
 
 def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterator[Tiles]:
     """Tiles for each axis that ``backend`` can address, the largest blocks first."""
-    options = _options(layout, roles, backend)
-    if options is None:
+    if layout.contraction is not None:
+        # Groups around one contraction differ in little else: most are asked for again.
+        yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
         return
-    blocks = _blocks(layout)
+    yield from _sorted(_options(layout, roles, backend), layout.sizes, _blocks(layout), backend)
+
+
+@lru_cache(maxsize=256)
+def _matmul_tilings(
+    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], blocks: _Blocks, backend: str
+) -> tuple[Tiles, ...]:
+    options = _matmul_options(sizes, dot, roles, backend)
+    return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
+
+
+def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if _addressable(layout.sizes, blocks, tiles, backend):
+        if _addressable(sizes, blocks, tiles, backend):
             yield tiles
+
+
+class Deeper:
+    """Tilings of a contraction that differ in the depth of a step alone: on a sequential grid
+    the deeper never costs more, unless it pads more. It reads the same, in fewer steps
+    (test_schedule.py::test_deeper_steps_cost_no_more)."""
+
+    def __init__(self, layout: Layout, roles: tuple[AxisRole, ...]) -> None:
+        streamed = AxisRole.STREAMED in roles and layout.contraction is not None
+        self._depth = roles.index(AxisRole.STREAMED) if streamed else -1
+        self._size = layout.sizes[self._depth] if streamed else 0
+        self._padded: dict[Tiles, int] = {}
+
+    def is_known(self, tiles: Tiles) -> bool:
+        """Whether one that differs from it in a deeper step, and pads no more, was added."""
+        others, padded = self._split(tiles)
+        return self._padded.get(others, padded + 1) <= padded
+
+    def add(self, tiles: Tiles) -> None:
+        """It was priced, the deepest first."""
+        others, padded = self._split(tiles)
+        self._padded[others] = min(self._padded.get(others, padded), padded)
+
+    def _split(self, tiles: Tiles) -> tuple[Tiles, int]:
+        depth = self._depth
+        if depth < 0:
+            return tiles, 0
+        tile = tiles[depth]
+        return (*tiles[:depth], *tiles[depth + 1 :]), -(-self._size // tile) * tile
 
 
 def largest_block_bytes(layout: Layout, tiles: Tiles) -> int:
@@ -54,9 +96,7 @@ def largest_block_bytes(layout: Layout, tiles: Tiles) -> int:
     return largest
 
 
-def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]] | None:
-    if layout.contraction is not None:
-        return _matmul_options(layout, layout.contraction, roles, backend)
+def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
     lanes = _lanes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
     row = _innermost(layout, rows)
@@ -76,10 +116,9 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
 
 
 def _matmul_options(
-    layout: Layout, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
+    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
 ) -> list[tuple[int, ...]] | None:
     """One row, one column and one depth axis get tiles; the others are of one."""
-    sizes = layout.sizes
     long = {axes[-1] for axes in (dot.rows, dot.columns) if axes}
     extra_depth = [a for a in dot.depth if roles[a] != AxisRole.STREAMED]
     if len(extra_depth) > 1:
