@@ -8,6 +8,9 @@ On a core the accounting follows what each backend's compiler does with a block:
   streamed (``num_stages=2``); everything else lives in registers. Checked against the
   compiler on an H200, bf16: matmul 128x128x64 in 3 stages 98,304 bytes = 3 x 32,768, and
   attention D=64 with 128x128 blocks 81,920 bytes = q 16,384 + 2 x (k + v) 32,768.
+  What a streamed operand is computed from passes through shared memory too, in one buffer
+  less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
+  65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
 """
 
@@ -19,7 +22,7 @@ from dataclasses import dataclass
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Axis, KernelSpec
+from costmodel.kernel import Access, Axis, KernelSpec
 
 _STAGES = 2
 """Buffers of a streamed operand: one is filled while the other is used."""
@@ -73,14 +76,14 @@ class Occupancy:
         self._tiled = tiled = device.sequential_grid
         blocks = self._blocks = _Blocks()
         bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
-        read: dict[int, int] = {}
-        for a in spec.reads:
-            read[a.value] = read.get(a.value, 0) + blocks.symbol(a.axes, bits[a.value])
-        accumulators, peaks, operands = _scan(graph, spec, read, tiled, blocks)
+        read = {a: blocks.symbol(a.axes, bits[a.value]) for a in spec.reads}
         if spec.backend == "triton":
-            self._onchip: tuple[int, ...] = (sum(operands.values()),)
+            shared, loaded = _shared(graph, spec, read, blocks)
+            accumulators, peaks = _scan(graph, spec, loaded, tiled, blocks)
+            self._onchip: tuple[int, ...] = (shared,)
             self._registers = tuple([peak + accumulators for peak in peaks])
         else:
+            accumulators, peaks = _scan(graph, spec, {}, tiled, blocks)
             written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)
             through = (_STAGES if tiled else 1) * (sum(read.values()) + written) + accumulators
             self._onchip, self._registers = tuple([peak + through for peak in peaks]), ()
@@ -149,21 +152,20 @@ def _up(n: int, multiple: int) -> int:
 
 
 def _scan(
-    graph: Graph, spec: KernelSpec, read: dict[int, int], tiled: bool, blocks: _Blocks
-) -> tuple[int, tuple[int, ...], dict[int, int]]:
+    graph: Graph, spec: KernelSpec, loaded: dict[int, int], tiled: bool, blocks: _Blocks
+) -> tuple[int, tuple[int, ...]]:
     """Evaluate the nodes in order at block shape and watch what is alive.
 
-    Returns sums of blocks: (carried accumulators, what is alive at each step, shared memory for
-    each contraction operand). A value dies with its last consumer in the group. An elementwise
-    node overwrites an operand that dies in it; a broadcast is never materialised.
+    ``loaded`` are the blocks in registers that values from outside take from their first use.
+    Returns sums of blocks: (carried accumulators, what is alive at each step). A value dies with
+    its last consumer in the group. An elementwise node overwrites an operand that dies in it; a
+    broadcast is never materialised.
     """
-    triton = spec.backend == "triton"
     nodes = [graph.nodes[n] for n in spec.nodes]
     last: dict[int, int] = {}
     for step, node in enumerate(nodes):
         for v in node.inputs:
             last[v] = step
-    operands = _operands(graph, spec, nodes, read, blocks) if triton else {}
     streamed = spec.streamed
     sizes: dict[tuple[DimMap, DimMap, int], int] = {}  # most values of a group have one of few shapes
     live: dict[int, int] = {}
@@ -171,11 +173,11 @@ def _scan(
     accumulators = now = 0
     peaks: dict[int, None] = {}
     for step, node in enumerate(nodes):
-        if triton:  # values are loaded into registers where they are first used
+        if loaded and not node.flops.matrix:  # a contraction takes its operands from shared memory
             for v in node.inputs:
-                if v in read and v not in operands and v not in live:
-                    live[v] = read[v]
-                    now += read[v]
+                if v in loaded and v not in live:
+                    live[v] = loaded[v]
+                    now += loaded[v]
         if node.kind == OpKind.BROADCAST and node.inputs:
             source, out = root.get(node.inputs[0], node.inputs[0]), node.outputs[0]
             root[out] = source
@@ -211,7 +213,7 @@ def _scan(
         for v in node.outputs:
             if v not in last:  # only written out: gone once stored
                 now -= live.pop(v, 0)
-    return accumulators, tuple(peaks) or (0,), operands
+    return accumulators, tuple(peaks) or (0,)
 
 
 def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) -> bool:
@@ -221,24 +223,38 @@ def _carries(node: Node, node_axes: tuple[tuple[int, ...], ...], streamed: int) 
     )
 
 
-def _operands(
-    graph: Graph, spec: KernelSpec, nodes: list[Node], read: dict[int, int], blocks: _Blocks
-) -> dict[int, int]:
-    """Shared memory of each contraction operand: loaded ones in full, in two stages when
-    streamed; of those made in the kernel only the right one (the left is in registers)."""
+def _shared(
+    graph: Graph, spec: KernelSpec, read: dict[Access, int], blocks: _Blocks
+) -> tuple[int, dict[int, int]]:
+    """Shared memory that the contractions of a Triton kernel take, and the registers of what is
+    read beside their operands, by value.
+
+    Loaded operands are there in full, in two stages when streamed; of those made in the kernel
+    only the right one (the left is in registers), and what they are made of.
+    """
     streamed = spec.streamed
-    result: dict[int, int] = {}
-    for step, node in enumerate(nodes):
+    operands: dict[Access, int] = {}
+    for step, n in enumerate(spec.nodes):
+        node = graph.nodes[n]
         if not node.flops.matrix:
             continue
         for i, (v, dim_map) in enumerate(zip(node.inputs, node.input_maps, strict=True)):
-            if v in read:
-                moves = any(streamed in spec.node_axes[step][d] for dims in dim_map for d in dims)
-                result[v] = read[v] * (_STAGES if moves else 1)
+            access = Access(
+                v, tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
+            )
+            if access in read:
+                operands[access] = read[access] * (_STAGES if streamed in access.axis_set else 1)
             elif i:
-                axes = tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
-                result[v] = blocks.symbol(axes, dtypes.bits(graph.values[v].dtype))
-    return result
+                bits = dtypes.bits(graph.values[v].dtype)
+                operands[access] = blocks.symbol(access.axes, bits)
+    shared = sum(operands.values())
+    loaded: dict[int, int] = {}
+    for access, size in read.items():
+        if access not in operands:
+            loaded[access.value] = loaded.get(access.value, 0) + size
+            if operands and streamed in access.axis_set:
+                shared += size * (_STAGES - 1)
+    return shared, loaded
 
 
 def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence[int] = ()) -> int:

@@ -9,6 +9,9 @@ arithmetic, rounded up, so that a plan never depends on the machine that made it
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from costmodel.axes import NodeAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph
 from costmodel.kernel import AxisRole, Cost, KernelSpec
@@ -30,10 +33,17 @@ and DMA descriptors. From the TPU compiler's own cycle estimates of a 4096x1024 
 rmsnorm on a v5e, 512 steps against 16: 655 cycles at 1.5 GHz a step, work included."""
 
 
-def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint | None = None) -> Cost:
+def estimate(
+    graph: Graph,
+    spec: KernelSpec,
+    device: DeviceSpec,
+    need: Footprint | None = None,
+    work: Work | None = None,
+) -> Cost:
     """What one run of the kernel ``spec`` costs on ``device``; times in picoseconds.
 
-    ``need`` is its ``footprint``, where the caller has it at hand already.
+    ``need`` is its ``footprint`` and ``work`` its ``work_of``, where the caller has them at
+    hand already.
 
     Limits: a vector operation costs the same whatever its dtype, and what the kernel
     before left in the cache saves nothing.
@@ -51,7 +61,7 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
-    flops, matrix_ps = _work(graph, spec, device)
+    flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
     memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)
     cache_ps = time_ps(moved.loaded_bytes, device.cache_bytes_per_s)
@@ -107,36 +117,77 @@ def estimate(graph: Graph, spec: KernelSpec, device: DeviceSpec, need: Footprint
     )
 
 
-def _work(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:
-    """All flops executed, recomputation and padding included, and the matrix units' time,
-    each contraction at the rate of its first operand's dtype."""
-    matrix = vector = transcendental = matrix_ps = 0
-    factors: dict[tuple[tuple[int, ...], ...], tuple[int, int]] = {}
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What the nodes of a group compute, summed over those that carry the same axes: equal for
+    all schedules that number the group's axes alike."""
+
+    terms: tuple[tuple[NodeAxes, bool, Flops], ...]
+    """Axes; whether it runs in every step of a sequential grid without carrying that axis; flops."""
+    products: tuple[tuple[NodeAxes, int, str], ...]
+    """Axes, flops and dtype of each contraction: they run at the rate of their first operand's."""
+
+
+def work_of(graph: Graph, spec: KernelSpec) -> Work:
+    """The work of ``spec`` and of every other schedule with its nodes, axes and streamed axis."""
+    again = _each_step(graph, spec)
+    terms: dict[tuple[NodeAxes, bool], Flops] = {}
+    products = []
     for i, n in enumerate(spec.nodes):
         node = graph.nodes[n]
-        flops = node.flops
-        times, per = 1, 1
-        if spec.axes:
-            own = spec.node_axes[i]
-            if own not in factors:
-                factors[own] = repeat_factor(spec, own)
-            times, per = factors[own]
-        if flops.vector:
-            vector += -(-flops.vector * times // per)
-        if flops.transcendental:
-            transcendental += -(-flops.transcendental * times // per)
-        if flops.matrix:
-            done = -(-flops.matrix * times // per)
-            matrix += done
-            matrix_ps += time_ps(done, device.matrix_rate(graph.values[node.inputs[0]].dtype))
+        if not node.flops.total:
+            continue
+        key = (spec.node_axes[i] if spec.axes else (), i in again)
+        terms[key] = terms.get(key, Flops()) + node.flops
+        if node.flops.matrix:
+            products.append((key[0], node.flops.matrix, graph.values[node.inputs[0]].dtype))
+    return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
+
+
+def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:
+    """All flops executed, recomputation and padding included, and the matrix units' time."""
+    matrix = vector = transcendental = matrix_ps = 0
+    for own, again, flops in work.terms:
+        times, per = repeat_factor(spec, own)
+        if again and device.sequential_grid:
+            times *= spec.axes[spec.streamed or 0].n_tiles
+        vector += -(-flops.vector * times // per)
+        transcendental += -(-flops.transcendental * times // per)
+    for own, product, dtype in work.products:
+        times, per = repeat_factor(spec, own)
+        done = -(-product * times // per)
+        matrix += done
+        matrix_ps += time_ps(done, device.matrix_rate(dtype))
     return Flops(matrix, vector, transcendental), matrix_ps
 
 
-def repeat_factor(spec: KernelSpec, node_axes: tuple[tuple[int, ...], ...]) -> tuple[int, int]:
+def _each_step(graph: Graph, spec: KernelSpec) -> frozenset[int]:
+    """The nodes, by position, that do not carry the streamed axis and yet run in every step of
+    it on a sequential grid: nothing but accumulators is kept from one step to the next, so
+    what the loop needs is made again."""
+    streamed = spec.streamed
+    if streamed is None:
+        return frozenset()
+    carries = [any(streamed in axes for axes in own) for own in spec.node_axes]
+    if carries[0] and carries == sorted(carries, reverse=True):
+        return frozenset()  # as most are: a loop, then what follows from it
+    needed: set[int] = set()
+    again: list[int] = []
+    for i in range(len(spec.nodes) - 1, -1, -1):
+        node = graph.nodes[spec.nodes[i]]
+        if carries[i]:
+            needed.update(node.inputs)
+        elif not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            again.append(i)
+    return frozenset(again)
+
+
+def repeat_factor(spec: KernelSpec, node_axes: NodeAxes) -> tuple[int, int]:
     """How many times over a node's flops are executed, as (numerator, denominator): once
     for each tile of a parallel axis that it does not carry, and over the padded extent of
     the axes that it does. What does not carry the streamed axis runs before or after the
-    loop: once."""
+    loop: once (but on a sequential grid: ``_each_step``)."""
     carried = {a for axes in node_axes for a in axes}
     times, per = 1, 1
     for i, axis in enumerate(spec.axes):

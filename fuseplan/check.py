@@ -9,6 +9,7 @@ they work on are checked as one (``check_kernel`` asks for nothing else).
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import fields
 from operator import attrgetter
 from typing import Any
@@ -18,6 +19,7 @@ from costmodel.graph import Graph, Node
 from costmodel.kernel import KernelSpec
 from fuseplan.check_kernel import check_kernel, name_of, require
 from fuseplan.plan import Kernel, Plan
+from fuseplan.prologues import gated
 
 
 def check_plan(plan: Plan) -> Plan:
@@ -29,13 +31,14 @@ def check_plan(plan: Plan) -> Plan:
     """
     _check_cover(plan)
     _check_order(plan)
-    describe = _Describer(plan.graph)
+    is_gated = gated(plan.graph)
+    describe = _Describer(plan.graph, is_gated)
     unifier = Unifier(plan.graph)
     checked: set[Any] = set()
     for k, kernel in enumerate(plan.kernels):
         key = describe(kernel)
         if key not in checked:
-            check_kernel(plan, k, describe.results, unifier)
+            check_kernel(plan, k, describe.results, unifier, is_gated)
             checked.add(key)
     _check_bound(plan)
     _check_constraints(plan)
@@ -51,7 +54,7 @@ class _Describer:
     )
     _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
 
-    def __init__(self, graph: Graph) -> None:
+    def __init__(self, graph: Graph, is_gated: Sequence[bool]) -> None:
         self.graph = graph
         self.results = frozenset(graph.outputs)
         shapes: dict[Any, int] = {}
@@ -59,8 +62,10 @@ class _Describer:
         known: dict[Any, int] = {}
         of_node = self._of_node
         self.kinds = [
-            known.setdefault((of_node(node), *[arrays[v] for v in node.inputs + node.outputs]), len(known))
-            for node in graph.nodes
+            known.setdefault(
+                (of_node(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
+            )
+            for node, inside in zip(graph.nodes, is_gated, strict=True)
         ]
 
     def __call__(self, kernel: Kernel) -> tuple[Any, ...]:

@@ -1,12 +1,13 @@
 """Check one kernel: it is legal, its schedule is possible, and it costs what it claims.
 
-What is asked of a kernel depends on its nodes, its schedule and which of its values are needed
-outside, and on nothing else of the plan.
+What is asked of a kernel depends on its nodes, its schedule, which of its values are needed
+outside and what may be computed inside a contraction, and on nothing else of the plan.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from costmodel.axes import Unifier, compose
 from costmodel.graph import DimRole, Graph, OpKind
@@ -19,9 +20,11 @@ from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
 
 
-def check_kernel(plan: Plan, k: int, results: frozenset[int], unifier: Unifier) -> None:
+def check_kernel(
+    plan: Plan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool]
+) -> None:
     """Raise ``InvalidPlanError`` unless kernel ``k`` is what it should be; ``results`` are those
-    of the function."""
+    of the function, ``is_gated`` what may be computed inside a contraction."""
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
     _check_group(graph, kernel.spec, where)
@@ -41,7 +44,7 @@ def check_kernel(plan: Plan, k: int, results: frozenset[int], unifier: Unifier) 
         f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
     )
     backend = "loops" if kernel.spec.backend == "loops" else device.backend
-    refused = refuse(graph, backend, kernel.spec.nodes, unifier)
+    refused = refuse(graph, backend, kernel.spec.nodes, unifier, is_gated)
     require(refused is None, f"{where} breaks a rule: {refused}")
 
 
@@ -120,6 +123,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
         _check_passes(graph, spec, where)
     else:
         require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
+        _check_loop(graph, spec, where)
     reads: set[Access] = set()
     writes: set[Access] = set()
     outside = {a.value for a in spec.reads}
@@ -160,6 +164,33 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
                 "not index it",
             )
+
+
+def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """The one loop of a kernel needs no result that it completes, and what it makes on each
+    tile stays inside."""
+    streamed = spec.streamed
+    if streamed is None:
+        return
+    complete: set[int] = set()
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        waits = not complete.isdisjoint(node.inputs)
+        carries = any(streamed in axes for axes in own)
+        require(
+            not (waits and carries),
+            f"{where}: n{n} {node.op} walks the streamed axis again after a reduction of it",
+        )
+        sums = any(
+            streamed in axes and role == DimRole.REDUCED for axes, role in zip(own, node.roles, strict=True)
+        )
+        if waits or sums:
+            complete.update(node.outputs)
+    for access in spec.writes:
+        require(
+            streamed not in access.axis_set,
+            f"{where} writes v{access.value} from inside its loop over an axis of {spec.axes[streamed].size}",
+        )
 
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from costmodel.device import DeviceSpec, UnknownDeviceError
 from fuseplan.constraints import Constraints
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.local import find_device, local_device
 from fuseplan.planners import get_planner
 
@@ -25,6 +26,7 @@ class Options:
     deadline_s: float = DEFAULT_DEADLINE_S
     strict: bool = False
     constraints: Constraints | None = None
+    features: Features = ALL_FEATURES
 
 
 def make_options(

@@ -7,11 +7,13 @@ a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.errors import Verdict
+from fuseplan.features import ALL_FEATURES, Features
+from fuseplan.prologues import refuse_prologue
 
 
 def refuse(
@@ -19,21 +21,32 @@ def refuse(
     backend: str,
     nodes: tuple[int, ...],
     axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
+    gated: Sequence[bool],
+    features: Features = ALL_FEATURES,
 ) -> Verdict | None:
     """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
 
-    ``axes_of`` gives a group's axes (``costmodel.axes.unify``). What a tiled loop may hold
-    (``"loops"``) is not monotone: whether it has passes is tested with its schedule.
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``), ``gated`` is
+    ``prologues.gated`` of the graph. What a tiled loop may hold (``"loops"``) is not
+    monotone: whether it has passes is tested with its schedule.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
     refused = _barriers(members, backend)
     if refused is None and backend != "loops":
-        refused = _contractions(members)
+        refused = _contractions(members, features)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
-    return refused or _shapes(axes_of(nodes))
+    if refused is not None:
+        return refused
+    axes = axes_of(nodes)
+    if isinstance(axes, Conflict):
+        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
+    anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+    if anchor is None or backend == "loops":
+        return None
+    return refuse_prologue(members, anchor, axes, gated)
 
 
 def _barriers(members: list[Node], backend: str) -> Verdict | None:
@@ -47,8 +60,9 @@ def _barriers(members: list[Node], backend: str) -> Verdict | None:
     return None
 
 
-def _contractions(members: list[Node]) -> Verdict | None:
-    """A contraction takes elementwise work and movement on its result, nothing else."""
+def _contractions(members: list[Node], features: Features) -> Verdict | None:
+    """A contraction takes elementwise work and movement on its operands and on its result,
+    nothing else."""
     anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     if not anchors:
         return None
@@ -60,13 +74,13 @@ def _contractions(members: list[Node]) -> Verdict | None:
             tuple(n.id for n in anchors),
         )
     made = {v for n in members for v in n.outputs}
-    if made.intersection(anchor.inputs):
+    if not features.prologues and made.intersection(anchor.inputs):
         return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
     for node in members:
         if node.kind == OpKind.REDUCTION:
-            return Verdict(
-                "shapes", f"{node.op} needs whole rows of the result of {anchor.op}", (anchor.id, node.id)
-            )
+            whose = "the result" if node.id > anchor.id else "an operand"
+            reason = f"{node.op} needs whole rows of {whose} of {anchor.op}"
+            return Verdict("shapes", reason, (anchor.id, node.id))
     return None
 
 
@@ -102,10 +116,4 @@ def _shared(members: list[Node]) -> Verdict | None:
             read_by = {node.id}
         for v in node.inputs:
             loops.setdefault(v, set()).update(read_by)
-    return None
-
-
-def _shapes(axes: GroupAxes | Conflict) -> Verdict | None:
-    if isinstance(axes, Conflict):
-        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     return None

@@ -117,7 +117,7 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
     clock = clock or Clock()
     graph = lowered.graph
-    scheduler = Scheduler(graph, options.device, lowered)
+    scheduler = Scheduler(graph, options.device, lowered, options.features)
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     grouping = _planner(options, limits)(graph, scheduler, Budget(options.deadline_s, max_groups))

@@ -7,24 +7,26 @@ the backend can address and what fits on chip.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
-from costmodel.kernel import KernelSpec
+from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import Footprint, Occupancy, footprint
-from costmodel.roofline import estimate
+from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
+from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
+from fuseplan.prologues import gated
 from fuseplan.residency import Residency
 from fuseplan.spec import SpecMaker, whole_array_spec
-from fuseplan.tiles import Tiles, largest_block, tilings
+from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
 
 # At most so many tilings of a group without a contraction are priced, the largest that fit
 # first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
@@ -34,9 +36,17 @@ _PRICED = 4
 class Scheduler:
     """Prices groups of one graph on one device: legality first, then the best schedule."""
 
-    def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None = None) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        device: DeviceSpec,
+        lowered: Lowered | None = None,
+        features: Features = ALL_FEATURES,
+    ) -> None:
         self.graph = graph
         self.device = device
+        self.features = features
+        self._gated = gated(graph)
         self._floor = Floor(graph, device)
         self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
         self.residency = None if device.backend == "xla" else Residency(graph, device)
@@ -62,7 +72,7 @@ class Scheduler:
 
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
-        return refuse(self.graph, self.device.backend, nodes, self._axes)
+        return refuse(self.graph, self.device.backend, nodes, self._axes, self._gated, self.features)
 
     def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
@@ -100,8 +110,22 @@ class Scheduler:
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
-        for spec, need in self._fitting(nodes, edge, tried):
-            cost = estimate(self.graph, spec, self.device, need)
+
+        numbered: object = None
+        work = Work((), ())
+
+        def cost_of(spec: KernelSpec, need: Footprint) -> Cost:
+            nonlocal numbered, work
+            if spec.node_axes is not numbered:  # Schedules of the same roles share it.
+                numbered, work = spec.node_axes, work_of(self.graph, spec)
+            return estimate(self.graph, spec, self.device, need, work)
+
+        def hopeless(spec: KernelSpec) -> bool:
+            # What a tile needs on chip only ever costs time: without it nothing is overestimated.
+            return best_key is not None and best_key[0] < cost_of(spec, Footprint(0)).time_ps
+
+        for spec, need in self._fitting(nodes, edge, tried, hopeless):
+            cost = cost_of(spec, need)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
@@ -138,9 +162,14 @@ class Scheduler:
         return (spec for spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
     def _fitting(
-        self, nodes: tuple[int, ...], edge: Boundary, tried: list[Tiles]
+        self,
+        nodes: tuple[int, ...],
+        edge: Boundary,
+        tried: list[Tiles],
+        hopeless: Callable[[KernelSpec], bool] = lambda spec: False,
     ) -> Iterator[tuple[KernelSpec, Footprint]]:
-        """Schedules that fit, with what they need; ``tried`` receives every tiling looked at."""
+        """Schedules that fit and, of a contraction's many, are not ``hopeless``, with what they
+        need; ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
             spec = whole_array_spec(self.graph, nodes)
@@ -156,15 +185,22 @@ class Scheduler:
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             occupancy: Occupancy | None = None
             found = 0
+            deeper = Deeper(layout, roles)
             for tiles in tilings(layout, roles, device.backend):
                 tried.append(tiles)
                 if block_bytes(tiles) > limit_bytes:
                     continue
+                if device.sequential_grid and deeper.is_known(tiles):
+                    continue
                 spec = make_spec(tiles)
+                if layout.contraction is not None and hopeless(spec):
+                    deeper.add(tiles)
+                    continue
                 occupancy = occupancy or Occupancy(self.graph, spec, device)
                 need = occupancy(spec.axes)
                 if need.fits(device):
                     yield spec, need
+                    deeper.add(tiles)
                     found += 1
                     if found == _PRICED and layout.contraction is None:
                         break

@@ -13,6 +13,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node
+from fuseplan.prologues import gated
 
 Key = tuple[int, ...]
 
@@ -38,9 +39,12 @@ class Signatures:
         known: dict[Any, int] = {}
         shapes: dict[Any, int] = {}
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
+        # What may be computed inside a contraction depends on who reads it, and whoever reads that.
         self._class = [
-            known.setdefault((_but_place(node), *[arrays[v] for v in node.inputs + node.outputs]), len(known))
-            for node in graph.nodes
+            known.setdefault(
+                (_but_place(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
+            )
+            for node, inside in zip(graph.nodes, gated(graph), strict=True)
         ]
         self._is_output = graph.results
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
@@ -33,13 +35,54 @@ Tiles = tuple[int, ...]
 
 def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterator[Tiles]:
     """Tiles for each axis that ``backend`` can address, the largest blocks first."""
-    options = _options(layout, roles, backend)
-    if options is None:
+    if layout.contraction is not None:
+        # Groups around one contraction differ in little else: most are asked for again.
+        yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
         return
-    can_address = addressing(layout, backend)
+    yield from _sorted(_options(layout, roles, backend), layout.sizes, _blocks(layout), backend)
+
+
+@lru_cache(maxsize=256)
+def _matmul_tilings(
+    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], blocks: _Blocks, backend: str
+) -> tuple[Tiles, ...]:
+    options = _matmul_options(sizes, dot, roles, backend)
+    return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
+
+
+def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if can_address(tiles):
+        if _addressable(sizes, blocks, tiles, backend):
             yield tiles
+
+
+class Deeper:
+    """Tilings of a contraction that differ in the depth of a step alone: on a sequential grid
+    the deeper never costs more, unless it pads more. It reads the same, in fewer steps
+    (test_schedule.py::test_deeper_steps_cost_no_more)."""
+
+    def __init__(self, layout: Layout, roles: tuple[AxisRole, ...]) -> None:
+        streamed = AxisRole.STREAMED in roles and layout.contraction is not None
+        self._depth = roles.index(AxisRole.STREAMED) if streamed else -1
+        self._size = layout.sizes[self._depth] if streamed else 0
+        self._padded: dict[Tiles, int] = {}
+
+    def is_known(self, tiles: Tiles) -> bool:
+        """Whether one that differs from it in a deeper step, and pads no more, was added."""
+        others, padded = self._split(tiles)
+        return self._padded.get(others, padded + 1) <= padded
+
+    def add(self, tiles: Tiles) -> None:
+        """It was priced, the deepest first."""
+        others, padded = self._split(tiles)
+        self._padded[others] = min(self._padded.get(others, padded), padded)
+
+    def _split(self, tiles: Tiles) -> tuple[Tiles, int]:
+        depth = self._depth
+        if depth < 0:
+            return tiles, 0
+        tile = tiles[depth]
+        return (*tiles[:depth], *tiles[depth + 1 :]), -(-self._size // tile) * tile
 
 
 def largest_block(layout: Layout) -> Callable[[Tiles], int]:
@@ -65,9 +108,7 @@ def largest_block(layout: Layout) -> Callable[[Tiles], int]:
     return nbytes
 
 
-def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]] | None:
-    if layout.contraction is not None:
-        return _matmul_options(layout, layout.contraction, roles, backend)
+def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
     lanes = _lanes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
     row = _innermost(layout, rows)
@@ -87,10 +128,9 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
 
 
 def _matmul_options(
-    layout: Layout, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
+    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
 ) -> list[tuple[int, ...]] | None:
     """One row, one column and one depth axis get tiles; the others are of one."""
-    sizes = layout.sizes
     long = {axes[-1] for axes in (dot.rows, dot.columns) if axes}
     extra_depth = [a for a in dot.depth if roles[a] != AxisRole.STREAMED]
     if len(extra_depth) > 1:
@@ -160,20 +200,38 @@ def addressing(layout: Layout, backend: str) -> Callable[[Tiles], bool]:
     """Whether the backend can load, compute and store blocks of any tiles. Mosaic reshapes
     blocks of rank two and more as it likes, but splits or merges no vector
     (tests/aot/test_compile_kernels.py)."""
-    sizes, outer = layout.sizes, layout.reads + layout.writes
-    merged = list({dims: None for a in outer + layout.inner for dims in a.axes if len(dims) > 1})
-    mosaic = backend == "mosaic_tpu"
-    vectors = {a.axes[0] for a in outer + layout.inner if len(a.axes) == 1} if mosaic else set()
-    blocks = {a.axes for a in outer} if mosaic else set()
+    sizes, blocks = layout.sizes, _blocks(layout)
+    return lambda tiles: _addressable(sizes, blocks, tiles, backend)
 
-    def can_address(tiles: Tiles) -> bool:
-        return (
-            all(_contiguous(sizes, dims, tiles) for dims in merged)
-            and all(_mosaic_block(sizes, axes, tiles) for axes in blocks)
-            and not any(sum(tiles[a] > 1 for a in dims) > 1 for dims in vectors)
-        )
 
-    return can_address
+@dataclass(frozen=True, slots=True)
+class _Blocks:
+    """How the blocks of a group lie, each way once: its values are of few shapes."""
+
+    merged: tuple[tuple[int, ...], ...]
+    """Axes that one dimension merges."""
+    vectors: tuple[tuple[int, ...], ...]
+    """Axes that the only dimension of a value merges."""
+    exchanged: tuple[DimMap, ...]
+    """Of what is read and written."""
+
+
+def _blocks(layout: Layout) -> _Blocks:
+    exchanged = dict.fromkeys(a.axes for a in layout.reads + layout.writes)
+    every = dict.fromkeys([*exchanged, *(a.axes for a in layout.inner)])
+    merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
+    vectors = tuple(axes[0] for axes in every if len(axes) == 1)
+    return _Blocks(tuple(merged), vectors, tuple(exchanged))
+
+
+def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str) -> bool:
+    if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
+        return False
+    if backend != "mosaic_tpu":
+        return True
+    return all(_mosaic_block(sizes, axes, tiles) for axes in blocks.exchanged) and not any(
+        sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
+    )
 
 
 def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:

@@ -259,6 +259,43 @@ def test_tiles_that_write_the_same_block():
         check_plan(with_kernel(plan, 0, replace(kernel.spec, axes=axes)))
 
 
+def prologue():
+    """tanh(x) @ w as one kernel, its axes tiled."""
+    b = GraphBuilder()
+    graph = b.build(b.matmul(b.elementwise(b.input((256, 512)), op="tanh"), b.input((512, 256))))
+    return Plan(graph, TEST_DEVICE, "by hand", (Scheduler(graph, TEST_DEVICE).price((0, 1)),))
+
+
+def test_an_operand_made_in_the_loop_stays_there():
+    plan = prologue()
+    assert check_plan(plan)
+    graph, spec = plan.graph, plan.kernels[0].spec
+    assert spec.streamed is not None
+    tanh = graph.nodes[0].outputs[0]
+    also_result = make_graph(graph.values, graph.nodes, graph.inputs, (tanh, *graph.outputs))
+    depth = Access(tanh, spec.node_axes[0])
+    # One tile of columns, so that no two tiles write it: the loop would, step by step.
+    axes = tuple(replace(a, tile=a.size) if a.role == AxisRole.PARALLEL else a for a in spec.axes)
+    wrong = replace(spec, axes=axes, writes=(depth, *spec.writes))
+    with pytest.raises(InvalidPlanError, match="writes v1 from inside its loop over an axis of 512"):
+        check_plan(with_kernel(replace(plan, graph=also_result), 0, wrong))
+
+
+def test_the_loop_is_walked_once():
+    b = GraphBuilder()
+    x = b.input((64, 128))
+    total = b.broadcast(b.reduce(x, (1,)), (64, 128), (0,))
+    graph = b.build(b.reduce(b.elementwise(x, total, op="div"), (1,)))
+    kernel = Scheduler(graph, TEST_DEVICE).price((0, 1, 2, 3))
+    plan = Plan(graph, TEST_DEVICE, "by hand", (kernel,))
+    assert check_plan(plan)
+    axes = tuple(
+        replace(a, role=AxisRole.STREAMED, tile=64) if a.size == 128 else a for a in kernel.spec.axes
+    )
+    with pytest.raises(InvalidPlanError, match="walks the streamed axis again"):
+        check_plan(with_kernel(plan, 0, replace(kernel.spec, axes=axes)))
+
+
 def test_the_reduced_axis_of_these_plans_is_reduced():
     # The mutations above need one.
     assert any(DimRole.REDUCED in n.roles for n in softmax_into_matmul().nodes)

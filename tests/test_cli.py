@@ -81,7 +81,7 @@ def test_compare_writes_json_and_csv(tmp_path):
 
 
 def test_plan_shows_kernels_summary_and_refusals():
-    text = run("plan", "mlp", "--device", "test", "--small").stdout
+    text = run("plan", "gpt2_block", "--device", "test", "--small").stdout
     assert "solver plan for test" in text
     assert "dot_general" in text
     assert "unfused" in text

@@ -42,6 +42,25 @@ def rows(graph: Graph, tile: int, backend: str = "triton") -> KernelSpec:
     )  # fmt: skip
 
 
+def prologue(
+    m: int, n: int, k: int, tiles: tuple[int, int, int], backend: str = "triton"
+) -> tuple[Graph, KernelSpec]:
+    """``(exp(x) * exp(r)[:, None]) @ w``, k streamed."""
+    b = GraphBuilder()
+    x, r, w = b.input((m, k)), b.input((m,)), b.input((k, n))
+    scale = b.broadcast(b.elementwise(r, op="exp"), (m, k), (0,))
+    graph = b.build(b.matmul(b.elementwise(b.elementwise(x, op="exp"), scale, op="mul"), w))
+    rows, depth = ((0,),), ((0,), (2,))
+    spec = KernelSpec(
+        (0, 1, 2, 3, 4),
+        (Axis(m, P, tiles[0]), Axis(n, P, tiles[1]), Axis(k, AxisRole.STREAMED, tiles[2])),
+        (rows, depth, depth, depth, ((0,), (1,), (2,))),
+        (Access(r, rows), Access(x, depth), Access(w, ((2,), (1,)))),
+        (Access(graph.outputs[0], ((0,), (1,))),), backend,
+    )  # fmt: skip
+    return graph, spec
+
+
 class TestWhatDominates:
     def test_a_large_add_is_dominated_by_hbm_bandwidth(self) -> None:
         graph = add(4096, 1024)
@@ -246,6 +265,21 @@ class TestWork:
             tiled_matmul(graph, 128, 128, 32), nodes=(0, 1), node_axes=(((0,), (1,), (2,)), ((0,), (1,)))
         )
         assert estimate(graph, spec, TEST_DEVICE).flops == Flops(2 * 128 * 128 * 1024, 128 * 128)
+
+    def test_a_prologue_is_made_again_for_each_tile_of_columns(self) -> None:
+        # exp of [256, 100] for each of 256 / 64 tiles of columns, each 4 steps of 32 deep.
+        graph, spec = prologue(256, 256, 100, (128, 64, 32))
+        cost = estimate(graph, spec, TEST_DEVICE)
+        assert cost.flops == Flops(2 * 256 * 256 * 128, 256 * 128 * 4, 256 * 128 * 4 + 256 * 4)
+        # 4 tiles of columns load the left operand, 2 of rows the right one; a scale, each of 8 tiles.
+        loaded = 4 * (4 * 256 * 100 + 2 * 100 * 256 + 4 * 256)
+        assert bytes_moved(graph, spec, TEST_DEVICE).loaded_bytes == loaded
+
+    def test_a_tpu_keeps_nothing_from_one_step_to_the_next(self) -> None:
+        # exp of the scales is not carried along the depth, yet each of 4 steps needs it.
+        graph, spec = prologue(256, 256, 512, (128, 128, 128), "mosaic_tpu")
+        transcendental = estimate(graph, spec, TPU).flops.transcendental
+        assert transcendental == 256 * 512 * 2 + 256 * 2 * 4
 
     def test_idle_cores_compute_nothing(self) -> None:
         graph = matmul(1024, 1024, 1024)

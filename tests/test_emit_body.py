@@ -190,6 +190,25 @@ def test_special_values(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("backend", PALLAS)
+def test_special_values_of_operands_stay_in_their_rows_and_columns(backend: str) -> None:
+    """Beside the padding of a contraction whose operands are computed: what is next to a NaN or
+    an infinity is not touched by it, nor what is next to the end of an array by what follows."""
+
+    def f(x: Any, w: Any) -> Any:
+        return (x / jnp.abs(x)) @ jnp.exp(w)
+
+    rng = np.random.default_rng(6)
+    x, w = (rng.standard_normal(s).astype(np.float32) for s in ((13, 130), (130, 70)))
+    x[3, 129], x[5, 0], x[7], x[12, 128] = np.nan, 0.0, -np.inf, np.inf
+    w[129, 69], w[0, 5], w[128, 31] = np.nan, np.inf, -np.inf
+    depth = {"triton": 16, "mosaic_tpu": 128}[backend]
+    rows, columns = {"triton": (16, 32), "mosaic_tpu": (8, 70)}[backend]
+    tiled = (Tiled(-1, 0, P, rows), Tiled(-1, 1, P, columns), Tiled(0, 1, S, depth))
+    (got,) = run(f, backend, jnp.asarray(x), jnp.asarray(w), tiled=tiled)
+    np.testing.assert_allclose(got, jax.jit(f)(x, w), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("backend", PALLAS)
 def test_outside_the_array_does_not_leak(backend: str) -> None:
     """Rows past the end hold whatever memory holds: a streamed sum must not see them."""
     x = jnp.asarray(np.random.default_rng(2).standard_normal((37, 130)), jnp.float32)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emit_cases import BY_NAME, CASES, check
+from tests.emit_cases import check
+from tests.prologue_cases import BY_NAME, CASES
 from tests.specs import hand_spec, kernel_function, whole_group
 
 RUNS = [(c.name, d) for c in CASES if c.mosaic is not None for d in c.dtypes]

@@ -11,6 +11,7 @@ from costmodel.device import TEST_DEVICE
 from costmodel.floor import Floor
 from fuseplan import planners
 from fuseplan.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
+from fuseplan.features import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule import Scheduler
 from tests.graphs import GraphBuilder
@@ -244,6 +245,8 @@ def programs(draw):
             vectors[axis].append(b.reduce(x, (axis,)))
         elif what == "broadcast" and vectors[axis]:
             matrices.append(b.broadcast(draw(st.sampled_from(vectors[axis])), shape, (1 - axis,)))
+        elif what == "matmul" and draw(st.booleans()):
+            matrices.append(b.matmul(b.input((shape[0], shape[0])), x))
         elif what == "matmul":
             matrices.append(b.matmul(x, b.input((shape[1], shape[1]))))
         elif what == "binary":
@@ -270,10 +273,10 @@ def test_solver_is_optimal_with_real_prices(g, scheduler):
     assert objectives(plan) == brute_force(g, pricing)[0]
 
 
-@settings(max_examples=60, deadline=None)
-@given(programs(), st.data())
-def test_the_scheduler_keeps_its_promise_that_refusals_are_monotone(g, data):
-    pricing = Scheduler(g, TEST_DEVICE)
+@settings(max_examples=120, deadline=None)
+@given(programs(), st.booleans(), st.data())
+def test_the_scheduler_keeps_its_promise_that_refusals_are_monotone(g, prologues, data):
+    pricing = Scheduler(g, TEST_DEVICE, features=Features(prologues=prologues))
     members = st.sets(st.integers(0, len(g.nodes) - 1), min_size=1)
     small = data.draw(members)
     large = small | data.draw(members)

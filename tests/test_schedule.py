@@ -19,7 +19,7 @@ from fuseplan.layout import Layout
 from fuseplan.lower import lower
 from fuseplan.plan import Kernel
 from fuseplan.schedule import Scheduler
-from fuseplan.tiles import addressing
+from fuseplan.tiles import Deeper, addressing
 from fuseplan.trace import trace
 
 H200, V5E = get_device("h200"), get_device("tpu_v5e")
@@ -78,7 +78,21 @@ REFUSED = {
     "opaque": (lambda x: jnp.sort(x) * 2, (shape(8, 128),), "opaque"),
     "side effects": (lambda x: (jax.debug.print("{}", x.sum()), x * 2)[1], (shape(8, 128),), "side-effects"),
     "two matmuls": (lambda x, w: (x @ w) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
-    "into an operand": (lambda x, w: jnp.exp(x) @ w, (shape(64, 64), shape(64, 64)), "shapes"),
+    "an operand that is a result": (
+        lambda x, w: (lambda y: (y @ w, y))(jnp.exp(x)),
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
+    "an operand along two axes": (
+        lambda x, w: (lambda y: y @ w + y)(jnp.exp(x)),
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
+    "rows into an operand": (
+        lambda x, w: (x / x.sum(1, keepdims=True)) @ w,
+        (shape(64, 64), shape(64, 64)),
+        "shapes",
+    ),
     "rows of a matmul": (lambda x, w: (x @ w).sum(1), (shape(64, 64), shape(64, 64)), "shapes"),
     "no rule for the backend": (lambda x: jax.lax.lgamma(x) * 2, (shape(64, 64),), "backend"),
     "on chip": (
@@ -154,6 +168,18 @@ def test_more_tilings_gain_nothing(name, device, monkeypatch):
         assert isinstance(many, Verdict)
     else:
         assert few.cost.time_ps <= many.cost.time_ps * 1.01
+
+
+@pytest.mark.parametrize("depth", [768, 200])
+def test_deeper_steps_cost_no_more(depth, monkeypatch):
+    graph = lower(trace(lambda x, w: jnp.tanh(x) @ w, shape(1024, depth), shape(depth, 512))).graph
+    kept = {spec.axes for spec in Scheduler(graph, V5E).schedules((0, 1))}
+    monkeypatch.setattr(Deeper, "is_known", lambda self, tiles: False)
+    every = [(spec.axes, estimate(graph, spec, V5E)) for spec in Scheduler(graph, V5E).schedules((0, 1))]
+    assert len(kept) < len(every)
+    for axes, cost in every:
+        deepest = min((c.time_ps, c.hbm_bytes) for a, c in every if a in kept and a[:2] == axes[:2])
+        assert deepest <= (cost.time_ps, cost.hbm_bytes)
 
 
 @pytest.mark.parametrize("name", ["softmax", "layernorm_grad", "mlp", "gated_mlp"])

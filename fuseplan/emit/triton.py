@@ -185,5 +185,19 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
         for r in spec.reads
         if spec.streamed in r.axis_set
     )
-    deep = _DEEP_STAGES * turn_bytes <= _DEEP_BYTES
+    deep = _DEEP_STAGES * turn_bytes + _made_bytes(spec, lowered) <= _DEEP_BYTES
     return max(warps, 4), _DEEP_STAGES if deep else _STAGES
+
+
+def _made_bytes(spec: KernelSpec, lowered: Lowered) -> int:
+    """Shared memory for operands of a contraction that the kernel itself computes (costmodel.memory)."""
+    made = {v for n in spec.nodes for v in lowered.graph.nodes[n].outputs}
+    total = 0
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = lowered.graph.nodes[n]
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            for v, m in zip(node.inputs, node.input_maps, strict=True):
+                if v in made:
+                    block = math.prod(spec.block_shape(Access(v, compose(m, own))))
+                    total += block * lowered.avals[v].dtype.itemsize
+    return total

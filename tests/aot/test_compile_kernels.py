@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuseplan.aot import compile_for
-from tests.emit_cases import BY_NAME, CASES
+from tests.prologue_cases import BY_NAME, CASES
 from tests.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
