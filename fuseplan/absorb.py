@@ -125,13 +125,16 @@ class _Merged:
         # Positions are in topological order, as nodes are.
         groups = [groups[g] for g in execution_order(after)]
         index = {i: k for k, mask in enumerate(groups) for i in bits(mask)}
-        edges = {(index[u], index[v]) for u, v in old.component.edges if index[u] != index[v]}
+        edges, siblings = (
+            tuple(sorted({(index[u], index[v]) for u, v in pairs if index[u] != index[v]}))
+            for pairs in (old.component.edges, old.component.siblings)
+        )
         apart = [0] * len(groups)
         for u in range(old.n):
             for v in bits(old.component.apart[u]):
                 apart[index[u]] |= 1 << index[v]
         return Space(
-            Component(old.component.nodes, tuple(sorted(edges)), tuple(apart)),
+            Component(old.component.nodes, edges, siblings, tuple(apart)),
             old.book,
             tuple(old.nodes(mask) for mask in groups),
         )

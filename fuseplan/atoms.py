@@ -115,6 +115,7 @@ class Atoms:
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
         self.absorbs_moves = limited.absorbs_moves
+        self.fuses_siblings = limited.fuses_siblings
         offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))

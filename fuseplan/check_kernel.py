@@ -18,6 +18,7 @@ from fuseplan.errors import InvalidPlanError
 from fuseplan.legality import refuse
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
+from fuseplan.siblings import walked
 
 
 def check_kernel(
@@ -27,7 +28,7 @@ def check_kernel(
     of the function, ``is_gated`` what may be computed inside a contraction."""
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
-    _check_group(graph, kernel.spec, where)
+    _check_group(graph, kernel.spec, where, siblings=device.backend != "xla")
     _check_boundary(graph, kernel.spec, results, where)
     _check_axes(graph, kernel.spec, where)
     need = footprint(graph, kernel.spec, device)
@@ -62,8 +63,9 @@ def name_of(plan: Plan, k: int) -> str:
     return f"kernel {k} ({', '.join(ops)}{more}; nodes {', '.join(map(str, nodes[:6]))})"
 
 
-def _check_group(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """Producer-consumer edges inside the kernel connect it; what must be alone is alone."""
+def _check_group(graph: Graph, spec: KernelSpec, where: str, siblings: bool) -> None:
+    """Values that pass inside the kernel, or arrays that several of its nodes walk, connect it;
+    what must be alone is alone."""
     if len(spec.nodes) == 1:
         return
     inside = set(spec.nodes)
@@ -72,12 +74,17 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str) -> None:
             graph.nodes[n].kind != OpKind.OPAQUE, f"{where} holds {graph.nodes[n].op}, which must be alone"
         )
     near: dict[int, set[int]] = {n: set() for n in inside}
+    walker: dict[int, int] = {}
     for n in inside:
         for v in graph.nodes[n].inputs:
             producer = graph.values[v].producer
             if producer in inside:
                 near[n].add(producer)
                 near[producer].add(n)
+        for v in walked(graph, graph.nodes[n]) if siblings else ():
+            other = walker.setdefault(v, n)
+            near[n].add(other)
+            near[other].add(n)
     found, queue = {spec.nodes[0]}, [spec.nodes[0]]
     while queue:
         new = near[queue.pop()] - found

@@ -11,6 +11,8 @@ class Features:
 
     prologues: bool = True
     """Operands of a contraction are computed inside its kernel, block by block."""
+    siblings: bool = True
+    """Operations that walk one array share a kernel, though no value passes between them."""
 
 
 ALL_FEATURES = Features()

@@ -1,7 +1,7 @@
 """Split a graph into components that can be planned one by one.
 
-An edge is *crossable* if some legal group may hold both of its ends. Groups are
-connected by crossable edges, so no group spans two weakly connected components of them,
+An edge is *crossable* if some legal group may hold both of its ends. Groups are connected by
+crossable edges and siblings, so no group spans two weakly connected components of them,
 and costs add up: components are planned apart, equal ones once. Only the order of
 execution couples them (``fuseplan.join``).
 """
@@ -18,6 +18,7 @@ from costmodel.graph import Graph
 from fuseplan.barriers import Edge, Place, paths_back
 from fuseplan.errors import Verdict
 from fuseplan.pricing import PriceBook
+from fuseplan.siblings import sibling_pairs
 from fuseplan.signature import Signatures
 
 MAX_PORTS = 4
@@ -30,27 +31,31 @@ would be horizontal fusion, and their number is exponential in the number of par
 @dataclass(frozen=True, slots=True)
 class Crossable:
     """``kept`` are the edges that some group may cross; ``barriers`` all others, with the
-    order of side effects. ``refusals`` has one verdict for each kind of dropped edge."""
+    order of side effects. ``refusals`` has one verdict for each kind of dropped edge.
+    ``siblings`` are pairs that a group may hold because of what both read."""
 
     kept: tuple[Edge, ...]
     barriers: tuple[Edge, ...]
     refusals: tuple[Verdict, ...]
+    siblings: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Nodes connected by crossable edges. Positions index ``nodes``, which ascend."""
+    """Nodes connected by crossable edges and siblings. Positions index ``nodes``, which ascend."""
 
     nodes: tuple[int, ...]
     edges: tuple[Edge, ...]
     """Crossable edges, by position."""
+    siblings: tuple[Edge, ...]
+    """Pairs of siblings, by position."""
     apart: tuple[int, ...]
     """For each position, the set (a bit a position) of those below it on a path through a
     barrier: a group with both ends would not be convex."""
 
     @property
-    def shape(self) -> tuple[tuple[Edge, ...], tuple[int, ...]]:
-        return (self.edges, self.apart)
+    def shape(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[int, ...]]:
+        return (self.edges, self.siblings, self.apart)
 
 
 def data_edges(graph: Graph) -> tuple[Edge, ...]:
@@ -104,20 +109,24 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
         replace(verdict, reason=f"{verdict.reason} ({count} such edges)") if count > 1 else verdict
         for verdict, count in tally.values()
     )
-    return Crossable(tuple(kept), tuple(barriers), refusals)
+    pairs = sibling_pairs(graph, kept, barriers) if book.fuses_siblings else ()
+    siblings = [pair for pair in pairs if book.compatible(pair) is None]
+    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(siblings))
 
 
 def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
-    """The weakly connected components of the crossable edges, by lowest node."""
-    members = _connected(len(graph.nodes), crossable.kept)
+    """What crossable edges and siblings connect, by lowest node."""
+    members = _connected(len(graph.nodes), crossable.kept + crossable.siblings)
     place = _places(len(graph.nodes), members)
     edges: list[list[Edge]] = [[] for _ in members]
-    for u, v in crossable.kept:
-        edges[place[u][0]].append((place[u][1], place[v][1]))
+    pairs: list[list[Edge]] = [[] for _ in members]
+    for found, given in ((edges, crossable.kept), (pairs, crossable.siblings)):
+        for u, v in given:
+            found[place[u][0]].append((place[u][1], place[v][1]))
     back = paths_back(members, place, crossable.kept, crossable.barriers)
     return tuple(
-        Component(tuple(nodes), tuple(sorted(inner)), back.below(nodes))
-        for nodes, inner in zip(members, edges, strict=True)
+        Component(tuple(nodes), tuple(sorted(inner)), tuple(sorted(side)), back.below(nodes))
+        for nodes, inner, side in zip(members, edges, pairs, strict=True)
     )
 
 

@@ -33,6 +33,8 @@ class Pricing(Protocol):
     And it may have a ``residency`` (``fuseplan.residency.Residency``), which tells for many
     groups at once that they are not ``oversized``.
 
+    And it may say ``fuses_siblings``: a kernel may hold operations that only read the same array.
+
     And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
     is best in the kernel that reads it.
     """
@@ -99,6 +101,7 @@ class PriceBook:
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.residency: Residency | None = getattr(pricing, "residency", None)
+        self.fuses_siblings: bool = getattr(pricing, "fuses_siblings", False)
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
         self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}

@@ -14,6 +14,7 @@ from fuseplan.partition import data_edges, effect_edges
 from fuseplan.plan import Plan
 from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.schedule import Scheduler
+from fuseplan.siblings import walked
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Regrouping:
         for u, v in self.edges:
             self.after[u].append(v)
             self.before[v].append(u)
+        self.walked: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
+        if self.book.fuses_siblings:
+            self.walked = [walked(self.graph, node) for node in self.graph.nodes]
 
     def merge(self, kernels: Iterable[int]) -> Change | Verdict:
         """Those kernels, and all between them, as one."""
@@ -65,7 +69,7 @@ class Regrouping:
         if len(nodes) > 1 and len(self.connected(nodes)) > 1:
             return Verdict(
                 "producer-consumer",
-                "no value passes between them, and a kernel holds only operations that pass values on",
+                "no value passes between them, nor do they walk one array side by side",
                 nodes,
             )
         # Of what fits no kernel there may be tiled loops: the price knows both.
@@ -90,15 +94,20 @@ class Regrouping:
         return nodes | (reach(self.after) & reach(self.before))
 
     def connected(self, nodes: Sequence[int]) -> list[Nodes]:
-        """The parts of ``nodes`` that producer-consumer edges hold together."""
+        """The parts of ``nodes`` that hold together: values pass on, or arrays are shared."""
         left = set(nodes)
+        walkers: dict[int, list[int]] = {}
+        for n in nodes:
+            for v in self.walked[n]:
+                walkers.setdefault(v, []).append(n)
         parts = []
         while left:
             start = min(left)
             part, queue = {start}, [start]
             while queue:
                 n = queue.pop()
-                for m in (*self.after[n], *self.before[n]):
+                beside = [m for v in self.walked[n] for m in walkers[v]]
+                for m in (*self.after[n], *self.before[n], *beside):
                     if m in left and m not in part:
                         part.add(m)
                         queue.append(m)

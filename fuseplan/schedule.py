@@ -59,6 +59,11 @@ class Scheduler:
         return () if self._nests is None else self._nests.offers
 
     @property
+    def fuses_siblings(self) -> bool:
+        """XLA's own loops each make one array."""
+        return self.features.siblings and self.device.backend != "xla"
+
+    @property
     def absorbs_moves(self) -> bool:
         """XLA's own loops hold no tile on chip."""
         return self.device.backend == "xla"

@@ -48,6 +48,9 @@ class Space:
             self.neighbours[u] |= 1 << v
             self.neighbours[v] |= 1 << u
             self.producers[v].append(u)
+        for u, v in component.siblings:
+            self.neighbours[u] |= 1 << v
+            self.neighbours[v] |= 1 << u
         for v in reversed(range(n)):
             for u in self.producers[v]:
                 self.inner_below[u] |= self.inner_below[v] | 1 << v

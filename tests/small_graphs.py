@@ -18,7 +18,9 @@ import hypothesis.strategies as st
 from costmodel.graph import Graph, Node, OpKind, Value, make_graph
 from costmodel.kernel import Access, Cost, KernelSpec
 from fuseplan.errors import Verdict
+from fuseplan.partition import crossable_edges
 from fuseplan.plan import Kernel
+from fuseplan.pricing import PriceBook
 
 LAUNCH_PS = 7812
 FULL, ROW = (128, 128), (64,)  # 65,536 and 256 bytes
@@ -78,8 +80,10 @@ class Bytes:
         max_made: int = 99,
         floor: bool = True,
         foresees: bool = False,
+        fuses_siblings: bool = False,
     ) -> None:
         self.graph = graph
+        self.fuses_siblings = fuses_siblings
         self.max_nodes = max_nodes
         self.max_made = max_made
         self.foresees = foresees
@@ -160,17 +164,20 @@ def graphs(draw: st.DrawFn, max_nodes: int = 8, kinds: str = "eeeercaof") -> Gra
     return graph(letters, preds, outputs)
 
 
-def brute_force(graph: Graph, pricing) -> tuple[tuple[int, int, int], tuple[tuple[int, ...], ...]]:  # type: ignore[no-untyped-def]
+def brute_force(  # type: ignore[no-untyped-def]
+    graph: Graph, pricing
+) -> tuple[tuple[int, int, int], tuple[tuple[int, ...], ...]]:
     """The least (time, bytes, kernels) over all partitions that can run, and one of them.
 
-    Written without anything of ``fuseplan`` but the prices.
+    Written without anything of ``fuseplan`` but the prices, and which nodes are siblings.
     """
     n = len(graph.nodes)
     after = edges_after(graph)
+    siblings = siblings_of(graph, pricing)
     groups: dict[tuple[int, ...], tuple[int, int, int]] = {}
     for size in range(1, n + 1):
         for nodes in itertools.combinations(range(n), size):
-            if not is_connected(graph, nodes) or not is_convex(after, nodes):
+            if not is_connected(graph, nodes, siblings) or not is_convex(after, nodes):
                 continue
             kernel = pricing.price(nodes)
             if isinstance(kernel, Kernel):
@@ -196,6 +203,13 @@ def brute_force(graph: Graph, pricing) -> tuple[tuple[int, int, int], tuple[tupl
     return best[0]
 
 
+def siblings_of(graph: Graph, pricing) -> tuple[tuple[int, int], ...]:  # type: ignore[no-untyped-def]
+    """The pairs that may share a kernel for what both read."""
+    if not getattr(pricing, "fuses_siblings", False):
+        return ()
+    return crossable_edges(graph, PriceBook(graph, pricing)).siblings
+
+
 def edges_after(graph: Graph) -> list[set[int]]:
     """For each node, those that must come later: its readers, and the next side effect."""
     after = [{c for v in node.outputs for c in graph.consumers[v]} for node in graph.nodes]
@@ -205,13 +219,14 @@ def edges_after(graph: Graph) -> list[set[int]]:
     return after
 
 
-def is_connected(graph: Graph, nodes: Sequence[int]) -> bool:
-    """Whether producer-consumer edges inside the group connect it."""
+def is_connected(graph: Graph, nodes: Sequence[int], siblings: Sequence[tuple[int, int]] = ()) -> bool:
+    """Whether producer-consumer edges and pairs of siblings inside the group connect it."""
     inside, found, queue = set(nodes), {nodes[0]}, [nodes[0]]
     while queue:
         node = graph.nodes[queue.pop()]
         near = {c for v in node.outputs for c in graph.consumers[v]}
         near |= {graph.values[v].producer for v in node.inputs}
+        near |= {m for pair in siblings if node.id in pair for m in pair}
         queue += (new := (near & inside) - found)
         found |= new
     return found == inside

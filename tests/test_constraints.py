@@ -23,6 +23,7 @@ from fuseplan.cli import app
 from fuseplan.constrained import Limited
 from fuseplan.constraints import Apart, Resolved, Together
 from fuseplan.errors import Verdict
+from fuseplan.features import Features
 from fuseplan.lower import lower
 from fuseplan.planners import Budget, get_planner, planner_names
 from fuseplan.planners.base import take_apart
@@ -142,7 +143,7 @@ def test_every_planner_obeys_and_the_solver_is_optimal(g, floor, foresees, data)
 @settings(max_examples=50, deadline=None)
 @given(programs(), st.data())
 def test_with_real_prices(g, data):
-    pricing = Scheduler(g, TEST_DEVICE)
+    pricing = Scheduler(g, TEST_DEVICE, features=Features(siblings=False))
     check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
 
 
@@ -203,7 +204,7 @@ def test_absorbing_renames_loses_no_plan_that_obeys(limits):
     ]
     for f in programs:
         lowered = lower(trace(f, jnp.zeros((64, 256))))
-        scheduler = Scheduler(lowered.graph, get_device("h200"))
+        scheduler = Scheduler(lowered.graph, get_device("h200"), features=Features(siblings=False))
         assert any(scheduler.renames(node.id) for node in lowered.graph.nodes)
         limited = Limited(lowered.graph, scheduler, Resolved(**limits))
         found = plan_constrained(

@@ -35,7 +35,7 @@ def merge(space: Space) -> list[Mask]:
             most = (-saving[0], -saving[1], -saving[2])
             heapq.heappush(queue, (most, priced, min(a, b), max(a, b)))
 
-    for u, v in space.component.edges:
+    for u, v in space.component.edges + space.component.siblings:
         offer(merging.owner[u], merging.owner[v], False)
     while queue:
         _, priced, a, b = heapq.heappop(queue)
