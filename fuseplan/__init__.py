@@ -28,6 +28,7 @@ from fuseplan.errors import (
     UnsupportedOperationError,
     Verdict,
 )
+from fuseplan.features import Features
 from fuseplan.ops import register_rule
 from fuseplan.plan import Kernel, Plan
 from fuseplan.planners import planner_names, register_planner
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ConstraintError",
     "Constraints",
+    "Features",
     "FuseplanError",
     "FuseplanWarning",
     "InvalidArgumentError",

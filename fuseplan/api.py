@@ -16,6 +16,7 @@ from costmodel.device import DeviceSpec
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
 from fuseplan.constraints import Constraints
 from fuseplan.errors import FuseplanError, FuseplanWarning, InvalidArgumentError
+from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.fused import fuse
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
@@ -241,8 +242,11 @@ def make_plan(
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
     constraints: Constraints | None = None,
+    features: Features = ALL_FEATURES,
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
+
+    ``features`` says which parts of the decision are taken, for ablations.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -252,7 +256,7 @@ def make_plan(
         (1, 'OPTIMAL')
     """
     _require_function("fuseplan.make_plan", f)
-    options = make_options(device, planner, deadline_s, strict, constraints)
+    options = make_options(device, planner, deadline_s, strict, constraints, features)
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
@@ -268,6 +272,7 @@ def compare(
     planners: Sequence[str] = _DEFAULT_PLANNERS,
     deadline_s: float = DEFAULT_DEADLINE_S,
     constraints: Constraints | None = None,
+    features: Features = ALL_FEATURES,
 ) -> Callable[..., pd.DataFrame]:
     """A function that plans ``f`` by each planner and returns a frame, a row a planner.
 
@@ -276,7 +281,7 @@ def compare(
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners
-    options = [make_options(device, planner, deadline_s, constraints=constraints) for planner in names]
+    options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:

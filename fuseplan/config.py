@@ -35,12 +35,13 @@ def make_options(
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
     constraints: Constraints | None = None,
+    features: Features = ALL_FEATURES,
 ) -> Options:
     """Resolve and check options.
 
     ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
     device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
-    not a number of seconds, at least zero, or constraints of another type.
+    not a number of seconds, at least zero, or constraints or features of another type.
     """
     if not isinstance(planner, str):
         raise InvalidArgumentError(
@@ -57,7 +58,12 @@ def make_options(
             f"constraints expects a fuseplan.Constraints, got {type(constraints).__name__}: write "
             "fuseplan.Constraints(must_fuse=[...], never_fuse=[...])"
         )
-    return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None)
+    if not isinstance(features, Features):
+        raise InvalidArgumentError(
+            f"features expects a fuseplan.Features, got {type(features).__name__}: write "
+            "fuseplan.Features(siblings=False)"
+        )
+    return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None, features)
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:

@@ -7,12 +7,34 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What kernels of GPUs and TPUs may hold beyond the plainest; all of it by default."""
+    """What a planner may decide beyond the plainest; all of it by default.
+
+    Example:
+        >>> Features(siblings=False).switched_off
+        ('siblings',)
+    """
 
     prologues: bool = True
     """Operands of a contraction are computed inside its kernel, block by block."""
+    epilogues: bool = True
+    """Work on the result of a contraction is done in its kernel."""
     siblings: bool = True
     """Operations that walk one array share a kernel, though no value passes between them."""
+    several_results: bool = True
+    """A kernel of several operations writes more than one array."""
+    streaming: bool = True
+    """An axis that is reduced, but for a contraction's, is streamed where it need not be whole."""
+    choice_of_tile: bool = True
+    """The tile is the cheapest of several, not the largest that fits."""
+    loop_nests: bool = True
+    """On the CPU, large intermediates exist a tile at a time."""
+    recompute: bool = True
+    """On the CPU, large values are computed again for distant readers."""
+
+    @property
+    def switched_off(self) -> tuple[str, ...]:
+        """The names of the parts that are not taken."""
+        return tuple(name for name in self.__slots__ if not getattr(self, name))
 
 
 ALL_FEATURES = Features()

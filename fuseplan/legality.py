@@ -76,6 +76,8 @@ def _contractions(members: list[Node], features: Features) -> Verdict | None:
     made = {v for n in members for v in n.outputs}
     if not features.prologues and made.intersection(anchor.inputs):
         return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
+    if not features.epilogues and any(set(anchor.outputs).intersection(n.inputs) for n in members):
+        return Verdict("shapes", f"nothing is fused onto the result of {anchor.op}", (anchor.id,))
     for node in members:
         if node.kind == OpKind.REDUCTION:
             whose = "the result" if node.id > anchor.id else "an operand"

@@ -60,7 +60,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
         lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
-        again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
+        if options.features.recompute and options.features.loop_nests:
+            again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
     plan = _attempt(lowered, options, clock)
     if again is not None:
         left = max(options.deadline_s - (time.monotonic() - started), 0.0)
@@ -131,7 +132,7 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         refusals=grouping.refusals,
         status=grouping.status,
         bound_ps=grouping.bound_ps,
-        notes=(*_without_rule(lowered), *grouping.notes),
+        notes=(*_switched_off(options), *_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
     )
     if limits is not None:
@@ -181,6 +182,11 @@ class Clock:
         result = step()
         self.add([(stage, time.perf_counter() - started)])
         return result
+
+
+def _switched_off(options: Options) -> tuple[str, ...]:
+    names = options.features.switched_off
+    return (f"switched off: {', '.join(names)}",) if names else ()
 
 
 def _without_rule(lowered: Lowered) -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
-from costmodel.kernel import Cost, KernelSpec
+from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
@@ -48,7 +48,8 @@ class Scheduler:
         self.features = features
         self._gated = gated(graph)
         self._floor = Floor(graph, device)
-        self._nests = Nests(graph, device, lowered) if device.backend == "xla" else None
+        nests = features.loop_nests and device.backend == "xla"
+        self._nests = Nests(graph, device, lowered) if nests else None
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         self._unify = Unifier(graph)
         self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
@@ -102,6 +103,8 @@ class Scheduler:
         if len(nodes) == 1:
             return self._left_to_xla(nodes)
         edge = boundary(self.graph, nodes)
+        if len(edge.writes) > 1 and not self.features.several_results:
+            return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
         # As if the group were never to grow: most that do not fit are found here, early.
         refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.reads + edge.writes))
         if refused is not None:
@@ -186,7 +189,10 @@ class Scheduler:
         layout = group_layout(self.graph, nodes, axes, edge)
         limit_bytes = device.register_bytes // 2 or device.onchip_bytes
         block_bytes = largest_block(layout)
+        priced = _PRICED if self.features.choice_of_tile else 1
         for roles in axis_roles(self.graph, nodes, axes, layout):
+            if AxisRole.STREAMED in roles and layout.contraction is None and not self.features.streaming:
+                continue
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             occupancy: Occupancy | None = None
             found = 0
@@ -207,5 +213,5 @@ class Scheduler:
                     yield spec, need
                     deeper.add(tiles)
                     found += 1
-                    if found == _PRICED and layout.contraction is None:
+                    if found == priced and (layout.contraction is None or priced == 1):
                         break
