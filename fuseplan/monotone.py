@@ -40,9 +40,8 @@ class Monotone:
 
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""
-        for core in self.cores:
-            if not core & ~mask:
-                return True
+        if self.holds_core(mask):
+            return True
         for wide in self._allowed:
             if not mask & ~wide:
                 return False
@@ -55,13 +54,17 @@ class Monotone:
                 self.cores.append(self._core(0, 0, mask))
         return suspect is not None
 
+    def holds_core(self, mask: int) -> bool:
+        """Whether the set is known to be refused; nothing is asked."""
+        return any(not core & ~mask for core in self.cores)
+
     @property
     def _full(self) -> bool:
         return len(self._allowed) + len(self.cores) >= _MAX_LEARNT
 
     def _refuses(self, mask: int) -> bool:
         """As ``refused``, but nothing is widened or shrunk for it."""
-        if any(not core & ~mask for core in self.cores):
+        if self.holds_core(mask):
             return True
         if any(not mask & ~wide for wide in self._allowed):
             return False

@@ -164,6 +164,10 @@ class Space:
         too large for the chip (``Pricing.oversized``)."""
         return self._capacity.refused(mask | crossing << self.n)
 
+    def is_known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:
+        """``overflows``, as far as that follows from groups that were asked about before."""
+        return self._capacity.holds_core(mask | crossing << self.n)
+
     def _find_holders(self) -> tuple[tuple[int, Mask], ...]:
         """For each axis that some member reduces or needs whole, roughly, those members."""
         holders: dict[int, Mask] = {}

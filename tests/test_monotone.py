@@ -12,7 +12,10 @@ several = sets.filter(lambda mask: mask.bit_count() > 1)
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(several, max_size=6), st.lists(sets, max_size=60), st.sampled_from([0, (1 << N) - 1]), st.randoms()
+    st.lists(several, max_size=6),
+    st.lists(sets, max_size=60),
+    st.sampled_from([0, (1 << N) - 1]),
+    st.randoms(),
 )
 def test_answers_are_those_of_the_question(cores, asked, universe, random):
     def ask(mask):
