@@ -164,6 +164,9 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     columns, complete, note = _candidates(space, best + singles + offers, budget, expires_at)
     watch.lap("enumerate")
+    if not complete:
+        best = _better(space, best, _heuristic(space))
+        columns = tuple(dict.fromkeys([*best, *columns]))
     try:
         result = _search(space, columns, best, expires_at)
     except (ImportError, OverflowError, RuntimeError) as error:
@@ -248,8 +251,7 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         else:
             _price(space, mask, cost, unpriced)
     masks = list(cost)
-    items = {mask: tuple(bits(mask)) for mask in masks}
-    relaxation = Relaxation([items[m] for m in masks], [cost[m] for m in masks], space.n)
+    relaxation = Relaxation([bits(m) for m in masks], [cost[m] for m in masks], space.n)
     is_open = np.array([m in unpriced for m in masks], dtype=bool)
     while True:
         relaxation.solve()
@@ -276,7 +278,7 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
     # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
     gap = space.total(best).time_ps - relaxation.bound
     left = [m for m, more in zip(masks, extra.tolist(), strict=True) if more <= gap and m in cost]
-    return _prove(space, left, items, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
+    return _prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
 
 
 def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
@@ -301,7 +303,6 @@ def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: set[Mask])
 def _prove(
     space: Space,
     alive: list[Mask],
-    items: dict[Mask, tuple[int, ...]],
     cost: dict[Mask, int],
     unpriced: set[Mask],
     duals: tuple[int, ...],
@@ -317,7 +318,7 @@ def _prove(
         index = {mask: k for k, mask in enumerate(alive)}
         selection = exact_cover(
             Instance(
-                tuple(items[m] for m in alive),
+                tuple(tuple(bits(m)) for m in alive),
                 tuple(
                     (cost[m], space.floor_bytes(m), 1) if m in unpriced else space.total([m]).objectives
                     for m in alive
