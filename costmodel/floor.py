@@ -44,6 +44,10 @@ class Floor:
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
+        return self.parts(nodes)[0]
+
+    def parts(self, nodes: tuple[int, ...]) -> tuple[int, int]:
+        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = 0
@@ -64,10 +68,11 @@ class Floor:
             vector += v_flops
             transcendental += t
         if not launched:
-            return 0
+            return 0, 0
         for v in read - made:
             moved += self._nbytes[v]
         device = self._device
         compute_ps = time_ps(vector, device.vector_flops_per_s)
         compute_ps += time_ps(transcendental, device.transcendental_per_s)
-        return device.launch_ps + max(time_ps(moved, device.hbm_bytes_per_s), matrix_ps, compute_ps)
+        memory_ps = time_ps(moved, device.hbm_bytes_per_s)
+        return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

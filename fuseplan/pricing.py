@@ -27,6 +27,8 @@ class Pricing(Protocol):
     beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
     fewer groups have to be priced, and the better the bound where a limit is hit.
 
+    Likewise ``floor_bytes(nodes) -> int``: HBM bytes that a kernel of ``nodes`` moves at least.
+
     And it may have ``offers``: convex, connected groups that planners should ask for although
     they break the monotone conditions. A plan may hold them beside the groups that do not.
 
@@ -98,6 +100,7 @@ class PriceBook:
         self.outputs = graph.results
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self._floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.residency: Residency | None = getattr(pricing, "residency", None)
@@ -133,6 +136,10 @@ class PriceBook:
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
         return self._floor(nodes)
+
+    def floor_bytes(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor_bytes``; 0 of a pricing that has none."""
+        return self._floor_bytes(nodes)
 
     def price(self, nodes: Nodes) -> Price | Verdict:
         """What the group costs, or why it cannot be one kernel."""

@@ -9,6 +9,7 @@ or of any larger one can fit: that prunes a search early.
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import lru_cache
 
 import rustworkx as rx
 
@@ -261,5 +262,10 @@ class _Need:
 
 
 def _block(graph: Graph, v: int, dim_map: DimMap, own: NodeAxes) -> Block:
-    width = -(-dtypes.bits(graph.values[v].dtype) // 8)
+    return _make_block(graph.values[v].dtype, dim_map, own)
+
+
+@lru_cache(maxsize=10_000)
+def _make_block(dtype: str, dim_map: DimMap, own: NodeAxes) -> Block:
+    width = -(-dtypes.bits(dtype) // 8)
     return width, frozenset([a for dims in compose(dim_map, own) for a in dims])

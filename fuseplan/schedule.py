@@ -76,6 +76,12 @@ class Scheduler:
             return 0
         return self._floor(nodes)
 
+    def floor_bytes(self, nodes: tuple[int, ...]) -> int:
+        """HBM bytes that a kernel of ``nodes`` moves at least."""
+        if self._nests is not None and self._nests.skips(nodes):
+            return 0
+        return self._floor.parts(nodes)[1]
+
     def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
         return refuse(self.graph, self.device.backend, nodes, self._axes, self._gated, self.features)

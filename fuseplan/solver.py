@@ -110,6 +110,8 @@ class Relaxation:
 
         self._optimal = pywraplp.Solver.OPTIMAL
         self._lp = pywraplp.Solver.CreateSolver("GLOP")
+        # Presolve would forget the basis, from which the next solution is a few pivots away.
+        self._lp.SetSolverSpecificParametersAsString("use_preprocessing: false")
         self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
         self._objective = self._lp.Objective()
         self._objective.SetMinimization()

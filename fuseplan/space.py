@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import compress, count
 
 from fuseplan.errors import Verdict
 from fuseplan.monotone import Monotone
@@ -11,15 +12,13 @@ from fuseplan.pricing import FREE, Price, PriceBook
 
 Mask = int
 
+_DIGITS = bytes(c == ord("1") for c in range(256))
+
 
 def bits(mask: Mask) -> list[int]:
     """The positions in ``mask``, ascending."""
-    found = []
-    while mask:
-        low = mask & -mask
-        found.append(low.bit_length() - 1)
-        mask ^= low
-    return found
+    # Two million positions a step of 12,000 equations: all digits at once take half the time.
+    return list(compress(count(), bin(mask)[:1:-1].encode().translate(_DIGITS)))
 
 
 class Space:
@@ -117,7 +116,7 @@ class Space:
         """The nodes of the graph that ``mask`` stands for."""
         if self.n == len(self.component.nodes):
             members = self.component.nodes
-            return tuple([members[i] for i in bits(mask)])
+            return tuple(compress(members, bin(mask)[:1:-1].encode().translate(_DIGITS)))
         return tuple(sorted([n for i in bits(mask) for n in self.members[i]]))
 
     def mask(self, nodes: Iterable[int]) -> Mask:
@@ -207,6 +206,10 @@ class Space:
     def floor(self, mask: Mask) -> int:
         """Picoseconds that no partition of the group beats."""
         return self.book.floor(self.nodes(mask))
+
+    def floor_bytes(self, mask: Mask) -> int:
+        """HBM bytes that the group moves at least, as one kernel."""
+        return self.book.floor_bytes(self.nodes(mask))
 
     def total(self, groups: Iterable[Mask]) -> Price:
         """The cost of a partition, each group of which has a price."""

@@ -41,6 +41,7 @@ def test_no_partition_beats_the_floor(graph):
             kernel = scheduler.price(nodes)
             if not isinstance(kernel, Verdict):
                 times[nodes] = kernel.cost.time_ps
+                assert floor.parts(nodes)[1] <= kernel.cost.hbm_bytes
     best = {(): 0}
     for size in range(1, n + 1):
         for nodes in itertools.combinations(range(n), size):

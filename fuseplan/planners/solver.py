@@ -48,6 +48,10 @@ _FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a
 group and solving a small relaxation each take about a millisecond."""
 
+_SMALL = 128
+"""Positions of a component whose heuristic plan is made only where the relaxation does not lead
+to a plan: for more it can take longer than a deadline may be overrun."""
+
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
 tests needs more than 3."""
@@ -149,7 +153,10 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     whole = ideal(space)
     if whole is not None:
         return Solved(whole, floor_ps, True)
-    best = with_offers(space, _better(space, singles, best_first.merge(space)))
+    # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
+    best = singles
+    if space.n > _SMALL or time.monotonic() >= expires_at:
+        best = _heuristic(space)
     watch.lap("heuristics")
     if time.monotonic() >= expires_at:
         note = _deadline_note(space) if budget.deadline_s > 0 else ""
@@ -157,6 +164,9 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     columns, complete, note = _candidates(space, best + singles + offers, budget, expires_at)
     watch.lap("enumerate")
+    if not complete:
+        best = _better(space, best, _heuristic(space))
+        columns = tuple(dict.fromkeys([*best, *columns]))
     try:
         result = _search(space, columns, best, expires_at)
     except (ImportError, OverflowError, RuntimeError) as error:
@@ -180,6 +190,12 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
         # However it was found, nothing is faster.
         result.optimal, result.note = True, ""
     return result
+
+
+def _heuristic(space: Space) -> list[Mask]:
+    """A good plan, found without enumerating groups."""
+    singles = [1 << i for i in range(space.n)]
+    return with_offers(space, _better(space, singles, best_first.merge(space)))
 
 
 def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
@@ -218,7 +234,12 @@ def _candidates(
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
-    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``."""
+    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
+
+    Groups that the relaxation uses are priced until it uses none by its floor: dearer others
+    change nothing about it, so that it is then what all prices would make it. Most groups cost
+    their floor, and more are as good as others than are ever used: they are not asked for.
+    """
     cost: dict[Mask, int] = {}
     unpriced: set[Mask] = set()
     for mask in columns:
@@ -230,31 +251,21 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         else:
             _price(space, mask, cost, unpriced)
     masks = list(cost)
-    items = {mask: tuple(bits(mask)) for mask in masks}
-    relaxation = Relaxation([items[m] for m in masks], [cost[m] for m in masks], space.n)
-    alive = np.ones(len(masks), dtype=bool)
+    relaxation = Relaxation([bits(m) for m in masks], [cost[m] for m in masks], space.n)
     is_open = np.array([m in unpriced for m in masks], dtype=bool)
-    batch = _FEW
     while True:
         relaxation.solve()
-        used = [masks[k] for k in relaxation.support]
-        if not unpriced.intersection(used) and _is_plan(space, used):
-            best = min(best, used, key=lambda groups: space.total(groups).objectives)
-        gap = space.total(best).time_ps - relaxation.bound
         extra = relaxation.reduced_costs()
-        # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
-        for k in np.flatnonzero(alive & (extra > gap)).tolist():
-            relaxation.drop(k)
-            alive[k] = False
-        open_ = np.flatnonzero(alive & is_open)
-        if not len(open_):
+        wanted = [k for k in relaxation.support if is_open[k]]
+        if not wanted:
             break
         if time.monotonic() > expires_at:
+            best = _better(space, best, _heuristic(space))
             return Solved(best, relaxation.bound, False, cost, relaxation.duals, _deadline_note(space))
-        # Next to those that the relaxation uses, the most promising; a quarter more each time,
-        # so that floors which are no good cost a few relaxations, not thousands.
-        promising = open_[np.argsort(extra[open_], kind="stable")][:batch].tolist()
-        wanted = [k for k in relaxation.support if is_open[k]]
+        # With those that the relaxation uses, the most promising: a few at a time cost less than
+        # the relaxations that ask for them one by one.
+        open_ = np.flatnonzero(is_open)
+        promising = open_[np.argsort(extra[open_], kind="stable")][:_FEW].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
             _price(space, masks[k], cost, unpriced)
             is_open[k] = False
@@ -262,10 +273,12 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
                 relaxation.set_cost(k, cost[masks[k]])
             else:
                 relaxation.drop(k)
-                alive[k] = False
-
-    left = [masks[k] for k in np.flatnonzero(alive).tolist()]
-    return _prove(space, left, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
+    used = [masks[k] for k in relaxation.support]
+    best = _better(space, best, used if _is_plan(space, used) else _heuristic(space))
+    # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
+    gap = space.total(best).time_ps - relaxation.bound
+    left = [m for m, more in zip(masks, extra.tolist(), strict=True) if more <= gap and m in cost]
+    return _prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
 
 
 def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
@@ -290,38 +303,49 @@ def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: set[Mask])
 def _prove(
     space: Space,
     alive: list[Mask],
-    items: dict[Mask, tuple[int, ...]],
     cost: dict[Mask, int],
+    unpriced: set[Mask],
     duals: tuple[int, ...],
     bound: int,
     best: list[Mask],
     expires_at: float,
 ) -> Solved:
-    """Search the groups that are left, cutting off cycles until there is none."""
+    """Search the groups that are left, pricing those that are chosen by their floor and cutting
+    off cycles until there is neither."""
     alive = list(dict.fromkeys([*alive, *best]))
-    index = {mask: k for k, mask in enumerate(alive)}
-    objectives = tuple(space.total([mask]).objectives for mask in alive)
-    forbidden: list[tuple[int, ...]] = []
-    for _ in range(_MAX_ROUNDS):
+    forbidden: list[tuple[Mask, ...]] = []
+    while len(forbidden) <= _MAX_ROUNDS:
+        index = {mask: k for k, mask in enumerate(alive)}
         selection = exact_cover(
             Instance(
-                tuple(items[m] for m in alive),
-                objectives,
+                tuple(tuple(bits(m)) for m in alive),
+                tuple(
+                    (cost[m], space.floor_bytes(m), 1) if m in unpriced else space.total([m]).objectives
+                    for m in alive
+                ),
                 space.n,
                 tuple(sorted(index[m] for m in best)),
                 max(expires_at - time.monotonic(), 0),
-                tuple(forbidden),
+                tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
             )
         )
         bound = max(bound, selection.bound)
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
+        asked = [mask for mask in chosen if mask in unpriced]
+        if asked:
+            for mask in asked:
+                _price(space, mask, cost, unpriced)
+            alive = [mask for mask in alive if mask in cost]
+            if selection.status == "OPTIMAL":
+                continue
+            chosen = best
         after = space.successors(chosen)
         cycles = cyclic_sets(after)
         if not cycles:
             optimal = selection.status == "OPTIMAL"
             return Solved(chosen, bound, optimal, cost, duals, "" if optimal else _deadline_note(space))
         for cycle in cycles:
-            forbidden.append(tuple(sorted(index[chosen[g]] for g in shortest_cycle(after, cycle))))
+            forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))
     note = f"{space.n} operations from {_where(space)} on kept waiting for each other: heuristic groups"
     return Solved(best, bound, False, cost, duals, note)
 
