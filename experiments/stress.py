@@ -50,6 +50,11 @@ def random_dag(x: Array, y: Array, count: int, seed: int) -> tuple[Array, ...]:
     return tuple(values[k] for k in sorted(unread))
 
 
+def random_sums(x: Array, y: Array, count: int, seed: int) -> tuple[Array, ...]:
+    """The results of ``random_dag``, summed along rows and columns in turns: no kernel holds all."""
+    return tuple(value.sum(axis=i % 2) for i, value in enumerate(random_dag(x, y, count, seed)))
+
+
 def lstm_cell(x: Array, h: Array, c: Array, w: Array, u: Array, bias: Array) -> tuple[Array, Array]:
     """One step of an LSTM (Hochreiter & Schmidhuber 1997): the new hidden and cell states."""
     i, f, g, o = jnp.split(x @ w + h @ u + bias, 4, axis=-1)
@@ -126,6 +131,10 @@ def _random_dag(dtype: str, n: int, count: int, seed: int) -> Built:
     return partial(random_dag, count=count, seed=seed), (array(dtype, n, n),) * 2
 
 
+def _random_sums(dtype: str, n: int, count: int, seed: int) -> Built:
+    return partial(random_sums, count=count, seed=seed), (array(dtype, n, n),) * 2
+
+
 def _euler(dtype: str, n: int) -> Built:
     state = [array(dtype, n, n)] * 5
     return euler_fluxes, (state, state)
@@ -164,6 +173,13 @@ _ALL = (
         {"n": 2048, "count": 60, "seed": 1},
         {"n": 34, "count": 12, "seed": 1},
         _random_dag,
+    ),
+    Workload(
+        "random_sums_60",
+        "60 elementwise operations, and sums of the results along rows and columns",
+        {"n": 2048, "count": 60, "seed": 1},
+        {"n": 34, "count": 12, "seed": 1},
+        _random_sums,
     ),
     Workload(
         "lstm_cell",

@@ -75,11 +75,12 @@ class Solved:
 Start = tuple[list[Mask], ...]
 """What the heuristics make of a distinct component, one entry each."""
 
-_HEURISTICS = (best_first, greedy)
+HEURISTICS = (("best_first", best_first), ("greedy", greedy))
 
 _FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
 """What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
 
+_LATE, _MANY = "the deadline came before", 3
 _UNUSABLE = "the solver could not be used"
 
 
@@ -110,7 +111,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, starts, solved, expires_at)
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
-    notes = [s.note for s in solved.values() if s.note]
+    notes = _summed([s.note for s in solved.values() if s.note])
     hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
     if hubs:
         notes.append(
@@ -151,6 +152,16 @@ def _refusals(parts: Parts) -> tuple[Verdict, ...]:
     return tuple(replace(verdict, nodes=nodes) for nodes, verdict in found.values())
 
 
+def _summed(notes: list[str]) -> list[str]:
+    """``notes`` with one in the place of many about the deadline."""
+    late = [note for note in notes if note.startswith(_LATE)]
+    if len(late) <= _MANY:
+        return notes
+    return [n for n in notes if n not in late[1:]] + [
+        f"{_LATE} {len(late) - 1} other kinds of parts were proven"
+    ]
+
+
 def _warn_of_failures(notes: Sequence[str]) -> None:
     failed = [note for note in notes if note.startswith(_UNUSABLE)]
     if failed:
@@ -171,7 +182,7 @@ def _heuristics(space: Space) -> Start:
     whole = ideal(space)
     if whole is not None:
         return (whole,)
-    return tuple(with_offers(space, heuristic.merge(space)) for heuristic in _HEURISTICS)
+    return tuple(with_offers(space, heuristic.merge(space)) for _, heuristic in HEURISTICS)
 
 
 def _solve_component(
@@ -182,8 +193,9 @@ def _solve_component(
     floor_ps = space.floor(space.everything)
     if space.n == 1 or (len(start) == 1 and len(known) == 1):
         return Solved(known, space.total(known).time_ps, True)
+    name = HEURISTICS[start.index(known)][0]
     if time.monotonic() >= expires_at:
-        note = _deadline_note(space) if budget.deadline_s > 0 else ""
+        note = f"{_deadline_note(space)}: {name}'s plan stands there" if budget.deadline_s > 0 else ""
         return Solved(known, floor_ps, False, note=note)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     solved = _solve_space(small, _folded(space, known, small), budget, expires_at, watch)
@@ -197,6 +209,8 @@ def _solve_component(
     if not solved.optimal:
         # What is not proven is at least no slower than any heuristic's plan.
         solved.groups = _better(space, solved.groups, known)
+        if solved.groups == known and solved.note.startswith(_LATE):
+            solved.note += f": {name}'s plan stands there"
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # However it was found, nothing is faster.
             solved.optimal, solved.note, solved.columns, solved.duals = True, "", {}, ()
@@ -245,7 +259,7 @@ def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
 
 
 def _deadline_note(space: Space) -> str:
-    return f"the deadline came before {space.n} operations from {_where(space)} on were proven"
+    return f"{_LATE} {space.n} operations from {_where(space)} on were proven"
 
 
 def _where(space: Space) -> str:
@@ -439,7 +453,7 @@ def _join(
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
-    for h in range(len(_HEURISTICS)):
+    for h in range(len(HEURISTICS)):
         # A heuristic's own groups may have fewer circles, and lose less.
         others = [
             place(starts[kind][min(h, len(starts[kind]) - 1)], nodes) for kind, nodes in parts.instances
