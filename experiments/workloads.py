@@ -19,6 +19,7 @@ import jax
 from experiments import equinox_models, functions, gpt2, optimizer
 from experiments.large import LARGE
 from experiments.sampling import make_args
+from experiments.stress import STRESS
 from experiments.workload import Built, Workload, array, classes_args, fixed, gated_mlp_args, heads_args
 from fuseplan.errors import UnknownNameError
 
@@ -31,7 +32,7 @@ def get_workload(name: str) -> Workload:
     Raises:
         UnknownNameError: there is none; the message has the closest name, and all of them.
     """
-    known = {**WORKLOADS, **LARGE}
+    known = {**WORKLOADS, **LARGE, **HUGE, **STRESS}
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
@@ -326,3 +327,14 @@ _ALL = (
 )
 
 WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
+
+HUGE: dict[str, Workload] = {
+    "gpt2_train_72": Workload(
+        "gpt2_train_72",
+        "a training step of a GPT-2 with 72 layers, of the width of the medium one",
+        {"layers": 72, "vocabulary": 50257, **_GPT2_MEDIUM},
+        {"layers": 72, "vocabulary": 130, **_SMALL_GPT2},
+        _gpt2_train,
+    )
+}
+"""Tracing alone takes seconds: known by name, and not among those that tests run through."""

@@ -426,6 +426,66 @@ def bench_plan(
             print_table(head, lines, right=right)
 
 
+@bench_app.command("solver")
+def bench_solver(
+    workloads: Annotated[
+        str | None, typer.Option("--workloads", metavar="NAME,…", help="Default: those made for it.")
+    ] = None,
+    device: Device = "h200",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For the proofs and the stages.")
+    ] = 30.0,
+    deadlines: Annotated[
+        str, typer.Option("--deadlines", metavar="SECONDS,…", help="What is reached in this time.")
+    ] = "0.1,1,5,30",
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Plans of each kind.")] = 3,
+    ablation: Annotated[
+        bool, typer.Option("--ablation/--no-ablation", help="Switch each feature off alone.")
+    ] = True,
+    with_xla: Annotated[bool, typer.Option("--with-xla", help="Time XLA's compiler here too.")] = False,
+    out: Out = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
+    json: Json = False,
+) -> None:
+    """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
+    from fuseplan.bench import csv_of
+    from fuseplan.bench_solver import WORKLOADS, bench_solver, steps_of
+    from fuseplan.bench_solver_text import solver_tables
+    from fuseplan.console import print_json, print_table, progress
+    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.output import check_writable, write_text
+
+    if out is not None:
+        check_writable(out)
+    options = _make_options(device, "solver", deadline)
+    if options.device.backend == "xla":
+        raise InvalidArgumentError(
+            f"on {options.device.name} XLA decides most itself: choose a GPU or TPU, such as --device h200"
+        )
+    limits = _seconds(deadlines, "--deadlines")
+    programs = [(name, *_load(name, dtype, small)) for name in _names(workloads or WORKLOADS, "--workloads")]
+    rows = []
+    with progress(len(programs) * steps_of(limits, repeats, ablation, with_xla)) as steps:
+        for name, f, args in programs:
+            rows.append(bench_solver(name, f, args, options, limits, repeats, ablation, with_xla, steps))
+            if out is not None:  # after each row: what is known is kept, whatever comes next
+                write_text(out, csv_of([row.as_dict() for row in rows]))
+    records = [row.as_dict() for row in rows]
+    if json:
+        print_json(records)
+    elif csv:
+        print(csv_of(records), end="")
+    else:
+        for i, (head, lines, right) in enumerate(solver_tables(rows)):
+            if i:
+                print()
+            print_table(head, lines, right=right)
+        if limits:
+            print("–: within the deadline; !: over it by more than 0.1 s and a tenth.")
+
+
 @bench_app.command("cpu")
 def bench_cpu(
     names: Annotated[
@@ -483,6 +543,18 @@ def _names(text: str, option: str) -> list[str]:
     if not names:
         raise InvalidArgumentError(f"{option} expects one or more names with commas between, got {text!r}")
     return names
+
+
+def _seconds(text: str, option: str) -> list[float]:
+    from fuseplan.errors import InvalidArgumentError
+
+    try:
+        seconds = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        seconds = [-1.0]
+    if not all(0 < s < float("inf") for s in seconds):
+        raise InvalidArgumentError(f"{option} expects seconds above 0 with commas between, got {text!r}")
+    return seconds
 
 
 def _constraints(

@@ -30,6 +30,9 @@ from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
 from fuseplan.trace import Traced, trace
 
+_AT_ONCE_S = 1e-6
+"""What is left of a deadline that has passed: 0 would say that none was wanted."""
+
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
     """Trace ``f`` at the shapes of its arguments, then plan it."""
@@ -55,17 +58,17 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         MemoryLimitError: none was found that keeps to the constraints.
     """
     clock = clock or Clock()
-    started = time.monotonic()
+    # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
+    expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     again = None
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
         lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    plan = _attempt(lowered, options, clock)
+    plan = _attempt(lowered, _until(expires_at, options), clock)
     if again is not None:
-        left = max(options.deadline_s - (time.monotonic() - started), 0.0)
-        other = _attempt(again, replace(options, deadline_s=left), clock)
+        other = _attempt(again, _until(expires_at, options), clock)
         if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
             plan = plan.joined(other)
         else:
@@ -95,6 +98,13 @@ def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
     return lowered
 
 
+def _until(expires_at: float, options: Options) -> Options:
+    """``options`` with the time that is left: never 0 where more was asked for, so that the notes
+    do not say that it was 0."""
+    left = max(expires_at - time.monotonic(), _AT_ONCE_S) if options.deadline_s > 0 else 0.0
+    return replace(options, deadline_s=left)
+
+
 def _attempt(lowered: Lowered, options: Options, clock: Clock) -> Plan | MemoryLimitError:
     try:
         return plan_lowered(lowered, options, clock)
@@ -117,13 +127,15 @@ def _lower(one: int | None, other: int | None) -> int | None:
 def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None) -> Plan:
     """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
     clock = clock or Clock()
+    expires_at = time.monotonic() + options.deadline_s
     graph = lowered.graph
-    scheduler = Scheduler(graph, options.device, lowered, options.features)
+    scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    grouping = _planner(options, limits)(graph, scheduler, Budget(options.deadline_s, max_groups))
+    budget = Budget(_until(expires_at, options).deadline_s, max_groups)
+    grouping = _planner(options, limits)(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
-    order = clock.time("order", lambda: least_peak(graph, grouping.kernels))
+    order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
         graph=graph,
         device=options.device,

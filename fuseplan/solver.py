@@ -7,6 +7,11 @@ the first objective that no cover beats, and OPTIMAL means that none is better a
 Three engines, cheapest first: a linear relaxation whose dual prices out almost every
 set; dynamic programming over the lowest uncovered item; and CP-SAT, for what is too wide
 for that or has forbidden combinations.
+
+What OR-Tools raises passes through, ``MODEL_INVALID`` and an ``UNKNOWN`` long before the deadline
+as RuntimeError: whoever asks has a plan to fall back on. A crash of its native code (a segmentation
+fault, an abort where memory runs out) ends the process, and nothing in Python can catch it; choose
+``planner="best_first"`` on a machine where that happens.
 """
 
 from __future__ import annotations
@@ -24,9 +29,15 @@ MAX_STATES = 50_000
 """Partial covers that dynamic programming may hold: about a tenth of a second of work
 (measured: 2 us a state), the time that CP-SAT takes to load and presolve."""
 
+_STATES_A_LOOK = 16
+"""States after which the clock is looked at: each may be tried with thousands of sets."""
+
 _ENTERING = 200
 """Sets that enter the relaxation at a time: a few times the number of items, so that the
 solver's own work stays small beside finding them."""
+
+_SLACK = 0.5
+"""The share of its time limit that CP-SAT may leave unused when the limit ended it."""
 
 _INT64_HEADROOM = 2**62
 """CP-SAT keeps sums of objective terms in 64 bits."""
@@ -76,7 +87,7 @@ def exact_cover(instance: Instance) -> Selection:
     alive = list(range(len(instance.sets)))
     if len(instance.sets) > instance.n_items:
         relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
-        relaxation.solve()
+        relaxation.solve(expires_at)
         duals, bound = relaxation.duals, relaxation.bound
         if instance.hint is not None and _allowed(instance, instance.hint):
             # Using a set costs at least its reduced cost more than the bound.
@@ -110,6 +121,8 @@ class Relaxation:
 
         self._optimal = pywraplp.Solver.OPTIMAL
         self._lp = pywraplp.Solver.CreateSolver("GLOP")
+        if self._lp is None:
+            raise RuntimeError("this build of OR-Tools has no GLOP")
         # Presolve would forget the basis, from which the next solution is a few pivots away.
         self._lp.SetSolverSpecificParametersAsString("use_preprocessing: false")
         self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
@@ -142,14 +155,28 @@ class Relaxation:
         if k in self._variables:
             self._variables[k].SetUb(0.0)
 
-    def solve(self) -> None:
-        """Find ``duals``, ``bound`` and ``support``."""
+    def solve(self, expires_at: float = math.inf) -> None:
+        """Find ``duals``, ``bound`` and ``support``.
+
+        Where ``time.monotonic()`` reaches ``expires_at`` first, the duals stay as they were if no
+        cost has fallen below them since, which is as good a proof; else they are zero.
+        """
         n_items = len(self._rows)
+        known = self.duals
         self.duals, self.bound, self.support = (0,) * n_items, 0, ()
         outside = self._alive.copy()
         outside[list(self._variables)] = False
         while True:
-            if self._lp.Solve() == self._optimal:
+            left_s = expires_at - time.monotonic()
+            if left_s < math.inf:
+                self._lp.SetTimeLimit(max(1, int(1000 * left_s)))
+            status = self._lp.Solve() if left_s > 0 else None
+            if status is None or (status != self._optimal and time.monotonic() >= expires_at):
+                below = self._item_sums(np.array(known, dtype=np.int64)) <= self._costs
+                if bool(np.all(below | ~self._alive)):
+                    self.duals, self.bound = known, sum(known)
+                return
+            if status == self._optimal:
                 exact = np.array([row.dual_value() for row in self._rows]) * self._unit
                 prices = np.floor(exact).astype(np.int64)
                 over = self._item_sums(prices) - self._costs
@@ -250,7 +277,7 @@ def _dynamic_programming(
         options = by_lowest[lowest]
         for covered, (cost, rest, _, _) in waiting[lowest].items():
             n_states += 1
-            if n_states > MAX_STATES or (n_states % 1024 == 0 and time.monotonic() > expires_at):
+            if n_states > MAX_STATES or (n_states % _STATES_A_LOOK == 0 and time.monotonic() > expires_at):
                 return None
             for mask, extra, worth, k in options:
                 if mask & covered:
@@ -277,6 +304,8 @@ def _dynamic_programming(
 
 def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: float) -> Selection:
     """Objective by objective: minimise, fix, go on to the next."""
+    if time.monotonic() >= expires_at:
+        return _unsolved(instance, bound)
     from ortools.sat.python import cp_model
 
     model = cp_model.CpModel()
@@ -296,16 +325,6 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
     best = tuple(instance.hint) if instance.hint is not None and _allowed(instance, instance.hint) else None
     status = "OPTIMAL"
     for j in range(_n_objectives(instance)):
-        solver = cp_model.CpSolver()
-        remaining_s = expires_at - time.monotonic()
-        if remaining_s <= 0:
-            status = "FEASIBLE"
-            break
-        if remaining_s < math.inf:
-            # The limit covers presolve: it is the solver's own, and starts with the call.
-            solver.parameters.max_time_in_seconds = remaining_s
-        solver.parameters.num_workers = 1  # one worker and one seed: the same plan every run
-        solver.parameters.random_seed = 0
         factor = math.gcd(*(instance.costs[k][j] for k in use)) or 1
         if sum(instance.costs[k][j] // factor for k in use) > _INT64_HEADROOM:
             raise OverflowError("the sum of all costs exceeds 62 bits: give them in a coarser unit")
@@ -313,10 +332,26 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         expression = cp_model.LinearExpr.weighted_sum([x for x, _ in terms], [c for _, c in terms])
         model.minimize(expression)
         model.clear_hints()
+        held = frozenset(best or ())
         for k, x in use.items():
             if best is not None:
-                model.add_hint(x, k in best)
+                model.add_hint(x, k in held)
+        solver = cp_model.CpSolver()
+        solver.parameters.num_workers = 1  # one worker and one seed: the same plan every run
+        solver.parameters.random_seed = 0
+        remaining_s = expires_at - time.monotonic()  # of 20,000 sets, building the model takes 0.1 s
+        if remaining_s <= 0:
+            status = "FEASIBLE"
+            break
+        if remaining_s < math.inf:
+            # The limit covers presolve: it is the solver's own, and starts with the call
+            # (20,000 sets: exceeded by 40 to 60 ms on a busy machine).
+            solver.parameters.max_time_in_seconds = remaining_s
         outcome = solver.solve(model)
+        if outcome == cp_model.MODEL_INVALID:
+            raise RuntimeError(f"CP-SAT calls the model invalid: {model.validate() or 'it says no more'}")
+        if outcome == cp_model.UNKNOWN and time.monotonic() < expires_at - _SLACK * remaining_s:
+            raise RuntimeError("CP-SAT gave up long before the deadline, as it does where memory runs out")
         if outcome == cp_model.INFEASIBLE:
             return Selection("INFEASIBLE", (), (), bound, "CP-SAT")
         if outcome in (cp_model.OPTIMAL, cp_model.FEASIBLE):

@@ -8,6 +8,8 @@ while all others keep their place.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -53,20 +55,27 @@ class Order:
 
 
 def least_peak(
-    graph: Graph, kernels: Sequence[Kernel], max_states: int = MAX_STATES, close: int = CLOSE
+    graph: Graph,
+    kernels: Sequence[Kernel],
+    max_states: int = MAX_STATES,
+    close: int = CLOSE,
+    expires_at: float = math.inf,
 ) -> Order:
     """``kernels``, which are in an order that can run, in the one of least peak that was found:
     never worse than the order given, and that order where none better was found.
 
     Values are read after they are written, and side effects keep their order. The answer depends
     on nothing but the arguments. Of many kernels, a peak is good enough that exceeds the floor by
-    one part in ``close``; 0 asks for the least.
+    one part in ``close``; 0 asks for the least. Where ``time.monotonic()`` reaches ``expires_at`` the
+    best order known by then is the answer.
     """
-    order, peak_bytes, bound_bytes = arrange(lives_of(graph, kernels), max_states, close)
+    order, peak_bytes, bound_bytes = arrange(lives_of(graph, kernels), max_states, close, expires_at)
     return Order(tuple(kernels[k] for k in order), peak_bytes, bound_bytes)
 
 
-def arrange(lives: Lives, max_states: int = MAX_STATES, close: int = CLOSE) -> tuple[Steps, int, int]:
+def arrange(
+    lives: Lives, max_states: int = MAX_STATES, close: int = CLOSE, expires_at: float = math.inf
+) -> tuple[Steps, int, int]:
     """An order of ``lives``' kernels, its peak, and a bound under that of every order."""
     given = tuple(range(lives.n_kernels))
     known, floor = peak(lives, given), peak_floor(lives)
@@ -74,25 +83,25 @@ def arrange(lives: Lives, max_states: int = MAX_STATES, close: int = CLOSE) -> t
     if known <= floor or (large and close and (known - floor) * close <= known):
         return given, known, floor
     states = min(max_states, _FEW_STATES) if large and close else max_states
-    found = search(lives, floor, known, states)
+    found = search(lives, floor, known, states, expires_at)
     order = found.order or given
     if found.bound_bytes < peak(lives, order):
-        order = _improve(lives, order, found.bound_bytes)
+        order = _improve(lives, order, found.bound_bytes, expires_at)
     return order, peak(lives, order), found.bound_bytes
 
 
-def _improve(lives: Lives, order: Steps, floor: int) -> Steps:
+def _improve(lives: Lives, order: Steps, floor: int, expires_at: float) -> Steps:
     """Order the kernels around the peak anew, until that helps no more."""
     for _ in range(_MAX_ROUNDS):
         needs = profile(lives, order)
         highest = max(needs)
-        if highest <= floor:
+        if highest <= floor or time.monotonic() >= expires_at:
             break
         middle = needs.index(highest)
         for size in _WINDOWS:
             start = max(middle - size // 2, 0)
             part = window(lives, order, start, min(start + size, len(order)))
-            found = search(part, min(floor, highest - 1), highest, _WINDOW_STATES)
+            found = search(part, min(floor, highest - 1), highest, _WINDOW_STATES, expires_at)
             if found.order is not None:
                 inner = tuple(order[start + k] for k in found.order)
                 order = (*order[:start], *inner, *order[start + len(inner) :])

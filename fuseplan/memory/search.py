@@ -14,6 +14,8 @@ answer. Two things keep it small:
 from __future__ import annotations
 
 import heapq
+import math
+import time
 from dataclasses import dataclass
 
 from fuseplan.memory.lives import Lives
@@ -103,11 +105,14 @@ class Moves:
         return state
 
 
-def search(lives: Lives, floor_bytes: int, known_bytes: int, max_states: int) -> Found:
+def search(
+    lives: Lives, floor_bytes: int, known_bytes: int, max_states: int, expires_at: float = math.inf
+) -> Found:
     """An order with a peak below ``known_bytes``, the least if ``max_states`` suffice.
 
     ``floor_bytes`` must be a floor under every order's peak. Where the states run out, the best
-    of them is completed step by step, always by what needs the least.
+    of them is completed step by step, always by what needs the least; where the time does
+    (``time.monotonic()`` reaches ``expires_at``), none is.
     """
     moves = Moves(lives)
     waiting: list[tuple[int, int, int, State]] = [(floor_bytes, 0, 0, moves.start)]
@@ -127,6 +132,8 @@ def search(lives: Lives, floor_bytes: int, known_bytes: int, max_states: int) ->
             reached[settled.done] = peak
         state = settled
         n_states += 1
+        if time.monotonic() >= expires_at:
+            return Found(None, peak, n_states)
         if n_states > max_states:
             return Found(_complete(moves, state, peak, known_bytes), peak, n_states)
         left = state.ready

@@ -37,7 +37,8 @@ class Budget:
     """How much a planner may spend. A deadline of 0 asks for the best heuristic plan."""
 
     deadline_s: float = 30.0
-    """Wall-clock seconds, all stages of the planner together."""
+    """Wall-clock seconds, all stages of the planner together. Taking the graph apart and the
+    heuristics, whose plans are the ones to fall back on, take what they take."""
     max_groups: int = MAX_GROUPS
     """Candidate groups of one component."""
 

@@ -8,6 +8,11 @@ and in the end the few that remain are searched exhaustively.
 
 What couples components is the order of execution. Groups that would wait for each other
 in a circle are forbidden together, and the components involved are solved again, jointly.
+
+The deadline ends whatever is searched. What cannot be cut short is to take the graph apart, the
+two heuristics (their plans are what there is to fall back on, and the answer is never slower than
+either), and to put the kernels in order; time for the last is set aside. Where OR-Tools is missing,
+broken or out of memory the heuristic plan is the answer, with a warning.
 """
 
 from __future__ import annotations
@@ -49,8 +54,12 @@ _FEW = 8
 group and solving a small relaxation each take about a millisecond."""
 
 _SMALL = 128
-"""Positions of a component whose heuristic plan is made only where the relaxation does not lead
-to a plan: for more it can take longer than a deadline may be overrun."""
+"""Positions of a component whose heuristic plans are made only where the relaxation does not lead
+to a plan: for more they can take longer than a deadline may be overrun."""
+
+_SHORT_S = 2.0
+"""Under a deadline shorter than this the heuristics come first: to make their plans when it is
+over takes up to 0.3 s for a training step of 24 layers."""
 
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
@@ -71,26 +80,49 @@ class Solved:
     note: str = ""
 
 
+Start = tuple[list[Mask], ...]
+"""What the heuristics make of a distinct component, one entry each."""
+
+HEURISTICS = (("best_first", best_first), ("greedy", greedy))
+
+_FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
+"""What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
+
+_LATE, _MANY = "the deadline came before", 3
+_UNUSABLE = "the solver could not be used"
+
+
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The cheapest plan by time, then HBM bytes, then number of kernels.
 
     ``status`` is OPTIMAL if that is proven; else FEASIBLE, ``bound_ps`` says how much
-    better a plan could be at most, and ``notes`` say which limit was hit.
+    better a plan could be at most, and ``notes`` say which limit was hit. It is never slower than
+    the plan of either heuristic.
+
+    Warns:
+        FuseplanWarning: OR-Tools could not be used. A crash of its native code cannot be caught
+            (``fuseplan.solver``).
     """
     budget = budget or Budget()
     watch = Stopwatch()
-    expires_at = watch.started + budget.deadline_s
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
+    # To join, order and check kernels takes as long again, and comes after the search.
+    expires_at = watch.started + budget.deadline_s - min(watch.laps["partition"], budget.deadline_s / 2)
+    starts = Starts(parts.kinds)
+    if budget.deadline_s < _SHORT_S:
+        for kind in range(len(parts.kinds)):
+            starts[kind]
+    watch.lap("heuristics")
     solved: dict[int, Solved] = {}
     # Small ones first, so that one that hits the deadline costs no other its proof.
     for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
-        solved[kind] = _solve_component(parts.kinds[kind], budget, expires_at, watch)
-    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, solved, expires_at)
+        solved[kind] = _solve_component(kind, starts, budget, expires_at, watch)
+    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, starts, solved, expires_at)
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
-    notes = [s.note for s in solved.values() if s.note]
+    notes = _summed([s.note for s in solved.values() if s.note])
     hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
     if hubs:
         notes.append(
@@ -101,6 +133,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
     elif joint_note:
         notes.append(joint_note)
+    _warn_of_failures(notes)
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
@@ -130,37 +163,114 @@ def _refusals(parts: Parts) -> tuple[Verdict, ...]:
     return tuple(replace(verdict, nodes=nodes) for nodes, verdict in found.values())
 
 
-def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
+def _summed(notes: list[str]) -> list[str]:
+    """``notes`` with one in the place of many about the deadline."""
+    late = [note for note in notes if note.startswith(_LATE)]
+    if len(late) <= _MANY:
+        return notes
+    return [n for n in notes if n not in late[1:]] + [
+        f"{_LATE} {len(late) - 1} other kinds of parts were proven"
+    ]
+
+
+def _warn_of_failures(notes: Sequence[str]) -> None:
+    failed = [note for note in notes if note.startswith(_UNUSABLE)]
+    if failed:
+        warnings.warn(
+            f"{failed[0]}; the plan is the better of the heuristic ones where it was needed. "
+            "Install ortools>=9.15, or choose planner='best_first'",
+            FuseplanWarning,
+            stacklevel=3,
+        )
+
+
+def _failure(error: BaseException) -> str:
+    return f"{_UNUSABLE} ({str(error) or type(error).__name__})"
+
+
+class Starts:
+    """The plans of the heuristic planners for each distinct component, as they would make them;
+    made when they are asked for."""
+
+    def __init__(self, spaces: Sequence[Space]) -> None:
+        self.spaces = spaces
+        self._made: dict[int, Start] = {}
+
+    def __getitem__(self, kind: int) -> Start:
+        if kind not in self._made:
+            space = self.spaces[kind]
+            whole = ideal(space)
+            plans = (with_offers(space, heuristic.merge(space)) for _, heuristic in HEURISTICS)
+            self._made[kind] = (whole,) if whole is not None else tuple(plans)
+        return self._made[kind]
+
+    def known(self, kind: int) -> list[Mask] | None:
+        """The best of them, if they have been made."""
+        return self.best(kind)[0] if kind in self._made else None
+
+    def best(self, kind: int) -> tuple[list[Mask], str]:
+        """The best of them, and whose it is."""
+        start, space = self[kind], self.spaces[kind]
+        h = min(range(len(start)), key=lambda h: space.total(start[h]).objectives)
+        return start[h], HEURISTICS[h][0]
+
+
+def _solve_component(
+    kind: int, starts: Starts, budget: Budget, expires_at: float, watch: Stopwatch
+) -> Solved:
     """Solve a component without what belongs to its readers anyway, and put that back."""
-    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
-    solved = _solve_space(small, budget, expires_at, watch)
-    if small is space:
-        return solved
-    duals = [0] * space.n
-    for k, dual in enumerate(solved.duals):
-        duals[space.position[small.members[k][0]]] = dual
-    solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
-    solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
-    solved.duals = tuple(duals) if solved.duals else ()
-    return solved
-
-
-def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
-    singles = [1 << i for i in range(space.n)]
+    space = starts.spaces[kind]
     if space.n == 1:
-        return Solved(singles, space.total(singles).time_ps, True)
+        return Solved([1], space.total([1]).time_ps, True)
     floor_ps = space.floor(space.everything)
     whole = ideal(space)
     if whole is not None:
         return Solved(whole, floor_ps, True)
-    # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
-    best = singles
-    if space.n > _SMALL or time.monotonic() >= expires_at:
-        best = _heuristic(space)
-    watch.lap("heuristics")
     if time.monotonic() >= expires_at:
-        note = _deadline_note(space) if budget.deadline_s > 0 else ""
-        return Solved(_better(space, best, greedy.merge(space)), floor_ps, False, note=note)
+        known, name = starts.best(kind)
+        note = f"{_deadline_note(space)}: {name}'s plan stands there" if budget.deadline_s > 0 else ""
+        return Solved(known, floor_ps, False, note=note)
+    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
+    given = starts.known(kind)
+    folded = _folded(space, given, small) if given is not None else None
+    solved = _solve_space(small, folded, budget, expires_at, watch)
+    if small is not space:
+        duals = [0] * space.n
+        for k, dual in enumerate(solved.duals):
+            duals[space.position[small.members[k][0]]] = dual
+        solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
+        solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
+        solved.duals = tuple(duals) if solved.duals else ()
+    if not solved.optimal:
+        # What is not proven is at least no slower than any heuristic's plan.
+        known, name = starts.best(kind)
+        solved.groups = _better(space, solved.groups, known)
+        if solved.groups == known and solved.note.startswith(_LATE):
+            solved.note += f": {name}'s plan stands there"
+        if solved.bound_ps == space.total(solved.groups).time_ps:
+            # However it was found, nothing is faster.
+            solved.optimal, solved.note, solved.columns, solved.duals = True, "", {}, ()
+    return solved
+
+
+def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None:
+    """``groups`` as groups of ``small``, unless they cut what is one position there."""
+    if small is space:
+        return groups
+    folded = [small.mask(space.nodes(mask)) for mask in groups]
+    return folded if sum(mask.bit_count() for mask in folded) == small.n else None
+
+
+def _solve_space(
+    space: Space, known: list[Mask] | None, budget: Budget, expires_at: float, watch: Stopwatch
+) -> Solved:
+    singles = [1 << i for i in range(space.n)]
+    if space.n == 1:
+        return Solved(singles, space.total(singles).time_ps, True)
+    floor_ps = space.floor(space.everything)
+    # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
+    best = known or (_heuristic(space) if space.n > _SMALL else singles)
+    watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     columns, complete, note = _candidates(space, best + singles + offers, budget, expires_at)
     watch.lap("enumerate")
@@ -169,33 +279,25 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
         columns = tuple(dict.fromkeys([*best, *columns]))
     try:
         result = _search(space, columns, best, expires_at)
-    except (ImportError, OverflowError, RuntimeError) as error:
-        warnings.warn(
-            f"the solver could not be used ({error}); the plan is the better of the heuristic ones. "
-            "Install ortools>=9.15, or choose planner='best_first'",
-            FuseplanWarning,
-            stacklevel=3,
-        )
-        result = Solved(best, floor_ps, False, note=f"the solver could not be used: {error}")
+    except _FAILURES as error:
+        result = Solved(best, floor_ps, False, note=_failure(error))
     watch.lap("solve")
     if not complete:
         result.optimal = False
         result.bound_ps = floor_ps
-        result.note = note
+        result.note = result.note if result.note.startswith(_UNUSABLE) else note
     result.bound_ps = max(result.bound_ps, floor_ps)
-    if not result.optimal:
-        # What is not proven is at least no slower than any heuristic's plan.
-        result.groups = _better(space, result.groups, greedy.merge(space))
     if result.bound_ps == space.total(result.groups).time_ps:
-        # However it was found, nothing is faster.
         result.optimal, result.note = True, ""
+        if not complete:  # not what a joint search may rely on
+            result.columns, result.duals = {}, ()
     return result
 
 
 def _heuristic(space: Space) -> list[Mask]:
     """A good plan, found without enumerating groups."""
     singles = [1 << i for i in range(space.n)]
-    return with_offers(space, _better(space, singles, best_first.merge(space)))
+    return _better(space, singles, with_offers(space, best_first.merge(space)))
 
 
 def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
@@ -203,7 +305,7 @@ def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
 
 
 def _deadline_note(space: Space) -> str:
-    return f"the deadline came before {space.n} operations from {_where(space)} on were proven"
+    return f"{_LATE} {space.n} operations from {_where(space)} on were proven"
 
 
 def _where(space: Space) -> str:
@@ -216,11 +318,13 @@ def _candidates(
 ) -> tuple[tuple[Mask, ...], bool, str]:
     """The legal groups; if they are too many, those of the contracted component; whether
     they are all; and what to tell the user if not."""
-    all_of_them = enumerate_groups(space, budget.max_groups, expires_at)
+    all_of_them = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic)
     if all_of_them.complete:
         return tuple(dict.fromkeys([*known, *all_of_them.groups])), True, ""
+    if time.monotonic() >= expires_at:
+        return tuple(dict.fromkeys(known)), False, _deadline_note(space)
     smaller = contract(space)
-    some = enumerate_groups(smaller, budget.max_groups, expires_at)
+    some = enumerate_groups(smaller, budget.max_groups, expires_at, time.monotonic)
     groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]
     too_many = (
         f"{space.n} operations from {_where(space)} on have more than {budget.max_groups:,} legal groups"
@@ -243,6 +347,8 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
     cost: dict[Mask, int] = {}
     unpriced: set[Mask] = set()
     for mask in columns:
+        if time.monotonic() >= expires_at:
+            return Solved(best, 0, False, note=_deadline_note(space))
         known = space.known_price(mask)
         floor_ps = space.floor(mask) if known is None else 0
         if floor_ps:
@@ -254,19 +360,20 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
     relaxation = Relaxation([bits(m) for m in masks], [cost[m] for m in masks], space.n)
     is_open = np.array([m in unpriced for m in masks], dtype=bool)
     while True:
-        relaxation.solve()
+        relaxation.solve(expires_at)
         extra = relaxation.reduced_costs()
         wanted = [k for k in relaxation.support if is_open[k]]
         if not wanted:
             break
-        if time.monotonic() > expires_at:
-            best = _better(space, best, _heuristic(space))
+        if time.monotonic() >= expires_at:
             return Solved(best, relaxation.bound, False, cost, relaxation.duals, _deadline_note(space))
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
         open_ = np.flatnonzero(is_open)
         promising = open_[np.argsort(extra[open_], kind="stable")][:_FEW].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
+            if time.monotonic() >= expires_at:
+                break
             _price(space, masks[k], cost, unpriced)
             is_open[k] = False
             if masks[k] in cost:
@@ -316,19 +423,23 @@ def _prove(
     forbidden: list[tuple[Mask, ...]] = []
     while len(forbidden) <= _MAX_ROUNDS:
         index = {mask: k for k, mask in enumerate(alive)}
-        selection = exact_cover(
-            Instance(
-                tuple(tuple(bits(m)) for m in alive),
-                tuple(
-                    (cost[m], space.floor_bytes(m), 1) if m in unpriced else space.total([m]).objectives
-                    for m in alive
-                ),
-                space.n,
-                tuple(sorted(index[m] for m in best)),
-                max(expires_at - time.monotonic(), 0),
-                tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
-            )
+        instance = Instance(
+            tuple(tuple(bits(m)) for m in alive),
+            tuple(
+                (cost[m], space.floor_bytes(m), 1) if m in unpriced else space.total([m]).objectives
+                for m in alive
+            ),
+            space.n,
+            tuple(sorted(index[m] for m in best)),
+            max(expires_at - time.monotonic(), 0),
+            tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
         )
+        try:
+            selection = exact_cover(instance)
+            if not selection.chosen:  # there is one: that of the heuristic
+                raise RuntimeError(f"{selection.engine} finds no cover: {selection.status}")
+        except _FAILURES as error:
+            return Solved(best, bound, False, cost, duals, _failure(error))
         bound = max(bound, selection.bound)
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]
@@ -351,7 +462,12 @@ def _prove(
 
 
 def _join(
-    graph: Graph, book: PriceBook, parts: Parts, solved: dict[int, Solved], expires_at: float
+    graph: Graph,
+    book: PriceBook,
+    parts: Parts,
+    starts: Starts,
+    solved: dict[int, Solved],
+    expires_at: float,
 ) -> tuple[list[Nodes], int, bool, str]:
     """Groups in execution order, the bound, whether it is proven, and a note if not."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
@@ -360,6 +476,7 @@ def _join(
     involved: set[int] = set()
     cuts: list[tuple[Nodes, ...]] = []
     joint_bound = 0
+    failed = ""
     for _ in range(_MAX_ROUNDS):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
@@ -379,14 +496,25 @@ def _join(
         for group in fallback:
             if instance_of[group[0]] in involved:
                 hint[instance_of[group[0]]].append(group)
-        joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at)
+        try:
+            joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at)
+        except _FAILURES as error:
+            joint, failed = None, _failure(error)
         if joint is None:
             break
         groups, joint_bound = joint
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
-    note = f"{broken} groups that would wait for each other were taken apart"
+    for h in range(len(HEURISTICS)):
+        # A heuristic's own groups may have fewer circles, and lose less.
+        others = [
+            place(starts[kind][min(h, len(starts[kind]) - 1)], nodes) for kind, nodes in parts.instances
+        ]
+        apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
+        if sum_prices(book, apart) < sum_prices(book, fallback):
+            fallback, broken = apart, count
+    note = failed or f"{broken} groups that would wait for each other were taken apart"
     return fallback, max(sum(bounds), outside + joint_bound), False, note
 
 
@@ -399,7 +527,7 @@ def _solve_jointly(
     expires_at: float,
 ) -> tuple[list[Nodes], int] | None:
     """The cheapest groups of several components together that avoid all ``cuts``, and a
-    bound; None if that could not be proven."""
+    bound; None if that could not be proven in time."""
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:
@@ -410,10 +538,15 @@ def _solve_jointly(
         kind, nodes = parts.instances[i]
         result = solved[kind]
         if not result.columns:
-            result.columns = _all_columns(parts.kinds[kind])
+            found = _all_columns(parts.kinds[kind], expires_at)
+            if found is None:
+                return None
+            result.columns = found
             result.duals = (0,) * parts.kinds[kind].n
             gap += result.bound_ps
         for mask, time_ps in result.columns.items():
+            if time.monotonic() >= expires_at:
+                return None
             if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
                 price = parts.kinds[kind].price(mask)
                 if isinstance(price, Price):
@@ -438,7 +571,8 @@ def _solve_jointly(
     return [groups[k] for k in selection.chosen], selection.bound
 
 
-def _all_columns(space: Space) -> dict[Mask, int]:
-    """Columns of a component whose plan was certified without enumerating them."""
-    found = enumerate_groups(space, 10**9).groups
-    return {mask: space.floor(mask) for mask in found}
+def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
+    """Columns of a component whose plan was certified without enumerating them; None if the
+    deadline comes first."""
+    found = enumerate_groups(space, 10**9, expires_at, time.monotonic)
+    return {mask: space.floor(mask) for mask in found.groups} if found.complete else None
