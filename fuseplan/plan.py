@@ -12,6 +12,7 @@ from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
+from fuseplan.proof import Proof
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,8 @@ class PlanStats:
     seconds: tuple[tuple[str, float], ...] = ()
     """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``order``, ``check``) and
     seconds."""
+    certified: str = ""
+    """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ class Plan:
     stats: PlanStats = field(default_factory=PlanStats)
     constraints: Resolved | None = None
     """What it obeys of ``fuseplan.Constraints``, by node."""
+    proof: Proof | None = None
+    """What ``bound_ps`` rests on: ``fuseplan.verify`` re-checks it without the solver."""
 
     @property
     def objective_ps(self) -> int:

@@ -133,6 +133,7 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         bound_ps=grouping.bound_ps,
         notes=(*_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
+        proof=grouping.proof,
     )
     if limits is not None:
         plan = _with_limits(plan, limits)

@@ -140,6 +140,12 @@ class Relaxation:
         if k in self._variables:
             self._variables[k].SetUb(0.0)
 
+    def restore(self, k: int) -> None:
+        """Set ``k``, which was dropped, can be used again."""
+        self._alive[k] = True
+        if k in self._variables:
+            self._variables[k].SetUb(self._lp.infinity())
+
     def solve(self) -> None:
         """Find ``duals``, ``bound`` and ``support``."""
         n_items = len(self._rows)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -40,7 +40,9 @@ from fuseplan.planners.base import (
     take_apart,
     with_offers,
 )
+from fuseplan.planners.certify import hold_for_all, make_proof
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
+from fuseplan.proof import Joint
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
 
@@ -65,6 +67,8 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: str = ""
+    heuristic: str = ""
+    """The simplest planner whose groups are as fast, if those are proven to be the fastest."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -83,7 +87,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     # Small ones first, so that one that hits the deadline costs no other its proof.
     for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
         solved[kind] = _solve_component(parts.kinds[kind], budget, expires_at, watch)
-    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, solved, expires_at)
+    certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
+    ordered, bound_ps, optimal, joint_note, joint = _join(graph, book, parts, solved, expires_at)
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = [s.note for s in solved.values() if s.note]
@@ -97,12 +102,16 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
     elif joint_note:
         notes.append(joint_note)
+    certified = _simplest(solved.values()) if optimal and joint is None else ""
+    if certified:
+        notes.append(f"{certified}'s plan is already optimal")
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
         len(parts.kinds),
         sum(max(len(s.columns), 1) for s in solved.values()),
         tuple(watch.laps.items()),
+        certified,
     )
     return Grouping(
         kernels,
@@ -111,6 +120,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         parts.crossable.refusals + _refusals(parts),
         tuple(dict.fromkeys(notes)),
         stats,
+        replace(certificate, joint=joint),
     )
 
 
@@ -134,21 +144,36 @@ def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Sto
         return solved
     duals = [0] * space.n
     for k, dual in enumerate(solved.duals):
-        duals[space.position[small.members[k][0]]] = dual
+        duals[space.position[_main(space, small.members[k])]] = dual
     solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
     solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
     solved.duals = tuple(duals) if solved.duals else ()
     return solved
 
 
+def _main(space: Space, members: Nodes) -> int:
+    """Of nodes that share a kernel for nothing, the one that the kernel is for: whoever has the
+    others only, or it only, then pays no more than their prices (``fuseplan.verify`` asks)."""
+    if space.book.absorbs_moves:
+        return members[-1]
+    return next((n for n in members if not space.book.renames(n)), members[0])
+
+
+def _simplest(solved: Iterable[Solved]) -> str:
+    """The simplest planner that would have found a plan as fast, if any."""
+    names = {s.heuristic for s in solved}
+    return "" if "" in names else max(names, key=("unfused", "greedy", "best_first").index, default="")
+
+
 def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
-        return Solved(singles, space.total(singles).time_ps, True)
+        time_ps = space.total(singles).time_ps
+        return Solved(singles, time_ps, True, duals=(time_ps,), heuristic="unfused")
     floor_ps = space.floor(space.everything)
     whole = ideal(space)
     if whole is not None:
-        return Solved(whole, floor_ps, True)
+        return Solved(whole, floor_ps, True, heuristic="greedy")
     best = with_offers(space, _better(space, singles, best_first.merge(space)))
     watch.lap("heuristics")
     if time.monotonic() >= expires_at:
@@ -171,6 +196,7 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     if not complete:
         result.optimal = False
         result.bound_ps = floor_ps
+        result.duals = ()
         result.note = note
     result.bound_ps = max(result.bound_ps, floor_ps)
     if not result.optimal:
@@ -179,7 +205,18 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     if result.bound_ps == space.total(result.groups).time_ps:
         # However it was found, nothing is faster.
         result.optimal, result.note = True, ""
+        result.heuristic = _found_by(space, singles, best, result.bound_ps)
     return result
+
+
+def _found_by(space: Space, singles: list[Mask], best: list[Mask], time_ps: int) -> str:
+    """The simplest planner whose groups take ``time_ps`` too; ``best`` is the best of them."""
+    if space.total(best).time_ps > time_ps:
+        return ""
+    if space.total(singles).time_ps == time_ps:
+        return "unfused"
+    merged = with_offers(space, greedy.merge(space))
+    return "greedy" if space.total(merged).time_ps == time_ps else "best_first"
 
 
 def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
@@ -250,7 +287,9 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         if not len(open_):
             break
         if time.monotonic() > expires_at:
-            return Solved(best, relaxation.bound, False, cost, relaxation.duals, _deadline_note(space))
+            bound = relaxation.bound
+            duals = hold_for_all(relaxation, [k for k, m in enumerate(masks) if m in cost and not alive[k]])
+            return Solved(best, bound, False, cost, duals, _deadline_note(space))
         # Next to those that the relaxation uses, the most promising; a quarter more each time,
         # so that floors which are no good cost a few relaxations, not thousands.
         promising = open_[np.argsort(extra[open_], kind="stable")][:batch].tolist()
@@ -265,7 +304,9 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
                 alive[k] = False
 
     left = [masks[k] for k in np.flatnonzero(alive).tolist()]
-    return _prove(space, left, items, cost, relaxation.duals, relaxation.bound, best, expires_at)
+    bound = relaxation.bound
+    duals = hold_for_all(relaxation, [k for k, m in enumerate(masks) if m in cost and not alive[k]])
+    return _prove(space, left, items, cost, duals, bound, best, expires_at)
 
 
 def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
@@ -328,20 +369,23 @@ def _prove(
 
 def _join(
     graph: Graph, book: PriceBook, parts: Parts, solved: dict[int, Solved], expires_at: float
-) -> tuple[list[Nodes], int, bool, str]:
-    """Groups in execution order, the bound, whether it is proven, and a note if not."""
+) -> tuple[list[Nodes], int, bool, str, Joint | None]:
+    """Groups in execution order, the bound, whether it is proven, a note if not, and what was
+    proven of components that wait for each other."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
     bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
     involved: set[int] = set()
     cuts: list[tuple[Nodes, ...]] = []
     joint_bound = 0
+    proven: frozenset[int] = frozenset()
     for _ in range(_MAX_ROUNDS):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
-        outside = sum(b for i, b in enumerate(bounds) if i not in involved)
+        outside = sum(b for i, b in enumerate(bounds) if i not in proven)
         if not cycles:
-            return [ranked[g] for g in execution_order(after)], outside + joint_bound, optimal, ""
+            ordered = [ranked[g] for g in execution_order(after)]
+            return ordered, outside + joint_bound, optimal, "", _joint(parts, proven, joint_bound)
         if time.monotonic() >= expires_at or not optimal:
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
@@ -359,11 +403,19 @@ def _join(
         if joint is None:
             break
         groups, joint_bound = joint
+        proven = frozenset(involved)
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
     note = f"{broken} groups that would wait for each other were taken apart"
-    return fallback, max(sum(bounds), outside + joint_bound), False, note
+    outside = sum(b for i, b in enumerate(bounds) if i not in proven)
+    if sum(bounds) >= outside + joint_bound:
+        return fallback, sum(bounds), False, note, None
+    return fallback, outside + joint_bound, False, note, _joint(parts, proven, joint_bound)
+
+
+def _joint(parts: Parts, proven: frozenset[int], bound_ps: int) -> Joint | None:
+    return Joint(bound_ps, tuple(sorted(parts.instances[i][1][0] for i in proven))) if proven else None
 
 
 def _solve_jointly(
@@ -380,15 +432,16 @@ def _solve_jointly(
     gap = sum_prices(book, known).time_ps
     for i in hint:
         kind = parts.instances[i][0]
-        gap -= sum(solved[kind].duals) if solved[kind].duals else solved[kind].bound_ps
+        if not solved[kind].columns:
+            solved[kind].columns = _all_columns(parts.kinds[kind])
+            solved[kind].duals = (0,) * parts.kinds[kind].n
+        if not solved[kind].duals:  # only some of its groups are known
+            return None
+        gap -= sum(solved[kind].duals)
     columns: dict[Nodes, tuple[int, int, int]] = {}
     for i in sorted(hint):
         kind, nodes = parts.instances[i]
         result = solved[kind]
-        if not result.columns:
-            result.columns = _all_columns(parts.kinds[kind])
-            result.duals = (0,) * parts.kinds[kind].n
-            gap += result.bound_ps
         for mask, time_ps in result.columns.items():
             if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
                 price = parts.kinds[kind].price(mask)

@@ -1,0 +1,47 @@
+"""From what the solver knows in the end to a proof that can be checked without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fuseplan.planners.base import Parts
+from fuseplan.proof import Part, Proof
+from fuseplan.solver import Relaxation
+
+
+def hold_for_all(relaxation: Relaxation, dropped: Sequence[int]) -> tuple[int, ...]:
+    """Prices of items such that none of the ``dropped`` sets costs less than its items either.
+
+    A set is dropped because no cover as good as the best one uses it. That is known from the prices
+    of that moment; by later ones the set may look cheap. Such sets return, until none does: the
+    prices may then add up to less, but they need no history to be believed.
+    """
+    outside = set(dropped)
+    while True:
+        extra = relaxation.reduced_costs()
+        cheap = [k for k in outside if extra[k] < 0]
+        if not cheap:
+            return relaxation.duals
+        for k in cheap:
+            relaxation.restore(k)
+        outside.difference_update(cheap)
+        relaxation.solve()
+
+
+def make_proof(parts: Parts, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
+    """The proof of ``known``: the bound on each distinct component, and the prices of its
+    positions, empty where there are none."""
+    first_nodes: list[list[int]] = [[] for _ in parts.kinds]
+    for kind, nodes in parts.instances:
+        first_nodes[kind].append(nodes[0])
+    return Proof(
+        tuple(
+            Part(
+                bound_ps,
+                tuple(first),
+                # A floor is simpler to check than prices that do not reach it.
+                () if sum(prices) < bound_ps == space.floor(space.everything) else prices,
+            )
+            for (bound_ps, prices), first, space in zip(known, first_nodes, parts.kinds, strict=True)
+        )
+    )
