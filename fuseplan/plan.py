@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from fuseplan.explain import Explanation
     from fuseplan.memory.buffers import Buffer
+    from fuseplan.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,11 @@ class PlanStats:
     seconds."""
     certified: str = ""
     """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
+
+
+def already_optimal(planner: str) -> str:
+    """The note that a simpler planner's plan is proven to be as fast as any."""
+    return f"{planner}'s plan is already optimal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +168,13 @@ class Plan:
         from fuseplan.serialize import plan_from_json
 
         return plan_from_json(text)
+
+    def verify(self) -> Verification:
+        """Check this plan without the planner that made it: kernels, costs, and the bound anew from
+        ``proof``. See ``fuseplan.verify.verify_plan``."""
+        from fuseplan.verify import verify_plan
+
+        return verify_plan(self)
 
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write a page about this plan, beside the unfused one, that needs no network.

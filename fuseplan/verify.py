@@ -23,6 +23,7 @@ from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
 from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.schedule import Scheduler
+from fuseplan.serialize import CONTRADICTIONS, contradiction
 from fuseplan.text import time_text
 from fuseplan.verify_bound import Counts, NotCheckedError, RefutedError, verify_proof
 
@@ -66,7 +67,9 @@ class Verification:
         if self.status != REFUTED:
             lines.append(f"  kernels     {self.kernels:,}: legal, in order, at the cost they claim")
         if self.bound_us is not None:
-            lines.append(f"  bound       {time_text(self.bound_us)} µs: no plan of the search space is faster")
+            lines.append(
+                f"  bound       {time_text(self.bound_us)} µs: no plan of the search space is faster"
+            )
         if self.components:
             lines.append(f"  components  {self.components:,}, {self.distinct_components:,} distinct")
             lines.append(
@@ -100,7 +103,7 @@ def verify_plan(
     status, reason, bound_ps = VERIFIED, "", None
     try:
         _check_device(plan)
-        check_plan(plan)
+        _check_kernels(plan)
         if plan.bound_ps is not None:
             bound_ps = _verified_bound(plan, lowered, counts, tell)
     except (InvalidPlanError, RefutedError) as error:
@@ -125,6 +128,15 @@ def verify_plan(
         counts.covers,
         time.perf_counter() - started,
     )
+
+
+def _check_kernels(plan: Plan) -> None:
+    try:
+        check_plan(plan)
+    except InvalidPlanError:
+        raise
+    except CONTRADICTIONS as error:
+        raise RefutedError(contradiction(error)) from None
 
 
 def _check_device(plan: Plan) -> None:

@@ -39,7 +39,7 @@ class Counts:
     groups: int = 0
     """Legal groups of the distinct components, each compared with its nodes' prices."""
     priced: int = 0
-    """Of these, those whose floor did not do, so that the scheduler had to price them."""
+    """Of these, those whose floor did not tell, so that the scheduler had to price them."""
     covers: int = 0
     """Partial covers looked at, where prices add up to less than the bound."""
 
@@ -134,22 +134,22 @@ class _Verifier:
         for count, mask in enumerate(groups, 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
-            self._counts.groups += 1
             inside = groups.members(mask)
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
             least_ps = self._book.floor(inside)
             if least_ps < worth + max(gap, room, 0):
-                self._counts.priced += least_ps < worth
                 cost_ps = self._cost(inside)
                 if cost_ps is None:
                     continue
+                self._counts.priced += 1
                 if cost_ps < worth:
                     raise RefutedError(
-                        f"{where}: a kernel of {self._ops(inside)} takes {cost_ps:,} ps, less than the "
-                        f"{worth:,} ps that the proof gives its nodes"
+                        f"{where}: a kernel of {self._ops(inside)} takes {cost_ps:,} ps, less "
+                        f"than the {worth:,} ps that the proof gives its nodes"
                     )
                 if cost_ps < worth + max(gap, room):
                     near.append(mask)
+            self._counts.groups += 1
         if gap > 0:
             self._near[claim.key] = near
             self._check_covers([claim], bound_ps)
@@ -181,8 +181,8 @@ class _Verifier:
         if found is not None:
             costs = dict(candidates)
             raise RefutedError(
-                f"{where}: {len(found)} kernels take {sum(costs[mask] for mask in found):,} ps, less than the "
-                f"{bound_ps:,} ps that the proof claims no plan beats"
+                f"{where}: {len(found)} kernels take {sum(costs[mask] for mask in found):,} ps, less "
+                f"than the {bound_ps:,} ps that the proof claims no plan beats"
             )
 
     def _cost(self, nodes: Nodes) -> int | None:

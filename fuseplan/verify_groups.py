@@ -48,6 +48,7 @@ class Groups:
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
         self._compatible: dict[int, bool] = {}
+        self._roomy: dict[frozenset[int], bool] = {}
 
     def members(self, mask: int) -> Nodes:
         """The nodes in ``mask``."""
@@ -67,8 +68,7 @@ class Groups:
                     out |= self._apart[i]
                 border &= ~(group | out)
                 if not border:
-                    if self._fits(group, out):
-                        yield group
+                    yield group
                     continue
                 new = border & -border
                 waiting.append((group, out | new))
@@ -95,10 +95,14 @@ class Groups:
 
     def _fits(self, group: int, out: int) -> bool:
         """Whether the group may be small enough; what is ``out`` never joins it."""
-        if not group & (group - 1):
-            return True
-        graph, results = self.book.graph, self.book.outputs
+        graph, results, residency = self.book.graph, self.book.outputs, self.book.residency
         inside = self.members(group)
+        if residency is not None:  # To ask less only leaves more groups to look at.
+            held = frozenset[int]().union(*map(residency.held, inside))
+            if held not in self._roomy:
+                self._roomy[held] = residency.fits_at_once(self.nodes, held)
+            if self._roomy[held]:
+                return True
         may_join = set(self.members(~out & ((1 << self.n) - 1)))
         crossing = set()
         for node in inside:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -25,7 +25,7 @@ from fuseplan.candidates import enumerate_groups
 from fuseplan.errors import FuseplanWarning, Verdict
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
-from fuseplan.plan import PlanStats
+from fuseplan.plan import PlanStats, already_optimal
 from fuseplan.planners import best_first, greedy
 from fuseplan.planners.base import (
     Budget,
@@ -40,7 +40,7 @@ from fuseplan.planners.base import (
     take_apart,
     with_offers,
 )
-from fuseplan.planners.certify import hold_for_all, make_proof
+from fuseplan.planners.certify import as_fast, hold_for_all, make_proof
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.proof import Joint
 from fuseplan.solver import Instance, Relaxation, exact_cover
@@ -67,8 +67,6 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: str = ""
-    heuristic: str = ""
-    """The simplest planner whose groups are as fast, if those are proven to be the fastest."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -102,9 +100,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
     elif joint_note:
         notes.append(joint_note)
-    certified = _simplest(solved.values()) if optimal and joint is None else ""
-    if certified:
-        notes.append(f"{certified}'s plan is already optimal")
+    certified = ""
+    if optimal and joint is None and time.monotonic() < expires_at:
+        certified = as_fast(graph, parts, [s.bound_ps for _, s in sorted(solved.items())])
+        notes += [already_optimal(certified)] if certified else []
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
@@ -159,21 +158,15 @@ def _main(space: Space, members: Nodes) -> int:
     return next((n for n in members if not space.book.renames(n)), members[0])
 
 
-def _simplest(solved: Iterable[Solved]) -> str:
-    """The simplest planner that would have found a plan as fast, if any."""
-    names = {s.heuristic for s in solved}
-    return "" if "" in names else max(names, key=("unfused", "greedy", "best_first").index, default="")
-
-
 def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
         time_ps = space.total(singles).time_ps
-        return Solved(singles, time_ps, True, duals=(time_ps,), heuristic="unfused")
+        return Solved(singles, time_ps, True, duals=(time_ps,))
     floor_ps = space.floor(space.everything)
     whole = ideal(space)
     if whole is not None:
-        return Solved(whole, floor_ps, True, heuristic="greedy")
+        return Solved(whole, floor_ps, True)
     best = with_offers(space, _better(space, singles, best_first.merge(space)))
     watch.lap("heuristics")
     if time.monotonic() >= expires_at:
@@ -205,18 +198,7 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
     if result.bound_ps == space.total(result.groups).time_ps:
         # However it was found, nothing is faster.
         result.optimal, result.note = True, ""
-        result.heuristic = _found_by(space, singles, best, result.bound_ps)
     return result
-
-
-def _found_by(space: Space, singles: list[Mask], best: list[Mask], time_ps: int) -> str:
-    """The simplest planner whose groups take ``time_ps`` too; ``best`` is the best of them."""
-    if space.total(best).time_ps > time_ps:
-        return ""
-    if space.total(singles).time_ps == time_ps:
-        return "unfused"
-    merged = with_offers(space, greedy.merge(space))
-    return "greedy" if space.total(merged).time_ps == time_ps else "best_first"
 
 
 def _better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
