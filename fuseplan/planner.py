@@ -16,6 +16,7 @@ from fuseplan.config import Options
 from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
 from fuseplan.errors import ConstraintError, MemoryLimitError
+from fuseplan.features import ALL_FEATURES
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
@@ -137,7 +138,8 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         bound_ps=grouping.bound_ps,
         notes=(*_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
-        proof=grouping.proof,
+        # A plan does not say of what features it is the best plan.
+        proof=grouping.proof if options.features == ALL_FEATURES else None,
     )
     if limits is not None:
         plan = _with_limits(plan, limits)

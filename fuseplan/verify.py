@@ -95,7 +95,8 @@ def verify_plan(
     Args:
         plan: any plan; that it is a sound graph has been seen to when it was read.
         lowered: what the graph was lowered from. Plans for a CPU cannot do without: the tiled
-            loops that are offered there follow from it.
+            loops that are offered there follow from it. The bound is then that of this graph:
+            plans that compute a value anew, which the planner also tries there, have another.
         tell: told how many of how many distinct components are done.
     """
     started = time.perf_counter()

@@ -20,6 +20,7 @@ from experiments.workloads import get_workload
 from fuseplan import Constraints, Plan
 from fuseplan.cli import app
 from fuseplan.config import Options
+from fuseplan.constraints import Resolved
 from fuseplan.lower import lower
 from fuseplan.partition import components, crossable_edges
 from fuseplan.plan import Kernel
@@ -184,7 +185,7 @@ _WORKLOADS = [(name, device) for name in ("softmax", "layernorm", "attention", "
               for device in ("h200", "tpu_v5e", "test")]  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "device"), [*_WORKLOADS, ("gpt2_block", "h200")])
+@pytest.mark.parametrize(("name", "device"), [*_WORKLOADS, ("rope", "h200")])
 def test_plans_of_workloads_are_verified_from_their_files(name, device):
     plan = made(name, device)
     assert plan.status == "OPTIMAL"
@@ -203,6 +204,29 @@ def test_a_heuristic_is_optimal_where_the_plan_says_so(name):
     if plan.stats.certified:
         assert made(name, planner=plan.stats.certified).objective_ps == plan.objective_ps
     assert bool(plan.stats.certified) == any("already optimal" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("limits", [{"never_fuse": ("exp",)}, {"max_kernel_args": 2}], ids=str)
+def test_plans_within_constraints_are_proven_within_them(limits):
+    plan = made("attention", **limits)
+    assert plan.objective_ps > made("attention").objective_ps
+    assert plan.verify().status == VERIFIED
+
+
+def test_what_was_not_checked_is_said():
+    plan = made("attention", must_fuse=(("exp", "sub"),))
+    result = plan.verify()
+    assert (result.status, result.bound_us) == (NOT_CHECKED, None)
+    assert "must_fuse" in result.reason
+    short = made("attention")
+    slower = replace(
+        short,
+        kernels=made("attention", planner="unfused").kernels,
+        constraints=Resolved(max_peak_bytes=10**12),
+        bound_ps=made("attention", planner="unfused").objective_ps,
+    )
+    assert "max_peak_bytes" in slower.verify().reason
+    assert slower.verify().status == NOT_CHECKED
 
 
 def test_plans_within_constraints_are_verified():
@@ -340,6 +364,11 @@ def test_the_command_line(tmp_path):
     file.write_text("{}")
     run("verify", str(file), code=2)
     run("verify", str(tmp_path / "none.json"), code=2)
+
+
+def test_a_plan_for_a_cpu_is_verified_beside_what_it_was_lowered_from():
+    lowered, plan = plan_best(LOWERED("attention"), Options(get_device("cpu"), "solver", 30.0))
+    assert verify_plan(plan, lowered).status == VERIFIED
 
 
 def test_a_plan_for_a_cpu_says_what_was_not_checked(tmp_path):
