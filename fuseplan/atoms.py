@@ -188,6 +188,8 @@ class Atoms:
                 for note in grouping.notes
             ),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
+            # A proof about atoms says nothing of their nodes.
+            proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,
         )
 
 

@@ -12,12 +12,15 @@ from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
+from fuseplan.features import ALL_FEATURES, Features
+from fuseplan.proof import Proof
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from fuseplan.explain import Explanation
     from fuseplan.memory.buffers import Buffer
+    from fuseplan.verify import Verification
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,13 @@ class PlanStats:
     seconds: tuple[tuple[str, float], ...] = ()
     """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``order``, ``check``) and
     seconds."""
+    certified: str = ""
+    """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
+
+
+def already_optimal(planner: str) -> str:
+    """The note that a simpler planner's plan is proven to be as fast as any."""
+    return f"{planner}'s plan is already optimal"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +75,10 @@ class Plan:
     stats: PlanStats = field(default_factory=PlanStats)
     constraints: Resolved | None = None
     """What it obeys of ``fuseplan.Constraints``, by node."""
+    features: Features = ALL_FEATURES
+    """Which parts of the decision were taken."""
+    proof: Proof | None = None
+    """What ``bound_ps`` rests on: ``fuseplan.verify`` re-checks it without the solver."""
 
     @property
     def objective_ps(self) -> int:
@@ -157,6 +171,13 @@ class Plan:
         from fuseplan.serialize import plan_from_json
 
         return plan_from_json(text)
+
+    def verify(self) -> Verification:
+        """Check this plan without the planner that made it: kernels, costs, and the bound anew from
+        ``proof``. See ``fuseplan.verify.verify_plan``."""
+        from fuseplan.verify import verify_plan
+
+        return verify_plan(self)
 
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write a page about this plan, beside the unfused one, that needs no network.

@@ -22,7 +22,7 @@ from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
-from fuseplan.plan import Plan
+from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
 from fuseplan.schedule import Scheduler
@@ -80,6 +80,10 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
             proven = bound is not None and bound >= plan.objective_ps
             status = "OPTIMAL" if proven else "FEASIBLE"
             plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
+            if not proven:  # What is optimal for one graph need not be for both.
+                known = already_optimal(plan.stats.certified)
+                plan = replace(plan, notes=tuple(note for note in plan.notes if note != known))
+                plan = replace(plan, stats=replace(plan.stats, certified=""))
     if isinstance(plan, MemoryLimitError):
         raise plan
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
@@ -146,6 +150,8 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
         bound_ps=grouping.bound_ps,
         notes=(*_switched_off(options), *_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
+        features=options.features,
+        proof=grouping.proof,
     )
     if limits is not None:
         plan = _with_limits(plan, limits)

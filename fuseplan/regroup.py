@@ -35,7 +35,8 @@ class Regrouping:
         self.loops = plan.device.backend == "xla"
         """Whether groups may be tiled loops, which break rules that others keep."""
         self.constraints = plan.constraints or Resolved()
-        pricing = Limited(plan.graph, Scheduler(plan.graph, plan.device), self.constraints)
+        scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
+        pricing = Limited(plan.graph, scheduler, self.constraints)
         self.book = PriceBook(marked(plan.graph, self.constraints), pricing)
         self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]

@@ -36,6 +36,28 @@ def plan_from_json(text: str) -> Plan:
     """See ``Plan.from_json``."""
     from fuseplan.check import check_plan
 
+    plan = read_plan(text)
+    try:
+        check_plan(plan)
+    except InvalidPlanError:
+        raise
+    except CONTRADICTIONS as error:
+        raise InvalidPlanError(f"{contradiction(error)}. Write it anew with Plan.to_json") from None
+    return plan
+
+
+CONTRADICTIONS = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError)
+"""What a plan may raise that is well-formed and makes no sense."""
+
+
+def contradiction(error: Exception) -> str:
+    """Such an error, as what is wrong with the plan."""
+    return f"the plan contradicts itself: {type(error).__name__}: {error}"
+
+
+def read_plan(text: str) -> Plan:
+    """A plan on a sound graph, field by field as ``to_json`` writes it; that it is legal remains to
+    be seen. Raises ``InvalidPlanError`` if the text is no such plan."""
     if not isinstance(text, str):
         raise InvalidPlanError(f"expected a plan as JSON text, got {type(text).__name__}")
     try:
@@ -54,15 +76,10 @@ def plan_from_json(text: str) -> Plan:
     _check_device(plan)
     try:
         check_graph(plan.graph)
-        check_plan(plan)
     except GraphError as error:
         raise InvalidPlanError(f"plan.graph: {error}") from None
-    except InvalidPlanError:
-        raise
-    except (LookupError, ValueError, TypeError, ArithmeticError, AssertionError) as error:
-        raise InvalidPlanError(
-            f"the plan contradicts itself: {type(error).__name__}: {error}. Write it anew with Plan.to_json"
-        ) from None
+    except CONTRADICTIONS as error:
+        raise InvalidPlanError(f"{contradiction(error)}. Write it anew with Plan.to_json") from None
     return plan
 
 

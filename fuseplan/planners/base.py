@@ -21,6 +21,7 @@ from fuseplan.partition import (
 )
 from fuseplan.plan import Kernel, PlanStats
 from fuseplan.pricing import FREE, Nodes, Price, PriceBook, Pricing
+from fuseplan.proof import Proof
 from fuseplan.space import Mask, Space, bits
 
 MAX_GROUPS = 20_000
@@ -53,6 +54,8 @@ class Grouping:
     refusals: tuple[Verdict, ...] = ()
     notes: tuple[str, ...] = ()
     stats: PlanStats = field(default_factory=PlanStats)
+    proof: Proof | None = None
+    """What ``bound_ps`` rests on."""
 
     @property
     def groups(self) -> tuple[Nodes, ...]:

@@ -30,7 +30,7 @@ from fuseplan.candidates import enumerate_groups
 from fuseplan.errors import FuseplanWarning, Verdict
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
-from fuseplan.plan import PlanStats
+from fuseplan.plan import PlanStats, already_optimal
 from fuseplan.planners import best_first, greedy
 from fuseplan.planners.base import (
     Budget,
@@ -45,7 +45,9 @@ from fuseplan.planners.base import (
     take_apart,
     with_offers,
 )
+from fuseplan.planners.certify import as_fast, make_proof
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
+from fuseplan.proof import Joint
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
 
@@ -119,7 +121,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     # Small ones first, so that one that hits the deadline costs no other its proof.
     for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
         solved[kind] = _solve_component(kind, starts, budget, expires_at, watch)
-    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, starts, solved, expires_at)
+    certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
+    ordered, bound_ps, optimal, joint_note, joint = _join(graph, book, parts, starts, solved, expires_at)
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = _summed([s.note for s in solved.values() if s.note])
@@ -134,12 +137,17 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     elif joint_note:
         notes.append(joint_note)
     _warn_of_failures(notes)
+    certified = ""
+    if optimal and joint is None and time.monotonic() < expires_at:
+        certified = as_fast(graph, parts, [s.bound_ps for _, s in sorted(solved.items())])
+        notes += [already_optimal(certified)] if certified else []
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
         len(parts.kinds),
         sum(max(len(s.columns), 1) for s in solved.values()),
         tuple(watch.laps.items()),
+        certified,
     )
     return Grouping(
         kernels,
@@ -148,6 +156,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         parts.crossable.refusals + _refusals(parts),
         tuple(dict.fromkeys(notes)),
         stats,
+        replace(certificate, joint=joint),
     )
 
 
@@ -221,7 +230,8 @@ def _solve_component(
     """Solve a component without what belongs to its readers anyway, and put that back."""
     space = starts.spaces[kind]
     if space.n == 1:
-        return Solved([1], space.total([1]).time_ps, True)
+        time_ps = space.total([1]).time_ps
+        return Solved([1], time_ps, True, duals=(time_ps,))
     floor_ps = space.floor(space.everything)
     whole = ideal(space)
     if whole is not None:
@@ -237,7 +247,7 @@ def _solve_component(
     if small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
-            duals[space.position[small.members[k][0]]] = dual
+            duals[space.position[_main(space, small.members[k])]] = dual
         solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
         solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
         solved.duals = tuple(duals) if solved.duals else ()
@@ -253,6 +263,14 @@ def _solve_component(
     return solved
 
 
+def _main(space: Space, members: Nodes) -> int:
+    """Of nodes that share a kernel for nothing, the one that the kernel is for: whoever has the
+    others only, or it only, then pays no more than their prices (``fuseplan.verify`` asks)."""
+    if space.book.absorbs_moves:
+        return members[-1]
+    return next((n for n in members if not space.book.renames(n)), members[0])
+
+
 def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None:
     """``groups`` as groups of ``small``, unless they cut what is one position there."""
     if small is space:
@@ -266,7 +284,8 @@ def _solve_space(
 ) -> Solved:
     singles = [1 << i for i in range(space.n)]
     if space.n == 1:
-        return Solved(singles, space.total(singles).time_ps, True)
+        time_ps = space.total(singles).time_ps
+        return Solved(singles, time_ps, True, duals=(time_ps,))
     floor_ps = space.floor(space.everything)
     # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
     best = known or (_heuristic(space) if space.n > _SMALL else singles)
@@ -285,6 +304,7 @@ def _solve_space(
     if not complete:
         result.optimal = False
         result.bound_ps = floor_ps
+        result.duals = ()
         result.note = result.note if result.note.startswith(_UNUSABLE) else note
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
@@ -468,21 +488,24 @@ def _join(
     starts: Starts,
     solved: dict[int, Solved],
     expires_at: float,
-) -> tuple[list[Nodes], int, bool, str]:
-    """Groups in execution order, the bound, whether it is proven, and a note if not."""
+) -> tuple[list[Nodes], int, bool, str, Joint | None]:
+    """Groups in execution order, the bound, whether it is proven, a note if not, and what was
+    proven of components that wait for each other."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
     bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
     involved: set[int] = set()
     cuts: list[tuple[Nodes, ...]] = []
     joint_bound = 0
+    proven: frozenset[int] = frozenset()
     failed = ""
     for _ in range(_MAX_ROUNDS):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
-        outside = sum(b for i, b in enumerate(bounds) if i not in involved)
+        outside = sum(b for i, b in enumerate(bounds) if i not in proven)
         if not cycles:
-            return [ranked[g] for g in execution_order(after)], outside + joint_bound, optimal, ""
+            ordered = [ranked[g] for g in execution_order(after)]
+            return ordered, outside + joint_bound, optimal, "", _joint(parts, proven, joint_bound)
         if time.monotonic() >= expires_at or not optimal:
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
@@ -503,6 +526,7 @@ def _join(
         if joint is None:
             break
         groups, joint_bound = joint
+        proven = frozenset(involved)
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
@@ -515,7 +539,14 @@ def _join(
         if sum_prices(book, apart) < sum_prices(book, fallback):
             fallback, broken = apart, count
     note = failed or f"{broken} groups that would wait for each other were taken apart"
-    return fallback, max(sum(bounds), outside + joint_bound), False, note
+    outside = sum(b for i, b in enumerate(bounds) if i not in proven)
+    if sum(bounds) >= outside + joint_bound:
+        return fallback, sum(bounds), False, note, None
+    return fallback, outside + joint_bound, False, note, _joint(parts, proven, joint_bound)
+
+
+def _joint(parts: Parts, proven: frozenset[int], bound_ps: int) -> Joint | None:
+    return Joint(bound_ps, tuple(sorted(parts.instances[i][1][0] for i in proven))) if proven else None
 
 
 def _solve_jointly(
@@ -532,18 +563,19 @@ def _solve_jointly(
     gap = sum_prices(book, known).time_ps
     for i in hint:
         kind = parts.instances[i][0]
-        gap -= sum(solved[kind].duals) if solved[kind].duals else solved[kind].bound_ps
+        if not solved[kind].columns:
+            found = _all_columns(parts.kinds[kind], expires_at)
+            if found is None:
+                return None
+            solved[kind].columns = found
+            solved[kind].duals = (0,) * parts.kinds[kind].n
+        if not solved[kind].duals:  # only some of its groups are known
+            return None
+        gap -= sum(solved[kind].duals)
     columns: dict[Nodes, tuple[int, int, int]] = {}
     for i in sorted(hint):
         kind, nodes = parts.instances[i]
         result = solved[kind]
-        if not result.columns:
-            found = _all_columns(parts.kinds[kind], expires_at)
-            if found is None:
-                return None
-            result.columns = found
-            result.duals = (0,) * parts.kinds[kind].n
-            gap += result.bound_ps
         for mask, time_ps in result.columns.items():
             if time.monotonic() >= expires_at:
                 return None

@@ -1,0 +1,50 @@
+"""From what the solver knows in the end to a proof that can be checked without it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from costmodel.graph import Graph
+from fuseplan.join import cyclic_sets
+from fuseplan.planners import best_first, greedy
+from fuseplan.planners.base import Parts, ideal, order_groups, place, with_offers
+from fuseplan.proof import Part, Proof
+from fuseplan.space import Mask
+
+
+def as_fast(graph: Graph, parts: Parts, bounds_ps: Sequence[int]) -> str:
+    """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
+    empty if none does. It is tried on the largest components first, and given up on the first that
+    it loses."""
+    for name, merge in (("greedy", greedy.merge), ("best_first", best_first.merge)):
+        merged: dict[int, list[Mask]] = {}
+        for kind in sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n):
+            space = parts.kinds[kind]
+            groups = ideal(space) or with_offers(space, merge(space))
+            if space.total(groups).time_ps > bounds_ps[kind]:
+                break
+            merged[kind] = groups
+        else:
+            placed = [group for kind, nodes in parts.instances for group in place(merged[kind], nodes)]
+            if not cyclic_sets(order_groups(graph, placed)[1]):
+                return name
+    return ""
+
+
+def make_proof(parts: Parts, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
+    """The proof of ``known``: the bound on each distinct component, and the prices of its
+    positions, empty where there are none."""
+    first_nodes: list[list[int]] = [[] for _ in parts.kinds]
+    for kind, nodes in parts.instances:
+        first_nodes[kind].append(nodes[0])
+    return Proof(
+        tuple(
+            Part(
+                bound_ps,
+                tuple(first),
+                # A floor is simpler to check than prices that do not reach it.
+                () if sum(prices) < bound_ps == space.floor(space.everything) else prices,
+            )
+            for (bound_ps, prices), first, space in zip(known, first_nodes, parts.kinds, strict=True)
+        )
+    )

@@ -1,0 +1,52 @@
+"""What a bound rests on: numbers that anyone can check against the prices of groups.
+
+A plan is an exact cover of the nodes by legal groups. Whatever prices its nodes are given, as
+long as no legal group costs less than its nodes are priced together, no cover costs less than
+all nodes are: each of its groups pays for its own (weak duality of linear programming; set
+partitioning as in Balas and Padberg, "Set Partitioning: A Survey", SIAM Review 18, 1976). That
+holds for each component by itself, because no group spans two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A bound on one component of a graph, and on every other that is equal to it."""
+
+    bound_ps: int
+    """Picoseconds that no plan of one such component beats."""
+    first_nodes: tuple[int, ...]
+    """The lowest node of each of these components."""
+    prices_ps: tuple[int, ...] = ()
+    """A price for each node of such a component, in order of the nodes, such that no legal group
+    costs less than its nodes. Where they add up to less than ``bound_ps``, every cheaper cover is
+    to be ruled out, of which few are left. Empty where ``costmodel.floor`` of all nodes together is
+    the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A bound on several components together, whose cheapest groups would wait for each other."""
+
+    bound_ps: int
+    first_nodes: tuple[int, ...]
+    """The lowest node of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A bound on every plan of the search space, component by component. Each is in one part;
+    those in ``joint`` are counted there, and their parts only lend it the prices."""
+
+    parts: tuple[Part, ...]
+    joint: Joint | None = None
+
+    @property
+    def bound_ps(self) -> int:
+        """What it proves, in picoseconds."""
+        together = frozenset(self.joint.first_nodes) if self.joint is not None else frozenset()
+        alone = sum(part.bound_ps * len(set(part.first_nodes) - together) for part in self.parts)
+        return alone + (self.joint.bound_ps if self.joint is not None else 0)
