@@ -43,8 +43,10 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``enumerate``, ``solve``, ``order``, ``check``) and
-    seconds."""
+    """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``order``,
+    ``check``) and seconds."""
+    remembered: int = 0
+    """Distinct components whose solution was remembered from an earlier plan."""
 
 
 @dataclass(frozen=True, slots=True)

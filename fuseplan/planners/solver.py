@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from costmodel.graph import Graph
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
 from fuseplan.candidates import enumerate_groups
-from fuseplan.errors import FuseplanWarning, Verdict
+from fuseplan.errors import FuseplanWarning
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
 from fuseplan.plan import PlanStats
@@ -40,6 +40,7 @@ from fuseplan.planners.base import (
     take_apart,
     with_offers,
 )
+from fuseplan.planners.remembered import Remembered
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
@@ -65,6 +66,8 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: str = ""
+    steady: bool = True
+    """Solving it once more gives the same, as far as this file knows: no solver was missing."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -79,11 +82,33 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
+    memo = Remembered(parts, "solver", budget, expires_at)
+    watch.lap("memo")
     solved: dict[int, Solved] = {}
+
+    def solve(kind: int) -> None:
+        solved[kind] = _solve_component(parts.kinds[kind], budget, expires_at, watch)
+        memo.keep(kind, solved[kind])
+
     # Small ones first, so that one that hits the deadline costs no other its proof.
     for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
-        solved[kind] = _solve_component(parts.kinds[kind], budget, expires_at, watch)
-    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, solved, expires_at)
+        known = memo.recall(kind)
+        if known is None:
+            solve(kind)
+        else:
+            groups, duals = list(known.groups), known.duals
+            solved[kind] = Solved(groups, known.bound_ps, known.optimal, duals=duals, note=known.note)
+            watch.lap("memo")
+    memo.close()
+    watch.lap("memo")
+
+    def complete(kind: int) -> bool:
+        """Find all columns of a kind, and tell whether they are."""
+        if memo.recalled.pop(kind, None) is not None:
+            solve(kind)
+        return solved[kind].optimal
+
+    ordered, bound_ps, optimal, joint_note = _join(graph, book, parts, solved, expires_at, complete)
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = [s.note for s in solved.values() if s.note]
@@ -101,29 +126,21 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         len(graph.nodes),
         len(parts.instances),
         len(parts.kinds),
-        sum(max(len(s.columns), 1) for s in solved.values()),
+        sum(
+            memo.recalled[kind].candidates if kind in memo.recalled else max(len(s.columns), 1)
+            for kind, s in solved.items()
+        ),
         tuple(watch.laps.items()),
+        len(memo.recalled),
     )
     return Grouping(
         kernels,
         "OPTIMAL" if optimal else "FEASIBLE",
         bound_ps,
-        parts.crossable.refusals + _refusals(parts),
+        parts.crossable.refusals + memo.refusals(),
         tuple(dict.fromkeys(notes)),
         stats,
     )
-
-
-def _refusals(parts: Parts) -> tuple[Verdict, ...]:
-    """For each component and rule, the smallest group that was refused when priced."""
-    found: dict[tuple[int, str], tuple[Nodes, Verdict]] = {}
-    for kind, space in enumerate(parts.kinds):
-        for mask, verdict in space.refusals:
-            nodes = space.nodes(mask)
-            key = (kind, verdict.rule)
-            if key not in found or (len(nodes), nodes) < (len(found[key][0]), found[key][0]):
-                found[key] = (nodes, verdict)
-    return tuple(replace(verdict, nodes=nodes) for nodes, verdict in found.values())
 
 
 def _solve_component(space: Space, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
@@ -166,7 +183,7 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
             FuseplanWarning,
             stacklevel=3,
         )
-        result = Solved(best, floor_ps, False, note=f"the solver could not be used: {error}")
+        result = Solved(best, floor_ps, False, note=f"the solver could not be used: {error}", steady=False)
     watch.lap("solve")
     if not complete:
         result.optimal = False
@@ -327,9 +344,15 @@ def _prove(
 
 
 def _join(
-    graph: Graph, book: PriceBook, parts: Parts, solved: dict[int, Solved], expires_at: float
+    graph: Graph,
+    book: PriceBook,
+    parts: Parts,
+    solved: dict[int, Solved],
+    expires_at: float,
+    complete: Callable[[int], bool],
 ) -> tuple[list[Nodes], int, bool, str]:
-    """Groups in execution order, the bound, whether it is proven, and a note if not."""
+    """Groups in execution order, the bound, whether it is proven, and a note if not. ``complete``
+    finds the columns of a kind that was recalled, which are remembered nowhere."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
     bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
@@ -349,6 +372,8 @@ def _join(
             circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
             cuts.append(circle)
             involved.update(instance_of[group[0]] for group in circle)
+        if not all(complete(kind) for kind in sorted({parts.instances[i][0] for i in involved})):
+            break
         # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
         hint: dict[int, list[Nodes]] = {i: [] for i in involved}
         fallback, _ = break_cycles(graph, book, ranked)
