@@ -32,7 +32,7 @@ from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
 from fuseplan.trace import trace
-from tests.graphs import GraphBuilder
+from tests.memo_process import chain, work
 from tests.small_graphs import Bytes, graph, graphs
 from tests.test_planners import SOLVE, layers, programs
 
@@ -68,19 +68,7 @@ def keys_of(g, pricing=None, **budget):
     return list(found)
 
 
-def chain(rows=64, op="exp", dtype="float32", before=0, result=False):
-    """An operation, a reduction of its rows, and their product; ``before`` others stand apart."""
-    b = GraphBuilder()
-    for _ in range(before):
-        b.opaque(b.input((8,)), shape=(8,))
-    apart = list(range(1, 2 * before, 2))
-    x = b.input((rows, 128), dtype)
-    y = b.elementwise(x, op=op)
-    z = b.elementwise(y, b.broadcast(b.reduce(y, (1,)), (rows, 128), (0,)), op="mul")
-    return b.build(*apart, z, *([y] if result else []))
-
-
-WORKLOADS = ("layernorm_grad", "causal_attention_grad", "cross_entropy_grad", "adam_update")
+WORKLOADS = ("causal_attention_grad", "cross_entropy_grad", "adam_update")
 
 
 @pytest.mark.parametrize("device", [get_device("h200"), get_device("tpu_v5e"), CPU], ids=lambda d: d.name)
@@ -251,7 +239,9 @@ def test_masks_from_outside_of_a_component_are_part_of_its_key():
         inside = tuple(n.id for n in graph.nodes if n.op in ("exp", "select_n", "reduce_sum"))
         assert len(inside) == 3
         signatures = Signatures(graph)
-        return [s.imprint(inside, signatures) for s in (Scheduler(graph, CPU, lowered), Scheduler(graph, CPU))]
+        return [
+            s.imprint(inside, signatures) for s in (Scheduler(graph, CPU, lowered), Scheduler(graph, CPU))
+        ]
 
     (masked, blind), (other, same) = imprints(0), imprints(5)
     assert masked != other
@@ -507,25 +497,10 @@ def test_a_read_only_file_is_read(disk):
         disk.path.parent.chmod(0o700)
 
 
-def work(path: str, own: int, count: int) -> None:
-    """What each of several processes does: entries of its own, and some that all write."""
-    said: list[str] = []
-    disk = Disk(Path(path), said.append)
-    for k in range(count):
-        disk.write({f"{own} {k}".encode(): f"{own}", f"all {k}".encode(): f"{own}"})
-        read = disk.read([f"{own} {j}".encode() for j in range(k + 1)])
-        assert len(read) == k + 1, (k, said)
-    m = Memo(disk)
-    g = chain()
-    with using(m):
-        SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
-    assert not said, said
-
-
 def test_two_processes_at_once(tmp_path):
     path, count = tmp_path / "memo", 30
     context = multiprocessing.get_context("spawn")
-    processes = [context.Process(target=work, args=(str(path), own, count)) for own in range(2)]
+    processes = [context.Process(target=work, args=(path, own, count)) for own in range(2)]
     for process in processes:
         process.start()
     for process in processes:
