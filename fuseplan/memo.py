@@ -126,8 +126,9 @@ class Memo:
                     found[key] = self._entries[key]
                 else:
                     missing.append(key)
-        if self.disk is not None and missing:
-            named = {_on_disk(key): key for key in missing}
+        program = program_digest() if self.disk is not None and missing else None
+        if self.disk is not None and program is not None:
+            named = {_on_disk(program, key): key for key in missing}
             read: dict[bytes, Entry] = {}
             for name, text in self.disk.read(named).items():
                 try:
@@ -141,8 +142,9 @@ class Memo:
     def keep(self, entries: Mapping[bytes, Entry]) -> None:
         """Add entries, or replace them."""
         self._remember(entries)
-        if self.disk is not None and entries:
-            self.disk.write({_on_disk(key): entry.to_json() for key, entry in entries.items()})
+        program = program_digest() if self.disk is not None and entries else None
+        if self.disk is not None and program is not None:
+            self.disk.write({_on_disk(program, key): entry.to_json() for key, entry in entries.items()})
 
     def _remember(self, entries: Mapping[bytes, Entry]) -> None:
         with self._lock:
@@ -198,7 +200,7 @@ def setting() -> str:
 def memo_file() -> Path:
     """Where solutions are kept, or would be if they were."""
     text = setting()
-    folder = cache_path().parent if text in ("", "0", "1") else Path(text).expanduser()
+    folder = cache_path().parent if text in ("", "0", "1") else Path(os.path.expanduser(text))
     return folder / f"memo-{SCHEMA}.sqlite3"
 
 
@@ -210,29 +212,41 @@ def note(text: str) -> None:
         print(f"memo: {text}", file=sys.stderr)
 
 
-def _on_disk(key: bytes) -> bytes:
+def _on_disk(program: bytes, key: bytes) -> bytes:
     """The key of an entry that other programs may have written."""
-    return hashlib.blake2b(program_digest() + key, digest_size=20).digest()
+    return hashlib.blake2b(program + key, digest_size=20).digest()
 
 
 @cache
-def program_digest() -> bytes:
-    """Of all that decides beside the key: the sources here, Python, and the solvers' versions.
-    By content, as some packagers give every file one date: 3 ms, once a process."""
+def program_digest() -> bytes | None:
+    """Of all that decides beside the key: the sources here, Python, and the solvers' versions;
+    None where they cannot be read. By content, as some packagers give every file one date:
+    5 ms, once a process, and only if there is a disk."""
     import numpy
 
-    digest = hashlib.blake2b(digest_size=20)
-    digest.update(repr((SCHEMA, sys.version_info[:3], numpy.__version__)).encode())
-    files = []
+    digest = hashlib.blake2b(repr((SCHEMA, sys.version_info[:3], numpy.__version__)).encode())
+    try:
+        for name, path in _sources():
+            source = path.read_bytes()
+            digest.update(f"{name} {len(source)} ".encode() + source)
+    except (ImportError, OSError, ValueError) as error:
+        note(f"solutions are kept in memory only: {error}")
+        return None
+    return digest.digest()
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Names and files of all that may decide otherwise when it changes."""
+    found: list[tuple[str, Path]] = []
     for name in ("costmodel", "fuseplan"):
         spec = importlib.util.find_spec(name)
-        for folder in (spec and spec.submodule_search_locations) or ():
-            files += [(f"{name}/{path.relative_to(folder)}", path) for path in Path(folder).rglob("*.py")]
+        folders = (spec and spec.submodule_search_locations) or ()
+        here = [(f, path) for f in folders for path in Path(f).rglob("*.py")]
+        if not here:
+            raise OSError(f"the sources of {name} are not files")
+        found += [(f"{name}/{path.relative_to(folder).as_posix()}", path) for folder, path in here]
     # Not to be imported for this: that takes longer than most plans.
     solver = importlib.util.find_spec("ortools")
     if solver is not None and solver.origin is not None:
-        files.append(("ortools", Path(solver.origin)))
-    for name, path in sorted(files):
-        source = path.read_bytes()
-        digest.update(f"{name} {len(source)} ".encode() + source)
-    return digest.digest()
+        found.append(("ortools", Path(solver.origin)))
+    return sorted(found)

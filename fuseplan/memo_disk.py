@@ -40,7 +40,7 @@ class Disk:
     def read(self, keys: Iterable[bytes]) -> dict[bytes, str]:
         """The texts that there are."""
         wanted, found = list(keys), {}
-        if not self.path.exists():
+        if not self._is_there():
             return {}
         with self._guarded(), self._connected() as db:
             for i in range(0, len(wanted), _CHUNK):
@@ -78,7 +78,7 @@ class Disk:
     def count(self) -> int:
         """How many texts there are; 0 if that cannot be told."""
         found = 0
-        if self.path.exists():
+        if self._is_there():
             with self._guarded(), self._connected() as db:
                 (found,) = db.execute("SELECT COUNT(*) FROM solved").fetchone()
         return found
@@ -96,7 +96,10 @@ class Disk:
         for path in self._files():
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-        return not any(path.exists() for path in self._files())
+        return not any(map(os.path.lexists, self._files()))
+
+    def _is_there(self) -> bool:
+        return os.path.exists(self.path)  # of Path, it raises where a folder may not be entered
 
     def _files(self) -> list[Path]:
         broken = self._broken

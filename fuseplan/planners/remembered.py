@@ -12,6 +12,7 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from operator import index
 from typing import TYPE_CHECKING
 
 from fuseplan import memo
@@ -78,7 +79,7 @@ class Remembered:
             total.objectives,
             solved.bound_ps,
             solved.optimal,
-            solved.duals,
+            tuple(map(index, solved.duals)),  # integers, of NumPy or not
             max(len(solved.columns), 1),
             _renumbered(solved.note, lambda n: place.get(n, n)),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
