@@ -7,6 +7,11 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
+# Nor read or write what the user keeps of plans.
+os.environ.pop("FUSEPLAN_MEMO", None)
+
+from collections.abc import Iterator
+
 import pytest
 
 
@@ -18,6 +23,15 @@ def pytest_configure(config: pytest.Config) -> None:
     # The same examples in every run, and no deadline: the first example compiles.
     hypothesis.settings.register_profile("fuseplan", derandomize=True, deadline=None, print_blob=True)
     hypothesis.settings.load_profile("fuseplan")
+
+
+@pytest.fixture(autouse=True)
+def _own_memo() -> Iterator[None]:
+    """Each test plans anew, whatever others have planned before it."""
+    from fuseplan.memo import Memo, using
+
+    with using(Memo()):
+        yield
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -161,6 +161,23 @@ class Atoms:
         """As ``Pricing.renames``."""
         return len(self.members[n]) == 1 and self._limited.renames(self.members[n][0])
 
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.imprint``: what ``nodes`` stand for, and how. Where each stands for itself
+        and may do what it might without constraints, it is what it would be without them."""
+        whole = self.expanded(nodes)
+        known = self._limited.imprint(whole, signatures)
+        graph = self._limited.graph
+        kinds = [
+            (i, node.kind)
+            for i, n in enumerate(nodes)
+            if (node := self.graph.nodes[n]).kind != graph.nodes[self.members[n][0]].kind
+        ]
+        apart = [self.members[n] for n in nodes]
+        if known is None or (not kinds and apart == [(n,) for n in whole]):
+            return known
+        place = {n: i for i, n in enumerate(whole)}
+        return f"{known}\n{kinds} {[[place[n] for n in group] for group in apart]}"
+
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""
         kernel = self._limited.price(self.expanded(nodes))

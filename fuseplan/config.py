@@ -1,4 +1,5 @@
-"""What can be set: options of one call, and the ``FUSEPLAN_*`` environment variables."""
+"""What can be set: options of one call, and the ``FUSEPLAN_*`` environment variables
+(``FUSEPLAN_MEMO`` is ``fuseplan.memo``'s)."""
 
 from __future__ import annotations
 

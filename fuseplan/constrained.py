@@ -17,6 +17,7 @@ from fuseplan.layout import boundary
 from fuseplan.plan import Kernel
 from fuseplan.pricing import Pricing
 from fuseplan.residency import Residency
+from fuseplan.signature import Signatures
 
 RULE = "constraint"
 
@@ -86,6 +87,21 @@ class Limited:
         a border changes no kernel's arrays; but it counts as an operation."""
         counted = self.constraints.max_group_size is not None
         return not counted and not self._marks[n] and self._pricing.renames(n)
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.imprint``, with what the constraints say about ``nodes``: where that is
+        nothing, it is what it would be without them."""
+        ask = getattr(self._pricing, "imprint", None)
+        known: str | None = None if ask is None else ask(nodes, signatures)
+        if known is None:
+            return None
+        said: list[object] = []
+        for k, entry in enumerate(self.constraints.apart):
+            sides = [self._marks[n] >> 2 * k & 3 for n in nodes]
+            if any(sides):
+                said.append((entry.text, entry.b is None, sides))
+        limits = (self.constraints.max_group_size, self.constraints.max_kernel_args)
+        return known if limits == (None, None) and not said else f"{known}\n{limits} {said}"
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""

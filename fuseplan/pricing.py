@@ -39,6 +39,11 @@ class Pricing(Protocol):
 
     And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
     is best in the kernel that reads it.
+
+    And it may have ``imprint(nodes, signatures) -> str | None``: all that its answers about groups
+    among ``nodes`` follow from, in words that mean the same in every process. What is planned by
+    equal imprints is planned once (``fuseplan.memo``); None, and without it, nothing is remembered.
+    ``signatures`` are those of the graph that the planner sees.
     """
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
@@ -140,6 +145,12 @@ class PriceBook:
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``; 0 of a pricing that has none."""
         return self._floor_bytes(nodes)
+
+    def imprint(self, nodes: Nodes) -> str | None:
+        """As ``Pricing``'s; None of a pricing that has none."""
+        imprint: Callable[[Nodes, Signatures], str | None] | None
+        imprint = getattr(self._pricing, "imprint", None)
+        return None if imprint is None else imprint(nodes, self.signatures)
 
     def price(self, nodes: Nodes) -> Price | Verdict:
         """What the group costs, or why it cannot be one kernel."""

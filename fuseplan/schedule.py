@@ -8,6 +8,7 @@ the backend can address and what fits on chip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
@@ -25,6 +26,7 @@ from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.prologues import gated
 from fuseplan.residency import Residency
+from fuseplan.signature import Signatures
 from fuseplan.spec import SpecMaker, whole_array_spec
 from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
 
@@ -158,6 +160,26 @@ class Scheduler:
             [d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs
         )
         return source == result
+
+    def imprint(self, nodes: tuple[int, ...], signatures: Signatures) -> str:
+        """As ``Pricing.imprint``: the device, and ``nodes`` with all that their masks come from."""
+        if signatures.graph is not self.graph:
+            signatures = self._signatures
+        words = [self._settings, signatures.text(nodes)]
+        if self._nests is not None and (makers := self._nests.mask_makers(nodes)):
+            every = tuple(sorted({*makers, *nodes}))
+            words += [repr([every.index(n) for n in makers]), signatures.text(every)]
+        return "\n".join(words)
+
+    @cached_property
+    def _settings(self) -> str:
+        masked = self._nests is not None and self._nests.lowered is not None
+        # Another kind of scheduler may answer otherwise.
+        return repr((type(self).__module__, type(self).__qualname__, self.device, self.features, masked))
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.graph)
 
     def _left_to_xla(self, nodes: tuple[int, ...]) -> Kernel:
         spec = whole_array_spec(self.graph, nodes)

@@ -46,6 +46,7 @@ class Signatures:
             )
             for node, inside in zip(graph.nodes, gated(graph), strict=True)
         ]
+        self._contents, self._arrays = list(known), list(shapes)
         self._is_output = graph.results
 
     def of(self, nodes: Sequence[int]) -> Structure:
@@ -70,6 +71,25 @@ class Signatures:
                 # -1: needed outside, so a kernel of these nodes has to write it.
                 key.append(-1 if v in is_output or not inside.issuperset(consumers[v]) else -2)
         return tuple(key), number
+
+    def text(self, nodes: Sequence[int]) -> str:
+        """The structure in words that mean the same in every graph and process."""
+        key, at, words = self.key(nodes)[0], 0, []
+        known: dict[int, int] = {}
+        for n in nodes:
+            node = self.graph.nodes[n]
+            kind = self._class[n]
+            # What nodes have in common is told with the first of them.
+            words.append(str(known[kind]) if kind in known else self._told(kind))
+            known.setdefault(kind, len(known))
+            end = at + 1 + len(node.inputs) + len(node.outputs)
+            words.append(repr(key[at + 1 : end]))
+            at = end
+        return "\n".join(words)
+
+    def _told(self, kind: int) -> str:
+        facts, inside, *arrays = self._contents[kind]
+        return repr((facts, inside, [self._arrays[a] for a in arrays]))
 
 
 _but_place = attrgetter(

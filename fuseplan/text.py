@@ -179,6 +179,10 @@ def summary(plan: Plan) -> str:
         shown = ((name, s) for name, s in plan.stats.seconds if s >= 0.001)  # less rounds to 0 ms
         stages = [f"{name} {seconds_text(s)}".replace(" ", _TIED) for name, s in shown]
         text = f"  planning {seconds_text(plan.planning_s)}" + (f": {', '.join(stages)}" if stages else "")
+        if plan.stats.remembered:
+            text += (
+                f"; {plan.stats.remembered} of {_count(plan.stats.distinct_components, 'part')} remembered"
+            )
         lines += _wrapped(text, 80, " " * 11)
     for note in plan.notes:
         lines += _wrapped(f"  note     {note}", 80, " " * 11)

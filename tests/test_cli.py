@@ -32,7 +32,7 @@ def process(*args, cwd=ROOT, stdin=None):
     )  # fmt: skip
 
 
-COMMANDS = ("demo", "compare", "plan", "verify", "report", "devices", "calibrate", "bench")
+COMMANDS = ("demo", "compare", "plan", "verify", "report", "devices", "calibrate", "memo", "bench")
 
 
 def test_help_lists_every_command():

@@ -15,6 +15,7 @@ from fuseplan.loops.nest import nests, program_of
 from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
 from fuseplan.loops.walks import walked
 from fuseplan.lower import Lowered
+from fuseplan.masks import IndexArithmetic
 from fuseplan.plan import Kernel
 from fuseplan.signature import Signatures
 from fuseplan.spec import whole_array_spec
@@ -73,6 +74,24 @@ class Nests:
 
     def _masked(self, nodes: Nodes) -> bool:
         return self.lowered is not None and any(self._positions[n] for n in nodes)
+
+    def mask_makers(self, nodes: Nodes) -> Nodes:
+        """The nodes beside ``nodes`` that the masks inside are computed by, from indices."""
+        if self._index is None:
+            return ()
+        found: set[int] = set()
+        waiting, inside = list(nodes), set(nodes)
+        while waiting:
+            for v in self.graph.nodes[waiting.pop()].inputs:
+                maker = self.graph.values[v].producer
+                if maker >= 0 and maker not in inside and maker not in found and v in self._index:
+                    found.add(maker)
+                    waiting.append(maker)
+        return tuple(sorted(found))
+
+    @cached_property
+    def _index(self) -> IndexArithmetic | None:
+        return None if self.lowered is None else IndexArithmetic(self.lowered)
 
     def best(self, nodes: Nodes) -> Kernel | None:
         """The cheapest nest of the group, or None."""

@@ -16,6 +16,7 @@ from costmodel.memory import is_bitcast
 from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.pricing import Nodes, PriceBook, Pricing
+from fuseplan.signature import Signatures
 
 UNIT_BYTES = 2**20
 """Surcharges are integers: picoseconds for so many bytes."""
@@ -81,6 +82,10 @@ class Penalised:
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""
         return self._pricing.renames(n)
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.imprint``; with a surcharge, nothing is remembered."""
+        return None if self.ps_per_unit else self.book.imprint(nodes)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The group as ``pricing`` schedules it, with the surcharge."""

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy as np
 from costmodel.graph import Graph
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
 from fuseplan.candidates import enumerate_groups
-from fuseplan.errors import FuseplanWarning, Verdict
+from fuseplan.errors import FuseplanWarning
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.partition import MAX_PORTS
 from fuseplan.plan import PlanStats, already_optimal
@@ -46,6 +46,7 @@ from fuseplan.planners.base import (
     with_offers,
 )
 from fuseplan.planners.certify import as_fast, make_proof
+from fuseplan.planners.remembered import Remembered
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.proof import Joint
 from fuseplan.solver import Instance, Relaxation, exact_cover
@@ -80,6 +81,8 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: str = ""
+    steady: bool = True
+    """Solving it once more gives the same, as far as this file knows: no solver was missing."""
 
 
 Start = tuple[list[Mask], ...]
@@ -117,12 +120,37 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         for kind in range(len(parts.kinds)):
             starts[kind]
     watch.lap("heuristics")
+    memo = Remembered(parts, "solver", budget, expires_at)
+    watch.lap("memo")
     solved: dict[int, Solved] = {}
+
+    def solve(kind: int) -> None:
+        solved[kind] = _solve_component(kind, starts, budget, expires_at, watch)
+        memo.keep(kind, solved[kind])
+
     # Small ones first, so that one that hits the deadline costs no other its proof.
     for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
-        solved[kind] = _solve_component(kind, starts, budget, expires_at, watch)
+        known = memo.recall(kind)
+        if known is None:
+            solve(kind)
+        else:
+            groups, duals = list(known.groups), known.duals
+            solved[kind] = Solved(groups, known.bound_ps, known.optimal, duals=duals, note=known.note)
+            watch.lap("memo")
+    memo.close()
+    refusals = memo.refusals()  # before others ask for groups that the search did not
+    watch.lap("memo")
+
+    def complete(kind: int) -> bool:
+        """Find all columns of a kind, and tell whether they are."""
+        if memo.recalled.pop(kind, None) is not None:
+            solve(kind)
+        return solved[kind].optimal
+
     certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
-    ordered, bound_ps, optimal, joint_note, joint = _join(graph, book, parts, starts, solved, expires_at)
+    ordered, bound_ps, optimal, joint_note, joint = _join(
+        graph, book, parts, starts, solved, expires_at, complete
+    )
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = _summed([s.note for s in solved.values() if s.note])
@@ -145,31 +173,23 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         len(graph.nodes),
         len(parts.instances),
         len(parts.kinds),
-        sum(max(len(s.columns), 1) for s in solved.values()),
+        sum(
+            memo.recalled[kind].candidates if kind in memo.recalled else max(len(s.columns), 1)
+            for kind, s in solved.items()
+        ),
         tuple(watch.laps.items()),
         certified,
+        len(memo.recalled),
     )
     return Grouping(
         kernels,
         "OPTIMAL" if optimal else "FEASIBLE",
         bound_ps,
-        parts.crossable.refusals + _refusals(parts),
+        parts.crossable.refusals + refusals,
         tuple(dict.fromkeys(notes)),
         stats,
         replace(certificate, joint=joint),
     )
-
-
-def _refusals(parts: Parts) -> tuple[Verdict, ...]:
-    """For each component and rule, the smallest group that was refused when priced."""
-    found: dict[tuple[int, str], tuple[Nodes, Verdict]] = {}
-    for kind, space in enumerate(parts.kinds):
-        for mask, verdict in space.refusals:
-            nodes = space.nodes(mask)
-            key = (kind, verdict.rule)
-            if key not in found or (len(nodes), nodes) < (len(found[key][0]), found[key][0]):
-                found[key] = (nodes, verdict)
-    return tuple(replace(verdict, nodes=nodes) for nodes, verdict in found.values())
 
 
 def _summed(notes: list[str]) -> list[str]:
@@ -299,7 +319,7 @@ def _solve_space(
     try:
         result = _search(space, columns, best, expires_at)
     except _FAILURES as error:
-        result = Solved(best, floor_ps, False, note=_failure(error))
+        result = Solved(best, floor_ps, False, note=_failure(error), steady=False)
     watch.lap("solve")
     if not complete:
         result.optimal = False
@@ -459,7 +479,7 @@ def _prove(
             if not selection.chosen:  # there is one: that of the heuristic
                 raise RuntimeError(f"{selection.engine} finds no cover: {selection.status}")
         except _FAILURES as error:
-            return Solved(best, bound, False, cost, duals, _failure(error))
+            return Solved(best, bound, False, cost, duals, _failure(error), steady=False)
         bound = max(bound, selection.bound)
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]
@@ -488,9 +508,11 @@ def _join(
     starts: Starts,
     solved: dict[int, Solved],
     expires_at: float,
+    complete: Callable[[int], bool],
 ) -> tuple[list[Nodes], int, bool, str, Joint | None]:
     """Groups in execution order, the bound, whether it is proven, a note if not, and what was
-    proven of components that wait for each other."""
+    proven of components that wait for each other. ``complete`` finds the columns of a kind that
+    was recalled, which are remembered nowhere."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
     bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
@@ -513,6 +535,8 @@ def _join(
             circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
             cuts.append(circle)
             involved.update(instance_of[group[0]] for group in circle)
+        if not all(complete(kind) for kind in sorted({parts.instances[i][0] for i in involved})):
+            break
         # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
         hint: dict[int, list[Nodes]] = {i: [] for i in involved}
         fallback, _ = break_cycles(graph, book, ranked)

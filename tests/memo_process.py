@@ -1,0 +1,41 @@
+"""What each of several processes does to one memo, in a file that is quickly imported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from costmodel.device import TEST_DEVICE
+from costmodel.graph import Graph
+from fuseplan.memo import Memo, using
+from fuseplan.memo_disk import Disk
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule import Scheduler
+from tests.graphs import GraphBuilder
+
+
+def chain(
+    rows: int = 64, op: str = "exp", dtype: str = "float32", before: int = 0, result: bool = False
+) -> Graph:
+    """An operation, a reduction of its rows, and their product; ``before`` others stand apart."""
+    b = GraphBuilder()
+    for _ in range(before):
+        b.opaque(b.input((8,)), shape=(8,))
+    apart = list(range(1, 2 * before, 2))
+    x = b.input((rows, 128), dtype)
+    y = b.elementwise(x, op=op)
+    z = b.elementwise(y, b.broadcast(b.reduce(y, (1,)), (rows, 128), (0,)), op="mul")
+    return b.build(*apart, z, *([y] if result else []))
+
+
+def work(path: Path, own: int, count: int) -> None:
+    """Write entries of its own, and some that all write; plan and remember that."""
+    said: list[str] = []
+    disk = Disk(path, said.append)
+    for k in range(count):
+        disk.write({f"{own} {k}".encode(): f"{own}", f"all {k}".encode(): f"{own}"})
+        read = disk.read([f"{own} {j}".encode() for j in range(k + 1)])
+        assert len(read) == k + 1, (k, said)
+    g = chain()
+    with using(Memo(disk)):
+        get_planner("solver")(g, Scheduler(g, TEST_DEVICE), Budget())
+    assert not said, said
