@@ -64,6 +64,10 @@ _SHORT_S = 2.0
 """Under a deadline shorter than this the heuristics come first: to make their plans when it is
 over takes up to 0.3 s for a training step of 24 layers."""
 
+_TAIL_S = 2e-5
+"""Seconds a node to set aside for joining, ordering and checking kernels, which come after the
+search: twice what a training step of GPT-2 takes; less where taking the graph apart was faster."""
+
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
 tests needs more than 3."""
@@ -113,15 +117,17 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    # To join, order and check kernels takes as long again, and comes after the search.
-    expires_at = watch.started + budget.deadline_s - min(watch.laps["partition"], budget.deadline_s / 2)
+    tail_s = min(watch.laps["partition"], _TAIL_S * len(graph.nodes), budget.deadline_s / 2)
+    expires_at = watch.started + budget.deadline_s - tail_s
     starts = Starts(parts.kinds)
-    if budget.deadline_s < _SHORT_S:
-        for kind in range(len(parts.kinds)):
-            starts[kind]
-    watch.lap("heuristics")
     memo = Remembered(parts, "solver", budget, expires_at)
+    recalled = {kind: memo.recall(kind) for kind in range(len(parts.kinds))}
     watch.lap("memo")
+    if budget.deadline_s < _SHORT_S:
+        for kind, known in recalled.items():
+            if known is None:
+                starts.make(kind)
+        watch.lap("heuristics")
     solved: dict[int, Solved] = {}
 
     def solve(kind: int) -> None:
@@ -129,14 +135,13 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         memo.keep(kind, solved[kind])
 
     # Small ones first, so that one that hits the deadline costs no other its proof.
-    for kind in sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n):
-        known = memo.recall(kind)
+    for kind in sorted(recalled, key=lambda k: parts.kinds[k].n):
+        known = recalled[kind]
         if known is None:
             solve(kind)
         else:
             groups, duals = list(known.groups), known.duals
             solved[kind] = Solved(groups, known.bound_ps, known.optimal, duals=duals, note=known.note)
-            watch.lap("memo")
     memo.close()
     refusals = memo.refusals()  # before others ask for groups that the search did not
     watch.lap("memo")
@@ -225,7 +230,8 @@ class Starts:
         self.spaces = spaces
         self._made: dict[int, Start] = {}
 
-    def __getitem__(self, kind: int) -> Start:
+    def make(self, kind: int) -> Start:
+        """All of them for a component."""
         if kind not in self._made:
             space = self.spaces[kind]
             whole = ideal(space)
@@ -239,7 +245,7 @@ class Starts:
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
         """The best of them, and whose it is."""
-        start, space = self[kind], self.spaces[kind]
+        start, space = self.make(kind), self.spaces[kind]
         h = min(range(len(start)), key=lambda h: space.total(start[h]).objectives)
         return start[h], HEURISTICS[h][0]
 
@@ -556,9 +562,8 @@ def _join(
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
     for h in range(len(HEURISTICS)):
         # A heuristic's own groups may have fewer circles, and lose less.
-        others = [
-            place(starts[kind][min(h, len(starts[kind]) - 1)], nodes) for kind, nodes in parts.instances
-        ]
+        of_kind = [start[min(h, len(start) - 1)] for start in map(starts.make, range(len(parts.kinds)))]
+        others = [place(of_kind[kind], nodes) for kind, nodes in parts.instances]
         apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
         if sum_prices(book, apart) < sum_prices(book, fallback):
             fallback, broken = apart, count
