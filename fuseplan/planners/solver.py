@@ -43,6 +43,7 @@ from fuseplan.planners.base import (
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
+from fuseplan.twins import runs_of_twins
 
 _FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a
@@ -69,6 +70,8 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: str = ""
+    by_runs: bool = False
+    """Whether groups that only swap twins (``fuseplan.twins``) are left out of ``columns``."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -178,6 +181,7 @@ def _solve_space(space: Space, budget: Budget, expires_at: float, watch: Stopwat
         )
         result = Solved(best, floor_ps, False, note=f"the solver could not be used: {error}")
     watch.lap("solve")
+    result.by_runs = bool(runs_of_twins(space))
     if not complete:
         result.optimal = False
         result.bound_ps = floor_ps
@@ -216,7 +220,8 @@ def _candidates(
 ) -> tuple[tuple[Mask, ...], bool, str]:
     """The legal groups; if they are too many, those of the contracted component; whether
     they are all; and what to tell the user if not."""
-    all_of_them = enumerate_groups(space, budget.max_groups, expires_at)
+    runs = runs_of_twins(space)
+    all_of_them = enumerate_groups(space, budget.max_groups, expires_at, runs=runs)
     if all_of_them.complete:
         return tuple(dict.fromkeys([*known, *all_of_them.groups])), True, ""
     smaller = contract(space)
@@ -314,6 +319,7 @@ def _prove(
     off cycles until there is neither."""
     alive = list(dict.fromkeys([*alive, *best]))
     forbidden: list[tuple[Mask, ...]] = []
+    rounds = 0
     while len(forbidden) <= _MAX_ROUNDS:
         index = {mask: k for k, mask in enumerate(alive)}
         selection = exact_cover(
@@ -333,7 +339,9 @@ def _prove(
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]
         if asked:
-            for mask in asked:
+            rounds += 1
+            # Floors that are no good are not asked for one plan at a time.
+            for mask in asked if rounds < _FEW else unpriced.intersection(alive):
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":
@@ -400,6 +408,8 @@ def _solve_jointly(
 ) -> tuple[list[Nodes], int] | None:
     """The cheapest groups of several components together that avoid all ``cuts``, and a
     bound; None if that could not be proven."""
+    if any(solved[parts.instances[i][0]].by_runs for i in hint):
+        return None  # Who waits for twins outside may tell them apart.
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:
