@@ -98,7 +98,8 @@ def enumerate_groups(
             crossing = makes & needed | reads & others
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out
-            if not tight or crosses == crossing or not space.overflows(group, crosses):
+            # What is left out is no question of its own: that costs more than it prunes.
+            if not tight or crosses == crossing or not space.known_to_overflow(group, crosses):
                 stack.append(
                     (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out, tight)
                 )

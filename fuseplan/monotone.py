@@ -38,6 +38,10 @@ class Monotone:
         self.cores: list[int] = []
         """Refused sets of which nothing can be left out."""
 
+    def is_known(self, mask: int) -> bool:
+        """Whether a set is refused because it contains one of which that is known."""
+        return any(not core & ~mask for core in self.cores)
+
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""
         for core in self.cores:

@@ -160,6 +160,10 @@ class Space:
         too large for the chip (``Pricing.oversized``)."""
         return self._capacity.refused(mask | crossing << self.n)
 
+    def known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:
+        """Whether ``overflows`` follows from what was asked before."""
+        return self._capacity.is_known(mask | crossing << self.n)
+
     def _find_holders(self) -> tuple[tuple[int, Mask], ...]:
         """For each axis that some member reduces or needs whole, roughly, those members."""
         holders: dict[int, Mask] = {}
