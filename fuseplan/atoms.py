@@ -147,6 +147,10 @@ class Atoms:
         """As ``Pricing.floor``."""
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor(self.expanded(nodes))
 
+    def floor_bytes(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor_bytes``; atoms may be tiled loops, of which it is not known."""
+        return 0 if self._below_floor.intersection(nodes) else self._limited.floor_bytes(self.expanded(nodes))
+
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``. That an atom is possible has been made sure of."""
         return self._here(self._limited.compatible(self.expanded(nodes))) if len(nodes) > 1 else None

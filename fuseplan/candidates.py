@@ -9,7 +9,7 @@ whoever needs them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fuseplan.space import Mask, Space, bits
@@ -36,6 +36,7 @@ def enumerate_groups(
     max_groups: int,
     expires_at: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
+    runs: Sequence[Mask] = (),
 ) -> Candidates:
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
 
@@ -51,6 +52,7 @@ def enumerate_groups(
         max_groups: stop when so many have been found.
         expires_at: stop at this time of ``clock``, in seconds.
         clock: what tells the time.
+        runs: of these positions, groups hold intervals only (``fuseplan.twins``).
     """
     found: list[Mask] = []
     n_tight = 0
@@ -61,6 +63,10 @@ def enumerate_groups(
         space.conflicts,
     )
     made, read = space.made, space.read
+    run_of = [0] * space.n
+    for run in runs:
+        for i in bits(run):
+            run_of[i] = run
     # What lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
     looked = 0
@@ -92,9 +98,21 @@ def enumerate_groups(
                 continue
             new = border & -border
             i = new.bit_length() - 1
+            # Twins are on the border together, and so decided one after the other.
+            held = run_of[i] & group
+            if held and not held << 1 & new:
+                excluded |= new
+                stack.append(
+                    (
+                        group, down, up, border, clash, excluded, makes, reads,
+                        needed | read[i], others | made[i], tight,
+                    )
+                )  # fmt: skip
+                continue
             crossing = makes & needed | reads & others
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out
+            # What is left out is no question of its own: that costs more than it prunes.
             if not tight or crosses == crossing or not space.is_known_to_overflow(group, crosses):
                 stack.append(
                     (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out, tight)

@@ -62,6 +62,7 @@ class Limited:
         self._pricing = pricing
         self._marks = marks(graph, constraints)
         self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self.floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
         # To move an operation into its reader's kernel is free only where nothing is counted.
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted

@@ -8,7 +8,7 @@ the backend can address and what fits on chip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
@@ -35,6 +35,10 @@ from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
 _PRICED = 4
 
 
+_REMEMBERED = 1_000
+"""Groups whose axes are kept: a search of a component comes back to them."""
+
+
 class Scheduler:
     """Prices groups of one graph on one device: legality first, then the best schedule."""
 
@@ -53,8 +57,8 @@ class Scheduler:
         nests = features.loop_nests and device.backend == "xla"
         self._nests = Nests(graph, device, lowered) if nests else None
         self.residency = None if device.backend == "xla" else Residency(graph, device)
-        self._unify = Unifier(graph)
-        self._unified: tuple[tuple[int, ...], GroupAxes | Conflict] = ((), GroupAxes((), (), (), ()))
+        # Whoever asks for a group asks again, for what else it may exchange and for its price.
+        self._axes = lru_cache(_REMEMBERED)(Unifier(graph))
 
     @property
     def offers(self) -> tuple[tuple[int, ...], ...]:
@@ -94,12 +98,6 @@ class Scheduler:
             return None
         axes = self._axes(nodes)
         return None if isinstance(axes, Conflict) else self.residency.refuse(nodes, axes, crossing)
-
-    def _axes(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
-        """The group's axes; whoever asks for a group asks more than once in a row."""
-        if self._unified[0] != nodes:
-            self._unified = (nodes, self._unify(nodes))
-        return self._unified[1]
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.

@@ -13,9 +13,9 @@ from itertools import combinations, pairwise
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.barriers import Edge
 
-_MOST_PAIRED = 8
-"""Readers of one array that are all siblings of each other; of more, each of the next alone.
-Of the workloads' arrays none is walked by more than 6 at a time."""
+_MOST_PAIRED = 64
+"""Readers of one array that are all siblings of each other; of more, each of the next alone, or
+their pairs would be too many. Of the workloads' arrays none is walked by more than 6 at a time."""
 
 
 def walked(graph: Graph, node: Node) -> tuple[int, ...]:

@@ -49,6 +49,10 @@ class Signatures:
         self._contents, self._arrays = list(known), list(shapes)
         self._is_output = graph.results
 
+    def alike(self, one: int, other: int) -> bool:
+        """Whether two nodes do the same to arrays of the same shapes and types."""
+        return self._class[one] == self._class[other]
+
     def of(self, nodes: Sequence[int]) -> Structure:
         """The structure of ``nodes``, which must ascend."""
         key, number = self.key(nodes)

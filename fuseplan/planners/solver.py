@@ -51,6 +51,7 @@ from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.proof import Joint
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space, bits
+from fuseplan.twins import runs_of_twins
 
 _FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a
@@ -67,6 +68,10 @@ over takes up to 0.3 s for a training step of 24 layers."""
 _TAIL_S = 2e-5
 """Seconds a node to set aside for joining, ordering and checking kernels, which come after the
 search: twice what a training step of GPT-2 takes; less where taking the graph apart was faster."""
+
+_MANY_GROUPS = 4_000
+"""Groups of a component after which interchangeable operations are told apart no more: a training
+step's largest has half as many. What is proven so cannot be verified without the solver."""
 
 _MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
@@ -87,6 +92,8 @@ class Solved:
     note: str = ""
     steady: bool = True
     """Solving it once more gives the same, as far as this file knows: no solver was missing."""
+    by_runs: bool = False
+    """Whether groups that only swap twins (``fuseplan.twins``) are left out of ``columns``."""
 
 
 Start = tuple[list[Mask], ...]
@@ -317,7 +324,7 @@ def _solve_space(
     best = known or (_heuristic(space) if space.n > _SMALL else singles)
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
-    columns, complete, note = _candidates(space, best + singles + offers, budget, expires_at)
+    columns, complete, by_runs, note = _candidates(space, best + singles + offers, budget, expires_at)
     watch.lap("enumerate")
     if not complete:
         best = _better(space, best, _heuristic(space))
@@ -327,6 +334,8 @@ def _solve_space(
     except _FAILURES as error:
         result = Solved(best, floor_ps, False, note=_failure(error), steady=False)
     watch.lap("solve")
+    if by_runs:  # Prices that hold for these groups need not hold for others.
+        result.by_runs, result.duals = True, ()
     if not complete:
         result.optimal = False
         result.bound_ps = floor_ps
@@ -361,14 +370,19 @@ def _where(space: Space) -> str:
 
 def _candidates(
     space: Space, known: Sequence[Mask], budget: Budget, expires_at: float
-) -> tuple[tuple[Mask, ...], bool, str]:
-    """The legal groups; if they are too many, those of the contracted component; whether
-    they are all; and what to tell the user if not."""
-    all_of_them = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic)
-    if all_of_them.complete:
-        return tuple(dict.fromkeys([*known, *all_of_them.groups])), True, ""
+) -> tuple[tuple[Mask, ...], bool, bool, str]:
+    """The legal groups; if they are many, intervals of twins only; if still too many, those of the
+    contracted component; whether no plan is lost; whether twins are; and what to tell the user."""
+    runs: tuple[Mask, ...] = ()
+    found = enumerate_groups(space, min(budget.max_groups, _MANY_GROUPS), expires_at, time.monotonic)
+    if not found.complete and time.monotonic() < expires_at:
+        runs = runs_of_twins(space)
+        if runs or budget.max_groups > _MANY_GROUPS:
+            found = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic, runs)
+    if found.complete:
+        return tuple(dict.fromkeys([*known, *found.groups])), True, bool(runs), ""
     if time.monotonic() >= expires_at:
-        return tuple(dict.fromkeys(known)), False, _deadline_note(space)
+        return tuple(dict.fromkeys(known)), False, False, _deadline_note(space)
     smaller = contract(space)
     some = enumerate_groups(smaller, budget.max_groups, expires_at, time.monotonic)
     groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]
@@ -380,7 +394,7 @@ def _candidates(
         if some.complete
         else "only some were searched"
     )
-    return tuple(dict.fromkeys([*known, *groups])), False, f"{too_many}: {searched}"
+    return tuple(dict.fromkeys([*known, *groups])), False, False, f"{too_many}: {searched}"
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
@@ -466,7 +480,10 @@ def _prove(
     """Search the groups that are left, pricing those that are chosen by their floor and cutting
     off cycles until there is neither."""
     alive = list(dict.fromkeys([*alive, *best]))
+    for mask in best:  # a heuristic's group need not be among the columns
+        cost.setdefault(mask, space.total([mask]).time_ps)
     forbidden: list[tuple[Mask, ...]] = []
+    rounds = 0
     while len(forbidden) <= _MAX_ROUNDS:
         index = {mask: k for k, mask in enumerate(alive)}
         instance = Instance(
@@ -490,7 +507,9 @@ def _prove(
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]
         if asked:
-            for mask in asked:
+            rounds += 1
+            # Floors that are no good are not asked for one plan at a time.
+            for mask in asked if rounds < _FEW else unpriced.intersection(alive):
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":
@@ -588,6 +607,8 @@ def _solve_jointly(
 ) -> tuple[list[Nodes], int] | None:
     """The cheapest groups of several components together that avoid all ``cuts``, and a
     bound; None if that could not be proven in time."""
+    if any(solved[parts.instances[i][0]].by_runs for i in hint):
+        return None  # Who waits for twins outside may tell them apart.
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:
