@@ -15,8 +15,7 @@ from fuseplan.config import make_options
 from fuseplan.errors import FuseplanWarning
 from fuseplan.memory.order import least_peak
 from fuseplan.planner import plan_function
-from fuseplan.planners import Budget, get_planner
-from fuseplan.planners import solver as solver_planner
+from fuseplan.planners import Budget, get_planner, search
 from fuseplan.planners.base import take_apart
 from fuseplan.pricing import PriceBook
 from fuseplan.solver import Instance, Relaxation, Selection, exact_cover
@@ -209,8 +208,8 @@ def assert_heuristic(g, match):
     [
         ("fuseplan.solver.Relaxation.__init__", LOSING),
         ("fuseplan.solver.Relaxation.solve", LOSING),
-        ("fuseplan.planners.solver.exact_cover", FRACTIONAL),
-        ("fuseplan.planners.solver._solve_jointly", CIRCLE),
+        ("fuseplan.planners.search.exact_cover", FRACTIONAL),
+        ("fuseplan.planners.joint._solve_jointly", CIRCLE),
         ("fuseplan.solver._cp_sat", CIRCLE),
     ],
 )
@@ -246,5 +245,5 @@ def test_an_answer_of_cp_sat_that_is_none(monkeypatch, status):
 
 
 def test_a_cover_that_is_none_is_not_taken(monkeypatch):
-    monkeypatch.setattr(solver_planner, "exact_cover", lambda _: Selection("UNKNOWN", (), (), 0, "a stub"))
+    monkeypatch.setattr(search, "exact_cover", lambda _: Selection("UNKNOWN", (), (), 0, "a stub"))
     assert_heuristic(graph(*FRACTIONAL), "a stub finds no cover")

@@ -24,7 +24,7 @@ from fuseplan.pricing import FREE, Price
 from fuseplan.space import Mask, Space
 
 if TYPE_CHECKING:
-    from fuseplan.planners.solver import Solved
+    from fuseplan.planners.solved import Solved
 
 _MARGIN_S = 0.05
 """What ends so shortly before the deadline may have been ended by it."""

@@ -1,0 +1,51 @@
+"""What is known of a component once it has been looked at, and how that is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from fuseplan.space import Mask, Space
+
+MAX_ROUNDS = 20
+"""Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
+tests needs more than 3."""
+
+FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
+"""What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
+
+LATE, MANY_NOTES = "the deadline came before", 3
+UNUSABLE = "the solver could not be used"
+
+
+@dataclass(slots=True)
+class Solved:
+    """The best partition found of one distinct component, and what is known about others."""
+
+    groups: list[Mask]
+    bound_ps: int
+    optimal: bool
+    columns: dict[Mask, int] = field(default_factory=dict)
+    """Every legal group that has not been refused, with its time or a floor under it."""
+    duals: tuple[int, ...] = ()
+    """A price for each position such that no column costs less than its positions."""
+    note: str = ""
+    steady: bool = True
+    """Solving it once more gives the same, as far as this file knows: no solver was missing."""
+    by_runs: bool = False
+    """Whether groups that only swap twins (``fuseplan.twins``) are left out of ``columns``."""
+
+
+def failure(error: BaseException) -> str:
+    """What to tell of a solver that could not be used."""
+    return f"{UNUSABLE} ({str(error) or type(error).__name__})"
+
+
+def deadline_note(space: Space) -> str:
+    """What to tell of a component that the deadline left unproven."""
+    return f"{LATE} {space.n} operations from {where(space)} on were proven"
+
+
+def where(space: Space) -> str:
+    """The first operation of a component, by name."""
+    node = space.book.graph.nodes[space.component.nodes[0]]
+    return f"{node.op} (n{node.id})"
