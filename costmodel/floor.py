@@ -5,6 +5,7 @@ from __future__ import annotations
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.picoseconds import time_ps
+from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 
 
 class Floor:
@@ -14,11 +15,17 @@ class Floor:
     One launch; every array from outside read once, every result needed outside written
     once; every flop executed once. A sum of maxima is no less than the maximum of the
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
-    result counts as the array that they rename.
+    result counts as the array that they rename. Two operations on arrays or more are one tiled
+    kernel, which waits for its first block, or at least two launches.
     """
 
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
         self._device = device
+        wait_ps = TPU_STEP_PS if device.sequential_grid else HBM_LATENCY_PS
+        self._wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
+        # What computes nothing, because an array is empty, is left to XLA whole.
+        self._walks = [bool(node.dims) for node in graph.nodes]
+        self._is_empty = [0 in node.dims for node in graph.nodes]
         root = list(range(len(graph.values)))
         for node in graph.nodes:
             if node.bitcast:
@@ -50,14 +57,13 @@ class Floor:
         """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does."""
         inside = set(nodes)
         made: set[int] = set()
-        moved = matrix_ps = vector = transcendental = 0
-        launched = False
+        moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
         for n in nodes:
             writes = self._writes[n]
             if not writes and not self._reads[n]:
                 continue
-            launched = True
+            launched += 1
             read.update(self._reads[n])
             made.update(writes)
             for v in writes:
@@ -75,4 +81,10 @@ class Floor:
         compute_ps = time_ps(vector, device.vector_flops_per_s)
         compute_ps += time_ps(transcendental, device.transcendental_per_s)
         memory_ps = time_ps(moved, device.hbm_bytes_per_s)
+        waits = launched > 1 and any(self._walks[n] for n in nodes)
+        if waits and not any(self._is_empty[n] for n in nodes):
+            if device.sequential_grid:
+                compute_ps += self._wait_ps
+            else:
+                memory_ps = max(memory_ps, self._wait_ps)
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

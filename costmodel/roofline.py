@@ -22,12 +22,12 @@ from costmodel.picoseconds import time_ps
 from costmodel.products import product_ps
 from costmodel.traffic import bytes_moved
 
-_HBM_LATENCY_PS = 600_000
+HBM_LATENCY_PS = 600_000
 """What a GPU tile waits for a load from HBM. Unloaded it is about 480 cycles (Luo et al.,
 "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024), under a quarter
 of a microsecond; under load about twice that and more: taken as 0.6 us."""
 
-_TPU_STEP_PS = 400_000
+TPU_STEP_PS = 400_000
 """What one step of a Pallas TPU grid costs beside its work: index arithmetic, semaphores
 and DMA descriptors. From the TPU compiler's own cycle estimates of a 4096x1024 float32
 rmsnorm on a v5e, 512 steps against 16: 655 cycles at 1.5 GHz a step, work included."""
@@ -97,12 +97,12 @@ def estimate(
             cache_ps = -(-cache_ps * cores // busy)
             if device.sequential_grid:
                 memory_ps = -(-memory_ps * cores // busy)
-                vector_ps += waves * steps * _TPU_STEP_PS
+                vector_ps += waves * steps * TPU_STEP_PS
             else:
                 # Little's law: a tile's loads take at least one latency, halved by double
                 # buffering over a loop; only the tiles that share a core hide one another's.
                 rounds = -(-tiles // (cores * concurrent_tiles(need, device)))
-                memory_ps = max(memory_ps, rounds * max(steps // 2, 1) * _HBM_LATENCY_PS)
+                memory_ps = max(memory_ps, rounds * max(steps // 2, 1) * HBM_LATENCY_PS)
     return Cost(
         launch_ps=launch_ps,
         memory_ps=memory_ps,
