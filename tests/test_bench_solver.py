@@ -21,6 +21,8 @@ from fuseplan.console import Steps
 from fuseplan.features import Features
 from fuseplan.text import columns
 
+pytestmark = pytest.mark.one_python
+
 SHAPES = (jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 48), "float32"))
 
 

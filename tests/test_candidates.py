@@ -24,6 +24,8 @@ from fuseplan.space import Space, bits
 from fuseplan.trace import trace
 from tests.small_graphs import Bytes, brute_force, edges_after, graph, graphs, is_connected, is_convex
 
+pytestmark = pytest.mark.one_python
+
 
 def spaces(g, **limits):
     book = PriceBook(g, Bytes(g, **limits))

@@ -36,6 +36,8 @@ from tests.small_graphs import Bytes, brute_force, graph, graphs, is_connected, 
 from tests.test_candidates import cheapest
 from tests.test_planners import assert_legal, layers, objectives, programs
 
+pytestmark = pytest.mark.one_python
+
 FUSING = ("greedy", "best_first", "solver")
 CPU = described_cpu()
 

@@ -11,6 +11,8 @@ from fuseplan.errors import Verdict
 from fuseplan.schedule import Scheduler
 from tests.graphs import GraphBuilder
 
+pytestmark = pytest.mark.one_python
+
 
 def programs():
     b = GraphBuilder()

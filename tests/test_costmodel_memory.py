@@ -22,6 +22,8 @@ from costmodel import (
 from costmodel.memory import block_bytes, concurrent_tiles
 from tests.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
 
+pytestmark = pytest.mark.one_python
+
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 KIB = 1024
 

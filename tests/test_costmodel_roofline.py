@@ -24,6 +24,8 @@ from costmodel import (
 )
 from tests.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
 
+pytestmark = pytest.mark.one_python
+
 P, R = AxisRole.PARALLEL, AxisRole.RESIDENT
 LAUNCH_PS = 2_000_000
 

@@ -23,6 +23,8 @@ from tests.memory_graphs import peak, programs
 from tests.small_graphs import Bytes, brute_force, graph
 from tests.test_planners import assert_legal, objectives
 
+pytestmark = pytest.mark.one_python
+
 SOLVE, GREEDY, BEST_FIRST = map(get_planner, ("solver", "greedy", "best_first"))
 LOSING = ("ercc", [[], [0], [0], [0]])  # the heuristics make a dearer plan than there is
 FRACTIONAL = ("eree", [[], [0], [], [1, 2, 0]])  # of kernels of three at most: the relaxation proves nothing

@@ -38,6 +38,8 @@ from tests.memo_process import chain, work
 from tests.small_graphs import Bytes, graph, graphs
 from tests.test_planners import SOLVE, layers, programs
 
+pytestmark = pytest.mark.one_python
+
 CPU = described_cpu()
 
 

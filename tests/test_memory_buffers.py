@@ -19,6 +19,8 @@ from fuseplan.memory.buffers import Buffer, alive_bytes, arena_bytes, pack, plac
 from fuseplan.plan import Plan
 from tests.memory_graphs import peak, programs
 
+pytestmark = pytest.mark.one_python
+
 
 def assert_apart(buffers):
     for a, b in combinations(buffers, 2):

@@ -35,6 +35,8 @@ from tests import memory_graphs
 from tests.memory_graphs import peak
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
 
+pytestmark = pytest.mark.one_python
+
 SOLVE = get_planner("solver")
 NEVER = math.inf
 

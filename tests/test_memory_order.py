@@ -18,6 +18,8 @@ from tests.memory_graphs import kernel, least_peak_by_force, programs
 from tests.memory_graphs import peak as defined_peak
 from tests.small_graphs import edges_after, graph
 
+pytestmark = pytest.mark.one_python
+
 
 def assert_can_run(g, kernels):
     step = {n: i for i, k in enumerate(kernels) for n in k.spec.nodes}

@@ -1,9 +1,12 @@
 """Learning a monotone question: every answer right, and few questions asked."""
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.monotone import Monotone
+
+pytestmark = pytest.mark.one_python
 
 N = 12
 sets = st.integers(1, (1 << N) - 1)

@@ -28,6 +28,8 @@ from tests.small_graphs import (
     siblings_of,
 )
 
+pytestmark = pytest.mark.one_python
+
 SOLVE, GREEDY, BEST_FIRST, UNFUSED = map(get_planner, ("solver", "greedy", "best_first", "unfused"))
 
 

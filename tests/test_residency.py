@@ -15,6 +15,8 @@ from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import trace
 
+pytestmark = pytest.mark.one_python
+
 DEVICES = [get_device("h200"), get_device("tpu_v5e"), TEST_DEVICE]
 WORKLOADS = ["layernorm_grad", "softmax", "gpt2_block_grad", "cross_entropy_grad"]
 CASES = [(w, d) for w in WORKLOADS for d in DEVICES]

@@ -21,6 +21,8 @@ from fuseplan.trace import trace
 from tests.small_graphs import Bytes, brute_force, graph, graphs
 from tests.test_planned_kernels import run_planned
 
+pytestmark = pytest.mark.one_python
+
 SOLVE = get_planner("solver")
 X = jax.ShapeDtypeStruct((512, 1024), "float32")
 

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 from fuseplan import solver
 from fuseplan.solver import Instance, Relaxation, exact_cover
 
+pytestmark = pytest.mark.one_python
+
 
 @st.composite
 def instances(draw, singles=True):

@@ -24,6 +24,8 @@ from fuseplan.trace import trace
 from fuseplan.twins import runs_of_twins
 from tests.small_graphs import Bytes, brute_force, graph, graphs
 
+pytestmark = pytest.mark.one_python
+
 
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):

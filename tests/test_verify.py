@@ -43,6 +43,8 @@ from tests.small_graphs import (
     is_convex,
 )
 
+pytestmark = pytest.mark.one_python
+
 ROOT = Path(__file__).resolve().parent.parent
 SOLVE = get_planner("solver")
 
