@@ -49,7 +49,7 @@ def measured():
 
 def test_counts_and_proofs(measured):
     assert measured.equations > 5
-    assert measured.candidates >= measured.equations
+    assert measured.candidates >= measured.components
     assert measured.priced > 0
     assert (measured.status, measured.gap) == ("OPTIMAL", 0.0)
     assert [name for name, _ in measured.excess] == ["unfused", "greedy", "best_first"]

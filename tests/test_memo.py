@@ -280,14 +280,14 @@ def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
 
     g = chain()
     monkeypatch.setattr("fuseplan.planners.component.search", missing)
-    monkeypatch.setattr("fuseplan.planners.component.ideal", lambda space: None)
+    monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
     with using(Memo()) as m, pytest.warns(fuseplan.FuseplanWarning):
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
     assert len(m) == 0
 
 
 def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
-    monkeypatch.setattr("fuseplan.planners.component.ideal", lambda space: None)
+    monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
     with using(Memo()) as m:
         for before, expected in ((0, "(n0)"), (3, "(n3)")):
             g = chain(before=before)
