@@ -10,7 +10,8 @@ from experiments.workloads import WORKLOADS, get_workload
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
-pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
+# Each form of kernel is compiled with both JAXes (test_compile_kernels.py); whole plans with one.
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
