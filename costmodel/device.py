@@ -84,6 +84,12 @@ class DeviceSpec:
     sources: tuple[tuple[str, str], ...] = ()
     """(field, where its number comes from)."""
 
+    @property
+    def block_limit_bytes(self) -> int:
+        """What the blocks of one tile may occupy on a core: half of the registers, as in
+        ``memory.Footprint.fits``, or on-chip memory where there are none."""
+        return self.register_bytes // 2 or self.onchip_bytes
+
     def matrix_rate(self, dtype: str) -> int:
         """Flops a second of a contraction with operands of ``dtype``. A type without a
         matrix unit runs on the vector unit.

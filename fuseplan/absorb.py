@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from costmodel.graph import Node, OpKind
+from fuseplan.bits import bits
 from fuseplan.errors import Verdict
 from fuseplan.join import execution_order
 from fuseplan.partition import Component
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 
 def contract(space: Space) -> Space:

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fuseplan.space import Mask, Space, bits
+from fuseplan.bits import bits
+from fuseplan.space import Mask, Space
 
 _ASKED = 32
 """Of the groups that may be too large for the chip so many are looked at closely, and one in so

@@ -6,7 +6,7 @@ best schedule costs, is the scheduler's to say; it is asked through ``Pricing``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -92,6 +92,15 @@ class Price:
 
 
 FREE = Price(0, 0, 0)
+
+
+def total_of(prices: Iterable[Price | Verdict]) -> Price:
+    """The sum of prices, none of which is a refusal."""
+    total = FREE
+    for price in prices:
+        assert isinstance(price, Price), price
+        total += price
+    return total
 
 
 class PriceBook:

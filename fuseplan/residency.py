@@ -27,7 +27,7 @@ class Residency:
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
         self.graph = graph
         self.device = device
-        self.limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        self.limit_bytes = device.block_limit_bytes
         self._axes, self._held = _axis_classes(graph)
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
@@ -188,7 +188,7 @@ class _Need:
         axes: GroupAxes,
         crossing: Set[int],
     ) -> None:
-        self._limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        self._limit_bytes = device.block_limit_bytes
         self._sizes = axes.sizes
         self._in_registers = bool(device.register_bytes)
         self._buffers = 2 if device.sequential_grid else 1

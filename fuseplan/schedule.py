@@ -213,7 +213,7 @@ class Scheduler:
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes, edge)
-        limit_bytes = device.register_bytes // 2 or device.onchip_bytes
+        limit_bytes = device.block_limit_bytes
         block_bytes = largest_block(layout)
         priced = _PRICED if self.features.choice_of_tile else 1
         for roles in axis_roles(self.graph, nodes, axes, layout):

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from costmodel.graph import Graph
+from fuseplan.bits import bits
 from fuseplan.partition import data_edges, effect_edges
-from fuseplan.verify_groups import bits
 
 MAX_STEPS = 2_000_000
 """Partial covers to look at before giving up: some ten seconds."""

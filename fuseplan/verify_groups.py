@@ -8,16 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fuseplan.bits import bits
 from fuseplan.partition import Component
 from fuseplan.pricing import Nodes, PriceBook
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The positions in ``mask``, ascending."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 class Groups:

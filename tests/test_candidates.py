@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from costmodel.device import get_device
 from fuseplan.absorb import absorb_moves, contract
+from fuseplan.bits import bits
 from fuseplan.candidates import enumerate_groups
 from fuseplan.errors import Verdict
 from fuseplan.lower import lower
@@ -20,7 +21,7 @@ from fuseplan.planners.base import Budget, take_apart
 from fuseplan.planners.solver import plan_groups
 from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
-from fuseplan.space import Space, bits
+from fuseplan.space import Space
 from fuseplan.trace import trace
 from tests.small_graphs import Bytes, brute_force, edges_after, graph, graphs, is_connected, is_convex
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from fuseplan.bits import bits
 from fuseplan.memory.lives import Lives
 
 _FEW = 24
@@ -33,10 +34,8 @@ def peak_floor(lives: Lives) -> int:
                 until |= above[k]
             alive &= until
         if alive.bit_count() <= _FEW:
-            while alive:
-                low = alive & -alive
-                alive ^= low
-                needs[low.bit_length() - 1] += size
+            for k in bits(alive):
+                needs[k] += size
         else:
             first, end = max(writer, 0), alive.bit_length()
             packed = (alive >> first).to_bytes((end - first + 7) // 8, "little")

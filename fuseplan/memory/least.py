@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 
 from costmodel.graph import Graph
+from fuseplan.bits import bits
 from fuseplan.memory.floor import peak_floor
 from fuseplan.memory.lives import Lives
-from fuseplan.memory.paths import bits
 from fuseplan.partition import data_edges, effect_edges
 from fuseplan.pricing import PriceBook
 

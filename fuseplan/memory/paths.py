@@ -9,7 +9,7 @@ and the smallest peak is that of the path whose highest step is lowest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fuseplan.plan import Kernel, tile_bytes
@@ -117,11 +117,3 @@ class Paths:
             path.append(last.kernel)
             _, done, last = reached[done]
         return Way(tuple(reversed(path)), total)
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The positions of the bits that are set, ascending."""
-    while mask:
-        low = mask & -mask
-        mask ^= low
-        yield low.bit_length() - 1

@@ -12,8 +12,9 @@ from operator import add
 
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
+from fuseplan.bits import bits
 from fuseplan.errors import Verdict
-from fuseplan.memory.paths import Cost, Group, Paths, TooLargeError, Way, Work, bits
+from fuseplan.memory.paths import Cost, Group, Paths, TooLargeError, Way, Work
 from fuseplan.pricing import Nodes, PriceBook
 
 _GROUP_STEPS = 500

@@ -18,6 +18,7 @@ import math
 import time
 from dataclasses import dataclass
 
+from fuseplan.bits import bits
 from fuseplan.memory.lives import Lives
 
 Path = tuple  # (kernel, path before it), or () at the start
@@ -136,13 +137,9 @@ def search(
             return Found(None, peak, n_states)
         if n_states > max_states:
             return Found(_complete(moves, state, peak, known_bytes), peak, n_states)
-        left = state.ready
-        while left:
-            low = left & -left
-            left ^= low
-            k = low.bit_length() - 1
+        for k in bits(state.ready):
             step = max(peak, state.alive_bytes + moves.needs[k])
-            done = state.done | low
+            done = state.done | 1 << k
             if step >= known_bytes or reached.get(done, step + 1) <= step:
                 continue
             n_entries += 1
@@ -155,11 +152,7 @@ def _complete(moves: Moves, state: State, peak: int, known_bytes: int) -> tuple[
     least alive; None once that is no better than what is known."""
     while state.done != moves.everything:
         best: tuple[int, int, int] | None = None
-        left = state.ready
-        while left:
-            low = left & -left
-            left ^= low
-            k = low.bit_length() - 1
+        for k in bits(state.ready):
             step = max(peak, state.alive_bytes + moves.needs[k])
             option = (step, moves.grows(state.done, k), k)
             if best is None or option < best:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph
+from fuseplan.bits import bits
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, execution_order, group_successors
 from fuseplan.partition import (
@@ -20,9 +21,9 @@ from fuseplan.partition import (
     effect_edges,
 )
 from fuseplan.plan import Kernel, PlanStats
-from fuseplan.pricing import FREE, Nodes, Price, PriceBook, Pricing
+from fuseplan.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.proof import Proof
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 MAX_GROUPS = 20_000
 """Candidate groups of one component: 40 independent operations under one scalar have
@@ -143,12 +144,7 @@ def _saving(book: PriceBook, group: Nodes) -> int:
 
 def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
     """The cost of groups that all have a price."""
-    total = FREE
-    for group in groups:
-        price = book.price(group)
-        assert isinstance(price, Price), price
-        total += price
-    return total
+    return total_of(map(book.price, groups))
 
 
 def ideal(space: Space) -> list[Mask] | None:
@@ -179,6 +175,11 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
     return groups
 
 
+def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
+    """What a heuristic planner makes of a component."""
+    return ideal(space) or with_offers(space, merge(space))
+
+
 def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]]) -> Grouping:
     """Plan each distinct component by ``merge`` and join the results: the frame of the
     heuristic planners."""
@@ -186,7 +187,7 @@ def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mas
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    merged = [ideal(space) or with_offers(space, merge(space)) for space in parts.kinds]
+    merged = [heuristic_groups(space, merge) for space in parts.kinds]
     watch.lap("merge")
     groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
     ordered, broken = break_cycles(graph, book, groups)

@@ -9,10 +9,11 @@ from __future__ import annotations
 import heapq
 
 from costmodel.graph import Graph
+from fuseplan.bits import bits
 from fuseplan.planners.base import Budget, Grouping, plan_apart
 from fuseplan.planners.merging import Merging
 from fuseplan.pricing import Pricing
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:

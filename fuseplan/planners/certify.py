@@ -6,26 +6,19 @@ from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from fuseplan.join import cyclic_sets
-from fuseplan.planners import best_first, greedy
-from fuseplan.planners.base import Parts, ideal, order_groups, place, with_offers
+from fuseplan.planners.base import Parts, order_groups, place
+from fuseplan.planners.component import HEURISTICS, Starts
 from fuseplan.proof import Part, Proof
-from fuseplan.space import Mask
 
 
-def as_fast(graph: Graph, parts: Parts, bounds_ps: Sequence[int]) -> str:
+def as_fast(graph: Graph, parts: Parts, starts: Starts, bounds_ps: Sequence[int]) -> str:
     """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
     empty if none does. It is tried on the largest components first, and given up on the first that
     it loses."""
-    for name, merge in (("greedy", greedy.merge), ("best_first", best_first.merge)):
-        merged: dict[int, list[Mask]] = {}
-        for kind in sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n):
-            space = parts.kinds[kind]
-            groups = ideal(space) or with_offers(space, merge(space))
-            if space.total(groups).time_ps > bounds_ps[kind]:
-                break
-            merged[kind] = groups
-        else:
-            placed = [group for kind, nodes in parts.instances for group in place(merged[kind], nodes)]
+    largest_first = sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n)
+    for name in reversed(HEURISTICS):
+        if all(parts.kinds[k].total(starts.plan(k, name)).time_ps <= bounds_ps[k] for k in largest_first):
+            placed = [g for kind, nodes in parts.instances for g in place(starts.plan(kind, name), nodes)]
             if not cyclic_sets(order_groups(graph, placed)[1]):
                 return name
     return ""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
 from fuseplan.candidates import enumerate_groups
 from fuseplan.planners import best_first, greedy
-from fuseplan.planners.base import Budget, Stopwatch, ideal, with_offers
+from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups, ideal
 from fuseplan.planners.search import better, heuristic_plan, search
 from fuseplan.planners.solved import FAILURES, LATE, UNUSABLE, Solved, deadline_note, failure, where
 from fuseplan.pricing import Nodes, Price
@@ -23,38 +23,32 @@ _MANY_GROUPS = 4_000
 """Groups of a component after which interchangeable operations are told apart no more: a training
 step's largest has half as many. What is proven so cannot be verified without the solver."""
 
-Start = tuple[list[Mask], ...]
-"""What the heuristics make of a distinct component, one entry each."""
-
-HEURISTICS = (("best_first", best_first), ("greedy", greedy))
+HEURISTICS = {"best_first": best_first, "greedy": greedy}
+"""The better first, the simpler last."""
 
 
 class Starts:
     """The plans of the heuristic planners for each distinct component, as they would make them;
-    made when they are asked for."""
+    made when they are asked for, once."""
 
     def __init__(self, spaces: Sequence[Space]) -> None:
         self.spaces = spaces
-        self._made: dict[int, Start] = {}
+        self._made: dict[tuple[int, str], list[Mask]] = {}
 
-    def make(self, kind: int) -> Start:
-        """All of them for a component."""
-        if kind not in self._made:
-            space = self.spaces[kind]
-            whole = ideal(space)
-            plans = (with_offers(space, heuristic.merge(space)) for _, heuristic in HEURISTICS)
-            self._made[kind] = (whole,) if whole is not None else tuple(plans)
-        return self._made[kind]
+    def plan(self, kind: int, name: str) -> list[Mask]:
+        """That of one heuristic for a component."""
+        if (kind, name) not in self._made:
+            self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+        return self._made[kind, name]
 
     def known(self, kind: int) -> list[Mask] | None:
         """The best of them, if they have been made."""
-        return self.best(kind)[0] if kind in self._made else None
+        return self.best(kind)[0] if all((kind, name) in self._made for name in HEURISTICS) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
         """The best of them, and whose it is."""
-        start, space = self.make(kind), self.spaces[kind]
-        h = min(range(len(start)), key=lambda h: space.total(start[h]).objectives)
-        return start[h], HEURISTICS[h][0]
+        name = min(HEURISTICS, key=lambda name: self.spaces[kind].total(self.plan(kind, name)).objectives)
+        return self.plan(kind, name), name
 
 
 def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
@@ -152,14 +146,14 @@ def _candidates(
 ) -> tuple[tuple[Mask, ...], bool, bool, str]:
     """The legal groups; if they are many, intervals of twins only; if still too many, those of the
     contracted component; whether no plan is lost; whether twins are; and what to tell the user."""
-    runs: tuple[Mask, ...] = ()
-    found = enumerate_groups(space, min(budget.max_groups, _MANY_GROUPS), expires_at, time.monotonic)
-    if not found.complete and time.monotonic() < expires_at:
-        runs = runs_of_twins(space)
-        if runs or budget.max_groups > _MANY_GROUPS:
-            found = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic, runs)
+    runs = runs_of_twins(space)
+    plain = min(budget.max_groups, _MANY_GROUPS) if runs else budget.max_groups
+    found = enumerate_groups(space, plain, expires_at, time.monotonic)
+    by_runs = bool(runs) and not found.complete and time.monotonic() < expires_at
+    if by_runs:
+        found = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic, runs)
     if found.complete:
-        return tuple(dict.fromkeys([*known, *found.groups])), True, bool(runs), ""
+        return tuple(dict.fromkeys([*known, *found.groups])), True, by_runs, ""
     if time.monotonic() >= expires_at:
         return tuple(dict.fromkeys(known)), False, False, deadline_note(space)
     smaller = contract(space)

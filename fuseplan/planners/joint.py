@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
+from fuseplan.bits import bits
 from fuseplan.candidates import enumerate_groups
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
 from fuseplan.planners.base import Parts, break_cycles, order_groups, place, sum_prices
@@ -14,7 +15,7 @@ from fuseplan.planners.solved import FAILURES, MAX_ROUNDS, Solved, failure
 from fuseplan.pricing import Nodes, Price, PriceBook
 from fuseplan.proof import Joint
 from fuseplan.solver import Instance, exact_cover
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 
 def join(
@@ -70,10 +71,9 @@ def join(
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
-    for h in range(len(HEURISTICS)):
+    for name in HEURISTICS:
         # A heuristic's own groups may have fewer circles, and lose less.
-        of_kind = [start[min(h, len(start) - 1)] for start in map(starts.make, range(len(parts.kinds)))]
-        others = [place(of_kind[kind], nodes) for kind, nodes in parts.instances]
+        others = [place(starts.plan(kind, name), nodes) for kind, nodes in parts.instances]
         apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
         if sum_prices(book, apart) < sum_prices(book, fallback):
             fallback, broken = apart, count

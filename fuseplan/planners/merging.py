@@ -3,8 +3,9 @@ other."""
 
 from __future__ import annotations
 
+from fuseplan.bits import bits
 from fuseplan.pricing import Price
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 
 class Merging:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fuseplan.bits import bits
 from fuseplan.join import cyclic_sets, shortest_cycle
 from fuseplan.planners import best_first
 from fuseplan.planners.base import with_offers
 from fuseplan.planners.solved import FAILURES, MAX_ROUNDS, Solved, deadline_note, failure, where
 from fuseplan.pricing import Price
 from fuseplan.solver import Instance, Relaxation, exact_cover
-from fuseplan.space import Mask, Space, bits
+from fuseplan.space import Mask, Space
 
 _FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a

@@ -68,7 +68,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     if budget.deadline_s < _SHORT_S:
         for kind, known in recalled.items():
             if known is None:
-                starts.make(kind)
+                starts.best(kind)
         watch.lap("heuristics")
     solved: dict[int, Solved] = {}
 
@@ -114,7 +114,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     _warn_of_failures(notes)
     certified = ""
     if optimal and joint is None and time.monotonic() < expires_at:
-        certified = as_fast(graph, parts, [s.bound_ps for _, s in sorted(solved.items())])
+        certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())])
         notes += [already_optimal(certified)] if certified else []
     stats = PlanStats(
         len(graph.nodes),
