@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
 from costmodel import dtypes
@@ -144,6 +144,9 @@ class Graph:
     outputs: tuple[int, ...]
     consumers: tuple[tuple[int, ...], ...]
     """For each value, the nodes that read it, ascending, each once."""
+    origins: tuple[int, ...] = ()
+    """For each node, the first that computes the same from the same; empty if each operation
+    stands once. A kernel that holds several copies of an operation computes it once."""
     results: frozenset[int] = field(init=False, repr=False, compare=False)
     """``outputs`` as a set."""
 
@@ -165,6 +168,7 @@ def make_graph(
     nodes: Iterable[Node],
     inputs: Iterable[int],
     outputs: Iterable[int],
+    origins: Iterable[int] = (),
 ) -> Graph:
     """Build a ``Graph``, deriving who consumes what.
 
@@ -182,7 +186,7 @@ def make_graph(
             readers = consumers[v]
             if not readers or readers[-1] != node.id:
                 readers.append(node.id)
-    return Graph(values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)))
+    return Graph(values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)), tuple(origins))
 
 
 class GraphError(AssertionError):
@@ -229,7 +233,29 @@ def check_graph(graph: Graph) -> Graph:
         graph.consumers == make_graph(values, graph.nodes, (), ()).consumers,
         "consumers do not match the nodes' inputs",
     )
+    if graph.origins:
+        _check_origins(graph)
     return graph
+
+
+def _check_origins(graph: Graph) -> None:
+    """Copies are of the same operation on the same values, or on copies of them."""
+    _require(len(graph.origins) == len(graph.nodes), "an origin for each node")
+    first = list(range(len(graph.values)))
+    for i, origin in enumerate(graph.origins):
+        node = graph.nodes[i]
+        if origin == i:
+            continue
+        if not 0 <= origin < i or graph.origins[origin] != origin:
+            _fail(f"n{i} {node.op}: its origin n{origin} does not come first")
+        other = graph.nodes[origin]
+        same = replace(node, id=origin, inputs=other.inputs, outputs=other.outputs, source=other.source)
+        if same != other or [first[v] for v in node.inputs] != [first[v] for v in other.inputs]:
+            _fail(f"n{i} {node.op} is no copy of n{origin} {other.op}")
+        if len(node.outputs) != len(other.outputs):
+            _fail(f"n{i} {node.op} makes other results than n{origin}")
+        for v, w in zip(node.outputs, other.outputs, strict=True):
+            first[v] = w
 
 
 def _require(ok: bool, what: str) -> None:

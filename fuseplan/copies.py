@@ -1,0 +1,149 @@
+"""Copies: operations that may be computed again for each of their readers.
+
+A value that several kernels read is written once and read by each; or each of them computes it
+for itself, from what it reads anyway or from less, and it is never written. To leave that to the
+solver, each operation worth it is split into *copies*, one a reader: whatever a reader needs
+stands before it, so that a partition of the copies says who computes what. A kernel that holds
+several copies of an operation computes it once; that is what makes "computed once, for all" one
+of these partitions, and everything between that and "computed by everyone" others (as
+rematerialisation: Chen et al., arXiv:1604.06174; partial duplication of producers: XLA's
+PriorityFusion copies into all users or none).
+
+What is split, and so what the search space is: see ``split``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.picoseconds import bytes_in
+
+MAX_COPIES = 4
+"""An operation is split for so many readers at most: groups of copies are subsets of them."""
+
+_WORTH = 10
+"""Values are split that take at least the tenth part of a launch to read: for less, no kernel
+becomes noticeably faster."""
+
+_FEEDS = 2
+"""What copies read may be so many times as large as what they make. A copy saves its reader a
+read, and the last one also the write."""
+
+Copy = tuple[int, int]
+"""A node of the whole graph, and which of its copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A graph whose operations stand once, and one in which some stand once a reader."""
+
+    whole: Graph
+    graph: Graph
+    node: tuple[int, ...]
+    """For each node of ``graph``, that of ``whole``."""
+    value: tuple[int, ...]
+    """For each value of ``graph``, that of ``whole``."""
+
+
+def split(graph: Graph, device: DeviceSpec) -> Copies | None:
+    """The graph with copies of each operation that may be worth computing again; None if no
+    operation is.
+
+    These are elementwise operations, broadcasts and moves with two to ``MAX_COPIES`` readers (the
+    caller of the function counts as one), whose result takes a tenth of a launch of ``device``
+    to read, and that can be computed, by operations of these kinds alone, from at most ``_FEEDS``
+    times the bytes they make. What leads there is split with them, as far as nobody else needs
+    it in more than ``MAX_COPIES`` copies.
+    """
+    copies = _readers_of_copies(graph, bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH)
+    if all(len(readers) == 1 for readers in copies):
+        return None
+    return _built(graph, copies)
+
+
+def _readers_of_copies(graph: Graph, min_bytes: int) -> list[list[tuple[Copy, ...]]]:
+    """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
+    copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
+    fed_bytes = _feeds(graph)
+    for node in reversed(graph.nodes):
+        readers = [r for v in node.outputs for r in graph.consumers[v]]
+        found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
+        if not graph.results.isdisjoint(node.outputs):
+            found.insert(0, (-1, 0))
+        several = len(set(readers)) + (found[:1] == [(-1, 0)]) > 1
+        made = sum(graph.values[v].nbytes for v in node.outputs)
+        worth = not several or (made >= min_bytes and fed_bytes[node.id] <= _FEEDS * made)
+        splits = _is_cheap(node) and worth and 1 < len(found) <= MAX_COPIES
+        copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
+    return copies
+
+
+def _is_cheap(node: Node) -> bool:
+    return node.kind <= OpKind.INJECTIVE and not node.effects and bool(node.backends)
+
+
+def _feeds(graph: Graph) -> list[int]:
+    """For each cheap node, the bytes that it can be computed from by cheap ones alone."""
+    fed: list[int] = []
+    sources: list[frozenset[int]] = []
+    for node in graph.nodes:
+        own: set[int] = set()
+        if _is_cheap(node):
+            for v in node.inputs:
+                producer = graph.values[v].producer
+                own |= sources[producer] if producer >= 0 and _is_cheap(graph.nodes[producer]) else {v}
+        sources.append(frozenset(own) if len(own) <= _MANY_SOURCES else frozenset())
+        many = len(own) > _MANY_SOURCES or (not own and bool(node.inputs))
+        fed.append(1 << 62 if many else sum(graph.values[v].nbytes for v in own))
+    return fed
+
+
+_MANY_SOURCES = 16
+"""What follows from more arrays than these is not worth computing again."""
+
+
+def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]]) -> Copies:
+    values: list[Value] = []
+    nodes: list[Node] = []
+    value_of: list[int] = []
+    node_of: list[int] = []
+    origins: list[int] = []
+    ids: dict[tuple[int, int], int] = {}  # of a value of one of its maker's copies
+
+    def add(v: int, k: int, producer: int) -> int:
+        ids[v, k] = len(values)
+        values.append(replace(graph.values[v], id=len(values), producer=producer))
+        value_of.append(v)
+        return ids[v, k]
+
+    def read(v: int, reader: Copy) -> int:
+        producer = graph.values[v].producer
+        if producer < 0:
+            return ids[v, 0]
+        k = next(k for k, readers in enumerate(copies[producer]) if reader in readers)
+        return ids[v, k]
+
+    inputs = [add(v, 0, -1) for v in graph.inputs]
+    for node in graph.nodes:
+        first = len(nodes)
+        for k in range(len(copies[node.id])):
+            new = len(nodes)
+            reads = tuple([read(v, (node.id, k)) for v in node.inputs])
+            writes = tuple([add(v, k, new) for v in node.outputs])
+            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
+            node_of.append(node.id)
+            origins.append(first)
+    results = [read(v, (-1, 0)) for v in graph.outputs]
+    split_graph = check_graph(make_graph(values, nodes, inputs, results, origins))
+    return Copies(graph, split_graph, tuple(node_of), tuple(value_of))
+
+
+def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """The copies of each operation that stands more than once."""
+    by_origin: dict[int, list[int]] = {}
+    for n, origin in enumerate(graph.origins):
+        by_origin.setdefault(origin, []).append(n)
+    yield from (tuple(nodes) for nodes in by_origin.values() if len(nodes) > 1)
