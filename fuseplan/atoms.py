@@ -20,6 +20,7 @@ from fuseplan.planners.base import Budget, Grouping, order_groups
 from fuseplan.pricing import Pricing
 from fuseplan.selectors import joined
 from fuseplan.signature import Signatures
+from fuseplan.ties import Ties
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 
@@ -41,8 +42,9 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
     limited = Limited(graph, pricing, constraints)
+    ties = Ties(graph, limited.fuses_siblings)
     for together in constraints.together:
-        verdict = _why_not_one(graph, limited, together.nodes)
+        verdict = _why_not_one(ties, limited, together.nodes)
         if verdict is not None:
             raise ConstraintError(_cannot_hold(graph, together, verdict))
     ranked, after = order_groups(graph, _groups(graph, constraints))
@@ -54,27 +56,15 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
         raise ConstraintError(_cannot_hold(graph, Together(text, nodes), verdict))
 
 
-def _why_not_one(graph: Graph, limited: Limited, nodes: Nodes) -> Verdict | None:
+def _why_not_one(ties: Ties, limited: Limited, nodes: Nodes) -> Verdict | None:
     refused = limited.refuse(nodes)
-    if refused is None and (rest := _unconnected(graph, nodes)):
+    if refused is None and len(parts := ties.parts(nodes)) > 1:
+        rest = tuple(sorted(set(nodes).difference(parts[0])))
         refused = Verdict("producer-consumer", "no value passes between them and the others", rest)
     if refused is None:
         price = limited.price(nodes)
         refused = price if isinstance(price, Verdict) else None
     return refused
-
-
-def _unconnected(graph: Graph, nodes: Nodes) -> Nodes:
-    """Those that no values tie to the first."""
-    inside, found, queue = set(nodes), {nodes[0]}, [nodes[0]]
-    while queue:
-        node = graph.nodes[queue.pop()]
-        near = {c for v in node.outputs for c in graph.consumers[v]}
-        near.update(graph.values[v].producer for v in node.inputs)
-        new = near & inside - found
-        found |= new
-        queue += new
-    return tuple(sorted(inside - found))
 
 
 def _cannot_hold(graph: Graph, together: Together, verdict: Verdict) -> str:
