@@ -42,7 +42,7 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
     limited = Limited(graph, pricing, constraints)
-    ties = Ties(graph, limited.fuses_siblings)
+    ties = Ties(graph, limited.walked)
     for together in constraints.together:
         verdict = _why_not_one(ties, limited, together.nodes)
         if verdict is not None:
@@ -105,7 +105,6 @@ class Atoms:
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
         self.absorbs_moves = limited.absorbs_moves
-        self.fuses_siblings = limited.fuses_siblings
         offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
@@ -140,6 +139,10 @@ class Atoms:
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``; atoms may be tiled loops, of which it is not known."""
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor_bytes(self.expanded(nodes))
+
+    def walked(self, n: int) -> Nodes:
+        """As ``Pricing.walked``: what any of its members walks."""
+        return tuple(dict.fromkeys(v for m in self.members[n] for v in self._limited.walked(m)))
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``. That an atom is possible has been made sure of."""

@@ -37,7 +37,7 @@ class Regrouping:
         scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
         pricing = Limited(plan.graph, scheduler, self.constraints)
         self.book = PriceBook(marked(plan.graph, self.constraints), pricing)
-        self.ties = Ties(plan.graph, self.book.fuses_siblings)
+        self.ties = Ties(plan.graph, self.book.walked)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
 

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.constraints import Nodes
 from fuseplan.partition import data_edges, effect_edges
-from fuseplan.siblings import walked
 
 
 class Ties:
-    """For each operation, those before and after it; with ``siblings`` also what it walks."""
+    """For each operation, those before and after it, and the arrays that it walks."""
 
-    def __init__(self, graph: Graph, siblings: bool = False) -> None:
+    def __init__(self, graph: Graph, walked: Callable[[int], Nodes] = lambda n: ()) -> None:
         self.edges = data_edges(graph) + effect_edges(graph)
         self.after: list[list[int]] = [[] for _ in graph.nodes]
         self.before: list[list[int]] = [[] for _ in graph.nodes]
         for u, v in self.edges:
             self.after[u].append(v)
             self.before[v].append(u)
-        self._walked = [walked(graph, node) if siblings else () for node in graph.nodes]
+        self._walked = [walked(node.id) for node in graph.nodes]
 
     def between(self, nodes: set[int]) -> set[int]:
         """``nodes`` and everything on a path between two of them."""
