@@ -20,6 +20,7 @@ from fuseplan.planners.base import Budget, Grouping, order_groups
 from fuseplan.pricing import Pricing
 from fuseplan.selectors import joined
 from fuseplan.signature import Signatures
+from fuseplan.ties import Ties
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 
@@ -41,8 +42,9 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
     limited = Limited(graph, pricing, constraints)
+    ties = Ties(graph, limited.walked)
     for together in constraints.together:
-        verdict = _why_not_one(graph, limited, together.nodes)
+        verdict = _why_not_one(ties, limited, together.nodes)
         if verdict is not None:
             raise ConstraintError(_cannot_hold(graph, together, verdict))
     ranked, after = order_groups(graph, _groups(graph, constraints))
@@ -54,27 +56,15 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
         raise ConstraintError(_cannot_hold(graph, Together(text, nodes), verdict))
 
 
-def _why_not_one(graph: Graph, limited: Limited, nodes: Nodes) -> Verdict | None:
+def _why_not_one(ties: Ties, limited: Limited, nodes: Nodes) -> Verdict | None:
     refused = limited.refuse(nodes)
-    if refused is None and (rest := _unconnected(graph, nodes)):
+    if refused is None and len(parts := ties.parts(nodes)) > 1:
+        rest = tuple(sorted(set(nodes).difference(parts[0])))
         refused = Verdict("producer-consumer", "no value passes between them and the others", rest)
     if refused is None:
         price = limited.price(nodes)
         refused = price if isinstance(price, Verdict) else None
     return refused
-
-
-def _unconnected(graph: Graph, nodes: Nodes) -> Nodes:
-    """Those that no values tie to the first."""
-    inside, found, queue = set(nodes), {nodes[0]}, [nodes[0]]
-    while queue:
-        node = graph.nodes[queue.pop()]
-        near = {c for v in node.outputs for c in graph.consumers[v]}
-        near.update(graph.values[v].producer for v in node.inputs)
-        new = near & inside - found
-        found |= new
-        queue += new
-    return tuple(sorted(inside - found))
 
 
 def _cannot_hold(graph: Graph, together: Together, verdict: Verdict) -> str:
@@ -115,7 +105,6 @@ class Atoms:
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
         self.absorbs_moves = limited.absorbs_moves
-        self.fuses_siblings = limited.fuses_siblings
         offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
@@ -150,6 +139,10 @@ class Atoms:
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``; atoms may be tiled loops, of which it is not known."""
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor_bytes(self.expanded(nodes))
+
+    def walked(self, n: int) -> Nodes:
+        """As ``Pricing.walked``: what any of its members walks."""
+        return tuple(dict.fromkeys(v for m in self.members[n] for v in self._limited.walked(m)))
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``. That an atom is possible has been made sure of."""

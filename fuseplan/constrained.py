@@ -66,7 +66,7 @@ class Limited:
         counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
         # To move an operation into its reader's kernel is free only where nothing is counted.
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted
-        self.fuses_siblings: bool = getattr(pricing, "fuses_siblings", False)
+        self.walked: Callable[[int], tuple[int, ...]] = getattr(pricing, "walked", lambda n: ())
         self.residency: Residency | None = getattr(pricing, "residency", None)
 
     @cached_property

@@ -59,7 +59,7 @@ class Explainer(Regrouping):
     def _together(self, a: int, b: int) -> Explanation:
         """They are apart: what keeps them so, or what one kernel for both would cost."""
         ka, kb = self.kernel_of[a], self.kernel_of[b]
-        smallest = tuple(sorted(self.convex({a, b})))
+        smallest = tuple(sorted(self.ties.between({a, b})))
         whole = self.merge((ka, kb))
         small = self.split_out(smallest)
         changes = [c for c in (whole, small) if isinstance(c, Change)]
@@ -98,7 +98,7 @@ class Explainer(Regrouping):
         # Everything from the later one on goes to the second kernel.
         second, queue = {high}, [high]
         while queue:
-            for n in self.after[queue.pop()]:
+            for n in self.ties.after[queue.pop()]:
                 if n in inside and n not in second:
                     second.add(n)
                     queue.append(n)

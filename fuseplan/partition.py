@@ -109,7 +109,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
         replace(verdict, reason=f"{verdict.reason} ({count} such edges)") if count > 1 else verdict
         for verdict, count in tally.values()
     )
-    pairs = sibling_pairs(graph, kept, barriers) if book.fuses_siblings else ()
+    pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
     siblings = [pair for pair in pairs if book.compatible(pair) is None]
     return Crossable(tuple(kept), tuple(barriers), refusals, tuple(siblings))
 

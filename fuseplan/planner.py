@@ -60,20 +60,21 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     clock = clock or Clock()
     # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
-    again = None
+    scheduler = again = None
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
-        lowered = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
+        columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
+        lowered, scheduler = columns or (lowered, None)
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    plan = _attempt(lowered, _until(expires_at, options), clock)
+    plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
     if again is not None:
-        other = _attempt(again, _until(expires_at, options), clock)
+        other = _attempt(again[0], _until(expires_at, options), clock, again[1])
         if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
             plan = plan.joined(other)
         else:
             if _time_ps(other) < _time_ps(plan):
-                lowered, plan, other = again, other, plan
+                lowered, plan, other = again[0], other, plan
             assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
             # Proven is what holds of both graphs.
             bound = plan.bound_ps if _is_impossible(other) else _lower(plan.bound_ps, other.bound_ps)
@@ -91,15 +92,16 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     return lowered, plan
 
 
-def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
-    """A rewritten graph, unless the constraints cannot hold there."""
-    if lowered is not None and options.constraints is not None:
-        scheduler = Scheduler(lowered.graph, options.device, lowered)
-        try:
-            require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
-        except ConstraintError:
-            return None
-    return lowered
+def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Scheduler | None] | None:
+    """A rewritten graph, unless the constraints cannot hold there; with the scheduler that was asked."""
+    if lowered is None or options.constraints is None:
+        return None if lowered is None else (lowered, None)
+    scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
+    try:
+        require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
+    except ConstraintError:
+        return None
+    return lowered, scheduler
 
 
 def _until(expires_at: float, options: Options) -> Options:
@@ -109,9 +111,11 @@ def _until(expires_at: float, options: Options) -> Options:
     return replace(options, deadline_s=left)
 
 
-def _attempt(lowered: Lowered, options: Options, clock: Clock) -> Plan | MemoryLimitError:
+def _attempt(
+    lowered: Lowered, options: Options, clock: Clock, scheduler: Scheduler | None
+) -> Plan | MemoryLimitError:
     try:
-        return plan_lowered(lowered, options, clock)
+        return plan_lowered(lowered, options, clock, scheduler)
     except MemoryLimitError as error:
         return error
 
@@ -128,12 +132,15 @@ def _lower(one: int | None, other: int | None) -> int | None:
     return None if one is None or other is None else min(one, other)
 
 
-def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None) -> Plan:
+def plan_lowered(
+    lowered: Lowered, options: Options, clock: Clock | None = None, scheduler: Scheduler | None = None
+) -> Plan:
     """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
     clock = clock or Clock()
     expires_at = time.monotonic() + options.deadline_s
     graph = lowered.graph
-    scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
+    if scheduler is None:
+        scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     budget = Budget(_until(expires_at, options).deadline_s, max_groups)

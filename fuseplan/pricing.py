@@ -35,7 +35,8 @@ class Pricing(Protocol):
     And it may have a ``residency`` (``fuseplan.residency.Residency``), which tells for many
     groups at once that they are not ``oversized``.
 
-    And it may say ``fuses_siblings``: a kernel may hold operations that only read the same array.
+    And it may have ``walked(n) -> tuple[int, ...]``: the arrays that node ``n`` walks. A kernel may hold
+    nodes for no more than that both walk one (``fuseplan.siblings``).
 
     And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
     is best in the kernel that reads it.
@@ -118,7 +119,7 @@ class PriceBook:
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.residency: Residency | None = getattr(pricing, "residency", None)
-        self.fuses_siblings: bool = getattr(pricing, "fuses_siblings", False)
+        self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
         self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}

@@ -10,11 +10,10 @@ from fuseplan.constrained import Limited, marked
 from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, group_successors
-from fuseplan.partition import data_edges, effect_edges
 from fuseplan.plan import Plan
 from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.schedule import Scheduler
-from fuseplan.siblings import walked
+from fuseplan.ties import Ties
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +37,15 @@ class Regrouping:
         scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
         pricing = Limited(plan.graph, scheduler, self.constraints)
         self.book = PriceBook(marked(plan.graph, self.constraints), pricing)
-        self.edges = data_edges(plan.graph) + effect_edges(plan.graph)
+        self.ties = Ties(plan.graph, self.book.walked)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
-        self.after: list[list[int]] = [[] for _ in plan.graph.nodes]
-        self.before: list[list[int]] = [[] for _ in plan.graph.nodes]
-        for u, v in self.edges:
-            self.after[u].append(v)
-            self.before[v].append(u)
-        self.walked: list[tuple[int, ...]] = [()] * len(self.graph.nodes)
-        if self.book.fuses_siblings:
-            self.walked = [walked(self.graph, node) for node in self.graph.nodes]
 
     def merge(self, kernels: Iterable[int]) -> Change | Verdict:
         """Those kernels, and all between them, as one."""
         chosen = set(kernels)
         while True:
-            closure = self.convex({n for k in chosen for n in self.groups[k]})
+            closure = self.ties.between({n for k in chosen for n in self.groups[k]})
             wider = {self.kernel_of[n] for n in closure}
             if wider == chosen:
                 break
@@ -67,7 +58,7 @@ class Regrouping:
 
     def why_no_kernel(self, nodes: Nodes) -> Verdict | None:
         """Why ``nodes`` cannot be one kernel, by a rule or for want of a schedule."""
-        if len(nodes) > 1 and len(self.connected(nodes)) > 1:
+        if len(nodes) > 1 and len(self.ties.parts(nodes)) > 1:
             return Verdict(
                 "producer-consumer",
                 "no value passes between them, nor do they walk one array side by side",
@@ -78,44 +69,6 @@ class Regrouping:
         price = refused or self.book.price(nodes)
         return price if isinstance(price, Verdict) else None
 
-    def convex(self, nodes: set[int]) -> set[int]:
-        """``nodes`` and everything on a path between two of them."""
-        low, high = min(nodes), max(nodes)  # ids are a topological order
-
-        def reach(edges: list[list[int]]) -> set[int]:
-            seen: set[int] = set()
-            queue = list(nodes)
-            while queue:
-                for n in edges[queue.pop()]:
-                    if low < n < high and n not in seen:
-                        seen.add(n)
-                        queue.append(n)
-            return seen
-
-        return nodes | (reach(self.after) & reach(self.before))
-
-    def connected(self, nodes: Sequence[int]) -> list[Nodes]:
-        """The parts of ``nodes`` that hold together: values pass on, or arrays are shared."""
-        left = set(nodes)
-        walkers: dict[int, list[int]] = {}
-        for n in nodes:
-            for v in self.walked[n]:
-                walkers.setdefault(v, []).append(n)
-        parts = []
-        while left:
-            start = min(left)
-            part, queue = {start}, [start]
-            while queue:
-                n = queue.pop()
-                beside = [m for v in self.walked[n] for m in walkers[v]]
-                for m in (*self.after[n], *self.before[n], *beside):
-                    if m in left and m not in part:
-                        part.add(m)
-                        queue.append(m)
-            left -= part
-            parts.append(tuple(sorted(part)))
-        return parts
-
     def change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
         """Replace ``kernels`` by ``groups``, if the rest can then still run."""
         cut = next((t for group in groups if (t := self.constraints.cut(group)) is not None), None)
@@ -123,7 +76,7 @@ class Regrouping:
             return Verdict("constraint", cut.text, cut.nodes)
         gone = set(kernels)
         others = [g for k, g in enumerate(self.groups) if k not in gone]
-        after = group_successors(self.edges, [*groups, *others])
+        after = group_successors(self.ties.edges, [*groups, *others])
         if cyclic_sets(after):
             return Verdict("cycle", "the kernels would wait for each other", groups[0])
         time_ps = hbm_bytes = 0
@@ -143,8 +96,8 @@ class Regrouping:
     def pieces(self, nodes: Iterable[int]) -> list[Nodes]:
         """``nodes`` as kernels: what holds together and has a price; else one by one."""
         pieces: list[Nodes] = []
-        for part in self.connected(tuple(nodes)):
-            convex = set(part) == self.convex(set(part))
+        for part in self.ties.parts(tuple(nodes)):
+            convex = set(part) == self.ties.between(set(part))
             if convex and self.why_no_kernel(part) is None:
                 pieces.append(part)
             else:

@@ -26,6 +26,7 @@ from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.prologues import gated
 from fuseplan.residency import Residency
+from fuseplan.siblings import walked
 from fuseplan.signature import Signatures
 from fuseplan.spec import SpecMaker, whole_array_spec
 from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
@@ -65,10 +66,10 @@ class Scheduler:
         """Groups that may be tiled loops, beside those that ``compatible`` allows."""
         return () if self._nests is None else self._nests.offers
 
-    @property
-    def fuses_siblings(self) -> bool:
-        """XLA's own loops each make one array."""
-        return self.features.siblings and self.device.backend != "xla"
+    def walked(self, n: int) -> tuple[int, ...]:
+        """The arrays that node ``n`` walks; none for XLA, whose own loops each make one array."""
+        alone = self.device.backend == "xla" or not self.features.siblings
+        return () if alone else walked(self.graph, self.graph.nodes[n])
 
     @property
     def absorbs_moves(self) -> bool:

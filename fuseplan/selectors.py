@@ -9,7 +9,7 @@ from costmodel.graph import Graph
 from fuseplan.constraints import Apart, Constraints, Nodes, Resolved, Selector, Together
 from fuseplan.errors import ConstraintError
 from fuseplan.lower import Lowered
-from fuseplan.partition import data_edges, effect_edges
+from fuseplan.ties import Ties
 
 Path = tuple[str, ...]
 """The name scopes around an operation, outermost first, and its primitive."""
@@ -135,34 +135,13 @@ def _listed(names: Iterable[str]) -> str:
 def joined(graph: Graph, entries: Sequence[Together]) -> tuple[Together, ...]:
     """Each entry with what lies between its nodes, and entries that share a node as one;
     without those of a single node, which say nothing."""
-    edges = data_edges(graph) + effect_edges(graph)
-    after: list[list[int]] = [[] for _ in graph.nodes]
-    before: list[list[int]] = [[] for _ in graph.nodes]
-    for u, v in edges:
-        after[u].append(v)
-        before[v].append(u)
+    ties = Ties(graph)
     result: list[Together] = []
     for entry in entries:
-        nodes, texts = _between(set(entry.nodes), after, before), [entry.text]
+        nodes, texts = ties.between(set(entry.nodes)), [entry.text]
         while shared := [t for t in result if nodes.intersection(t.nodes)]:
             result = [t for t in result if t not in shared]
             texts += [t.text for t in shared]
-            nodes = _between(nodes.union(*(t.nodes for t in shared)), after, before)
+            nodes = ties.between(nodes.union(*(t.nodes for t in shared)))
         result.append(Together("; ".join(sorted(set(texts))), tuple(sorted(nodes))))
     return tuple(sorted((t for t in result if len(t.nodes) > 1), key=lambda t: t.nodes))
-
-
-def _between(nodes: set[int], after: Sequence[Sequence[int]], before: Sequence[Sequence[int]]) -> set[int]:
-    """``nodes`` and everything on a path between two of them."""
-    low, high = min(nodes), max(nodes)  # ids are a topological order
-
-    def reach(edges: Sequence[Sequence[int]]) -> set[int]:
-        seen: set[int] = set()
-        queue = list(nodes)
-        while queue:
-            new = [n for n in edges[queue.pop()] if low < n < high and n not in seen]
-            seen.update(new)
-            queue += new
-        return seen
-
-    return nodes | (reach(after) & reach(before))

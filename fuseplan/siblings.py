@@ -27,20 +27,24 @@ def walked(graph: Graph, node: Node) -> tuple[int, ...]:
     return tuple(v for v in dict.fromkeys(node.inputs) if sizes[v] == largest > 1)
 
 
-def sibling_pairs(graph: Graph, kept: Sequence[Edge], barriers: Sequence[Edge]) -> Iterator[Edge]:
-    """Pairs of siblings that no path through a barrier joins.
+def sibling_pairs(
+    arrays: Sequence[Sequence[int]], kept: Sequence[Edge], barriers: Sequence[Edge]
+) -> Iterator[Edge]:
+    """Pairs of siblings that no path through a barrier joins. ``arrays[n]`` are those that node ``n`` walks.
 
     A path through a barrier ends on a higher *level* (most barriers on any path to a node) than
     it starts: siblings are looked for on one level.
     """
-    level = [0] * len(graph.nodes)
+    if not any(arrays):
+        return
+    level = [0] * len(arrays)
     steps = sorted([(v, u, 0) for u, v in kept] + [(v, u, 1) for u, v in barriers])
     for v, u, barrier in steps:
         level[v] = max(level[v], level[u] + barrier)
     walkers: dict[tuple[int, int], list[int]] = {}
-    for node in graph.nodes:
-        for v in walked(graph, node):
-            walkers.setdefault((v, level[node.id]), []).append(node.id)
+    for n, its in enumerate(arrays):
+        for v in its:
+            walkers.setdefault((v, level[n]), []).append(n)
     found: dict[Edge, None] = {}
     for nodes in walkers.values():
         found.update(dict.fromkeys(combinations(nodes, 2) if len(nodes) <= _MOST_PAIRED else pairwise(nodes)))

@@ -21,6 +21,7 @@ from fuseplan.errors import Verdict
 from fuseplan.partition import crossable_edges
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook
+from fuseplan.siblings import walked
 
 LAUNCH_PS = 7812
 FULL, ROW = (128, 128), (64,)  # 65,536 and 256 bytes
@@ -83,7 +84,7 @@ class Bytes:
         fuses_siblings: bool = False,
     ) -> None:
         self.graph = graph
-        self.fuses_siblings = fuses_siblings
+        self.walked = lambda n: walked(graph, graph.nodes[n]) if fuses_siblings else ()
         self.max_nodes = max_nodes
         self.max_made = max_made
         self.foresees = foresees
@@ -165,7 +166,7 @@ def graphs(draw: st.DrawFn, max_nodes: int = 8, kinds: str = "eeeercaof") -> Gra
 
 
 def brute_force(  # type: ignore[no-untyped-def]
-    graph: Graph, pricing
+    graph: Graph, pricing, siblings: Sequence[tuple[int, int]] | None = None
 ) -> tuple[tuple[int, int, int], tuple[tuple[int, ...], ...]]:
     """The least (time, bytes, kernels) over all partitions that can run, and one of them.
 
@@ -173,7 +174,7 @@ def brute_force(  # type: ignore[no-untyped-def]
     """
     n = len(graph.nodes)
     after = edges_after(graph)
-    siblings = siblings_of(graph, pricing)
+    siblings = siblings_of(graph, pricing) if siblings is None else siblings
     groups: dict[tuple[int, ...], tuple[int, int, int]] = {}
     for size in range(1, n + 1):
         for nodes in itertools.combinations(range(n), size):
@@ -205,7 +206,7 @@ def brute_force(  # type: ignore[no-untyped-def]
 
 def siblings_of(graph: Graph, pricing) -> tuple[tuple[int, int], ...]:  # type: ignore[no-untyped-def]
     """The pairs that may share a kernel for what both read."""
-    if not getattr(pricing, "fuses_siblings", False):
+    if not hasattr(pricing, "walked"):
         return ()
     return crossable_edges(graph, PriceBook(graph, pricing)).siblings
 

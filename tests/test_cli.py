@@ -209,6 +209,8 @@ def test_usage_errors_are_exit_code_2_too(args):
         "plan softmax --device test",
         "report softmax --device test",
         "bench plan --device test",
+        "bench solver --device test",
+        "bench cpu softmax",
     ],
 )
 def test_an_unwritable_out_is_told_before_the_work(command, tmp_path):

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from dataclasses import replace
+from itertools import combinations, pairwise
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +18,7 @@ from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE, get_device
 from fuseplan import ConstraintError, Constraints, InvalidArgumentError, InvalidPlanError, Plan
 from fuseplan.absorb import absorb_moves
-from fuseplan.atoms import Atoms, plan_constrained
+from fuseplan.atoms import Atoms, plan_constrained, require_possible
 from fuseplan.check import check_plan
 from fuseplan.cli import app
 from fuseplan.constrained import Limited
@@ -25,6 +26,7 @@ from fuseplan.constraints import Apart, Resolved, Together
 from fuseplan.errors import Verdict
 from fuseplan.features import Features
 from fuseplan.lower import lower
+from fuseplan.partition import crossable_edges
 from fuseplan.planners import Budget, get_planner, planner_names
 from fuseplan.planners.base import take_apart
 from fuseplan.pricing import PriceBook
@@ -109,10 +111,28 @@ def filters(draw, g, pricing):
     return Filtered(g, pricing, apart, must, size, args)
 
 
+def siblings_within(g, pricing, limits):
+    """The pairs that planners see, of the nodes that atoms stand for; without atoms, where they cannot be,
+    all that walk one array."""
+    try:
+        require_possible(limits, g, pricing)
+    except ConstraintError:
+        return [(m, n) for m, n in combinations(range(len(g.nodes)), 2) if shares(pricing, m, n)]
+    atoms = Atoms(g, Limited(g, pricing, limits))
+    pairs = crossable_edges(atoms.graph, PriceBook(atoms.graph, atoms)).siblings
+    across = [(atoms.members[i][0], atoms.members[j][0]) for i, j in pairs]
+    return across + [pair for nodes in atoms.members for pair in pairwise(nodes)]
+
+
+def shares(pricing, m, n):
+    return not set(pricing.walked(m)).isdisjoint(pricing.walked(n))
+
+
 def check_against_brute_force(g, pricing, wanted):
     limits = wanted.resolved
+    siblings = siblings_within(g, pricing, limits)
     try:
-        best = brute_force(g, wanted)[0]
+        best = brute_force(g, wanted, siblings)[0]
     except IndexError:  # no partition obeys
         best = None
     try:
@@ -121,13 +141,13 @@ def check_against_brute_force(g, pricing, wanted):
         # What must be together must be possible by itself.
         alone = [t.nodes for t in limits.together]
         assert best is None or not all(
-            is_connected(g, n) and wanted.obeys(n) and not isinstance(pricing.price(n), Verdict)
+            is_connected(g, n, siblings) and wanted.obeys(n) and not isinstance(pricing.price(n), Verdict)
             for n in alone
         )
         return
     assert best is not None
     for name, plan in plans.items():
-        assert_legal(g, plan)
+        assert_legal(g, plan, siblings)
         assert all(map(wanted.obeys, plan.groups)), name
         assert objectives(plan) >= best
     assert objectives(plans["solver"]) == best
@@ -142,10 +162,31 @@ def test_every_planner_obeys_and_the_solver_is_optimal(g, floor, foresees, data)
     check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
 
 
+@settings(max_examples=150, deadline=None)
+@given(graphs(max_nodes=7, kinds="eeeeerco"), st.data())
+def test_the_solver_is_optimal_with_siblings_too(g, data):
+    pricing = Bytes(g, 99, data.draw(st.sampled_from([99, 2])), fuses_siblings=True)
+    check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
+
+
+@pytest.mark.parametrize("wanted", [{"must_fuse": [("sin", "tanh")]}, {"never_fuse": [("sin", "cos")]}])
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_what_the_best_plan_obeys_changes_nothing(wanted, device):
+    x, y = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4096, 1024), (8,)))
+
+    def f(x, y):  # sin and exp walk x
+        return jnp.tanh(jnp.sin(x)), jnp.exp(x), jnp.cos(y)
+
+    free = fuseplan.make_plan(f, device=device)(x, y)
+    bound = fuseplan.make_plan(f, device=device, constraints=Constraints(**wanted))(x, y)
+    assert [k.spec.nodes for k in bound.kernels] == [k.spec.nodes for k in free.kernels] == [(0, 1, 2), (3,)]
+    assert (bound.status, bound.objective_ps) == (free.status, free.objective_ps)
+
+
 @settings(max_examples=50, deadline=None)
 @given(programs(), st.data())
 def test_with_real_prices(g, data):
-    pricing = Scheduler(g, TEST_DEVICE, features=Features(siblings=False))
+    pricing = Scheduler(g, TEST_DEVICE)
     check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
 
 

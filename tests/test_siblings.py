@@ -116,3 +116,11 @@ def test_explain_knows_siblings(device):
     apart = plan_lowered(lower(trace(two_sums, X)), options).explain(first, second)
     assert not apart.together
     assert "walk one array side by side" in str(apart)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_siblings_can_be_asked_for(device):
+    wanted = fuseplan.Constraints(must_fuse=[("sin", "exp")])
+    plan = fuseplan.make_plan(lambda x: (jnp.sin(x), jnp.exp(x)), device=device, constraints=wanted)(X)
+    assert [k.spec.nodes for k in plan.kernels] == [(0, 1)]
+    check_plan(plan)

@@ -37,7 +37,7 @@ class Penalised:
         self.offers: tuple[Nodes, ...] = self.book.offers
         self.absorbs_moves: bool = self.book.absorbs_moves
         self.residency = self.book.residency
-        self.fuses_siblings = self.book.fuses_siblings
+        self.walked = self.book.walked
         self._outputs = frozenset(graph.outputs)
 
     def charge(self, values: Iterable[int]) -> None:

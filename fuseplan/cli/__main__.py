@@ -1,0 +1,5 @@
+"""``python -m fuseplan.cli``."""
+
+from fuseplan.cli.commands import main
+
+main()

@@ -1,0 +1,141 @@
+"""What the commands take: the arguments that several have, and what their texts stand for."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from fuseplan.constraints import Constraints
+
+ALL_PLANNERS = "unfused,greedy,best_first,solver"
+DEADLINE_S = 10.0
+
+
+def writable(path: Path | None) -> Path | None:
+    """The path of a file to write, refused before the work if it cannot be written."""
+    from fuseplan.output import check_writable
+
+    return None if path is None else check_writable(path)
+
+
+_WORKLOAD_HELP = "A named workload, or package.module:function returning (f, args)."
+WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD_HELP, show_default=False)]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME", help="One of `fuseplan devices`. Default: this machine's."),
+]
+Devices = Annotated[
+    str | None,
+    typer.Option("--device", metavar="NAME[,NAME]", help="Of `fuseplan devices`. Default: this machine's."),
+]
+Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS}.")]
+Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
+Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
+Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
+MustFuse = Annotated[
+    list[str] | None,
+    typer.Option("--must-fuse", metavar="A,B", help="One kernel for these, and all between. Repeatable."),
+]
+NeverFuse = Annotated[
+    list[str] | None,
+    typer.Option("--never-fuse", metavar="A,B", help="No kernel with both; of one: alone. Repeatable."),
+]
+MaxPeak = Annotated[
+    int | None, typer.Option("--max-peak-bytes", metavar="N", min=1, help="HBM bytes of temporaries.")
+]
+MaxGroup = Annotated[
+    int | None, typer.Option("--max-group-size", metavar="N", min=1, help="Operations in a kernel.")
+]
+MaxArgs = Annotated[
+    int | None, typer.Option("--max-kernel-args", metavar="N", min=1, help="Arrays read and written by one.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", metavar="FILE", callback=writable, help="A file to write.")
+]
+
+
+def names_in(text: str, option: str) -> list[str]:
+    """The names that ``option`` lists with commas between: one at least."""
+    from fuseplan.errors import InvalidArgumentError
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    if not names:
+        raise InvalidArgumentError(f"{option} expects one or more names with commas between, got {text!r}")
+    return names
+
+
+def operation(text: str) -> int | str:
+    """An operation by its id or by a name."""
+    text = text.strip()
+    return int(text) if text.isdigit() else text
+
+
+def constraints_of(
+    must_fuse: list[str] | None,
+    never_fuse: list[str] | None,
+    max_peak_bytes: int | None,
+    max_group_size: int | None,
+    max_kernel_args: int | None,
+) -> Constraints:
+    """What the five options of constraints ask for."""
+    from fuseplan.constraints import Constraints
+
+    def entries(texts: list[str] | None, option: str) -> list[Any]:
+        found = [[operation(name) for name in names_in(text, option)] for text in texts or ()]
+        return [entry[0] if len(entry) == 1 else entry for entry in found]
+
+    return Constraints(
+        entries(must_fuse, "--must-fuse"),
+        entries(never_fuse, "--never-fuse"),
+        max_peak_bytes,
+        max_group_size,
+        max_kernel_args,
+    )
+
+
+def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The function and its arguments: of a named workload, or of ``package.module:function``."""
+    from fuseplan.errors import InvalidArgumentError
+
+    if ":" not in workload:
+        from experiments.workloads import get_workload
+
+        return get_workload(workload).build(dtype, small=small)
+    if dtype != "float32" or small:
+        raise InvalidArgumentError(f"--dtype and --small are for named workloads, not for {workload}")
+    made = _function(workload)()
+    is_pair = isinstance(made, tuple) and len(made) == 2
+    if not (is_pair and callable(made[0]) and isinstance(made[1], (tuple, list))):
+        raise InvalidArgumentError(
+            f"{workload}() must return (f, args), a function and a tuple of its arguments; got {made!r}"
+        )
+    return made[0], tuple(made[1])
+
+
+def _function(workload: str) -> Callable[[], Any]:
+    """What ``package.module:function`` names."""
+    from fuseplan.errors import UnknownNameError
+
+    module_name, _, function = workload.partition(":")
+    sys.path.insert(0, "")  # as `python -m` does: a module of the current folder
+    try:
+        found: Any = importlib.import_module(module_name)
+    except (ImportError, ValueError, TypeError) as error:
+        raise UnknownNameError(
+            f"expected WORKLOAD as package.module:function, but {module_name!r} cannot be imported: {error}"
+        ) from None
+    finally:
+        sys.path.remove("")
+    for part in function.split("."):
+        found = getattr(found, part, None)
+    if not callable(found):
+        raise UnknownNameError(f"expected a function {function!r} in module {module_name!r}, there is none")
+    return found

@@ -1,0 +1,195 @@
+"""``fuseplan bench plan``, ``bench solver`` and ``bench cpu``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fuseplan.cli.arguments import (
+    DEADLINE_S,
+    Deadline,
+    Device,
+    Dtype,
+    Json,
+    Out,
+    Planner,
+    Small,
+    load,
+    names_in,
+)
+
+if TYPE_CHECKING:
+    from fuseplan.bench import Printable
+
+bench_app = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
+
+
+@bench_app.command("plan")
+def bench_plan(
+    workloads: Annotated[
+        str, typer.Option("--workloads", metavar="NAME,…", help="As WORKLOAD of the other commands.")
+    ] = "gpt2_block,gpt2_block_grad,gpt2_train_4,gpt2_train_24",
+    device: Device = "h200",
+    planner: Planner = "solver",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = DEADLINE_S,
+    xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler here too.")] = True,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
+    from fuseplan.bench import csv_text, plan_table, time_plan
+    from fuseplan.config import make_options
+    from fuseplan.console import print_json, progress
+    from fuseplan.output import write_text
+
+    options = make_options(device, planner, deadline)
+    programs = _programs(workloads, dtype, small)
+    rows = []
+    with progress(len(programs) * (1 + xla)) as steps:
+        for name, f, args in programs:
+            rows.append(time_plan(name, f, args, options, xla, steps))
+    if out is not None:
+        write_text(out, csv_text(rows))
+    if json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        _print_tables(plan_table(rows))
+
+
+@bench_app.command("solver")
+def bench_solver(
+    workloads: Annotated[
+        str | None, typer.Option("--workloads", metavar="NAME,…", help="Default: those made for it.")
+    ] = None,
+    device: Device = "h200",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Annotated[
+        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For the proofs and the stages.")
+    ] = 30.0,
+    deadlines: Annotated[
+        str, typer.Option("--deadlines", metavar="SECONDS,…", help="What is reached in this time.")
+    ] = "0.1,1,5,30",
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Plans of each kind.")] = 3,
+    ablation: Annotated[
+        bool, typer.Option("--ablation/--no-ablation", help="Switch each feature off alone.")
+    ] = True,
+    with_xla: Annotated[bool, typer.Option("--with-xla", help="Time XLA's compiler here too.")] = False,
+    out: Out = None,
+    csv: Annotated[bool, typer.Option("--csv", help="Print CSV on stdout.")] = False,
+    json: Json = False,
+) -> None:
+    """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
+    from fuseplan.bench import csv_of
+    from fuseplan.bench_solver import WORKLOADS, bench_solver, steps_of
+    from fuseplan.bench_solver_text import solver_tables
+    from fuseplan.config import make_options
+    from fuseplan.console import print_json, progress
+    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.output import write_text
+
+    options = make_options(device, "solver", deadline)
+    if options.device.backend == "xla":
+        raise InvalidArgumentError(
+            f"on {options.device.name} XLA decides most itself: choose a GPU or TPU, such as --device h200"
+        )
+    limits = _seconds(deadlines, "--deadlines")
+    programs = _programs(workloads or WORKLOADS, dtype, small)
+    rows = []
+    with progress(len(programs) * steps_of(limits, repeats, ablation, with_xla)) as steps:
+        for name, f, args in programs:
+            rows.append(bench_solver(name, f, args, options, limits, repeats, ablation, with_xla, steps))
+            if out is not None:  # after each row: what is known is kept, whatever comes next
+                write_text(out, csv_of([row.as_dict() for row in rows]))
+    records = [row.as_dict() for row in rows]
+    if json:
+        print_json(records)
+    elif csv:
+        print(csv_of(records), end="")
+    else:
+        _print_tables(solver_tables(rows))
+        if limits:
+            print("–: within the deadline; !: over it by more than 0.1 s and a tenth.")
+
+
+@bench_app.command("cpu")
+def bench_cpu(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[WORKLOAD]...", help="As of the other commands. Default: all."),
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Samples of each.")] = 7,
+    quick: Annotated[bool, typer.Option("--quick", help="Small, ragged sizes: does it work?")] = False,
+    huge: Annotated[bool, typer.Option("--huge", help="What jax.jit cannot hold in memory.")] = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """fuseplan.jit against jax.jit on this CPU: time, memory, right results.
+
+    Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
+    """
+    from experiments.cpu import get_cases
+    from experiments.sampling import make_args
+    from fuseplan.bench import csv_of
+    from fuseplan.bench_cpu import Case, bench_cases
+    from fuseplan.bench_text import colour, head_line, row_line, summary_lines
+    from fuseplan.console import is_terminal, print_json, progress
+    from fuseplan.output import write_text
+
+    own = [name for name in names or () if ":" in name]
+    cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
+    cases += [Case(name, *load(name, "float32", small=False)) for name in own]
+    rows = []
+    # On a terminal the progress bar takes over print(); a pipe must get its lines all the same.
+    on_terminal = is_terminal()
+    stdout = None if on_terminal else sys.stdout
+    if not json:
+        print(head_line())
+    with progress(len(cases)) as steps:
+        quickly = {"sample_s": 0.0} if quick else {}
+        for row in bench_cases(cases, make_args, repeats, **quickly, steps=steps):
+            rows.append(row)
+            if out is not None:  # after each row: what is known is kept, whatever comes next
+                write_text(out, csv_of([row.as_dict() for row in rows]))
+            if not json:
+                line = typer.style(row_line(row), fg=colour(row)) if on_terminal else row_line(row)
+                print(line, file=stdout, flush=True)
+    if json:
+        print_json([row.as_dict() for row in rows])
+    else:
+        print("\n".join(["", *summary_lines(rows)]))
+    if any(row.status in ("wrong", "failed") for row in rows):
+        raise typer.Exit(1)
+
+
+def _programs(
+    workloads: str, dtype: str, small: bool
+) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
+    """The name, the function and the arguments of each workload."""
+    return [(name, *load(name, dtype, small)) for name in names_in(workloads, "--workloads")]
+
+
+def _print_tables(tables: Iterable[Printable]) -> None:
+    from fuseplan.console import print_table
+
+    for i, (head, rows, right) in enumerate(tables):
+        if i:
+            print()
+        print_table(head, rows, right=right)
+
+
+def _seconds(text: str, option: str) -> list[float]:
+    from fuseplan.errors import InvalidArgumentError
+
+    try:
+        seconds = [float(part) for part in text.split(",") if part.strip()]
+    except ValueError:
+        seconds = [-1.0]
+    if not all(0 < s < float("inf") for s in seconds):
+        raise InvalidArgumentError(f"{option} expects seconds above 0 with commas between, got {text!r}")
+    return seconds

@@ -1,0 +1,32 @@
+"""``fuseplan memo``."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from fuseplan.cli.arguments import Json
+
+
+def memo(
+    clear: Annotated[bool, typer.Option("--clear", help="Forget all of it.")] = False,
+    json: Json = False,
+) -> None:
+    """What is remembered of earlier plans on disk, where FUSEPLAN_MEMO asks for that."""
+    from fuseplan.console import print_json
+    from fuseplan.memo import memo_file, open_disk, setting
+    from fuseplan.output import OutputError
+    from fuseplan.text import bytes_text
+
+    path, used = memo_file(), setting() not in ("", "0")
+    disk = open_disk(path)
+    if clear and disk is not None and not disk.clear():
+        raise OutputError(f"{path} cannot be removed: remove it by hand, or set FUSEPLAN_MEMO to a folder")
+    entries, size_bytes = (0, 0) if disk is None else (disk.count(), disk.size_bytes())
+    if json:
+        print_json({"file": str(path), "used": used, "entries": entries, "size_bytes": size_bytes})
+        return
+    print(f"file     {path}")
+    print(f"used     {'yes' if used else 'no: FUSEPLAN_MEMO=1 keeps the solutions of components there'}")
+    print(f"entries  {entries:,}, {bytes_text(size_bytes)}")

@@ -1,0 +1,60 @@
+"""``fuseplan report``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fuseplan.cli.arguments import (
+    ALL_PLANNERS,
+    DEADLINE_S,
+    Deadline,
+    Devices,
+    Dtype,
+    Json,
+    MaxArgs,
+    MaxGroup,
+    MaxPeak,
+    MustFuse,
+    NeverFuse,
+    Planners,
+    Small,
+    WorkloadName,
+    constraints_of,
+)
+from fuseplan.cli.plans import plan_all
+
+
+def report(
+    workload: WorkloadName,
+    device: Devices = None,
+    planners: Planners = ALL_PLANNERS,
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = DEADLINE_S,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """An HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    from fuseplan.console import print_json
+    from fuseplan.output import check_writable
+    from fuseplan.report import Page, Study, write_page
+
+    target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
+    constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)
+    write_page(Page(workload, tuple(Study(workload, tuple(plans)) for plans in by_device)), target)
+    if json:
+        print_json({"page": str(target)})
+    else:
+        print(f"wrote {target}")
