@@ -16,7 +16,8 @@ class Floor:
     once; every flop executed once. A sum of maxima is no less than the maximum of the
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
-    kernel, which waits for its first block, or at least two launches.
+    kernel, which waits for its first block, or at least two launches. Of copies of an operation
+    (``Graph.origins``) one is executed at least, and one result written.
     """
 
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
@@ -32,6 +33,12 @@ class Floor:
                 for v in node.outputs:
                     root[v] = root[node.inputs[0]]
         self._nbytes = [value.nbytes for value in graph.values]
+        self._origins = graph.origins or range(len(graph.nodes))
+        name = list(range(len(graph.values)))  # one for all copies of an array
+        for node, origin in zip(graph.nodes, self._origins, strict=True):
+            for v, w in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
+                name[v] = w
+        self._name = name
         # Who reads the bytes of an array, under whatever name; -1 stands for the caller.
         readers: dict[int, set[int]] = {}
         for v, consumers in enumerate(graph.consumers):
@@ -41,10 +48,12 @@ class Floor:
         self._readers = [frozenset(readers.get(v, ())) for v in range(len(graph.values))]
         self._reads: list[tuple[int, ...]] = []
         self._writes: list[tuple[int, ...]] = []
+        self._made: list[tuple[int, ...]] = []
         self._work: list[tuple[int, int, int]] = []
         for node in graph.nodes:
-            self._reads.append(() if node.bitcast else tuple({root[v]: None for v in node.inputs}))
+            self._reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
             self._writes.append(() if node.bitcast else node.outputs)
+            self._made.append(tuple([name[v] for v in self._writes[-1]]))
             flops = node.flops
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
@@ -59,23 +68,29 @@ class Floor:
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
+        written: set[int] = set()
+        name, origins = self._name, self._origins
+        done: set[int] = set()
         for n in nodes:
             writes = self._writes[n]
             if not writes and not self._reads[n]:
                 continue
-            launched += 1
-            read.update(self._reads[n])
-            made.update(writes)
             for v in writes:
                 if not inside.issuperset(self._readers[v]):
-                    moved += self._nbytes[v]
+                    written.add(name[v])
+            if origins[n] in done:
+                continue
+            done.add(origins[n])
+            launched += 1
+            read.update(self._reads[n])
+            made.update(self._made[n])
             m, v_flops, t = self._work[n]
             matrix_ps += m
             vector += v_flops
             transcendental += t
         if not launched:
             return 0, 0
-        for v in read - made:
+        for v in read - made | written:
             moved += self._nbytes[v]
         device = self._device
         compute_ps = time_ps(vector, device.vector_flops_per_s)

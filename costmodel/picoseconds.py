@@ -16,3 +16,8 @@ def time_ps(amount: int, rate: int) -> int:
         (1500000000000, 1, 0)
     """
     return -(-amount * _PS_PER_S // rate) if rate else 0
+
+
+def bytes_in(time: int, bytes_per_s: int) -> int:
+    """The bytes that move in so many picoseconds."""
+    return time * bytes_per_s // _PS_PER_S

@@ -69,9 +69,11 @@ def absorb_renames(space: Space) -> Space:
     (test_candidates.py::test_absorbing_renames_loses_nothing).
     """
     merged = _Merged(space)
+    copied = sum(space.closure.classes) if space.closure is not None else 0
     for i in range(space.n):
         node = _single(space, i)
-        if node is None or not space.book.renames(node.id):
+        # Copies are what they are for all readers alike.
+        if node is None or not space.book.renames(node.id) or copied >> i & 1:
             continue
         around = [_only_reader(space, i)]
         around += [p for p in space.producers[i] if _only_reader(space, p) == i]

@@ -43,7 +43,8 @@ def enumerate_groups(
 
     From the lowest member, the search decides neighbour by neighbour whether it belongs to
     the group (then what lies between belongs to it too) or not. What is left out decides
-    what must be read and written: a group that would hold too much on chip however it grows
+    what must be read and written (and which copies it cannot do without, ``fuseplan.closure``): a
+    group that would hold too much on chip however it grows
     is looked for now and then, and what is learnt of it cuts off all groups around it. Some
     are found that do not fit: their price says so. Each branch ends in another group, so the
     time is proportional to their number.
@@ -64,6 +65,7 @@ def enumerate_groups(
         space.conflicts,
     )
     made, read = space.made, space.read
+    closure = space.closure
     run_of = [0] * space.n
     for run in runs:
         for i in bits(run):
@@ -90,14 +92,21 @@ def enumerate_groups(
             group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
             looked += 1
             if looked % _STEPS_A_LOOK == 0 and clock() > expires_at:
-                return Candidates(_with_singles(found, space.n), False)
+                return Candidates(_with_singles(found, space), False)
+            forced = 0
+            if closure is not None:
+                out = excluded | clash
+                forced = closure.wanted(group, out)
+                if forced & out:
+                    continue
             border &= ~(group | excluded | clash)
-            if not border:
-                found.append(group)
+            if not border and not forced:
+                if closure is None or not closure.wanted(group, ~group):
+                    found.append(group)
                 if len(found) >= max_groups:
-                    return Candidates(_with_singles(found, space.n), False)
+                    return Candidates(_with_singles(found, space), False)
                 continue
-            new = border & -border
+            new = forced & -forced or border & -border
             i = new.bit_length() - 1
             # Twins are on the border together, and so decided one after the other.
             held = run_of[i] & group
@@ -114,7 +123,8 @@ def enumerate_groups(
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out
             # What is left out is no question of its own: that costs more than it prunes.
-            if not tight or crosses == crossing or not space.is_known_to_overflow(group, crosses):
+            decided = forced or (tight and crosses != crossing and space.is_known_to_overflow(group, crosses))
+            if not decided:
                 stack.append(
                     (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out, tight)
                 )
@@ -145,5 +155,5 @@ def enumerate_groups(
     return Candidates(tuple(found), True)
 
 
-def _with_singles(found: list[Mask], n: int) -> tuple[Mask, ...]:
-    return tuple(dict.fromkeys([*(1 << i for i in range(n)), *found]))
+def _with_singles(found: list[Mask], space: Space) -> tuple[Mask, ...]:
+    return tuple(dict.fromkeys([*space.singles, *found]))

@@ -7,13 +7,13 @@ a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.prologues import refuse_prologue
+from fuseplan.prologues import Gates, refuse_prologue
 
 
 def refuse(
@@ -21,7 +21,7 @@ def refuse(
     backend: str,
     nodes: tuple[int, ...],
     axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
-    gated: Sequence[bool],
+    gated: Gates,
     features: Features = ALL_FEATURES,
 ) -> Verdict | None:
     """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import rustworkx as rx
 
 from costmodel.graph import Graph
+from fuseplan.copies import copies_of
 from fuseplan.barriers import Edge, Place, paths_back
 from fuseplan.errors import Verdict
 from fuseplan.pricing import PriceBook
@@ -111,6 +112,9 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     )
     pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
     siblings = [pair for pair in pairs if book.compatible(pair) is None]
+    if book.merges_copies:
+        siblings += [pair for copies in copies_of(graph) for pair in combinations(copies, 2)]
+        siblings = list(dict.fromkeys(siblings))
     return Crossable(tuple(kept), tuple(barriers), refusals, tuple(siblings))
 
 

@@ -38,6 +38,9 @@ class Pricing(Protocol):
     And it may have ``walked(n) -> tuple[int, ...]``: the arrays that node ``n`` walks. A kernel may hold
     nodes for no more than that both walk one (``fuseplan.siblings``).
 
+    And it may say ``merges_copies``: a kernel that holds several copies of an operation
+    (``Graph.origins``) computes it once (``fuseplan.closure``).
+
     And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
     is best in the kernel that reads it.
 
@@ -121,6 +124,7 @@ class PriceBook:
         self.residency: Residency | None = getattr(pricing, "residency", None)
         self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
+        self.merges_copies: bool = getattr(pricing, "merges_copies", False)
         self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 

@@ -8,11 +8,14 @@ reader of its results, and every reader of theirs, ends in the one contraction.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from costmodel.axes import GroupAxes
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from fuseplan.errors import Verdict
+
+Gates = Sequence[bool] | Mapping[int, bool]
+"""By node, whether it is ``gated``."""
 
 _KERNELS = frozenset({"triton", "mosaic_tpu"})
 
@@ -54,7 +57,7 @@ def behind(members: Sequence[Node], anchor: Node) -> list[Node]:
 
 
 def refuse_prologue(
-    members: Sequence[Node], anchor: Node, axes: GroupAxes, is_gated: Sequence[bool]
+    members: Sequence[Node], anchor: Node, axes: GroupAxes, is_gated: Gates
 ) -> Verdict | None:
     """Why the operands of ``anchor`` cannot be computed with it in one kernel, or None.
 
@@ -78,4 +81,26 @@ def refuse_prologue(
                 "never written",
                 (node.id, anchor.id),
             )
+    return None
+
+
+def refuse_leak(
+    members: Sequence[Node], anchor: Node, axes: GroupAxes, writes: Sequence[int]
+) -> Verdict | None:
+    """Why what is computed inside ``anchor``'s loop is needed beside it too, or None: asked where an
+    operation is computed for some of its readers only, so that the gates of all do not tell."""
+    position = {node.id: i for i, node in enumerate(members)}
+    own = axes.node_axes[position[anchor.id]]
+    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    inner = {
+        node.id
+        for node in behind(members, anchor)
+        if any(a in depth for dims in axes.node_axes[position[node.id]] for a in dims)
+    }
+    made = {v for n in inner for v in members[position[n]].outputs}
+    for node in members:
+        beside = node.id not in inner and node is not anchor and not made.isdisjoint(node.inputs)
+        if beside or (node.id in inner and not set(writes).isdisjoint(node.outputs)):
+            reason = f"what {node.op} needs or makes is computed inside {anchor.op}, once a tile"
+            return Verdict("shapes", reason, (node.id, anchor.id))
     return None

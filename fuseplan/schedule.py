@@ -24,7 +24,7 @@ from fuseplan.legality import refuse
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
-from fuseplan.prologues import gated
+from fuseplan.prologues import Gates, gated
 from fuseplan.residency import Residency
 from fuseplan.siblings import walked
 from fuseplan.signature import Signatures
@@ -59,7 +59,7 @@ class Scheduler:
         self._nests = Nests(graph, device, lowered) if nests else None
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
-        self._axes = lru_cache(_REMEMBERED)(Unifier(graph))
+        self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
 
     @property
     def offers(self) -> tuple[tuple[int, ...], ...]:
@@ -89,15 +89,16 @@ class Scheduler:
             return 0
         return self._floor.parts(nodes)[1]
 
-    def compatible(self, nodes: tuple[int, ...]) -> Verdict | None:
+    def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
-        return refuse(self.graph, self.device.backend, nodes, self._axes, self._gated, self.features)
+        gates = self._gated if is_gated is None else is_gated
+        return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 
     def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
         if self.residency is None or self.residency.is_roomy(nodes, crossing):
             return None
-        axes = self._axes(nodes)
+        axes = self.axes(nodes)
         return None if isinstance(axes, Conflict) else self.residency.refuse(nodes, axes, crossing)
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
@@ -107,21 +108,28 @@ class Scheduler:
         around it, and what computes nothing because an array is empty. Ties are broken by
         memory traffic, then by on-chip bytes, then by the order of enumeration.
         """
-        if len(nodes) == 1:
-            return self._left_to_xla(nodes)
         edge = boundary(self.graph, nodes)
+        return self.schedule(nodes, edge, self._gated, self._floor(nodes) if len(nodes) > 1 else 0)
+
+    def schedule(
+        self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates, floor_ps: int
+    ) -> Kernel | Verdict:
+        """As ``price``, for a group that exchanges ``edge`` and cannot be faster than ``floor_ps``."""
+        if len(nodes) == 1:
+            return self._left_to_xla(nodes, edge)
         if len(edge.writes) > 1 and not self.features.several_results:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
         # As if the group were never to grow: most that do not fit are found here, early.
-        refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.reads + edge.writes))
+        refused = self.compatible(nodes, is_gated) or self.oversized(
+            nodes, frozenset(edge.reads + edge.writes)
+        )
         if refused is not None:
             nest = None if self._nests is None else self._nests.best(nodes)
             return nest or refused
-        axes = self._axes(nodes)
+        axes = self.axes(nodes)
         empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
-            return self._left_to_xla(nodes)
-        floor_ps = self._floor(nodes)
+            return self._left_to_xla(nodes, edge)
         best: Kernel | None = None
         best_key: tuple[int, int, int] | None = None
         tried: list[Tiles] = []
@@ -164,14 +172,15 @@ class Scheduler:
         """As ``Pricing.imprint``: the device, and ``nodes`` with all that their masks come from."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
-        words = [self._settings, signatures.text(nodes)]
+        words = [self.settings, signatures.text(nodes)]
         if self._nests is not None and (makers := self._nests.mask_makers(nodes)):
             every = tuple(sorted({*makers, *nodes}))
             words += [repr([every.index(n) for n in makers]), signatures.text(every)]
         return "\n".join(words)
 
     @cached_property
-    def _settings(self) -> str:
+    def settings(self) -> str:
+        """All but the graph that answers follow from, in words."""
         masked = self._nests is not None and self._nests.lowered is not None
         # Another kind of scheduler may answer otherwise.
         return repr((type(self).__module__, type(self).__qualname__, self.device, self.features, masked))
@@ -180,8 +189,8 @@ class Scheduler:
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
-    def _left_to_xla(self, nodes: tuple[int, ...]) -> Kernel:
-        spec = whole_array_spec(self.graph, nodes)
+    def _left_to_xla(self, nodes: tuple[int, ...], edge: Boundary) -> Kernel:
+        spec = whole_array_spec(self.graph, nodes, edge)
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
     def _without_schedule(self, nodes: tuple[int, ...], addressable: bool) -> Verdict:
@@ -207,10 +216,10 @@ class Scheduler:
         need; ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
-            spec = whole_array_spec(self.graph, nodes)
+            spec = whole_array_spec(self.graph, nodes, edge)
             yield spec, footprint(self.graph, spec, device)
             return
-        axes = self._axes(nodes)
+        axes = self.axes(nodes)
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes, edge)

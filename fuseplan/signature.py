@@ -2,7 +2,8 @@
 
 Two sets with equal structures are the same program on other arrays: they can be priced,
 and partitioned, once. A structure says, node by node, what the node is, which values it
-reads (numbered by first appearance), and which of its results are needed outside.
+reads (numbered by first appearance), and which of its results are needed outside; of copies
+(``Graph.origins``), which are of one operation.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node
+from fuseplan.copies import copies_of
 from fuseplan.prologues import gated
 
 Key = tuple[int, ...]
@@ -48,6 +50,7 @@ class Signatures:
         ]
         self._contents, self._arrays = list(known), list(shapes)
         self._is_output = graph.results
+        self._origin: dict[int, int] = {n: nodes[0] for nodes in copies_of(graph) for n in nodes}
 
     def alike(self, one: int, other: int) -> bool:
         """Whether two nodes do the same to arrays of the same shapes and types."""
@@ -60,7 +63,7 @@ class Signatures:
 
     def key(self, nodes: Sequence[int]) -> tuple[Key, dict[int, int]]:
         """The key of the structure alone, and what it calls each value."""
-        graph, classes, is_output = self.graph, self._class, self._is_output
+        graph, classes, is_output, origin = self.graph, self._class, self._is_output, self._origin
         consumers = graph.consumers
         inside = set(nodes)
         number: dict[int, int] = {}
@@ -68,6 +71,8 @@ class Signatures:
         for n in nodes:
             node = graph.nodes[n]
             key.append(classes[n])
+            if n in origin:  # numbered like a value: none is negative
+                key.append(number.setdefault(-1 - origin[n], len(number)))
             for v in node.inputs:
                 key.append(number.setdefault(v, len(number)))
             for v in node.outputs:
@@ -86,7 +91,7 @@ class Signatures:
             # What nodes have in common is told with the first of them.
             words.append(str(known[kind]) if kind in known else self._told(kind))
             known.setdefault(kind, len(known))
-            end = at + 1 + len(node.inputs) + len(node.outputs)
+            end = at + 1 + (n in self._origin) + len(node.inputs) + len(node.outputs)
             words.append(repr(key[at + 1 : end]))
             at = end
         return "\n".join(words)

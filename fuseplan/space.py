@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fuseplan.bits import bits, pick
+from fuseplan.closure import Closure
 from fuseplan.errors import Verdict
 from fuseplan.monotone import Monotone
 from fuseplan.partition import Component
@@ -62,6 +63,10 @@ class Space:
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
         self._exchange()
+        self.closure = Closure(book.graph, self.members) if book.merges_copies else None
+        """What groups of copies must hold; None where no operation has any."""
+        if self.closure is not None and not self.closure.classes:
+            self.closure = None
         self.offers = tuple(self._offered())
         """Groups that the scheduler offers beside the compatible ones."""
         self._rules = Monotone(self._clash, self.everything)
@@ -103,6 +108,15 @@ class Space:
                 waits = any(self.component.apart[i] & mask for i in bits(mask))
                 if self.nodes(mask) == nodes and not waits:
                     yield mask
+
+    @property
+    def singles(self) -> list[Mask]:
+        """The partition in which every operation is a kernel of its own, which computes it once."""
+        classes = self.closure.classes if self.closure is not None else []
+        copied = sum(classes)
+        return sorted(
+            [*classes, *(1 << i for i in range(self.n) if not copied >> i & 1)], key=lambda mask: mask & -mask
+        )
 
     def nodes(self, mask: Mask) -> tuple[int, ...]:
         """The nodes of the graph that ``mask`` stands for."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from costmodel.axes import GroupAxes
 from costmodel.graph import Graph
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
-from fuseplan.layout import Layout, boundary
+from fuseplan.layout import Boundary, Layout, boundary
 from fuseplan.tiles import Tiles
 
 
-def whole_array_spec(graph: Graph, nodes: tuple[int, ...]) -> KernelSpec:
+def whole_array_spec(graph: Graph, nodes: tuple[int, ...], edge: Boundary | None = None) -> KernelSpec:
     """The group left to XLA as it is: whole arrays in, whole arrays out."""
-    edge = boundary(graph, nodes)
+    edge = edge or boundary(graph, nodes)
 
     def whole(v: int) -> Access:
         return Access(v, ((),) * len(graph.values[v].shape))

@@ -63,6 +63,8 @@ def _leaf(space: Space, i: int) -> Node | None:
     """The only node of a position that makes one value, which no other position reads."""
     if len(space.members[i]) != 1 or space.inner_below[i]:
         return None
+    if space.closure is not None and space.closure.ruled >> i & 1:
+        return None
     node = space.book.graph.nodes[space.members[i][0]]
     one = len(node.outputs) == 1 and not any(read & space.made[i] for read in space.read)
     return node if one else None

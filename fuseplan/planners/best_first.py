@@ -37,7 +37,8 @@ def merge(space: Space) -> list[Mask]:
             heapq.heappush(queue, (most, priced, min(a, b), max(a, b)))
 
     for u, v in space.component.edges + space.component.siblings:
-        offer(merging.owner[u], merging.owner[v], False)
+        if merging.owner[u] != merging.owner[v]:
+            offer(merging.owner[u], merging.owner[v], False)
     while queue:
         _, priced, a, b = heapq.heappop(queue)
         if a not in merging.reach or b not in merging.reach or merging.deadlocks(a, b):

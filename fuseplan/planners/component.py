@@ -107,7 +107,7 @@ def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None
 def _solve_space(
     space: Space, known: list[Mask] | None, budget: Budget, expires_at: float, watch: Stopwatch
 ) -> Solved:
-    singles = [1 << i for i in range(space.n)]
+    singles = space.singles
     if space.n == 1:
         time_ps = space.total(singles).time_ps
         return Solved(singles, time_ps, True, duals=(time_ps,))

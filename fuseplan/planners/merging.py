@@ -9,13 +9,19 @@ from fuseplan.space import Mask, Space
 
 
 class Merging:
-    """Groups of a component, at first one a position. A group is named by its mask."""
+    """Groups of a component, at first one an operation. A group is named by its mask."""
 
     def __init__(self, space: Space) -> None:
         self.space = space
-        self.owner: list[Mask] = [1 << i for i in range(space.n)]
-        self.reach: dict[Mask, Mask] = {1 << i: space.below[i] for i in range(space.n)}
+        self.owner: list[Mask] = [0] * space.n
+        self.reach: dict[Mask, Mask] = {}
         """For each group, the positions that wait for one of its members."""
+        for group in space.singles:
+            reach = 0
+            for i in bits(group):
+                self.owner[i] = group
+                reach |= space.below[i]
+            self.reach[group] = reach & ~group
 
     def groups(self) -> list[Mask]:
         """The groups as they are now, by lowest member."""

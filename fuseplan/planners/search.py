@@ -152,7 +152,7 @@ def _prove(
 
 def heuristic_plan(space: Space) -> list[Mask]:
     """A good plan, found without enumerating groups."""
-    singles = [1 << i for i in range(space.n)]
+    singles = space.singles
     return better(space, singles, with_offers(space, best_first.merge(space)))
 
 

@@ -1,0 +1,125 @@
+"""Prices of groups of copies: what a kernel costs that computes some operations again for itself.
+
+A group of a split graph (``fuseplan.copies``) is a kernel of the whole graph's operations, each
+once, that writes a value only if some copy of it has a reader outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from costmodel.axes import Conflict
+from costmodel.floor import Floor
+from costmodel.graph import OpKind
+from costmodel.kernel import Access
+from fuseplan.copies import Copies
+from fuseplan.errors import Verdict
+from fuseplan.layout import Boundary
+from fuseplan.plan import Kernel
+from fuseplan.pricing import Nodes
+from fuseplan.prologues import gated, refuse_leak
+from fuseplan.residency import Residency
+from fuseplan.schedule import Scheduler
+from fuseplan.signature import Signatures
+
+
+class Recomputing:
+    """``Pricing`` of the graph with copies, by ``scheduler``, which knows the whole graph."""
+
+    merges_copies = True
+
+    def __init__(self, copies: Copies, scheduler: Scheduler) -> None:
+        self.graph = copies.graph
+        self.residency = Residency(copies.graph, scheduler.device)
+        self._whole, self._node, self._value = copies.whole, copies.node, copies.value
+        self._scheduler = scheduler
+        self._gated = gated(copies.graph)
+        self._floor = Floor(copies.graph, scheduler.device)
+
+    def floor(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor``."""
+        return self._floor(nodes)
+
+    def floor_bytes(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor_bytes``."""
+        return self._floor.parts(nodes)[1]
+
+    def walked(self, n: int) -> tuple[int, ...]:
+        """As ``Pricing.walked``: copies of an array are one."""
+        return self._scheduler.walked(self._node[n])
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._scheduler.renames(self._node[n])
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        return self._here(nodes, self._scheduler.compatible(self._once(nodes), self._gates(nodes)))
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        values = frozenset([self._value[v] for v in crossing])
+        return self._here(nodes, self._scheduler.oversized(self._once(nodes), values))
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """As ``Pricing.price``."""
+        once, edge = self._once(nodes), self._boundary(nodes)
+        answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor(nodes))
+        if isinstance(answer, Verdict) or (leak := self._leak(once, edge)) is not None:
+            return self._here(nodes, answer if isinstance(answer, Verdict) else leak) or answer
+        name = {self._value[v]: v for n in reversed(nodes) for v in self._touched(n)}
+
+        def here(accesses: Iterable[Access]) -> tuple[Access, ...]:
+            return tuple([Access(name[a.value], a.axes) for a in accesses])
+
+        spec = answer.spec
+        return Kernel(replace(spec, nodes=nodes, reads=here(spec.reads), writes=here(spec.writes)), answer.cost)
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str:
+        """As ``Pricing.imprint``."""
+        return f"{self._scheduler.settings}\n{signatures.text(nodes)}"
+
+    def _once(self, nodes: Nodes) -> Nodes:
+        """The operations of a group, each once, as nodes of the whole graph."""
+        return tuple(sorted({self._node[n] for n in nodes}))
+
+    def _touched(self, n: int) -> tuple[int, ...]:
+        node = self.graph.nodes[n]
+        return node.inputs + node.outputs
+
+    def _gates(self, nodes: Nodes) -> dict[int, bool]:
+        """Whether all that follows from an operation passes through one contraction, as far as it is
+        computed for these readers. What then is also needed beside it has no price."""
+        gates: dict[int, bool] = {}
+        for n in nodes:
+            gates[self._node[n]] = self._gated[n] and gates.get(self._node[n], True)
+        return gates
+
+    def _boundary(self, nodes: Nodes) -> Boundary:
+        graph, inside = self.graph, set(nodes)
+        reads: dict[int, None] = {}
+        writes: dict[int, None] = {}
+        made: set[int] = set()
+        for n in nodes:
+            node = graph.nodes[n]
+            reads.update((v, None) for v in map(self._value.__getitem__, node.inputs) if v not in made)
+            for v in node.outputs:
+                made.add(self._value[v])
+                if v in graph.results or not inside.issuperset(graph.consumers[v]):
+                    writes[self._value[v]] = None
+        return Boundary(tuple(reads), tuple(writes))
+
+    def _leak(self, once: Nodes, edge: Boundary) -> Verdict | None:
+        members = [self._whole.nodes[n] for n in once]
+        anchor = next((m for m in members if m.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+        axes = self._scheduler.axes(once)
+        if anchor is None or len(once) == 1 or isinstance(axes, Conflict):
+            return None
+        return refuse_leak(members, anchor, axes, edge.writes)
+
+    def _here(self, nodes: Nodes, verdict: Verdict | None) -> Verdict | None:
+        """A verdict about nodes of the whole graph, about their copies among ``nodes``."""
+        if verdict is None:
+            return None
+        return replace(verdict, nodes=tuple([n for n in nodes if self._node[n] in verdict.nodes]))
