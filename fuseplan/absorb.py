@@ -69,20 +69,21 @@ def absorb_renames(space: Space) -> Space:
     (test_candidates.py::test_absorbing_renames_loses_nothing).
     """
     merged = _Merged(space)
-    copied = sum(space.closure.classes) if space.closure is not None else 0
-    for i in range(space.n):
-        node = _single(space, i)
-        # Copies are what they are for all readers alike.
-        if node is None or not space.book.renames(node.id) or copied >> i & 1:
+    for renaming in space.singles:  # copies are merged for all readers alike, or none is
+        copies = bits(renaming)
+        node = _single(space, copies[0])
+        if node is None or not space.book.renames(node.id):
             continue
-        around = [_only_reader(space, i)]
-        around += [p for p in space.producers[i] if _only_reader(space, p) == i]
-        for other in around:
-            if other < 0:
+        readers = [_only_reader(space, i) for i in copies]
+        makers = [next((p for p in space.producers[i] if _only_reader(space, p) == i), -1) for i in copies]
+        for around in (readers, makers):
+            if -1 in around:
                 continue
-            together = merged.together(i, other)
-            if not space.clashes(together) and not isinstance(space.price(together), Verdict):
-                merged.merge(i, other)
+            pairs = list(zip(copies, around, strict=True))
+            every = [merged.together(i, other) for i, other in pairs]
+            if all(not space.clashes(m) and not isinstance(space.price(m), Verdict) for m in every):
+                for i, other in pairs:
+                    merged.merge(i, other)
                 break
     return merged.space()
 

@@ -95,13 +95,16 @@ def enumerate_groups(
                 return Candidates(_with_singles(found, space), False)
             forced = 0
             if closure is not None:
-                out = excluded | clash
-                forced = closure.wanted(group, out)
-                if forced & out:
+                forced, barred = closure.decided(group, excluded | clash)
+                excluded |= barred
+                for j in bits(barred):
+                    needed |= read[j]
+                    others |= made[j]
+                if forced & (excluded | clash):
                     continue
             border &= ~(group | excluded | clash)
             if not border and not forced:
-                if closure is None or not closure.wanted(group, ~group):
+                if closure is None or closure.allows(group):
                     found.append(group)
                 if len(found) >= max_groups:
                     return Candidates(_with_singles(found, space), False)

@@ -43,14 +43,15 @@ class Closure:
         """The copies of each operation that has several."""
         outside = 1 << n_positions
         origin = graph.origins
-        every = {copies[0]: copies for copies in copies_of(graph)}
-        for copies in every.values():
-            if copies[0] not in position:
+        every = {copies[0]: copies for copies in copies_of(graph) if copies[0] in position}
+        mask_of = {first: sum(1 << position[n] for n in copies) for first, copies in every.items()}
+        for first, copies in every.items():
+            together = mask_of[first]
+            # What is merged into a reader that has no copies is no operation to decide about.
+            if any(mask_of.get(origin[m]) != together for n in copies for m in members[position[n]]):
                 continue
-            together = 0
-            for n in copies:
-                together |= 1 << position[n]
-            self.classes.append(together)
+            if together not in self.classes:
+                self.classes.append(together)
             for n in copies:
                 i, node = position[n], graph.nodes[n]
                 readers = 0 if graph.results.isdisjoint(node.outputs) else outside
@@ -72,24 +73,32 @@ class Closure:
         )
         self._outside = outside
 
-    def wanted(self, group: Mask, out: Mask) -> Mask:
-        """What else belongs to ``group`` if the positions ``out`` do not; it may be among them, and
-        then the group is none."""
+    def decided(self, group: Mask, out: Mask) -> tuple[Mask, Mask]:
+        """What else belongs to ``group``, and what else does not, if the positions ``out`` do not;
+        where the two meet each other, or what is decided, the group is none."""
         out |= self._outside
-        wanted = 0
+        wanted = unwanted = 0
         for i in bits(group & self.ruled):
             for own, together in self._own[i]:
                 if group & together:
                     wanted |= own
+                elif own & out:
+                    unwanted |= together
             for readers, together in self._served[i]:
-                if readers & out and not readers & group:
+                if together & out:
+                    wanted |= readers
+                elif readers & out and not readers & group:
                     wanted |= together
             for own, together in self._led[i]:
                 if together & out:
                     wanted |= own
                 elif own & out:
                     wanted |= together
-        return wanted & ~group
+        return wanted & ~group, unwanted & ~out
+
+    def allows(self, group: Mask) -> bool:
+        """Whether the group, without any other position, is one."""
+        return not self.decided(group, ~group)[0]
 
 
 def _readers(graph: Graph, copies: Sequence[int]) -> set[int]:

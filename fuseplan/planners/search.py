@@ -16,6 +16,9 @@ from fuseplan.pricing import Price
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space
 
+_MORE = 100
+"""The more groups, the longer a relaxation takes: one more is priced for so many."""
+
 _FEW = 8
 """Groups that are priced at least before the relaxation is solved again: scheduling a
 group and solving a small relaxation each take about a millisecond."""
@@ -54,7 +57,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
         open_ = np.flatnonzero(is_open)
-        promising = open_[np.argsort(extra[open_], kind="stable")][:_FEW].tolist()
+        promising = open_[np.argsort(extra[open_], kind="stable")][: _FEW + len(masks) // _MORE].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
             if time.monotonic() >= expires_at:
                 break
