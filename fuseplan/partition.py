@@ -15,8 +15,8 @@ from itertools import combinations, pairwise
 import rustworkx as rx
 
 from costmodel.graph import Graph
-from fuseplan.copies import copies_of
 from fuseplan.barriers import Edge, Place, paths_back
+from fuseplan.copies import copies_of
 from fuseplan.errors import Verdict
 from fuseplan.pricing import PriceBook
 from fuseplan.siblings import sibling_pairs

@@ -24,7 +24,9 @@ from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
-from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
+from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS, Grouping
+from fuseplan.recomputed import realised
+from fuseplan.recomputing import Recomputing, split_for
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -51,8 +53,9 @@ def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple
 
 @collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
-    """Plan a graph and, where that may pay, another with large values computed again for
-    distant readers; the faster plan with its graph. For XLA's loops, short rows become columns.
+    """Plan a program; the plan with the program that it is of, in which some values are computed
+    again. For XLA's loops, short rows become columns, and another program, with large values computed
+    again for distant readers, is planned too; for kernels, that is part of the decision.
 
     Raises:
         MemoryLimitError: none was found that keeps to the constraints.
@@ -67,9 +70,9 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         lowered, scheduler = columns or (lowered, None)
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
+    lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
     if again is not None:
-        other = _attempt(again[0], _until(expires_at, options), clock, again[1])
+        _, other = _attempt(again[0], _until(expires_at, options), clock, again[1])
         if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
             plan = plan.joined(other)
         else:
@@ -113,11 +116,11 @@ def _until(expires_at: float, options: Options) -> Options:
 
 def _attempt(
     lowered: Lowered, options: Options, clock: Clock, scheduler: Scheduler | None
-) -> Plan | MemoryLimitError:
+) -> tuple[Lowered, Plan | MemoryLimitError]:
     try:
         return plan_lowered(lowered, options, clock, scheduler)
     except MemoryLimitError as error:
-        return error
+        return lowered, error
 
 
 def _time_ps(plan: Plan | MemoryLimitError) -> float:
@@ -134,8 +137,9 @@ def _lower(one: int | None, other: int | None) -> int | None:
 
 def plan_lowered(
     lowered: Lowered, options: Options, clock: Clock | None = None, scheduler: Scheduler | None = None
-) -> Plan:
-    """Plan a graph: which nodes share a kernel, each kernel's schedule, and the proof."""
+) -> tuple[Lowered, Plan]:
+    """Plan a program: which operations share a kernel, which are computed again for whom, each kernel's
+    schedule, and the proof; with the program that the plan is of."""
     clock = clock or Clock()
     expires_at = time.monotonic() + options.deadline_s
     graph = lowered.graph
@@ -144,7 +148,16 @@ def plan_lowered(
     max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     budget = Budget(_until(expires_at, options).deadline_s, max_groups)
-    grouping = _planner(options, limits)(graph, scheduler, budget)
+    plan_groups = _planner(options, limits)
+    copies = clock.time("lower", lambda: split_for(graph, options))
+    if copies is None:
+        grouping = plan_groups(graph, scheduler, budget)
+    else:
+        grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
+        lowered, grouping = realised(
+            lowered, copies, grouping, lambda new: Scheduler(new.graph, options.device, new, options.features)
+        )
+        graph = lowered.graph
     clock.add(grouping.stats.seconds)
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
@@ -154,7 +167,7 @@ def plan_lowered(
         kernels=order.kernels,
         refusals=grouping.refusals,
         status=grouping.status,
-        bound_ps=grouping.bound_ps,
+        bound_ps=grouping.bound_ps if copies is None else _at_most(grouping),
         notes=(*_switched_off(options), *_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
         features=options.features,
@@ -163,7 +176,13 @@ def plan_lowered(
     if limits is not None:
         plan = _with_limits(plan, limits)
     clock.time("check", lambda: check_plan(plan))
-    return replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
+    return lowered, replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
+
+
+def _at_most(grouping: Grouping) -> int | None:
+    """The bound; what the plan takes, where that is less by a value that nobody turned out to read."""
+    time_ps = sum(kernel.cost.time_ps for kernel in grouping.kernels)
+    return None if grouping.bound_ps is None else min(grouping.bound_ps, time_ps)
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

@@ -352,18 +352,18 @@ def test_of_two_graphs_the_one_that_fits_is_taken(monkeypatch):
 
     lowered = lower(trace(mlp, *SHAPES))
     options = Options(TEST_CPU, constraints=Constraints(max_peak_bytes=10**9))
-    plan = plan_lowered(lowered, options)
+    plan = plan_lowered(lowered, options)[1]
     monkeypatch.setattr(planner, "recompute", lambda *_: lowered)
     for impossible in (False, True):
         answers = iter([MemoryLimitError(10**9, 2 * 10**9, 2 * 10**9 if impossible else 0, 5), plan])
-        monkeypatch.setattr(planner, "plan_lowered", lambda *_, it=answers: raised(next(it)))
+        monkeypatch.setattr(planner, "plan_lowered", lambda *_, it=answers: (lowered, raised(next(it))))
         best = planner.plan_best(lowered, options)[1]
         assert best.kernels == plan.kernels
         assert (best.status, best.bound_ps) == (
             ("OPTIMAL", plan.objective_ps) if impossible else ("FEASIBLE", 5)
         )
     answers = iter([MemoryLimitError(10, 300, 100), MemoryLimitError(10, 200, 150)])
-    monkeypatch.setattr(planner, "plan_lowered", lambda *_: raised(next(answers)))
+    monkeypatch.setattr(planner, "plan_lowered", lambda *_: (lowered, raised(next(answers))))
     with pytest.raises(MemoryLimitError) as caught:
         planner.plan_best(lowered, options)
     assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)

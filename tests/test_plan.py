@@ -61,7 +61,7 @@ def apart():
 
 def plan_graph(graph, planner="solver"):
     lowered = Lowered(graph, (), (), (), (), None)
-    return plan_lowered(lowered, Options(TEST_DEVICE, planner))
+    return plan_lowered(lowered, Options(TEST_DEVICE, planner))[1]
 
 
 def layers(n):

@@ -76,7 +76,7 @@ def test_two_reductions_of_one_array_are_one_kernel(device):
     assert len(plan.kernels[1].spec.reads) == 1
     apart = plan_lowered(
         lower(trace(two_sums, X)), Options(get_device(device), features=Features(siblings=False))
-    )
+    )[1]
     assert [len(k.spec.nodes) for k in apart.kernels] == [1, 2, 2]
     assert plan.objective_ps < apart.objective_ps
     assert plan.hbm_bytes < apart.hbm_bytes
@@ -113,7 +113,7 @@ def test_explain_knows_siblings(device):
     assert together.together
     assert together.extra_ps > 0
     options = Options(get_device(device), features=Features(siblings=False))
-    apart = plan_lowered(lower(trace(two_sums, X)), options).explain(first, second)
+    apart = plan_lowered(lower(trace(two_sums, X)), options)[1].explain(first, second)
     assert not apart.together
     assert "walk one array side by side" in str(apart)
 

@@ -13,13 +13,10 @@ planning both.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
-from costmodel.graph import Graph, Node, Value, check_graph, make_graph
+from costmodel.graph import Graph
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, paths, tied
 from fuseplan.lower import Lowered
-from fuseplan.trace import Equation, Literal
+from fuseplan.rewrite import ORIGINAL, Rewriter
 
 Copies = dict[Nodes, Nodes]
 """For each set of readers, the operations that are copied for them."""
@@ -128,10 +125,15 @@ def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
         order.append((n, None))
     alive = _alive(graph, order, wants)
     order = [item for item, keep in zip(order, alive, strict=True) if keep]
-    builder = _Builder(lowered)
+    rewriter = Rewriter(lowered)
     for n, group in order:
-        builder.add(n, group, wants.get(n))
-    return builder.finish()
+        reads_for = wants.get(n) if group is None else group
+
+        def read(v: int, side: int | None = reads_for) -> tuple[int, int | None]:
+            return (v, side) if (v, side) in rewriter.ids else (v, ORIGINAL)
+
+        rewriter.add(n, group, read)
+    return rewriter.finish(lambda v: (v, ORIGINAL))
 
 
 def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:
@@ -161,52 +163,3 @@ def _alive(graph: Graph, order: list[Item], wants: dict[int, int]) -> list[bool]
                 m = graph.values[v].producer
                 read.add((m, side) if (m, side) in copied else (m, None))
     return keep[::-1]
-
-
-class _Builder:
-    """Numbers nodes and values anew."""
-
-    def __init__(self, old: Lowered) -> None:
-        self.old = old
-        self.values: list[Value] = []
-        self.avals: list[Any] = []
-        self.nodes: list[Node] = []
-        self.equations: list[Equation] = []
-        self.ids: dict[tuple[int, int | None], int] = {}
-        for v in old.graph.inputs:
-            self._value(v, None, -1)
-
-    def _value(self, v: int, group: int | None, producer: int) -> int:
-        new = self.ids[v, group] = len(self.values)
-        self.values.append(replace(self.old.graph.values[v], id=new, producer=producer))
-        self.avals.append(self.old.avals[v])
-        return new
-
-    def add(self, n: int, group: int | None, reader: int | None) -> None:
-        """Node ``n``, as a copy for ``group`` or as itself, which reads copies made for
-        ``reader``."""
-        side = reader if group is None else group
-
-        def read(v: int) -> int:
-            return self.ids.get((v, side), self.ids[v, None]) if (v, None) in self.ids else self.ids[v, side]
-
-        node, equation = self.old.graph.nodes[n], self.old.equations[n]
-        new = len(self.nodes)
-        inputs = tuple(read(v) for v in node.inputs)
-        operands = tuple(v if isinstance(v, Literal) else read(v) for v in equation.inputs)
-        outputs = tuple(self._value(v, group, new) for v in node.outputs)
-        self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs))
-        self.equations.append(replace(equation, inputs=operands, outputs=outputs))
-
-    def finish(self) -> Lowered:
-        outputs = tuple(o if isinstance(o, Literal) else self.ids[o, None] for o in self.old.outputs)
-        inputs = [self.ids[v, None] for v in self.old.graph.inputs]
-        results = [o for o in outputs if not isinstance(o, Literal)]
-        graph = check_graph(make_graph(self.values, self.nodes, inputs, results))
-        return replace(
-            self.old,
-            graph=graph,
-            equations=tuple(self.equations),
-            avals=tuple(self.avals),
-            outputs=outputs,
-        )

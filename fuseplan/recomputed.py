@@ -1,0 +1,144 @@
+"""From groups of copies to a program in which the copies that were chosen are operations.
+
+A planner of a split graph (``fuseplan.copies``) says which kernels compute which copies. Those of
+one operation in one kernel are one operation again; those in several kernels stand once in each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from costmodel.graph import Graph
+from costmodel.kernel import Access
+from fuseplan.copies import Copies
+from fuseplan.errors import Verdict
+from fuseplan.layout import boundary
+from fuseplan.lower import Lowered
+from fuseplan.plan import Kernel
+from fuseplan.planners.base import Grouping
+from fuseplan.pricing import Nodes, Pricing
+from fuseplan.rewrite import ORIGINAL, Item, Rewriter
+
+
+def realised(
+    lowered: Lowered, copies: Copies, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
+) -> tuple[Lowered, Grouping]:
+    """The program that a planner's answer about ``copies.graph`` asks for, and the answer about it.
+
+    Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
+    ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
+    """
+    places = _Places(copies, grouping.groups)
+    program, node_id = places.program(lowered)
+    kernels: list[Kernel] = []
+    pricing: Pricing | None = None
+    for g, kernel in enumerate(grouping.kernels):
+        moved = places.moved(kernel, g, program.graph, node_id)
+        nodes = moved.spec.nodes
+        is_whole = len(nodes) == len(moved.spec.node_axes)
+        if is_whole and {a.value for a in moved.spec.writes} == set(boundary(program.graph, nodes).writes):
+            kernels.append(moved)
+            continue
+        # No plan of least cost has such a kernel, but for what ties it together.
+        pricing = pricing or make_pricing(program)
+        kernels += _priced_anew(pricing, nodes)
+    number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
+    return program, replace(
+        grouping,
+        kernels=tuple(kernels),
+        refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
+        notes=tuple([re.sub(r"\(n(\d+)\)", lambda m: f"(n{number[int(m[1])]})", n) for n in grouping.notes]),
+        stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
+    )
+
+
+def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
+    kernel = pricing.price(nodes) if nodes else None
+    apart = [kernel] if isinstance(kernel, Kernel) else [pricing.price((n,)) for n in nodes]
+    for one in apart:
+        assert isinstance(one, Kernel), "an operation alone always has a price"
+        yield one
+
+
+def _renumbered(verdict: Verdict, number: dict[int, int]) -> Verdict:
+    return replace(verdict, nodes=tuple(sorted({number[n] for n in verdict.nodes})))
+
+
+class _Places:
+    """Which kernel computes what. An operation, or a value, and a kernel are an item."""
+
+    def __init__(self, copies: Copies, groups: Sequence[Nodes]) -> None:
+        self.copies = copies
+        graph = copies.graph
+        kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
+        self.items: list[Item] = [(copies.node[n], kernel_of[n]) for n in range(len(graph.nodes))]
+        """For each copy, what it is part of."""
+        self._source: dict[tuple[int, int | None], Item] = {}
+        """For each value that a kernel reads, whose it is: of several the first, for all readers."""
+        for node in graph.nodes:
+            g = kernel_of[node.id]
+            for v in node.inputs:
+                maker = graph.values[v].producer
+                inside = maker >= 0 and kernel_of[maker] == g
+                made_by = ORIGINAL if maker < 0 else kernel_of[maker]
+                if inside or (copies.value[v], g) not in self._source:
+                    self._source[copies.value[v], g] = (copies.value[v], made_by)
+        self.results = {
+            copies.value[v]: kernel_of[p] if (p := graph.values[v].producer) >= 0 else ORIGINAL
+            for v in graph.outputs
+        }
+        """For each result of the program, whose it is."""
+        self._whole = copies.whole
+
+    def source(self, g: int | None, v: int) -> Item:
+        """The item that kernel ``g`` reads as value ``v``."""
+        return self._source[v, g]
+
+    def program(self, lowered: Lowered) -> tuple[Lowered, dict[Item, int]]:
+        """The program with an operation for each item that is needed, and the ids of those."""
+        whole = self._whole
+        every = dict.fromkeys(self.items)
+        if len(every) == len(whole.nodes):
+            return lowered, {item: item[0] for item in every}
+        rewriter = Rewriter(lowered)
+        node_id: dict[Item, int] = {}
+        origins: list[int] = []
+        first: dict[int, int] = {}
+        for n, g in self._alive(every):
+            new = node_id[n, g] = rewriter.add(n, g, partial(self.source, g))
+            origins.append(first.setdefault(n, new))
+        return rewriter.finish(lambda v: (v, self.results[v]), tuple(origins)), node_id
+
+    def _alive(self, every: dict[Item, None]) -> list[Item]:
+        """The items whose results someone needs, in order."""
+        needed = {(v, g) for v, g in self.results.items()}
+        alive: list[Item] = []
+        for n, g in sorted(every, reverse=True):
+            node = self._whole.nodes[n]
+            if node.effects or any((v, g) in needed for v in node.outputs):
+                alive.append((n, g))
+                needed.update(self.source(g, v) for v in node.inputs)
+        return alive[::-1]
+
+    def moved(self, kernel: Kernel, g: int, graph: Graph, node_id: dict[Item, int]) -> Kernel:
+        """A kernel of copies as one of the program's operations."""
+        value, spec = self.copies.value, kernel.spec
+        whole = self._whole
+        items = sorted({self.items[n] for n in spec.nodes} & node_id.keys())
+        made = {
+            v: w
+            for n, g in items
+            for v, w in zip(whole.nodes[n].outputs, graph.nodes[node_id[n, g]].outputs, strict=True)
+        }
+        inputs = {
+            v: w
+            for n, g in items
+            for v, w in zip(whole.nodes[n].inputs, graph.nodes[node_id[n, g]].inputs, strict=True)
+        }
+        reads = [Access(inputs[v], a.axes) for a in spec.reads if (v := value[a.value]) in inputs]
+        writes = [Access(made[v], a.axes) for a in spec.writes if (v := value[a.value]) in made]
+        nodes = tuple(sorted(node_id[item] for item in items))
+        return Kernel(replace(spec, nodes=nodes, reads=tuple(reads), writes=tuple(writes)), kernel.cost)

@@ -1,0 +1,62 @@
+"""Rewrite a lowered program: some operations stand more than once, some no more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+from costmodel.graph import Node, Value, check_graph, make_graph
+from fuseplan.lower import Lowered
+from fuseplan.trace import Equation, Literal
+
+Item: TypeAlias = tuple[int, int | None]
+"""A node of the old program, or a value that it makes, and which copy."""
+
+ORIGINAL = None
+"""The copy that an input is, and whatever else there is one of."""
+
+
+class Rewriter:
+    """Builds the new program node by node, in order; numbers nodes and values anew."""
+
+    def __init__(self, old: Lowered) -> None:
+        self.old = old
+        self.values: list[Value] = []
+        self.avals: list[Any] = []
+        self.nodes: list[Node] = []
+        self.equations: list[Equation] = []
+        self.ids: dict[Item, int] = {}
+        for v in old.graph.inputs:
+            self._value((v, ORIGINAL), -1)
+
+    def _value(self, item: Item, producer: int) -> int:
+        new = self.ids[item] = len(self.values)
+        self.values.append(replace(self.old.graph.values[item[0]], id=new, producer=producer))
+        self.avals.append(self.old.avals[item[0]])
+        return new
+
+    def add(self, n: int, copy: int | None, read: Callable[[int], Item]) -> int:
+        """Node ``n`` as ``copy``, which reads ``read(v)`` for each of its inputs ``v``; its new id."""
+        node, equation = self.old.graph.nodes[n], self.old.equations[n]
+        new = len(self.nodes)
+        inputs = tuple([self.ids[read(v)] for v in node.inputs])
+        operands = tuple(v if isinstance(v, Literal) else self.ids[read(v)] for v in equation.inputs)
+        outputs = tuple([self._value((v, copy), new) for v in node.outputs])
+        self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs))
+        self.equations.append(replace(equation, inputs=operands, outputs=outputs))
+        return new
+
+    def finish(self, read: Callable[[int], Item], origins: tuple[int, ...] = ()) -> Lowered:
+        """The new program, whose results are ``read(v)`` for each old result ``v``."""
+        outputs = tuple(o if isinstance(o, Literal) else self.ids[read(o)] for o in self.old.outputs)
+        inputs = [self.ids[v, ORIGINAL] for v in self.old.graph.inputs]
+        results = [o for o in outputs if not isinstance(o, Literal)]
+        graph = check_graph(make_graph(self.values, self.nodes, inputs, results, origins))
+        return replace(
+            self.old,
+            graph=graph,
+            equations=tuple(self.equations),
+            avals=tuple(self.avals),
+            outputs=outputs,
+        )
