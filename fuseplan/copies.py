@@ -147,3 +147,27 @@ def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
     for n, origin in enumerate(graph.origins):
         by_origin.setdefault(origin, []).append(n)
     yield from (tuple(nodes) for nodes in by_origin.values() if len(nodes) > 1)
+
+
+def whole(graph: Graph) -> Graph:
+    """The graph in which each operation stands once, which ``graph`` has copies of."""
+    if not graph.origins:
+        return graph
+    firsts = sorted(set(graph.origins))
+    node_id = {n: i for i, n in enumerate(firsts)}
+    name: dict[int, int] = {v: i for i, v in enumerate(graph.inputs)}
+    values = [replace(graph.values[v], id=i) for v, i in name.items()]
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        first = graph.nodes[graph.origins[node.id]]
+        if first is node:
+            new = node_id[node.id]
+            reads = tuple([name[v] for v in node.inputs])
+            for v in node.outputs:
+                name[v] = len(values)
+                values.append(replace(graph.values[v], id=len(values), producer=new))
+            writes = tuple([name[v] for v in node.outputs])
+            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
+        name.update({v: name[w] for v, w in zip(node.outputs, first.outputs, strict=True)})
+    inputs, results = ([name[v] for v in ids] for ids in (graph.inputs, graph.outputs))
+    return check_graph(make_graph(values, nodes, inputs, results))

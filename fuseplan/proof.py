@@ -43,6 +43,9 @@ class Proof:
 
     parts: tuple[Part, ...]
     joint: Joint | None = None
+    copies: bool = False
+    """Whether nodes are those of the graph in which what may be computed again stands once a reader
+    (``fuseplan.copies``), not of the plan's."""
 
     @property
     def bound_ps(self) -> int:

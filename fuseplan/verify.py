@@ -18,10 +18,12 @@ from costmodel.device import DEVICES
 from costmodel.graph import Graph
 from fuseplan.check import check_plan
 from fuseplan.constrained import Limited, marked
+from fuseplan.copies import split, whole
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
 from fuseplan.pricing import PriceBook, Pricing
+from fuseplan.recomputing import Recomputing
 from fuseplan.schedule import Scheduler
 from fuseplan.serialize import CONTRADICTIONS, contradiction
 from fuseplan.text import time_text
@@ -181,6 +183,14 @@ def _verified_bound(
 
 def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
+    if plan.proof is not None and plan.proof.copies:
+        graph = whole(plan.graph)
+        copies = split(graph, plan.device)
+        if copies is None:
+            raise RefutedError("the proof is about operations computed again, and none is worth that here")
+        return copies.graph, Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
+    if plan.graph.origins:
+        raise RefutedError("the plan computes values again, which its proof says nothing of")
     scheduler = Scheduler(plan.graph, plan.device, lowered, plan.features)
     limits = plan.constraints
     if limits is None or not limits.shapes_groups:

@@ -1,0 +1,100 @@
+"""What a group of copies costs, the long way: the graph in which they are one, and nothing else is.
+
+Written without anything that plans copies: a group's kernel is what the plain scheduler makes of an
+ordinary graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import combinations
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph, make_graph
+from fuseplan.copies import copies_of
+from fuseplan.errors import Verdict
+from fuseplan.plan import Kernel
+from fuseplan.schedule import Scheduler
+
+
+class ByHand:
+    """``Pricing.price`` of groups of a split graph that are in the search space."""
+
+    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+        self.graph, self.device = graph, device
+        self.copies = {n: nodes for nodes in copies_of(graph) for n in nodes}
+
+    def price(self, nodes: Sequence[int]) -> Kernel | Verdict:
+        """The kernel that computes each operation of the group once, or why it is none."""
+        if not self.is_searched(set(nodes)):
+            return Verdict("copies", "not in the search space", tuple(nodes))
+        merged, new = merged_in(self.graph, nodes)
+        return Scheduler(merged, self.device).price(tuple(sorted({new[n] for n in nodes})))
+
+    def is_searched(self, group: set[int]) -> bool:
+        """The three sentences of ``fuseplan.closure``, one after the other."""
+        graph = self.graph
+        for n in group:
+            for v in graph.nodes[n].inputs:
+                own = graph.values[v].producer
+                if own not in group and group.intersection(self.copies.get(own, ())):
+                    return False
+            every = self.copies.get(n, ())
+            if not every or group.issuperset(every):
+                continue
+            readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
+            is_result = not graph.results.isdisjoint(graph.nodes[n].outputs)
+            if len(every) > 2 and (is_result or not group & readers):
+                return False
+            for v in graph.nodes[n].inputs:
+                maker = graph.values[v].producer
+                if maker in self.copies and maker not in group and self._leads_to_this_alone(maker, n):
+                    return False
+        return True
+
+    def _leads_to_this_alone(self, maker: int, n: int) -> bool:
+        graph = self.graph
+        made = {v for m in self.copies[maker] for v in graph.nodes[m].outputs}
+        readers = {r for v in made for r in graph.consumers[v]}
+        return made.isdisjoint(graph.results) and readers <= set(self.copies[n])
+
+
+def ties(graph: Graph) -> tuple[tuple[int, int], ...]:
+    """Copies of one operation may share a kernel for that alone."""
+    return tuple(pair for nodes in copies_of(graph) for pair in combinations(nodes, 2))
+
+
+def merged_in(graph: Graph, group: Sequence[int]) -> tuple[Graph, dict[int, int]]:
+    """The graph with the copies in ``group`` made one, and those that it reads, and the new number of
+    each node."""
+    inside = set(group)
+    read = {graph.values[v].producer for n in inside for v in graph.nodes[n].inputs} - inside
+    stands_for: dict[int, int] = {}
+    for n, origin in enumerate(graph.origins):
+        alike = [m for m in (inside if n in inside else read) if graph.origins[m] == origin]
+        stands_for[n] = min(alike) if n in inside | read else n
+    value = {
+        v: w
+        for n, m in stands_for.items()
+        for v, w in zip(graph.nodes[n].outputs, graph.nodes[m].outputs, strict=True)
+    }
+    kept_nodes = sorted(set(stands_for.values()))
+    kept_values = [v.id for v in graph.values if value.get(v.id, v.id) == v.id]
+    node_id = {n: i for i, n in enumerate(kept_nodes)}
+    value_id = {v: i for i, v in enumerate(kept_values)}
+
+    def named(values: Sequence[int]) -> tuple[int, ...]:
+        return tuple(value_id[value.get(v, v)] for v in values)
+
+    nodes = [
+        replace(node, id=node_id[n], inputs=named(node.inputs), outputs=named(node.outputs))
+        for n in kept_nodes
+        for node in [graph.nodes[n]]
+    ]
+    values = [
+        replace(graph.values[v], id=value_id[v], producer=node_id.get(graph.values[v].producer, -1))
+        for v in kept_values
+    ]
+    merged = make_graph(values, nodes, named(graph.inputs), dict.fromkeys(named(graph.outputs)))
+    return merged, {n: node_id[m] for n, m in stands_for.items()}
