@@ -111,6 +111,11 @@ class Plan:
         return peak_bytes(self.graph, [k.spec for k in self.kernels], list(map(tile_bytes, self.kernels)))
 
     @property
+    def recomputed(self) -> tuple[int, ...]:
+        """The operations that some other kernel computes too, before them."""
+        return tuple(n for n, origin in enumerate(self.graph.origins) if n != origin)
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """Where each temporary lies in an arena that they share, and the kernels between which it
         is in use, by first kernel. Worked out anew each time: up to 0.2 s."""

@@ -150,13 +150,14 @@ def status_text(plan: Plan) -> str:
 
 
 def unfused_plan(plan: Plan) -> Plan:
-    """The same graph on the same device with each operation in a kernel of its own."""
+    """The same program on the same device with each operation once, in a kernel of its own."""
+    from fuseplan.copies import whole
     from fuseplan.planners import Budget, get_planner
     from fuseplan.schedule import Scheduler
 
-    scheduler = Scheduler(plan.graph, plan.device)
-    grouping = get_planner("unfused")(plan.graph, scheduler, Budget())
-    return Plan(plan.graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
+    graph = whole(plan.graph)
+    grouping = get_planner("unfused")(graph, Scheduler(graph, plan.device), Budget())
+    return Plan(graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
 
 
 def summary(plan: Plan) -> str:
@@ -175,6 +176,10 @@ def summary(plan: Plan) -> str:
         f"  proof    {status_text(plan)}"
         + (f" ({time_text(plan.bound_us)} µs)" if plan.bound_us is not None and plan.gap else ""),
     ]
+    if plan.recomputed:
+        lines.append(
+            f"  again    {_count(len(plan.recomputed), 'operation')} computed once more for other readers"
+        )
     if plan.stats.seconds:
         shown = ((name, s) for name, s in plan.stats.seconds if s >= 0.001)  # less rounds to 0 ms
         stages = [f"{name} {seconds_text(s)}".replace(" ", _TIED) for name, s in shown]

@@ -2,16 +2,29 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 
+import fuseplan
+from costmodel.device import get_device
+from costmodel.graph import GraphError, OpKind, check_graph
+from experiments.workloads import get_workload, make_args
+from fuseplan import Features, Plan
 from fuseplan.candidates import enumerate_groups
-from fuseplan.copies import split
+from fuseplan.config import Options
+from fuseplan.copies import MAX_COPIES, copies_of, split, whole
+from fuseplan.lower import lower
+from fuseplan.planner import plan_traced
 from fuseplan.planners import Budget, get_planner
 from fuseplan.planners.base import take_apart
 from fuseplan.pricing import PriceBook
 from fuseplan.recomputing import Recomputing
+from fuseplan.results import check_results
+from fuseplan.runtime import make_runner
 from fuseplan.schedule import Scheduler
+from fuseplan.trace import trace
 from tests.copies_by_hand import ByHand, ties
 from tests.graphs import TEST_DEVICE
 from tests.small_graphs import brute_force, edges_after, is_connected, is_convex, siblings_of
@@ -68,3 +81,94 @@ def test_groups_of_copies_are_those_of_the_definition(g):
                 assert one.cost == other.cost
                 assert pricing.floor(nodes) <= one.cost.time_ps
                 assert pricing.floor_bytes(nodes) <= one.cost.hbm_bytes
+
+
+def with_slow_memory(name):
+    """The device, as if small arrays were large: they are worth computing again."""
+    device = get_device(name)
+    return dataclasses.replace(device, hbm_bytes_per_s=device.hbm_bytes_per_s // 10**5)
+
+
+def run(f, args, device):
+    traced = trace(f, *args)
+    lowered, plan = plan_traced(traced, Options(device))
+    flat = [*lowered.consts, *jax.tree.leaves(args)]
+    got = jax.jit(make_runner(lowered, plan, platform="cpu", interpret=True))(*flat)
+    return plan, got, jax.jit(traced.evaluate)(*flat)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize(
+    "name", ["gpt2_block", "cross_entropy_grad", "layernorm_grad", "causal_attention_grad", "mlp", "rope"]
+)
+def test_what_is_computed_again_is_the_same(name, device):
+    f, args = get_workload(name).build(small=True)
+    plan, got, want = run(f, make_args(args, seed=0), with_slow_memory(device))
+    check_results(name, got, want)
+    again = Plan.from_json(plan.to_json())
+    assert again.recomputed == plan.recomputed
+    if (name, device) == ("gpt2_block", "h200"):
+        assert plan.recomputed
+
+
+def read_early_and_late(x, w):
+    y = x.astype("float32") * 0.5
+    return jnp.sort(y) + w + y  # too late for the kernel that makes y
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_partly_is_the_same(device):
+    x, w = jax.ShapeDtypeStruct((13, 130), "int8"), jax.ShapeDtypeStruct((13, 130), "float32")
+    plan, got, want = run(read_early_and_late, make_args((x, w), seed=0), with_slow_memory(device))
+    check_results("partly", got, want)
+    assert len(plan.recomputed) == 2
+
+
+def test_partly():
+    """One reader computes a value again and another reads it: neither all of them nor none."""
+    x, w = jax.ShapeDtypeStruct((4096, 4096), "int8"), jax.ShapeDtypeStruct((4096, 4096), "float32")
+    f = read_early_and_late
+    plan = fuseplan.make_plan(f, device="h200")(x, w)
+    assert sorted(plan.graph.nodes[n].op for n in plan.recomputed) == ["convert_element_type", "mul"]
+    apart = fuseplan.make_plan(f, device="h200", features=Features(recompute=False))(x, w)
+    assert plan.status == apart.status == "OPTIMAL"
+    assert plan.objective_ps < apart.objective_ps
+    assert apart.recomputed == ()
+
+
+def test_copies_are_copies():
+    f, args = get_workload("cross_entropy_grad").build()
+    graph = fuseplan.make_plan(f, device="h200")(*args).graph
+    check_graph(graph)
+    copy = next(n for n, origin in enumerate(graph.origins) if n != origin)
+    node = graph.nodes[copy]
+    other = dataclasses.replace(node, signature=node.signature + 1)
+    nodes = (*graph.nodes[:copy], other, *graph.nodes[copy + 1 :])
+    with pytest.raises(GraphError, match=f"n{copy} {node.op} is no copy of n{graph.origins[copy]}"):
+        check_graph(dataclasses.replace(graph, nodes=nodes))
+
+
+def test_a_graph_without_its_copies_is_the_graph():
+    f, args = get_workload("gpt2_block").build()
+    graph = lower(trace(f, *args)).graph
+    copies = split(graph, get_device("h200"))
+    assert copies.node == tuple(sorted(copies.node))
+    merged = whole(copies.graph)
+    assert [str(n.op) for n in merged.nodes] == [str(n.op) for n in graph.nodes]
+    assert split(merged, get_device("h200")).graph == copies.graph
+    assert whole(graph) is graph
+
+
+def test_what_is_split():
+    """What is large, cheap, read by several, and made from no more than twice its size."""
+    f, args = get_workload("gpt2_block").build()
+    graph = lower(trace(f, *args)).graph
+    copies = split(graph, get_device("h200"))
+    for nodes in copies_of(copies.graph):
+        assert len(nodes) <= MAX_COPIES
+        assert copies.graph.nodes[nodes[0]].kind <= OpKind.INJECTIVE
+        readers = [
+            {r for v in copies.graph.nodes[n].outputs for r in copies.graph.consumers[v]} for n in nodes
+        ]
+        assert all(len(some) <= 1 for some in readers)
+    assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, get_device("h200")) is None

@@ -126,14 +126,18 @@ def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
     alive = _alive(graph, order, wants)
     order = [item for item, keep in zip(order, alive, strict=True) if keep]
     rewriter = Rewriter(lowered)
+    before = graph.origins or range(len(graph.nodes))
+    first: dict[int, int] = {}
+    origins: list[int] = []
     for n, group in order:
         reads_for = wants.get(n) if group is None else group
 
         def read(v: int, side: int | None = reads_for) -> tuple[int, int | None]:
             return (v, side) if (v, side) in rewriter.ids else (v, ORIGINAL)
 
-        rewriter.add(n, group, read)
-    return rewriter.finish(lambda v: (v, ORIGINAL))
+        new = rewriter.add(n, group, read)
+        origins.append(first.setdefault(before[n], new))
+    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
 
 
 def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:
