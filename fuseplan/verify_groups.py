@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fuseplan.bits import bits
-from fuseplan.copies import copies_of
 from fuseplan.partition import Component
 from fuseplan.pricing import Nodes, PriceBook
+from fuseplan.verify_copies import CopyRules
 
 
 class Groups:
@@ -45,12 +45,7 @@ class Groups:
                     self._apart[u] |= 1 << v
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
-        self._copies: dict[int, int] = {}
-        """For each node that stands several times, all of its copies."""
-        for copies in copies_of(book.graph) if book.merges_copies else ():
-            if copies[0] in self._position:
-                every = sum(1 << self._position[node] for node in copies)
-                self._copies.update(dict.fromkeys(copies, every))
+        self._copies = CopyRules(self.nodes, book.graph) if book.merges_copies else None
         self._compatible: dict[int, bool] = {}
         self._roomy: dict[frozenset[int], bool] = {}
 
@@ -66,7 +61,7 @@ class Groups:
             waiting = [(1 << seed, lower)]
             while waiting:
                 group, out = waiting.pop()
-                if self._copies and self._contradicts(group, out):
+                if self._copies and self._copies.contradict(group, out):
                     continue
                 border = 0
                 for i in bits(group):
@@ -74,7 +69,7 @@ class Groups:
                     out |= self._apart[i]
                 border &= ~(group | out)
                 if not border:
-                    if not self._copies or not self._contradicts(group, ~group):
+                    if not self._copies or not self._copies.contradict(group, ~group):
                         yield group
                     continue
                 new = border & -border
@@ -87,57 +82,18 @@ class Groups:
                 yield sum(1 << self._position[node] for node in nodes)
 
     def _closed(self, group: int) -> int:
-        """``group`` with what lies on a path between two of its members."""
+        """``group`` with what lies on a path between two of its members, and with the copies that
+        they cannot do without."""
         while True:
             down = up = 0
             for i in bits(group):
                 down |= self._below[i]
                 up |= self._above[i]
-            closed = group | (down & up) | self._read_there(group)
+            closed = group | (down & up)
+            closed |= self._copies.read_there(closed) if self._copies else 0
             if closed == group:
                 return group
             group = closed
-
-    def _read_there(self, group: int) -> int:
-        """The readers' own copies of what the group computes."""
-        wanted = 0
-        if self._copies:
-            graph = self.book.graph
-            for node in self.members(group):
-                for v in graph.nodes[node].inputs:
-                    maker = graph.values[v].producer
-                    if self._copies.get(maker, 0) & group:
-                        wanted |= 1 << self._position[maker]
-        return wanted
-
-    def _contradicts(self, group: int, out: int) -> bool:
-        """Whether a sentence of ``fuseplan.closure`` fails for ``group``, and for every larger one
-        without the positions ``out``."""
-        graph = self.book.graph
-        if self._read_there(group) & ~group & out:
-            return True
-        for node in self.members(group):
-            every = self._copies.get(node, 0)
-            if not every & out:
-                continue
-            readers = {r for v in graph.nodes[node].outputs for r in graph.consumers[v]}
-            may_be = any(r in self._position and not out >> self._position[r] & 1 for r in readers)
-            if every.bit_count() > 2 and not may_be:
-                return True
-            for v in graph.nodes[node].inputs:
-                maker = graph.values[v].producer
-                left_out = maker in self._copies and out >> self._position[maker] & 1
-                if left_out and self._leads(maker, node):
-                    return True
-        return False
-
-    def _leads(self, maker: int, node: int) -> bool:
-        """Whether the copies of ``maker`` are read by those of ``node`` alone."""
-        graph = self.book.graph
-        every = [self.nodes[i] for i in bits(self._copies[maker])]
-        made = {v for m in every for v in graph.nodes[m].outputs}
-        readers = {self._copies.get(r) for v in made for r in graph.consumers[v]}
-        return made.isdisjoint(graph.results) and readers == {self._copies[node]}
 
     def _is_compatible(self, group: int) -> bool:
         if group not in self._compatible:

@@ -135,8 +135,8 @@ def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
         def read(v: int, side: int | None = reads_for) -> tuple[int, int | None]:
             return (v, side) if (v, side) in rewriter.ids else (v, ORIGINAL)
 
-        new = rewriter.add(n, group, read)
-        origins.append(first.setdefault(before[n], new))
+        node = rewriter.add(n, group, read)
+        origins.append(first.setdefault(before[n], node))
     return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
 
 
