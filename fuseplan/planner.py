@@ -24,7 +24,6 @@ from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
-from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -134,9 +133,8 @@ def plan_lowered(lowered: Lowered, options: Options, clock: Clock | None = None)
     expires_at = time.monotonic() + options.deadline_s
     graph = lowered.graph
     scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
-    max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    budget = Budget(_until(expires_at, options).deadline_s, max_groups)
+    budget = Budget(_until(expires_at, options).deadline_s)
     grouping = _planner(options, limits)(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
