@@ -34,7 +34,7 @@ _MAX_GROUPS = 1_000
 _PATIENCE = 48
 """Windows in a row that bring nothing, after which the search ends."""
 
-_ENOUGH = 10_000
+_ENOUGH = 1_000
 """The search ends, too, within such a fraction of what no plan beats."""
 
 
