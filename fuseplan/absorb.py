@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from costmodel.graph import Node, OpKind
 from fuseplan.bits import bits
 from fuseplan.errors import Verdict
@@ -85,6 +87,15 @@ def absorb_renames(space: Space) -> Space:
                 for i, other in pairs:
                     merged.merge(i, other)
                 break
+    return merged.space()
+
+
+def fold(space: Space, parts: Iterable[Mask]) -> Space:
+    """``space`` with each of ``parts``, which must not wait for each other in a circle, merged."""
+    merged = _Merged(space)
+    for mask in parts:
+        for i in bits(mask):
+            merged.merge((mask & -mask).bit_length() - 1, i)
     return merged.space()
 
 

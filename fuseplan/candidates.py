@@ -38,6 +38,7 @@ def enumerate_groups(
     expires_at: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
     runs: Sequence[Mask] = (),
+    within: Mask | None = None,
 ) -> Candidates:
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
 
@@ -55,6 +56,7 @@ def enumerate_groups(
         expires_at: stop at this time of ``clock``, in seconds.
         clock: what tells the time.
         runs: of these positions, groups hold intervals only (``fuseplan.twins``).
+        within: of these positions alone, if given.
     """
     found: list[Mask] = []
     n_tight = 0
@@ -72,8 +74,12 @@ def enumerate_groups(
             run_of[i] = run
     # What lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
+    outside = 0 if within is None else space.everything & ~within
+    for j in bits(outside):
+        left_needs |= read[j]
+        left_makes |= made[j]
     looked = 0
-    for seed in range(space.n):
+    for seed in bits(space.everything & ~outside):
         start = 1 << seed
         needed, others = left_needs, left_makes
         for j in bits(conflicts[seed] & ~(start - 1)):
@@ -82,7 +88,8 @@ def enumerate_groups(
         # Groups that hold a lower position were found from there.
         stack = [
             (
-                start, below[seed], above[seed], neighbours[seed], conflicts[seed], start - 1,
+                start, below[seed], above[seed], neighbours[seed], conflicts[seed],
+                outside | (start - 1),
                 made[seed], read[seed], needed, others, False,
             )
         ]  # fmt: skip

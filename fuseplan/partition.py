@@ -26,7 +26,12 @@ MAX_PORTS = 4
 """A scalar may tie so many operations on arrays together. Normalising a single row needs 3
 (its mean is made once and read twice). Where a norm of all gradients or Adam's bias
 correction ties a whole optimizer step together, groups that meet only in that scalar
-would be horizontal fusion, and their number is exponential in the number of parameters."""
+would be horizontal fusion, and their number is exponential in the number of parameters.
+
+This is a limit of the search space, not a theorem: arrays that fit on one core whole gain from
+such groups (modelled on an H200: 20 norms of 768 numbers and the arithmetic behind them, 33 us
+apart and 1.8 in one kernel). A plan's status and bound are of the space without them, and the
+solver's note says how little a plan with them could take at least."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
-from fuseplan.planners.base import MAX_GROUPS, MAX_XLA_GROUPS, Grouping
+from fuseplan.planners.base import Grouping
 from fuseplan.recomputed import realised
 from fuseplan.recomputing import Recomputing, split_for
 from fuseplan.schedule import Scheduler
@@ -145,9 +145,8 @@ def plan_lowered(
     graph = lowered.graph
     if scheduler is None:
         scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
-    max_groups = MAX_XLA_GROUPS if options.device.backend == "xla" else MAX_GROUPS
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    budget = Budget(_until(expires_at, options).deadline_s, max_groups)
+    budget = Budget(_until(expires_at, options).deadline_s)
     plan_groups = _planner(options, limits)
     copies = clock.time("lower", lambda: split_for(graph, options))
     if copies is None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
-from fuseplan.candidates import enumerate_groups
+from fuseplan.candidates import Candidates, enumerate_groups
 from fuseplan.planners import best_first, greedy
 from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups, ideal
 from fuseplan.planners.search import better, heuristic_plan, search
-from fuseplan.planners.solved import FAILURES, LATE, UNUSABLE, Solved, deadline_note, failure, where
+from fuseplan.planners.solved import FAILURES, LATE, Solved, deadline_note, failure, where
+from fuseplan.planners.windows import improve
 from fuseplan.pricing import Nodes, Price
 from fuseplan.space import Mask, Space
 from fuseplan.twins import runs_of_twins
@@ -20,8 +21,9 @@ _SMALL = 128
 to a plan: for more they can take longer than a deadline may be overrun."""
 
 _MANY_GROUPS = 4_000
-"""Groups of a component after which interchangeable operations are told apart no more: a training
-step's largest has half as many. What is proven so cannot be verified without the solver."""
+"""Groups of a component after which others are looked for only if a plan of fewer is not as fast as
+its floor, and interchangeable operations are told apart no more: a training step's largest has half
+as many. What is proven of intervals of twins cannot be verified without the solver."""
 
 HEURISTICS = {"best_first": best_first, "greedy": greedy}
 """The better first, the simpler last."""
@@ -68,7 +70,11 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(kind)
     folded = _folded(space, given, small) if given is not None else None
-    solved = _solve_space(small, folded, budget, expires_at, watch)
+
+    def heuristic() -> list[Mask] | None:
+        return _folded(space, starts.best(kind)[0], small)
+
+    solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
     if small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
@@ -105,7 +111,12 @@ def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None
 
 
 def _solve_space(
-    space: Space, known: list[Mask] | None, budget: Budget, expires_at: float, watch: Stopwatch
+    space: Space,
+    known: list[Mask] | None,
+    heuristic: Callable[[], list[Mask] | None],
+    budget: Budget,
+    expires_at: float,
+    watch: Stopwatch,
 ) -> Solved:
     singles = space.singles
     if space.n == 1:
@@ -116,55 +127,75 @@ def _solve_space(
     best = known or (heuristic_plan(space) if space.n > _SMALL else singles)
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
-    columns, complete, by_runs, note = _candidates(space, best + singles + offers, budget, expires_at)
+    always = [*best, *singles, *offers]
+    few = min(budget.max_groups, _MANY_GROUPS)
+    # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
+    most = few if space.offers else budget.max_groups
+    found, by_runs = _legal_groups(space, few, expires_at)
     watch.lap("enumerate")
-    if not complete:
-        best = better(space, best, heuristic_plan(space))
-        columns = tuple(dict.fromkeys([*best, *columns]))
-    try:
-        result = search(space, columns, best, expires_at)
-    except FAILURES as error:
-        result = Solved(best, floor_ps, False, note=failure(error), steady=False)
+    note = ""
+    if not found.complete:
+        best = better(space, best, heuristic() or heuristic_plan(space))
+        watch.lap("heuristics")
+        fewer, note = _fewer_groups(space, few, most, expires_at)
+        watch.lap("enumerate")
+        result = _search(space, [*best, *always, *fewer], best, expires_at)
+        watch.lap("solve")
+        best = result.groups
+        # What is as fast as its floor needs no more groups for its proof.
+        if space.total(best).time_ps > floor_ps and few < most and time.monotonic() < expires_at:
+            found, by_runs = _legal_groups(space, most, expires_at)
+            watch.lap("enumerate")
+    if found.complete:
+        result = _search(space, [*best, *always, *found.groups], best, expires_at)
+        if by_runs:  # Prices that hold for these groups need not hold for others.
+            result.by_runs, result.duals = True, ()
+    else:
+        result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
+        if result.steady:
+            result.groups = best if space.offers else improve(space, best, floor_ps, expires_at)
+            result.note = note
     watch.lap("solve")
-    if by_runs:  # Prices that hold for these groups need not hold for others.
-        result.by_runs, result.duals = True, ()
-    if not complete:
-        result.optimal = False
-        result.bound_ps = floor_ps
-        result.duals = ()
-        result.note = result.note if result.note.startswith(UNUSABLE) else note
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
         result.optimal, result.note = True, ""
-        if not complete:  # not what a joint search may rely on
+        if not found.complete:  # not what a joint search may rely on
             result.columns, result.duals = {}, ()
     return result
 
 
-def _candidates(
-    space: Space, known: Sequence[Mask], budget: Budget, expires_at: float
-) -> tuple[tuple[Mask, ...], bool, bool, str]:
-    """The legal groups; if they are many, intervals of twins only; if still too many, those of the
-    contracted component; whether no plan is lost; whether twins are; and what to tell the user."""
+def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
+    """The cheapest partition into ``columns``, or ``best`` where the solver cannot be used."""
+    try:
+        return search(space, tuple(dict.fromkeys(columns)), best, expires_at)
+    except FAILURES as error:
+        return Solved(best, 0, False, note=failure(error), steady=False)
+
+
+def _legal_groups(space: Space, max_groups: int, expires_at: float) -> tuple[Candidates, bool]:
+    """The legal groups; if they are many, intervals of twins only, and whether that is so."""
     runs = runs_of_twins(space)
-    plain = min(budget.max_groups, _MANY_GROUPS) if runs else budget.max_groups
+    plain = min(max_groups, _MANY_GROUPS) if runs else max_groups
     found = enumerate_groups(space, plain, expires_at, time.monotonic)
     by_runs = bool(runs) and not found.complete and time.monotonic() < expires_at
     if by_runs:
-        found = enumerate_groups(space, budget.max_groups, expires_at, time.monotonic, runs)
-    if found.complete:
-        return tuple(dict.fromkeys([*known, *found.groups])), True, by_runs, ""
+        found = enumerate_groups(space, max_groups, expires_at, time.monotonic, runs)
+    return found, by_runs
+
+
+def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) -> tuple[list[Mask], str]:
+    """Those of the contracted component, if they are not too many either, and what to tell the user
+    should that be all."""
     if time.monotonic() >= expires_at:
-        return tuple(dict.fromkeys(known)), False, False, deadline_note(space)
+        return [], deadline_note(space)
     smaller = contract(space)
-    some = enumerate_groups(smaller, budget.max_groups, expires_at, time.monotonic)
-    groups = [space.mask(smaller.nodes(mask)) for mask in some.groups]
-    too_many = (
-        f"{space.n} operations from {where(space)} on have more than {budget.max_groups:,} legal groups"
-    )
+    some = enumerate_groups(smaller, few, expires_at, time.monotonic)
+    too_many = f"{space.n} operations from {where(space)} on have more than {max_groups:,} legal groups"
     searched = (
         "only those that keep single-use producers with their consumer were searched"
         if some.complete
         else "only some were searched"
     )
-    return tuple(dict.fromkeys([*known, *groups])), False, False, f"{too_many}: {searched}"
+    # Some of many differ from each other in little: better plans are found in windows.
+    groups = [space.mask(smaller.nodes(mask)) for mask in some.groups] if some.complete else []
+    return groups, f"{too_many}: {searched}"

@@ -33,6 +33,7 @@ from fuseplan.planners.joint import join
 from fuseplan.planners.remembered import Remembered
 from fuseplan.planners.solved import LATE, MANY_NOTES, UNUSABLE, Solved
 from fuseplan.pricing import PriceBook, Pricing
+from fuseplan.text import time_text
 
 _SHORT_S = 2.0
 """Under a deadline shorter than this the heuristics come first: to make their plans when it is
@@ -103,9 +104,12 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     notes = _summed([s.note for s in solved.values() if s.note])
     hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
     if hubs:
+        least_ps = book.floor(
+            tuple(range(len(graph.nodes)))
+        )  # of any plan of the graph, in that space or not
         notes.append(
             f"a scalar that ties more than {MAX_PORTS} operations together is passed between their kernels: "
-            "plans that fuse across it were not searched"
+            f"plans that fuse across it were not searched, and take at least {time_text(least_ps / 1e6)} µs"
         )
     if budget.deadline_s <= 0:
         notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
