@@ -93,6 +93,8 @@ def enumerate_groups(
                 return Candidates(_with_singles(found, space.n), False)
             border &= ~(group | excluded | clash)
             if not border:
+                if tight and space.overflows(group, makes & needed | reads & others):
+                    continue
                 found.append(group)
                 if len(found) >= max_groups:
                     return Candidates(_with_singles(found, space.n), False)

@@ -15,7 +15,7 @@ from costmodel.kernel import Access
 from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
-from fuseplan.signature import Signatures, Structure
+from fuseplan.signature import Key, Signatures, Structure
 
 Nodes = tuple[int, ...]
 
@@ -120,7 +120,8 @@ class PriceBook:
         self.residency: Residency | None = getattr(pricing, "residency", None)
         self.fuses_siblings: bool = getattr(pricing, "fuses_siblings", False)
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
-        self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
+        self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
+        self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 
     @property
@@ -133,15 +134,15 @@ class PriceBook:
         key = self.signatures.key(nodes)[0]
         if key not in self._compatible:
             self._compatible[key] = (nodes, self._pricing.compatible(nodes))
-        known_nodes, verdict = self._compatible[key]
-        if verdict is None or known_nodes == nodes:
-            return verdict
-        moved = dict(zip(known_nodes, nodes, strict=True))
-        return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
+        return _moved(*self._compatible[key], nodes)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """As ``Pricing.oversized``."""
-        return self._pricing.oversized(nodes, crossing)
+        structure, number = self.signatures.key(nodes)
+        key = (structure, tuple([k for v, k in number.items() if v in crossing]))
+        if key not in self._oversized:
+            self._oversized[key] = (nodes, self._pricing.oversized(nodes, crossing))
+        return _moved(*self._oversized[key], nodes)
 
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""
@@ -183,6 +184,14 @@ class PriceBook:
         if known is None:
             known = self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
         return known
+
+
+def _moved(known: Nodes, verdict: Verdict | None, nodes: Nodes) -> Verdict | None:
+    """What was said of ``known``, said of ``nodes``, a group of equal structure."""
+    if verdict is None or known == nodes:
+        return verdict
+    moved = dict(zip(known, nodes, strict=True))
+    return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
 
 
 def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values: Sequence[int]) -> Kernel:
