@@ -193,8 +193,9 @@ class Relaxation:
                 self._enter(k)
         excess = max(0, int(np.max(-(-over // self._sizes)[self._alive], initial=0)))
         duals = tuple(int(p) - excess for p in prices)
-        inside = sorted(k for k in self._variables if self._alive[k])
-        self.support = tuple(k for k in inside if self._variables[k].solution_value() > 1e-6)
+        # What is used costs what its items do, but for rounding: the others need not be asked for.
+        tight = np.flatnonzero(self._alive & ~outside & (over >= -self._sizes - 1e-6 * self._unit))
+        self.support = tuple(k for k in tight.tolist() if self._variables[k].solution_value() > 1e-6)
         if sum(duals) > 0:  # else all costs are zero but for rounding: no price is as good
             self.duals, self.bound = duals, sum(duals)
 
