@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
+from costmodel.loads import Loads
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 
@@ -16,7 +17,8 @@ class Floor:
     once; every flop executed once. A sum of maxima is no less than the maximum of the
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
-    kernel, which waits for its first block, or at least two launches.
+    kernel, which waits for its first block, or at least two launches. A contraction of arrays
+    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``).
     """
 
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
@@ -42,6 +44,7 @@ class Floor:
         self._reads: list[tuple[int, ...]] = []
         self._writes: list[tuple[int, ...]] = []
         self._work: list[tuple[int, int, int]] = []
+        self._loads: dict[int, Loads] = {}
         for node in graph.nodes:
             self._reads.append(() if node.bitcast else tuple({root[v]: None for v in node.inputs}))
             self._writes.append(() if node.bitcast else node.outputs)
@@ -49,21 +52,32 @@ class Floor:
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
+            if flops.matrix:
+                self._loads[node.id] = Loads(graph, node, device)
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
         return self.parts(nodes)[0]
 
-    def parts(self, nodes: tuple[int, ...]) -> tuple[int, int]:
-        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does."""
+    def one_kernel(self, nodes: tuple[int, ...]) -> int:
+        """Picoseconds that ``nodes`` take at least as one kernel, which is more than all partitions
+        do: two operations or more are not left to XLA."""
+        return self.parts(nodes, together=True)[0]
+
+    def parts(self, nodes: tuple[int, ...], together: bool = False) -> tuple[int, int]:
+        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does;
+        with ``together``, picoseconds of one kernel."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
+        anchors: list[int] = []
         for n in nodes:
             writes = self._writes[n]
             if not writes and not self._reads[n]:
                 continue
             launched += 1
+            if n in self._loads and made.isdisjoint(self._reads[n]):
+                anchors.append(n)
             read.update(self._reads[n])
             made.update(writes)
             for v in writes:
@@ -87,4 +101,11 @@ class Floor:
                 compute_ps += self._wait_ps
             else:
                 memory_ps = max(memory_ps, self._wait_ps)
+        if anchors:
+            beside = (read - made).difference(*(self._reads[n] for n in anchors))
+            loads = sum(self._nbytes[v] for v in beside)
+            for n in anchors:
+                tiled = together and launched > 1
+                loads += self._loads[n].beside(nodes) if tiled else self._loads[n].anyhow
+            memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

@@ -27,6 +27,9 @@ class Pricing(Protocol):
     beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
     fewer groups have to be priced, and the better the bound where a limit is hit.
 
+    Likewise ``least(nodes) -> int``: picoseconds that ``nodes`` take at least as one kernel, where
+    that is known to be more than ``floor(nodes)``.
+
     Likewise ``floor_bytes(nodes) -> int``: HBM bytes that a kernel of ``nodes`` moves at least.
 
     And it may have ``offers``: convex, connected groups that planners should ask for although
@@ -114,6 +117,7 @@ class PriceBook:
         self.outputs = graph.results
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self._least: Callable[[Nodes], int] = getattr(pricing, "least", self._floor)
         self._floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
@@ -151,6 +155,10 @@ class PriceBook:
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
         return self._floor(nodes)
+
+    def least(self, nodes: Nodes) -> int:
+        """As ``Pricing.least``; the floor of a pricing that has none."""
+        return self._least(nodes)
 
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``; 0 of a pricing that has none."""

@@ -198,6 +198,10 @@ class Space:
         """Picoseconds that no partition of the group beats."""
         return self.book.floor(self.nodes(mask))
 
+    def least(self, mask: Mask) -> int:
+        """Picoseconds that the group takes at least as one kernel."""
+        return self.book.least(self.nodes(mask))
+
     def floor_bytes(self, mask: Mask) -> int:
         """HBM bytes that the group moves at least, as one kernel."""
         return self.book.floor_bytes(self.nodes(mask))

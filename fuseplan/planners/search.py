@@ -34,9 +34,9 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         if time.monotonic() >= expires_at:
             return Solved(best, 0, False, note=deadline_note(space))
         known = space.known_price(mask)
-        floor_ps = space.floor(mask) if known is None else 0
-        if floor_ps:
-            cost[mask] = floor_ps
+        least_ps = space.least(mask) if known is None else 0
+        if least_ps:
+            cost[mask] = least_ps
             unpriced.add(mask)
         else:
             _price(space, mask, cost, unpriced)
