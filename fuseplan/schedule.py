@@ -123,8 +123,7 @@ class Scheduler:
         edge = boundary(self.graph, nodes)
         if len(edge.writes) > 1 and not self.features.several_results:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        # As if the group were never to grow: most that do not fit are found here, early.
-        refused = self.compatible(nodes) or self.oversized(nodes, frozenset(edge.reads + edge.writes))
+        refused = self.compatible(nodes)
         if refused is not None:
             nest = None if self._nests is None else self._nests.best(nodes)
             return nest or refused
@@ -156,7 +155,7 @@ class Scheduler:
                 best, best_key = Kernel(spec, cost), key
             if cost.time_ps <= floor_ps and not work.products:
                 break  # They come in order of rank.
-        return best or self._without_schedule(nodes, bool(tried))
+        return best or self._without_schedule(nodes, edge, bool(tried))
 
     def renames(self, n: int) -> bool:
         """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a
@@ -194,8 +193,12 @@ class Scheduler:
         spec = whole_array_spec(self.graph, nodes)
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
-    def _without_schedule(self, nodes: tuple[int, ...], addressable: bool) -> Verdict:
+    def _without_schedule(self, nodes: tuple[int, ...], edge: Boundary, addressable: bool) -> Verdict:
         device = self.device
+        # As if the group were never to grow: that says more than that nothing was found.
+        refused = self.oversized(nodes, frozenset(edge.reads + edge.writes))
+        if refused is not None:
+            return refused
         names = " and ".join(dict.fromkeys(self.graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         if addressable:
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"

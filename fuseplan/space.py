@@ -191,8 +191,9 @@ class Space:
         return self._prices[mask]
 
     def known_price(self, mask: Mask) -> Price | Verdict | None:
-        """The price of a group that has been asked for before, else None."""
-        return self._prices.get(mask)
+        """The price of a group that has been asked for before, here or elsewhere, else None."""
+        known = self._prices.get(mask)
+        return self.book.known_price(self.nodes(mask)) if known is None else known
 
     def floor(self, mask: Mask) -> int:
         """Picoseconds that no partition of the group beats."""

@@ -21,6 +21,11 @@ _FEW = 8
 group and solving a small relaxation each take about a millisecond."""
 
 
+_MANY = 24
+"""Proofs whose plans hold groups without a price after which all are priced: of a few hundred, that
+takes as long as so many proofs."""
+
+
 def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
 
@@ -133,7 +138,7 @@ def _prove(
         if asked:
             rounds += 1
             # Floors that are no good are not asked for one plan at a time.
-            for mask in asked if rounds < _FEW else unpriced.intersection(alive):
+            for mask in asked if rounds < _MANY else unpriced.intersection(alive):
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":
