@@ -111,6 +111,9 @@ def _prove(
     alive = list(dict.fromkeys([*alive, *best]))
     for mask in best:  # a heuristic's group need not be among the columns
         cost.setdefault(mask, space.total([mask]).time_ps)
+    # A heuristic's group may cost less than the prices of other groups say.
+    holds = all(cost[mask] >= sum(duals[i] for i in bits(mask)) for mask in alive)
+    prices = duals if holds else ()
     forbidden: list[tuple[Mask, ...]] = []
     rounds = 0
     while len(forbidden) <= MAX_ROUNDS:
@@ -125,6 +128,7 @@ def _prove(
             tuple(sorted(index[m] for m in best)),
             max(expires_at - time.monotonic(), 0),
             tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
+            prices,
         )
         try:
             selection = exact_cover(instance)
