@@ -87,10 +87,11 @@ def exact_cover(instance: Instance) -> Selection:
     duals: tuple[int, ...] = (0,) * instance.n_items
     bound = 0
     alive = list(range(len(instance.sets)))
-    if instance.prices and instance.hint and sum(instance.prices) == _total(instance, instance.hint)[0]:
-        # No relaxation proves more: what is left is to choose among covers of that cost.
+    gap = _total(instance, instance.hint)[0] - sum(instance.prices) if instance.hint else math.inf
+    if instance.prices and gap <= instance.n_items:
+        # But for rounding no relaxation proves more: what is left is to choose among such covers.
         duals, bound = instance.prices, sum(instance.prices)
-        alive = [k for k in alive if _reduced_cost(instance, k) <= 0]
+        alive = [k for k in alive if _reduced_cost(instance, k) <= gap]
     elif len(instance.sets) > instance.n_items:
         relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
         relaxation.solve(expires_at)
