@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from costmodel import dtypes
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
-from costmodel.loads import Loads
+from costmodel.graph import Graph, OpKind
+from costmodel.loads import Loads, load_key
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 
@@ -45,6 +46,8 @@ class Floor:
         self._writes: list[tuple[int, ...]] = []
         self._work: list[tuple[int, int, int]] = []
         self._loads: dict[int, Loads] = {}
+        self._beside: dict[int, dict[int, int]] = {}  # by reader, bits that it makes of each result
+        alike: dict[object, Loads] = {}
         for node in graph.nodes:
             self._reads.append(() if node.bitcast else tuple({root[v]: None for v in node.inputs}))
             self._writes.append(() if node.bitcast else node.outputs)
@@ -53,7 +56,15 @@ class Floor:
             matrix_ps = time_ps(flops.matrix, rate)
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
             if flops.matrix:
-                self._loads[node.id] = Loads(graph, node, device)
+                key = load_key(graph, node)
+                if key not in alike:
+                    alike[key] = Loads(graph, node, device)
+                self._loads[node.id] = alike[key]
+                self._beside[node.id] = {
+                    n: dtypes.bits(graph.values[graph.nodes[n].outputs[0]].dtype)
+                    for n in graph.consumers[node.outputs[0]]
+                    if graph.nodes[n].kind == OpKind.ELEMENTWISE
+                }
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
         return self.parts(nodes)[0]
@@ -105,7 +116,8 @@ class Floor:
             beside = (read - made).difference(*(self._reads[n] for n in anchors))
             loads = sum(self._nbytes[v] for v in beside)
             for n in anchors:
+                bits = max([b for reader, b in self._beside[n].items() if reader in inside], default=0)
                 tiled = together and launched > 1
-                loads += self._loads[n].beside(nodes) if tiled else self._loads[n].anyhow
+                loads += self._loads[n].tiled(bits) if tiled else self._loads[n].anyhow
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from math import isqrt, prod
 
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.graph import DimRole, Graph, Node
 from costmodel.library import library_matmul
 
 _ACCUMULATOR_BITS = 32
@@ -37,7 +36,7 @@ class Loads:
         self.anyhow = 0
         """By a tiled kernel or by XLA's own, which follows ``library_matmul``."""
         self._tiled: dict[int, int] = {}
-        """By a kernel of ``node`` and the elementwise reader of its results with this id; -1 for none."""
+        self._facts: tuple[int, int, int, int, int] | None = None
         has_cache = device.platform == "gpu" and not device.sequential_grid and device.cache_bytes_per_s
         known = library_matmul(graph, node, device) if has_cache else None
         if known is None or node.inputs[0] == node.inputs[1]:
@@ -48,23 +47,24 @@ class Loads:
             if not reduced <= indexed or graph.values[v].size != prod(node.dims[d] for d in indexed):
                 return
         depth = prod(node.dims[d] for d in reduced)
-        results = prod(node.dims) // depth
         bits = prod(dtypes.bits(graph.values[v].dtype) for v in node.inputs)
-        least: dict[int, int] = {}
+        results = prod(node.dims) // depth
+        self._facts = (depth, results, bits, device.core_count, device.register_bytes)
+        self.anyhow = min(self.tiled(0), max(known) * device.cache_bytes_per_s // 10**12)
 
-        def loads(beside_bits: int) -> int:
-            if beside_bits not in least:
-                fit = device.register_bytes // 2 * 8 // (_ACCUMULATOR_BITS + beside_bits) or results
-                squared = 4 * depth**2 * bits * max(results * device.core_count, results**2 // fit)
-                least[beside_bits] = isqrt(squared) // 8
-            return least[beside_bits]
+    def tiled(self, beside_bits: int) -> int:
+        """By a tiled kernel that makes an element of ``beside_bits`` of each result at once."""
+        if self._facts is None:
+            return 0
+        if beside_bits not in self._tiled:
+            depth, results, bits, cores, register_bytes = self._facts
+            fit = register_bytes // 2 * 8 // (_ACCUMULATOR_BITS + beside_bits) or results
+            squared = 4 * depth**2 * bits * max(results * cores, results**2 // fit)
+            self._tiled[beside_bits] = isqrt(squared) // 8
+        return self._tiled[beside_bits]
 
-        self._tiled[-1] = loads(0)
-        for n in graph.consumers[node.outputs[0]]:
-            if graph.nodes[n].kind == OpKind.ELEMENTWISE:
-                self._tiled[n] = loads(dtypes.bits(graph.values[graph.nodes[n].outputs[0]].dtype))
-        self.anyhow = min(self._tiled[-1], max(known) * device.cache_bytes_per_s // 10**12)
 
-    def beside(self, nodes: Iterable[int]) -> int:
-        """By a tiled kernel of ``nodes``."""
-        return max([self._tiled.get(n, 0) for n in nodes], default=0) or self._tiled.get(-1, 0)
+def load_key(graph: Graph, node: Node) -> tuple[object, ...]:
+    """Equal for contractions of equal ``Loads``."""
+    arrays = [(graph.values[v].shape, graph.values[v].dtype) for v in node.inputs + node.outputs]
+    return (node.dims, node.roles, node.input_maps, len(set(node.inputs)), *arrays)

@@ -274,6 +274,20 @@ def test_what_the_deadline_ended_is_not_remembered(monkeypatch):
         assert SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=0)).stats.remembered == 0
 
 
+def test_that_the_heuristics_lose_is_remembered(monkeypatch):
+    f, args = get_workload("layernorm_grad").build()
+    with using(Memo()):
+        first = fuseplan.make_plan(f, device="h200")(*args)
+        assert first.status == "OPTIMAL"
+        assert not first.stats.certified, first.stats
+
+        def fail(*_):
+            raise AssertionError("a heuristic is asked again")
+
+        monkeypatch.setattr("fuseplan.planners.component.heuristic_groups", fail)
+        assert plain(fuseplan.make_plan(f, device="h200")(*args)) == plain(first)
+
+
 def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
     def missing(*args):
         raise ImportError("no module named ortools")
@@ -564,7 +578,7 @@ def test_on_disk_only_what_is_asked_for(by_environment, tmp_path):
         by_environment.setenv("FUSEPLAN_MEMO", setting)
         by_environment.setattr(memo, "_memory", Memo())
         assert norm_plan().stats.remembered == 0
-        assert [path.name for path in folder.iterdir()] == ["memo-1.sqlite3"]
+        assert [path.name for path in folder.iterdir()] == [f"memo-{memo.SCHEMA}.sqlite3"]
         by_environment.setattr(memo, "_memory", Memo())
         assert norm_plan().stats.remembered == 1
 
