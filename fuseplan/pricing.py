@@ -172,12 +172,10 @@ class PriceBook:
 
     def price(self, nodes: Nodes) -> Price | Verdict:
         """What the group costs, or why it cannot be one kernel."""
-        return _price_of(self._lookup(nodes, self.signatures.of(nodes))[2])
-
-    def known_price(self, nodes: Nodes) -> Price | Verdict | None:
-        """What the group, or one of equal structure, was found to cost; None if none was asked for."""
-        known = self._kernels.get(self.signatures.key(nodes)[0])
-        return None if known is None else _price_of(known[2])
+        kernel = self._lookup(nodes, self.signatures.of(nodes))[2]
+        if isinstance(kernel, Verdict):
+            return kernel
+        return Price(kernel.cost.time_ps, kernel.cost.hbm_bytes)
 
     def kernel(self, nodes: Nodes) -> Kernel:
         """The kernel of a group that has a price."""
@@ -194,10 +192,6 @@ class PriceBook:
         if known is None:
             known = self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
         return known
-
-
-def _price_of(kernel: Kernel | Verdict) -> Price | Verdict:
-    return kernel if isinstance(kernel, Verdict) else Price(kernel.cost.time_ps, kernel.cost.hbm_bytes)
 
 
 def _moved(known: Nodes, verdict: Verdict | None, nodes: Nodes) -> Verdict | None:

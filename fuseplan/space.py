@@ -191,9 +191,9 @@ class Space:
         return self._prices[mask]
 
     def known_price(self, mask: Mask) -> Price | Verdict | None:
-        """The price of a group that has been asked for before, here or elsewhere, else None."""
-        known = self._prices.get(mask)
-        return self.book.known_price(self.nodes(mask)) if known is None else known
+        """The price of a group that has been asked for before, else None. What other components
+        asked for is not looked up: a plan must not depend on which of them are remembered."""
+        return self._prices.get(mask)
 
     def floor(self, mask: Mask) -> int:
         """Picoseconds that no partition of the group beats."""
