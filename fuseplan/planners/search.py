@@ -16,10 +16,9 @@ from fuseplan.pricing import Price
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space
 
-_FEW = 8
-"""Groups that are priced at least before the relaxation is solved again: scheduling a
-group and solving a small relaxation each take about a millisecond."""
-
+_FEW = 16
+"""Groups that are priced at least before the relaxation is solved again: scheduling one takes
+half a millisecond, solving the relaxation of a large component three."""
 
 _MANY = 24
 """Proofs whose plans hold groups without a price after which all are priced: of a few hundred, that
