@@ -7,23 +7,51 @@ for all. Counted is what weighs most in a matmul, by the laws of ``costmodel.roo
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
-from costmodel.axes import NodeAxes
+from costmodel.axes import GroupAxes, NodeAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
 from costmodel.kernel import AxisRole
 from costmodel.roofline import TPU_STEP_PS
 from fuseplan.layout import Layout
+from fuseplan.tiles import Tiles
 
 _ROUNDING = 1e-9
 """Relative error allowed for: the laws are of integers, this is floating point."""
 
 Times = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
+
+
+Rank = tuple[int, int]
+"""The place of a schedule in a fixed order: of its roles, and of its tiles among theirs."""
+
+
+def most_promising(
+    graph: Graph,
+    device: DeviceSpec,
+    nodes: tuple[int, ...],
+    axes: GroupAxes,
+    layout: Layout,
+    roles: tuple[AxisRole, ...],
+    ranked: list[tuple[Rank, Tiles]],
+    is_wanted: Callable[[float, Rank], bool],
+) -> Iterator[tuple[Rank, Tiles]]:
+    """Tilings of a contraction, the most promising first, while they are wanted: asked is with
+    the picoseconds that each takes at least."""
+    if ranked:
+        members = (graph.nodes[n] for n in nodes)
+        anchor = next(m for m in zip(members, axes.node_axes, strict=True) if m[0].flops.matrix)
+        tilings = np.array([tiles for _, tiles in ranked], dtype=np.int64)
+        least_ps = least_times(graph, device, layout, roles, anchor, tilings)
+        for k in np.argsort(least_ps, kind="stable").tolist():
+            if is_wanted(least_ps[k], ranked[k][0]):
+                yield ranked[k]
 
 
 def least_times(

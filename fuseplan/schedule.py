@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import cached_property, lru_cache
 
-import numpy as np
-
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
@@ -21,13 +19,13 @@ from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout
+from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
 from fuseplan.legality import refuse
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.prologues import gated
-from fuseplan.quickest import least_times
+from fuseplan.quickest import Rank, most_promising
 from fuseplan.residency import Residency
 from fuseplan.signature import Signatures
 from fuseplan.spec import SpecMaker, whole_array_spec
@@ -37,9 +35,6 @@ from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
 # first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
 _PRICED = 4
 
-
-Rank = tuple[int, int]
-"""The place of a schedule in a fixed order: of its roles, and of its tiles among theirs."""
 
 _REMEMBERED = 1_000
 """Groups whose axes are kept: a search of a component comes back to them."""
@@ -241,7 +236,8 @@ class Scheduler:
             every = enumerate(tilings(layout, roles, device.backend))
             ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
             if layout.contraction is not None and is_wanted is not None and priced > 1:
-                ranked = self._promising(nodes, axes, layout, roles, list(ranked), is_wanted)
+                kernel = (self.graph, device, nodes, axes, layout, roles)
+                ranked = most_promising(*kernel, list(ranked), is_wanted)
             for rank, tiles in ranked:
                 tried.append(tiles)
                 if block_bytes(tiles) > limit_bytes:
@@ -257,22 +253,3 @@ class Scheduler:
                     found += 1
                     if found == priced and (layout.contraction is None or priced == 1):
                         break
-
-    def _promising(
-        self,
-        nodes: tuple[int, ...],
-        axes: GroupAxes,
-        layout: Layout,
-        roles: tuple[AxisRole, ...],
-        ranked: list[tuple[Rank, Tiles]],
-        is_wanted: Callable[[float, Rank], bool],
-    ) -> Iterator[tuple[Rank, Tiles]]:
-        """Tilings of a contraction, the most promising first, while they are wanted."""
-        if ranked:
-            members = (self.graph.nodes[n] for n in nodes)
-            anchor = next(m for m in zip(members, axes.node_axes, strict=True) if m[0].flops.matrix)
-            every = np.array([tiles for _, tiles in ranked], dtype=np.int64)
-            least_ps = least_times(self.graph, self.device, layout, roles, anchor, every)
-            for k in np.argsort(least_ps, kind="stable").tolist():
-                if is_wanted(least_ps[k], ranked[k][0]):
-                    yield ranked[k]

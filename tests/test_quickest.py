@@ -11,7 +11,7 @@ from costmodel.graph import OpKind
 from costmodel.memory import Footprint
 from costmodel.roofline import estimate
 from experiments.workloads import get_workload
-from fuseplan import schedule
+from fuseplan import quickest
 from fuseplan.candidates import enumerate_groups
 from fuseplan.errors import Verdict
 from fuseplan.lower import lower
@@ -61,7 +61,7 @@ def test_the_floor_is_below_every_price(device):
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_no_tiling_beats_its_least_time(device, monkeypatch):
     """And some are met: by those for which nothing else takes longer."""
-    original = schedule.least_times
+    original = quickest.least_times
     ratios = []
 
     def compare(graph, device, layout, roles, anchor, tilings):
@@ -74,7 +74,7 @@ def test_no_tiling_beats_its_least_time(device, monkeypatch):
             ratios.append(least_ps / time_ps)
         return found
 
-    monkeypatch.setattr(schedule, "least_times", compare)
+    monkeypatch.setattr(quickest, "least_times", compare)
     for name in NAMES:
         scheduler, groups = legal_groups(name, device)
         for nodes in anchored(scheduler.graph, groups):
