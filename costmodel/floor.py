@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from costmodel import dtypes
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
+from costmodel.graph import Graph, OpKind
+from costmodel.loads import Loads, load_key
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 
@@ -16,8 +18,9 @@ class Floor:
     once; every flop executed once. A sum of maxima is no less than the maximum of the
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
-    kernel, which waits for its first block, or at least two launches. Of copies of an operation
-    (``Graph.origins``) one is executed at least, and one result written.
+    kernel, which waits for its first block, or at least two launches. A contraction of arrays
+    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``). Of copies of
+    an operation (``Graph.origins``) one is executed at least, and one result written.
     """
 
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
@@ -50,6 +53,9 @@ class Floor:
         self._writes: list[tuple[int, ...]] = []
         self._made: list[tuple[int, ...]] = []
         self._work: list[tuple[int, int, int]] = []
+        self._loads: dict[int, Loads] = {}
+        self._beside: dict[int, dict[int, int]] = {}  # by reader, bits that it makes of each result
+        alike: dict[object, Loads] = {}
         for node in graph.nodes:
             self._reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
             self._writes.append(() if node.bitcast else node.outputs)
@@ -58,12 +64,28 @@ class Floor:
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self._work.append((matrix_ps, flops.vector, flops.transcendental))
+            if flops.matrix:
+                key = load_key(graph, node)
+                if key not in alike:
+                    alike[key] = Loads(graph, node, device)
+                self._loads[node.id] = alike[key]
+                self._beside[node.id] = {
+                    n: dtypes.bits(graph.values[graph.nodes[n].outputs[0]].dtype)
+                    for n in graph.consumers[node.outputs[0]]
+                    if graph.nodes[n].kind == OpKind.ELEMENTWISE
+                }
 
     def __call__(self, nodes: tuple[int, ...]) -> int:
         return self.parts(nodes)[0]
 
-    def parts(self, nodes: tuple[int, ...]) -> tuple[int, int]:
-        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does."""
+    def one_kernel(self, nodes: tuple[int, ...]) -> int:
+        """Picoseconds that ``nodes`` take at least as one kernel, which is more than all partitions
+        do: two operations or more are not left to XLA."""
+        return self.parts(nodes, together=True)[0]
+
+    def parts(self, nodes: tuple[int, ...], together: bool = False) -> tuple[int, int]:
+        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does;
+        with ``together``, picoseconds of one kernel."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
@@ -71,6 +93,7 @@ class Floor:
         written: set[int] = set()
         name, origins = self._name, self._origins
         done: set[int] = set()
+        anchors: list[int] = []
         for n in nodes:
             writes = self._writes[n]
             if not writes and not self._reads[n]:
@@ -82,6 +105,8 @@ class Floor:
                 continue
             done.add(origins[n])
             launched += 1
+            if n in self._loads and made.isdisjoint(self._reads[n]):
+                anchors.append(n)
             read.update(self._reads[n])
             made.update(self._made[n])
             m, v_flops, t = self._work[n]
@@ -102,4 +127,12 @@ class Floor:
                 compute_ps += self._wait_ps
             else:
                 memory_ps = max(memory_ps, self._wait_ps)
+        if anchors:
+            beside = (read - made).difference(*(self._reads[n] for n in anchors))
+            loads = sum(self._nbytes[v] for v in beside)
+            for n in anchors:
+                bits = max([b for reader, b in self._beside[n].items() if reader in inside], default=0)
+                tiled = together and launched > 1
+                loads += self._loads[n].tiled(bits) if tiled else self._loads[n].anyhow
+            memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

@@ -7,6 +7,7 @@ waves and re-reads, would decide every epilogue against fusion.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import prod
 
 from costmodel import dtypes
@@ -38,7 +39,22 @@ def library_matmul(graph: Graph, node: Node, device: DeviceSpec) -> tuple[int, i
     lhs_bits, rhs_bits = (dtypes.bits(graph.values[v].dtype) for v in node.inputs)
     out_bytes = graph.values[node.outputs[0]].nbytes
     rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
-    cores = device.core_count
+    extents = (batch, rows, columns, k)
+    return _best(extents, lhs_bits, rhs_bits, out_bytes, rate, device.core_count, device.cache_bytes_per_s)
+
+
+@lru_cache(maxsize=1024)
+def _best(
+    extents: tuple[int, int, int, int],
+    lhs_bits: int,
+    rhs_bits: int,
+    out_bytes: int,
+    rate: int,
+    cores: int,
+    cache_bytes_per_s: int,
+) -> tuple[int, int] | None:
+    """Picoseconds on the matrix units and at the cache by the best tile."""
+    batch, rows, columns, k = extents
     best: tuple[int, int] | None = None
     for tile_rows, tile_columns in _TILES:
         across, down = -(-rows // tile_rows), -(-columns // tile_columns)
@@ -49,7 +65,7 @@ def library_matmul(graph: Graph, node: Node, device: DeviceSpec) -> tuple[int, i
             flops = waves * cores * 2 * tile_rows * tile_columns * -(-k // split)
             matrix_ps = time_ps(flops, rate)
             moved = loaded + split * out_bytes
-            cache_ps = time_ps(moved * cores, device.cache_bytes_per_s * min(tiles, cores))
+            cache_ps = time_ps(moved * cores, cache_bytes_per_s * min(tiles, cores))
             if best is None or max(matrix_ps, cache_ps) < max(best):
                 best = matrix_ps, cache_ps
     return best

@@ -46,8 +46,9 @@ def enumerate_groups(
     the group (then what lies between belongs to it too) or not. What is left out decides
     what must be read and written (and which copies it cannot do without, ``fuseplan.closure``): a
     group that would hold too much on chip however it grows
-    is looked for now and then, and what is learnt of it cuts off all groups around it. Some
-    are found that do not fit: their price says so. Each branch ends in another group, so the
+    is looked for now and then, and what is learnt of it cuts off all groups around it; each is
+    looked at in the end, as it is. Some are found for which there is no tile all the same: their
+    price says so. Each branch ends in another group, so the
     time is proportional to their number.
 
     Args:
@@ -111,8 +112,11 @@ def enumerate_groups(
                     continue
             border &= ~(group | excluded | clash)
             if not border and not forced:
-                if closure is None or closure.allows(group):
-                    found.append(group)
+                if closure is not None and not closure.allows(group):
+                    continue
+                if tight and space.overflows(group, makes & needed | reads & others):
+                    continue
+                found.append(group)
                 if len(found) >= max_groups:
                     return Candidates(_with_singles(found, space), False)
                 continue

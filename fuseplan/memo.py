@@ -28,7 +28,7 @@ from costmodel.calibrate import cache_path
 if TYPE_CHECKING:
     from fuseplan.memo_disk import Disk
 
-SCHEMA = 1
+SCHEMA = 2
 """Of keys and entries: raised with every change of what they say."""
 
 MAX_ENTRIES = 4096
@@ -52,6 +52,8 @@ class Entry:
     """How many groups were looked at."""
     note: str = ""
     refusals: tuple[Refusal, ...] = ()
+    slower: tuple[str, ...] = ()
+    """Heuristics that are known to lose to ``bound_ps``."""
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
@@ -65,6 +67,7 @@ class Entry:
                 "candidates": self.candidates,
                 "note": self.note,
                 "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
+                "slower": self.slower,
             },
             separators=(",", ":"),
         )
@@ -86,6 +89,7 @@ class Entry:
                 _integer(read["candidates"]),
                 _text(read["note"]),
                 tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
+                tuple(map(_text, read["slower"])),
             )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not an entry: {error!r}") from None

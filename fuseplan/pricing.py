@@ -15,7 +15,7 @@ from costmodel.kernel import Access
 from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
-from fuseplan.signature import Signatures, Structure
+from fuseplan.signature import Key, Signatures, Structure
 
 Nodes = tuple[int, ...]
 
@@ -26,6 +26,9 @@ class Pricing(Protocol):
     It may also have ``floor(nodes) -> int``: picoseconds that no partition of ``nodes``
     beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
     fewer groups have to be priced, and the better the bound where a limit is hit.
+
+    Likewise ``least(nodes) -> int``: picoseconds that ``nodes`` take at least as one kernel, where
+    that is known to be more than ``floor(nodes)``.
 
     Likewise ``floor_bytes(nodes) -> int``: HBM bytes that a kernel of ``nodes`` moves at least.
 
@@ -118,6 +121,7 @@ class PriceBook:
         self.outputs = graph.results
         self._pricing = pricing
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
+        self._least: Callable[[Nodes], int] = getattr(pricing, "least", self._floor)
         self._floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
@@ -125,7 +129,8 @@ class PriceBook:
         self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
         self.merges_copies: bool = getattr(pricing, "merges_copies", False)
-        self._compatible: dict[tuple[int, ...], tuple[Nodes, Verdict | None]] = {}
+        self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
+        self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
 
     @property
@@ -138,15 +143,15 @@ class PriceBook:
         key = self.signatures.key(nodes)[0]
         if key not in self._compatible:
             self._compatible[key] = (nodes, self._pricing.compatible(nodes))
-        known_nodes, verdict = self._compatible[key]
-        if verdict is None or known_nodes == nodes:
-            return verdict
-        moved = dict(zip(known_nodes, nodes, strict=True))
-        return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
+        return _moved(*self._compatible[key], nodes)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """As ``Pricing.oversized``."""
-        return self._pricing.oversized(nodes, crossing)
+        structure, number = self.signatures.key(nodes)
+        key = (structure, tuple([k for v, k in number.items() if v in crossing]))
+        if key not in self._oversized:
+            self._oversized[key] = (nodes, self._pricing.oversized(nodes, crossing))
+        return _moved(*self._oversized[key], nodes)
 
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""
@@ -155,6 +160,10 @@ class PriceBook:
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
         return self._floor(nodes)
+
+    def least(self, nodes: Nodes) -> int:
+        """As ``Pricing.least``; the floor of a pricing that has none."""
+        return self._least(nodes)
 
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``; 0 of a pricing that has none."""
@@ -188,6 +197,14 @@ class PriceBook:
         if known is None:
             known = self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
         return known
+
+
+def _moved(known: Nodes, verdict: Verdict | None, nodes: Nodes) -> Verdict | None:
+    """What was said of ``known``, said of ``nodes``, a group of equal structure."""
+    if verdict is None or known == nodes:
+        return verdict
+    moved = dict(zip(known, nodes, strict=True))
+    return replace(verdict, nodes=tuple([moved[n] for n in verdict.nodes if n in moved]))
 
 
 def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values: Sequence[int]) -> Kernel:

@@ -52,6 +52,10 @@ class Recomputing:
         """As ``Pricing.floor``."""
         return self._floor(nodes)
 
+    def least(self, nodes: Nodes) -> int:
+        """As ``Pricing.least``."""
+        return self._floor.one_kernel(nodes)
+
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``."""
         return self._floor.parts(nodes)[1]

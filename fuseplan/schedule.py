@@ -14,7 +14,7 @@ from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Graph
-from costmodel.kernel import AxisRole, Cost, KernelSpec
+from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
@@ -25,6 +25,7 @@ from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.prologues import Gates, gated
+from fuseplan.quickest import Rank, most_promising
 from fuseplan.residency import Residency
 from fuseplan.siblings import walked
 from fuseplan.signature import Signatures
@@ -83,6 +84,12 @@ class Scheduler:
             return 0
         return self._floor(nodes)
 
+    def least(self, nodes: tuple[int, ...]) -> int:
+        """Picoseconds that ``nodes`` take at least as one kernel."""
+        if self._nests is not None and self._nests.skips(nodes):
+            return 0
+        return self._floor.one_kernel(nodes)
+
     def floor_bytes(self, nodes: tuple[int, ...]) -> int:
         """HBM bytes that a kernel of ``nodes`` moves at least."""
         if self._nests is not None and self._nests.skips(nodes):
@@ -119,10 +126,7 @@ class Scheduler:
             return self._left_to_xla(nodes, edge)
         if len(edge.writes) > 1 and not self.features.several_results:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        # As if the group were never to grow: most that do not fit are found here, early.
-        refused = self.compatible(nodes, is_gated) or self.oversized(
-            nodes, frozenset(edge.reads + edge.writes)
-        )
+        refused = self.compatible(nodes, is_gated)
         if refused is not None:
             nest = None if self._nests is None else self._nests.best(nodes)
             return nest or refused
@@ -131,30 +135,29 @@ class Scheduler:
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
             return self._left_to_xla(nodes, edge)
         best: Kernel | None = None
-        best_key: tuple[int, int, int] | None = None
+        best_key: tuple[int, int, int, Rank] | None = None
         tried: list[Tiles] = []
-
         numbered: object = None
         work = Work((), ())
 
-        def cost_of(spec: KernelSpec, need: Footprint) -> Cost:
-            nonlocal numbered, work
+        def is_wanted(least_ps: float, rank: Rank) -> bool:
+            if best_key is None:
+                return True
+            # Of those that nothing beats, the first.
+            return least_ps <= best_key[0] and (best_key[0] > floor_ps or rank < best_key[3])
+
+        for rank, spec, need in self._fitting(nodes, edge, tried, is_wanted):
             if spec.node_axes is not numbered:  # Schedules of the same roles share it.
                 numbered, work = spec.node_axes, work_of(self.graph, spec)
-            return estimate(self.graph, spec, self.device, need, work)
-
-        def hopeless(spec: KernelSpec) -> bool:
-            # What a tile needs on chip only ever costs time: without it nothing is overestimated.
-            return best_key is not None and best_key[0] < cost_of(spec, Footprint(0)).time_ps
-
-        for spec, need in self._fitting(nodes, edge, tried, hopeless):
-            cost = cost_of(spec, need)
-            key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes)
+            cost = estimate(self.graph, spec, self.device, need, work)
+            key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, rank)
+            if cost.time_ps <= floor_ps:
+                key = (cost.time_ps, 0, 0, rank)
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
-            if cost.time_ps <= floor_ps:
-                break
-        return best or self._without_schedule(nodes, bool(tried))
+            if cost.time_ps <= floor_ps and not work.products:
+                break  # They come in order of rank.
+        return best or self._without_schedule(nodes, edge, bool(tried))
 
     def renames(self, n: int) -> bool:
         """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a
@@ -193,8 +196,12 @@ class Scheduler:
         spec = whole_array_spec(self.graph, nodes, edge)
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
-    def _without_schedule(self, nodes: tuple[int, ...], addressable: bool) -> Verdict:
+    def _without_schedule(self, nodes: tuple[int, ...], edge: Boundary, addressable: bool) -> Verdict:
         device = self.device
+        # As if the group were never to grow: that says more than that nothing was found.
+        refused = self.oversized(nodes, frozenset(edge.reads + edge.writes))
+        if refused is not None:
+            return refused
         names = " and ".join(dict.fromkeys(self.graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         if addressable:
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
@@ -203,21 +210,22 @@ class Scheduler:
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
         """The schedules of the group that are priced, in a fixed order."""
-        return (spec for spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
+        return (spec for _, spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
     def _fitting(
         self,
         nodes: tuple[int, ...],
         edge: Boundary,
         tried: list[Tiles],
-        hopeless: Callable[[KernelSpec], bool] = lambda spec: False,
-    ) -> Iterator[tuple[KernelSpec, Footprint]]:
-        """Schedules that fit and, of a contraction's many, are not ``hopeless``, with what they
-        need; ``tried`` receives every tiling looked at."""
+        is_wanted: Callable[[float, Rank], bool] | None = None,
+    ) -> Iterator[tuple[Rank, KernelSpec, Footprint]]:
+        """Schedules that fit, each with its rank in a fixed order and what it needs; with
+        ``is_wanted(picoseconds, rank)``, only those of which it holds, a contraction's most
+        promising first. ``tried`` receives every tiling looked at."""
         device = self.device
         if device.backend == "xla":
             spec = whole_array_spec(self.graph, nodes, edge)
-            yield spec, footprint(self.graph, spec, device)
+            yield (0, 0), spec, footprint(self.graph, spec, device)
             return
         axes = self.axes(nodes)
         if isinstance(axes, Conflict):
@@ -226,27 +234,29 @@ class Scheduler:
         limit_bytes = device.block_limit_bytes
         block_bytes = largest_block(layout)
         priced = _PRICED if self.features.choice_of_tile else 1
-        for roles in axis_roles(self.graph, nodes, axes, layout):
+        for place, roles in enumerate(axis_roles(self.graph, nodes, axes, layout)):
             if AxisRole.STREAMED in roles and layout.contraction is None and not self.features.streaming:
                 continue
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             occupancy: Occupancy | None = None
             found = 0
             deeper = Deeper(layout, roles)
-            for tiles in tilings(layout, roles, device.backend):
+            every = enumerate(tilings(layout, roles, device.backend))
+            ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
+            if layout.contraction is not None and is_wanted is not None and priced > 1:
+                kernel = (self.graph, device, nodes, axes, layout, roles)
+                ranked = most_promising(*kernel, list(ranked), is_wanted)
+            for rank, tiles in ranked:
                 tried.append(tiles)
                 if block_bytes(tiles) > limit_bytes:
                     continue
                 if device.sequential_grid and deeper.is_known(tiles):
                     continue
                 spec = make_spec(tiles)
-                if layout.contraction is not None and hopeless(spec):
-                    deeper.add(tiles)
-                    continue
                 occupancy = occupancy or Occupancy(self.graph, spec, device)
                 need = occupancy(spec.axes)
                 if need.fits(device):
-                    yield spec, need
+                    yield rank, spec, need
                     deeper.add(tiles)
                     found += 1
                     if found == priced and (layout.contraction is None or priced == 1):

@@ -205,12 +205,17 @@ class Space:
         return self._prices[mask]
 
     def known_price(self, mask: Mask) -> Price | Verdict | None:
-        """The price of a group that has been asked for before, else None."""
+        """The price of a group that has been asked for before, else None. What other components
+        asked for is not looked up: a plan must not depend on which of them are remembered."""
         return self._prices.get(mask)
 
     def floor(self, mask: Mask) -> int:
         """Picoseconds that no partition of the group beats."""
         return self.book.floor(self.nodes(mask))
+
+    def least(self, mask: Mask) -> int:
+        """Picoseconds that the group takes at least as one kernel."""
+        return self.book.least(self.nodes(mask))
 
     def floor_bytes(self, mask: Mask) -> int:
         """HBM bytes that the group moves at least, as one kernel."""

@@ -136,7 +136,7 @@ class _Verifier:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
             inside = groups.members(mask)
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
-            least_ps = self._book.floor(inside)
+            least_ps = self._book.least(inside)
             if least_ps < worth + max(gap, room, 0):
                 cost_ps = self._cost(inside)
                 if cost_ps is None:

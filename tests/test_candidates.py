@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.device import get_device
+from experiments.workloads import get_workload
 from fuseplan.absorb import absorb_moves, contract
 from fuseplan.bits import bits
 from fuseplan.candidates import enumerate_groups
@@ -60,6 +61,24 @@ def test_independent_readers_of_one_value_explode_as_expected():
     (space,) = spaces(graph("e" * (width + 1), [[], *([0] for _ in range(width))]))
     # The producer with any subset of its readers, or one reader alone.
     assert len(enumerate_groups(space, 10**6).groups) == 2**width + width
+
+
+@pytest.mark.parametrize(("name", "device"), [("batchnorm_relu", "h200"), ("cross_entropy_grad", "tpu_v5e")])
+def test_what_is_too_large_as_it_is_is_no_group(name, device, monkeypatch):
+    f, args = get_workload(name).build()
+    g = lower(trace(f, *args)).graph
+
+    def found():
+        kinds = take_apart(g, PriceBook(g, Scheduler(g, get_device(device)))).kinds
+        return {(space.n, mask): space for space in kinds for mask in enumerate_groups(space, 10**6).groups}
+
+    groups = found()
+    with monkeypatch.context() as patch:
+        patch.setattr(Space, "is_tight", lambda self, mask: False)
+        more = found()
+    assert len(groups) < len(more)
+    for (n, mask), space in more.items():
+        assert ((n, mask) in groups) != space.refused(mask, space.crossing(mask))
 
 
 def test_limits_leave_every_single_node():

@@ -274,6 +274,28 @@ def test_what_the_deadline_ended_is_not_remembered(monkeypatch):
         assert SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=0)).stats.remembered == 0
 
 
+@pytest.fixture(params=["memory", "disk"])
+def disk_or_memory(request, tmp_path):
+    """What gives a memo that has all that the one before was given."""
+    shared = Memo()
+    path = tmp_path / "memo.sqlite3"
+    return (lambda: shared) if request.param == "memory" else lambda: Memo(Disk(path, memo.note))
+
+
+def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
+    f, args = get_workload("mlp").build(small=True)
+    with using(disk_or_memory()):
+        first = fuseplan.make_plan(f, device="h200")(*args)
+    assert (first.status, first.stats.certified) == ("OPTIMAL", "")
+
+    def fail(*_):
+        raise AssertionError("a heuristic is asked again")
+
+    monkeypatch.setattr("fuseplan.planners.component.heuristic_groups", fail)
+    with using(disk_or_memory()):
+        assert plain(fuseplan.make_plan(f, device="h200")(*args)) == plain(first)
+
+
 def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
     def missing(*args):
         raise ImportError("no module named ortools")
@@ -564,7 +586,7 @@ def test_on_disk_only_what_is_asked_for(by_environment, tmp_path):
         by_environment.setenv("FUSEPLAN_MEMO", setting)
         by_environment.setattr(memo, "_memory", Memo())
         assert norm_plan().stats.remembered == 0
-        assert [path.name for path in folder.iterdir()] == ["memo-1.sqlite3"]
+        assert [path.name for path in folder.iterdir()] == [f"memo-{memo.SCHEMA}.sqlite3"]
         by_environment.setattr(memo, "_memory", Memo())
         assert norm_plan().stats.remembered == 1
 

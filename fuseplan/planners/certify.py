@@ -11,13 +11,21 @@ from fuseplan.planners.component import HEURISTICS, Starts
 from fuseplan.proof import Part, Proof
 
 
-def as_fast(graph: Graph, parts: Parts, starts: Starts, bounds_ps: Sequence[int]) -> str:
+def as_fast(
+    graph: Graph, parts: Parts, starts: Starts, bounds_ps: Sequence[int], slower: dict[int, set[str]]
+) -> str:
     """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
     empty if none does. It is tried on the largest components first, and given up on the first that
-    it loses."""
+    it loses. ``slower`` has, by component, those that are known to lose it, and is added to."""
     largest_first = sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n)
     for name in reversed(HEURISTICS):
-        if all(parts.kinds[k].total(starts.plan(k, name)).time_ps <= bounds_ps[k] for k in largest_first):
+        if any(name in names for names in slower.values()):
+            continue
+        for k in largest_first:
+            if parts.kinds[k].total(starts.plan(k, name)).time_ps > bounds_ps[k]:
+                slower.setdefault(k, set()).add(name)
+                break
+        else:
             placed = [g for kind, nodes in parts.instances for g in place(starts.plan(kind, name), nodes)]
             if not cyclic_sets(order_groups(graph, placed)[1]):
                 return name

@@ -46,7 +46,7 @@ class Merging:
         both = a | b
         apart = self.space.total((a, b))
         known = self.space.known_price(both)
-        least_ps = self.space.floor(both) if known is None else 0
+        least_ps = self.space.least(both) if known is None else 0
         if known is not None or apart.time_ps < least_ps:
             return self.saving(a, b) if known is not None else None
         return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self._allowed(both) else None

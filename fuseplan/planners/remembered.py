@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING
@@ -91,6 +91,22 @@ class Remembered:
         """Pass on what is new, in one step."""
         if self._memo is not None and self._new:
             self._memo.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
+
+    def slower(self) -> dict[int, set[str]]:
+        """By kind, the heuristics that are remembered to lose it. Nothing depends on that but what
+        is said of the plan."""
+        return {kind: set(entry.slower) for kind, entry in self.recalled.items() if entry.slower}
+
+    def add_slower(self, slower: Mapping[int, set[str]]) -> None:
+        """Remember those, too."""
+        known = {**self.recalled, **self._new}
+        more = {
+            self._keys[kind]: replace(known[kind], slower=tuple(sorted(names)))
+            for kind, names in slower.items()
+            if kind in known and names - set(known[kind].slower)
+        }
+        if self._memo is not None and more:
+            self._memo.keep(more)
 
     def refusals(self) -> tuple[Verdict, ...]:
         """For each component and rule, the smallest group that was refused when priced."""

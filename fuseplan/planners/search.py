@@ -19,9 +19,13 @@ from fuseplan.space import Mask, Space
 _MORE = 100
 """The more groups, the longer a relaxation takes: one more is priced for so many."""
 
-_FEW = 8
-"""Groups that are priced at least before the relaxation is solved again: scheduling a
-group and solving a small relaxation each take about a millisecond."""
+_FEW = 16
+"""Groups that are priced at least before the relaxation is solved again: scheduling one takes
+half a millisecond, solving the relaxation of a large component three."""
+
+_MANY = 24
+"""Proofs whose plans hold groups without a price after which all are priced: of a few hundred, that
+takes as long as so many proofs."""
 
 
 def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
@@ -37,9 +41,9 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         if time.monotonic() >= expires_at:
             return Solved(best, 0, False, note=deadline_note(space))
         known = space.known_price(mask)
-        floor_ps = space.floor(mask) if known is None else 0
-        if floor_ps:
-            cost[mask] = floor_ps
+        least_ps = space.least(mask) if known is None else 0
+        if least_ps:
+            cost[mask] = least_ps
             unpriced.add(mask)
         else:
             _price(space, mask, cost, unpriced)
@@ -109,6 +113,9 @@ def _prove(
     alive = list(dict.fromkeys([*alive, *best]))
     for mask in best:  # a heuristic's group need not be among the columns
         cost.setdefault(mask, space.total([mask]).time_ps)
+    # A heuristic's group may cost less than the prices of other groups say.
+    holds = all(cost[mask] >= sum(duals[i] for i in bits(mask)) for mask in alive)
+    prices = duals if holds else ()
     forbidden: list[tuple[Mask, ...]] = []
     rounds = 0
     while len(forbidden) <= MAX_ROUNDS:
@@ -123,6 +130,7 @@ def _prove(
             tuple(sorted(index[m] for m in best)),
             max(expires_at - time.monotonic(), 0),
             tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
+            prices,
         )
         try:
             selection = exact_cover(instance)
@@ -136,7 +144,7 @@ def _prove(
         if asked:
             rounds += 1
             # Floors that are no good are not asked for one plan at a time.
-            for mask in asked if rounds < _FEW else unpriced.intersection(alive):
+            for mask in asked if rounds < _MANY else unpriced.intersection(alive):
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":

@@ -118,7 +118,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     _warn_of_failures(notes)
     certified = ""
     if optimal and joint is None and time.monotonic() < expires_at:
-        certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())])
+        slower = memo.slower()
+        certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
+        memo.add_slower(slower)
         notes += [already_optimal(certified)] if certified else []
     stats = PlanStats(
         len(graph.nodes),
