@@ -112,7 +112,8 @@ def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
 def axis_roles(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
 ) -> Iterator[tuple[AxisRole, ...]]:
-    """The ways to treat each axis: at most one streamed, the others fixed by their use."""
+    """The ways to treat each axis: at most one streamed, in one pass, the others fixed by their
+    use."""
     count = len(axes.sizes)
     parallel = []
     written = [w.axis_set for w in layout.writes]
@@ -142,6 +143,27 @@ def axis_roles(
         roles = list(base)
         roles[a] = AxisRole.STREAMED
         yield tuple(roles)
+
+
+def roles_in_passes(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+) -> tuple[AxisRole, ...] | None:
+    """The way to stream an axis that ``axis_roles`` does not: in several passes, or in one that
+    writes what it makes. Only the one axis that the group reduces or needs whole can be walked
+    so: with another resident beside it, few rows would be left to walk side by side."""
+    held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
+    if len(held) != 1 or axes.whole[held[0]] or layout.contraction is not None:
+        return None
+    (stream,) = held
+    written = [w.axis_set for w in layout.writes]
+    if not any(stream in w for w in written) and not repeats(graph, nodes, axes, stream):
+        return None
+    roles = [
+        AxisRole.PARALLEL if all(a in w for w in written) else AxisRole.RESIDENT
+        for a in range(len(axes.sizes))
+    ]
+    roles[stream] = AxisRole.STREAMED
+    return tuple(roles)
 
 
 def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:

@@ -1,9 +1,13 @@
 """What a group must hold on chip whatever its tiles, and whatever joins it.
 
 An axis that a member reduces is never a grid axis again, however the group grows. It is
-streamed or it is resident; only one axis can be streamed, and none that a value written
-for good is indexed by. If what remains resident exceeds a core, no schedule of this group
-or of any larger one can fit: that prunes a search early.
+streamed or it is resident; only one axis can be streamed. Where another has to be resident
+beside it, it is streamed in one pass that writes nothing (``layout.roles_in_passes``). If what
+remains resident exceeds a core, no schedule of this group or of any larger one can fit: that
+prunes a search early.
+
+Which axes are two is asked of the whole graph: a joiner may tie two axes of a group together,
+but never two that no value of the graph connects.
 """
 
 from __future__ import annotations
@@ -61,9 +65,9 @@ class Residency:
         """Whether ``nodes`` fit for sure, with every axis whole that may have to be, or all but
         one that can be streamed: most groups need no closer look."""
         held = frozenset[int]().union(*[self._held[n] for n in nodes])
-        return not held or any(
-            self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held
-        )
+        if len(held) < 2 and not any(DimRole.WHOLE in self.graph.nodes[n].roles for n in nodes):
+            return True
+        return any(self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held)
 
     def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
         """Whether the axis is reduced in one pass and indexes nothing that is written for good."""
@@ -124,9 +128,15 @@ class Residency:
             for dims in compose(dim_map, own)
             for a in dims
         }
+        known = self._classes(nodes, axes)
         for a in held:
-            streamable = axes.reduced[a] and not axes.whole[a] and a not in indexed
-            if streamable and need.fits([b for b in held if b != a]) and not repeats(graph, nodes, axes, a):
+            if not axes.reduced[a] or axes.whole[a]:
+                continue
+            # Axes of one class may be one axis of a larger group, and streamed together.
+            others = [b for b in held if known[b] != known[a]]
+            if not others:
+                return None
+            if a not in indexed and need.fits(others) and not repeats(graph, nodes, axes, a):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         return Verdict(
@@ -135,6 +145,15 @@ class Residency:
             f"({self.limit_bytes:,} bytes a core)",
             nodes,
         )
+
+    def _classes(self, nodes: tuple[int, ...], axes: GroupAxes) -> dict[int, int]:
+        """Which of the graph's axes, roughly, each axis of a group is."""
+        return {
+            a: c
+            for n, own in zip(nodes, axes.node_axes, strict=True)
+            for c, dims in zip(self._axes[n], own, strict=True)
+            for a in dims
+        }
 
 
 def _axis_classes(graph: Graph) -> tuple[list[list[int]], list[frozenset[int]]]:

@@ -19,8 +19,9 @@ from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
+from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout, roles_in_passes
 from fuseplan.legality import refuse
+from fuseplan.loops.nest import passes_of
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
@@ -216,14 +217,14 @@ class Scheduler:
         limit_bytes = device.block_limit_bytes
         block_bytes = largest_block(layout)
         priced = _PRICED if self.features.choice_of_tile else 1
-        for roles in axis_roles(self.graph, nodes, axes, layout):
-            if AxisRole.STREAMED in roles and layout.contraction is None and not self.features.streaming:
-                continue
+        for roles, in_passes in self._ways(nodes, axes, layout):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+            if in_passes:
+                make_spec.passes = passes_of(self.graph, make_spec(axes.sizes))
             occupancy: Occupancy | None = None
             found = 0
             deeper = Deeper(layout, roles)
-            for tiles in tilings(layout, roles, device.backend):
+            for tiles in tilings(layout, roles, device.backend, in_passes):
                 tried.append(tiles)
                 if block_bytes(tiles) > limit_bytes:
                     continue
@@ -241,3 +242,15 @@ class Scheduler:
                     found += 1
                     if found == priced and (layout.contraction is None or priced == 1):
                         break
+
+    def _ways(
+        self, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+    ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
+        """The roles that the group's axes may have, and whether its stream is walked in passes."""
+        streaming = self.features.streaming or layout.contraction is not None
+        for roles in axis_roles(self.graph, nodes, axes, layout):
+            if streaming or AxisRole.STREAMED not in roles:
+                yield roles, False
+        # Last: most groups that fit with all of the axis reach their floor so.
+        if streaming and (walked := roles_in_passes(self.graph, nodes, axes, layout)):
+            yield walked, True

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, block_shape
-from fuseplan.emit.body import BlockTile, Blocks, Step, put, scalar
+from fuseplan.emit.body import Blocks, BlockTile, Step, put, scalar
 from fuseplan.emit.loop_nest import Nest, finish, finished
 from fuseplan.emit.loop_tiles import Position, aligned
 from fuseplan.loops.passes import Pass
