@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel import dtypes
+from costmodel.axes import compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, Axis, KernelSpec
@@ -220,7 +221,9 @@ def _scan(
             key = (node_axes, dim_map, bits)
             size = sizes.get(key, -1)
             if size < 0:
-                axes = tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
+                axes = compose(dim_map, node_axes)
+                if carried and spec.passes and streamed in compose(node.input_maps[0], node_axes)[-1]:
+                    axes = (*axes, ()) if axes else ()  # as it is carried (emit.mosaic_passes)
                 size = sizes[key] = blocks.symbol(axes, bits)
             if carried or keeps:
                 accumulators += size

@@ -21,11 +21,16 @@ from fuseplan.emit.pass_turn import PassTurn, Results
 
 
 def scratch(nest: Nest) -> list[Any]:
-    """Scratch memory for every accumulator of every pass."""
-    steps = [nest.steps[i] for i in _sinks(nest)]
-    return [
-        blocks_of.accumulator(nest.spec, step.out_axes[0], step.accumulator_dtypes()[0]) for step in steps
-    ]
+    """Scratch memory for every accumulator of every pass. What reduces the last dimension keeps
+    it: so the vector unit has the result, and it is read into rows again. Memory counts with it
+    (``costmodel.memory``)."""
+    found = []
+    for step in (nest.steps[i] for i in _sinks(nest)):
+        axes, (operand,) = step.out_axes[0], step.reads
+        if axes and nest.spec.streamed in operand.axes[-1]:
+            axes = (*axes, ())
+        found.append(blocks_of.accumulator(nest.spec, axes, step.accumulator_dtypes()[0]))
+    return found
 
 
 def made_in(nest: Nest) -> dict[int, int]:

@@ -145,21 +145,20 @@ class PassTurn:
             return chain[shift, axes]
 
         def unseen(total: Any) -> Any:
-            return aligned(total, top.out_axes[0], axes, self.spec) == -jnp.inf
+            return _is_lowest(aligned(total, top.out_axes[0], axes, self.spec))
 
         before, now = shifted_by(old), shifted_by(new)
         # So far all x are -inf: exp(x - -inf) is no number, but may become zero.
-        blocks[shift, axes] = jnp.where(unseen(new) & (now == -jnp.inf), 0, now).astype(now.dtype)
-        wide = accumulator(now.dtype)
-        factor = jnp.exp(before.astype(wide) - now.astype(wide))
-        return jnp.where(unseen(old) | (before == now), 1, factor), axes
+        blocks[shift, axes] = jnp.where(unseen(new) & _is_lowest(now), 0, now).astype(now.dtype)
+        before, now = _widened(before), _widened(now)
+        return jnp.where(unseen(old) | (before == now), 1, jnp.exp(before - now)), axes
 
     def _finish_sink(self, i: int, total: Any) -> None:
         step, scale = self.nest.steps[i], self.nest.scales[i]
         if scale.shift is not None:
             maximum = self.nest.steps[self.nest.program.shifts[scale.shift].maximum].equation.outputs[0]
             # All x are -inf to the end.
-            lost = [self._known(v, step) == -jnp.inf for v in (scale.shift, maximum)]
+            lost = [_is_lowest(self._known(v, step)) for v in (scale.shift, maximum)]
             total = jnp.where(lost[0] & lost[1], jnp.nan, total)
         for operation, v in scale.factors:
             factor = self._known(v, step).astype(total.dtype)
@@ -194,3 +193,11 @@ class PassTurn:
             for v in step.equation.inputs
         ]
         return step.rule.block(self.tile(self.spec, step, position), step.equation, operands)
+
+
+def _widened(x: Any) -> Any:
+    return x.astype(accumulator(x.dtype))
+
+
+def _is_lowest(x: Any) -> Any:
+    return _widened(x) == -jnp.inf  # a TPU compares no scalars of 16 bits
