@@ -202,6 +202,11 @@ def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
     """A kernel has the passes that it claims, and skips no more tiles than there are."""
+    products = [graph.nodes[n].op for n in spec.nodes if graph.nodes[n].flops.matrix]
+    require(
+        spec.backend == "loops" or not products,
+        f"{where} walks an axis in passes beside {', '.join(products)}, which streams its own",
+    )
     program = program_of(graph, spec)
     require(program is not None, f"{where} needs a result before the loops that complete it are over")
     assert program is not None

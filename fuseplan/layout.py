@@ -149,8 +149,8 @@ def roles_in_passes(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
 ) -> tuple[AxisRole, ...] | None:
     """The way to stream an axis that ``axis_roles`` does not: in several passes, or in one that
-    writes what it makes. Only the one axis that the group reduces or needs whole can be walked
-    so: with another resident beside it, few rows would be left to walk side by side."""
+    writes what it makes. Only the one axis that the group reduces or needs whole can be walked so
+    (``fuseplan.walks``)."""
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
     if len(held) != 1 or axes.whole[held[0]] or layout.contraction is not None:
         return None
