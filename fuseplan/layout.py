@@ -147,23 +147,25 @@ def axis_roles(
 
 def roles_in_passes(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
-) -> tuple[AxisRole, ...] | None:
-    """The way to stream an axis that ``axis_roles`` does not: in several passes, or in one that
-    writes what it makes. Only the one axis that the group reduces or needs whole can be walked so
-    (``fuseplan.walks``)."""
+) -> Iterator[tuple[AxisRole, ...]]:
+    """The ways to stream an axis that ``axis_roles`` does not have: in several passes, or in one
+    that writes what it makes. In several only if the group reduces or needs whole no other
+    (``fuseplan.walks`` says where either is done)."""
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
-    if len(held) != 1 or axes.whole[held[0]] or layout.contraction is not None:
-        return None
-    (stream,) = held
+    if layout.contraction is not None:
+        return
     written = [w.axis_set for w in layout.writes]
-    if not any(stream in w for w in written) and not repeats(graph, nodes, axes, stream):
-        return None
-    roles = [
-        AxisRole.PARALLEL if all(a in w for w in written) else AxisRole.RESIDENT
-        for a in range(len(axes.sizes))
-    ]
-    roles[stream] = AxisRole.STREAMED
-    return tuple(roles)
+    for stream in held:
+        again = repeats(graph, nodes, axes, stream)
+        is_written = any(stream in w for w in written)
+        if axes.whole[stream] or not (again or is_written) or (again and len(held) > 1):
+            continue
+        roles = [
+            AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
+            for a in range(len(axes.sizes))
+        ]
+        roles[stream] = AxisRole.STREAMED
+        yield tuple(roles)
 
 
 def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:

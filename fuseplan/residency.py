@@ -1,8 +1,8 @@
 """What a group must hold on chip whatever its tiles, and whatever joins it.
 
 An axis that a member reduces is never a grid axis again, however the group grows. It is
-streamed or it is resident; only one axis can be streamed, in one pass that writes nothing, but
-for what ``fuseplan.walks`` allows. If what remains resident exceeds a core, no schedule of this
+streamed or it is resident; only one axis can be streamed, in one pass that on a GPU writes
+nothing, but for what ``fuseplan.walks`` allows. If what remains resident exceeds a core, no schedule of this
 group or of any larger one can fit: that prunes a search early.
 """
 
@@ -34,6 +34,7 @@ class Residency:
             for own, node in zip(self._axes, graph.nodes, strict=True)
         ]
         self._walks = Walks(graph, device)
+        self._on_the_way = device.sequential_grid
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
 
@@ -76,19 +77,21 @@ class Residency:
         return any(self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held)
 
     def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
-        """Whether the axis is reduced in one pass and indexes nothing that is written for good."""
+        """Whether the axis is reduced in one pass and indexes nothing that is written for good, but
+        where it may be written to on the way."""
         reduced: set[int] = set()
         for n in nodes:
             node, own = self.graph.nodes[n], self._axes[n]
             depends = not reduced.isdisjoint(node.inputs)
             if axis in own:
-                if depends or any(
+                is_written = any(
                     own[d] == axis
                     for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
                     if v in crossing
                     for dims in dim_map
                     for d in dims
-                ):
+                )
+                if depends or (is_written and not self._on_the_way):
                     return False
                 for c, role in zip(own, node.roles, strict=True):
                     if c == axis and role == DimRole.WHOLE:
@@ -140,7 +143,7 @@ class Residency:
         for a in held:
             # Axes of one class may be one axis of a larger group, and streamed together.
             others = [b for b in held if known[b] != known[a]]
-            streamable = axes.reduced[a] and not axes.whole[a] and a not in indexed
+            streamable = axes.reduced[a] and not axes.whole[a] and (self._on_the_way or a not in indexed)
             if streamable and need.fits(others) and not repeats(graph, nodes, axes, a):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))

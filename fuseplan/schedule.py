@@ -252,7 +252,7 @@ class Scheduler:
             if streaming or AxisRole.STREAMED not in roles:
                 yield roles, False
         # Last: most groups that fit with all of the axis reach their floor so.
-        if streaming and self.residency is not None and self.residency.may_walk(nodes):
-            walked = roles_in_passes(self.graph, nodes, axes, layout)
-            if walked is not None:
+        on_the_way = self.device.sequential_grid
+        if streaming and (on_the_way or (self.residency is not None and self.residency.may_walk(nodes))):
+            for walked in roles_in_passes(self.graph, nodes, axes, layout):
                 yield walked, True

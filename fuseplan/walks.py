@@ -1,10 +1,11 @@
 """Walks: which axis of a group may be streamed in passes, or written to on the way.
 
 It is the only axis that the group reduces: with another resident beside it, few rows would be
-left to walk side by side. On a GPU it lies along the rows of arrays: tiles of columns have to be
-long to be loaded well, so that there are too few of them to occupy all cores. Both are asked of
-the whole graph, but for its contractions, which no such group has. So what forbids it to a group
-forbids it to every larger one.
+left to walk side by side. (A core of a TPU walks its grid by itself: there another may be
+resident beside one that is walked once.) On a GPU it lies along the rows of arrays: tiles of
+columns have to be long to be loaded well, so that there are too few of them to occupy all cores.
+Both are asked of the whole graph, but for its contractions, which no such group has. So what
+forbids it to a group forbids it to every larger one.
 """
 
 from __future__ import annotations
