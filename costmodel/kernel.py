@@ -73,8 +73,9 @@ class KernelSpec:
     writes: tuple[Access, ...]
     backend: str = "xla"
     passes: tuple[tuple[int, ...], ...] = ()
-    """Of a loop nest, for each pass along its stream, the nodes evaluated on every tile, as
-    positions in ``nodes``."""
+    """For each pass along the stream, the nodes evaluated on every tile, as positions in
+    ``nodes``. Empty where no more than one pass is made, which completes reductions alone
+    and writes nothing; of a loop nest there are always some."""
     keeps: bool = False
     """Whether the products of one pass are kept for later ones, for all of the stream, instead
     of being computed again."""

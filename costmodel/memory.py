@@ -11,6 +11,8 @@ On a core the accounting follows what each backend's compiler does with a block:
   What a streamed operand is computed from passes through shared memory too, in one buffer
   less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
   65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
+- Of a kernel in several passes the fullest counts, with all that is known once and needed on
+  every tile: accumulators, and what follows from them.
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
 """
 
@@ -20,6 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel import dtypes
+from costmodel.axes import compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, Axis, KernelSpec
@@ -79,11 +82,11 @@ class Occupancy:
         read = {a: blocks.symbol(a.axes, bits[a.value]) for a in spec.reads}
         if spec.backend == "triton":
             shared, loaded = _shared(graph, spec, read, blocks)
-            accumulators, peaks = _scan(graph, spec, loaded, tiled, blocks)
+            accumulators, peaks = _scan_all(graph, spec, loaded, tiled, blocks)
             self._onchip: tuple[int, ...] = (shared,)
             self._registers = tuple([peak + accumulators for peak in peaks])
         else:
-            accumulators, peaks = _scan(graph, spec, {}, tiled, blocks)
+            accumulators, peaks = _scan_all(graph, spec, {}, tiled, blocks)
             written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)
             through = (_STAGES if tiled else 1) * (sum(read.values()) + written) + accumulators
             self._onchip, self._registers = tuple([peak + through for peak in peaks]), ()
@@ -151,17 +154,40 @@ def _up(n: int, multiple: int) -> int:
     return -(-n // multiple) * multiple
 
 
-def _scan(
+def _scan_all(
     graph: Graph, spec: KernelSpec, loaded: dict[int, int], tiled: bool, blocks: _Blocks
 ) -> tuple[int, tuple[int, ...]]:
-    """Evaluate the nodes in order at block shape and watch what is alive.
+    """``_scan`` of each pass, and of what is computed off the tiles; of one pass, all at once."""
+    if not spec.passes:
+        return _scan(graph, spec, range(len(spec.nodes)), loaded, tiled, blocks)
+    in_loop = {i for positions in spec.passes for i in positions}
+    off = tuple(i for i in range(len(spec.nodes)) if i not in in_loop)
+    accumulators = 0
+    peaks: dict[int, None] = {}
+    for positions in (off, *spec.passes):
+        carried, alive = _scan(graph, spec, positions, loaded, tiled, blocks, keeps=positions is off)
+        accumulators += carried
+        peaks |= dict.fromkeys(alive)
+    return accumulators, tuple(peaks)
+
+
+def _scan(
+    graph: Graph,
+    spec: KernelSpec,
+    positions: Sequence[int],
+    loaded: dict[int, int],
+    tiled: bool,
+    blocks: _Blocks,
+    keeps: bool = False,
+) -> tuple[int, tuple[int, ...]]:
+    """Evaluate the nodes at ``positions`` in order at block shape and watch what is alive.
 
     ``loaded`` are the blocks in registers that values from outside take from their first use.
     Returns sums of blocks: (carried accumulators, what is alive at each step). A value dies with
-    its last consumer in the group. An elementwise node overwrites an operand that dies in it; a
-    broadcast is never materialised.
+    its last consumer in the group; with ``keeps`` it is carried, too. An elementwise node
+    overwrites an operand that dies in it; a broadcast is never materialised.
     """
-    nodes = [graph.nodes[n] for n in spec.nodes]
+    nodes = [graph.nodes[spec.nodes[i]] for i in positions]
     last: dict[int, int] = {}
     for step, node in enumerate(nodes):
         for v in node.inputs:
@@ -184,7 +210,7 @@ def _scan(
             last[source] = max(last[source], last.get(out, step))
             continue
         peaks[now] = None
-        node_axes = spec.node_axes[step]
+        node_axes = spec.node_axes[positions[step]]
         carried = streamed is not None and _carries(node, node_axes, streamed)
         # A TPU's vector unit computes in 32 bits: narrower intermediates are kept so (v5e and
         # older; test_planned_functions.py::test_compiles[gelu_exact-tpu_v5e-bfloat16]).
@@ -195,9 +221,11 @@ def _scan(
             key = (node_axes, dim_map, bits)
             size = sizes.get(key, -1)
             if size < 0:
-                axes = tuple(tuple(a for d in dims for a in node_axes[d]) for dims in dim_map)
+                axes = compose(dim_map, node_axes)
+                if carried and spec.passes and streamed in compose(node.input_maps[0], node_axes)[-1]:
+                    axes = (*axes, ()) if axes else ()  # as it is carried (emit.mosaic_passes)
                 size = sizes[key] = blocks.symbol(axes, bits)
-            if carried:
+            if carried or keeps:
                 accumulators += size
             else:
                 live[v] = size

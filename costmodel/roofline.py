@@ -18,6 +18,7 @@ from costmodel.kernel import AxisRole, Cost, KernelSpec
 from costmodel.library import library_matmul
 from costmodel.loops import fresh_ps, nest_cost, reduction_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
+from costmodel.passes import evaluations, pass_count
 from costmodel.picoseconds import time_ps
 from costmodel.products import product_ps
 from costmodel.traffic import bytes_moved
@@ -97,11 +98,11 @@ def estimate(
             cache_ps = -(-cache_ps * cores // busy)
             if device.sequential_grid:
                 memory_ps = -(-memory_ps * cores // busy)
-                vector_ps += waves * steps * TPU_STEP_PS
+                vector_ps += waves * steps * pass_count(spec) * TPU_STEP_PS
             else:
                 # Little's law: a tile's loads take at least one latency, halved by double
                 # buffering over a loop; only the tiles that share a core hide one another's.
-                rounds = -(-tiles // (cores * concurrent_tiles(need, device)))
+                rounds = pass_count(spec) * -(-tiles // (cores * concurrent_tiles(need, device)))
                 memory_ps = max(memory_ps, rounds * max(steps // 2, 1) * HBM_LATENCY_PS)
     return Cost(
         launch_ps=launch_ps,
@@ -129,8 +130,10 @@ class Work:
 
 
 def work_of(graph: Graph, spec: KernelSpec) -> Work:
-    """The work of ``spec`` and of every other schedule with its nodes, axes and streamed axis."""
+    """The work of ``spec`` and of every other schedule with its nodes, axes, streamed axis and
+    passes."""
     again = _each_step(graph, spec)
+    times = evaluations(spec) if spec.passes else ()
     terms: dict[tuple[NodeAxes, bool], Flops] = {}
     products = []
     for i, n in enumerate(spec.nodes):
@@ -138,7 +141,8 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
         if not node.flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in again)
-        terms[key] = terms.get(key, Flops()) + node.flops
+        flops = node.flops.times(times[i]) if times else node.flops
+        terms[key] = terms.get(key, Flops()) + flops
         if node.flops.matrix:
             products.append((key[0], node.flops.matrix, graph.values[node.inputs[0]].dtype))
     return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
@@ -150,7 +154,7 @@ def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, 
     for own, again, flops in work.terms:
         times, per = repeat_factor(spec, own)
         if again and device.sequential_grid:
-            times *= spec.axes[spec.streamed or 0].n_tiles
+            times *= spec.axes[spec.streamed or 0].n_tiles * pass_count(spec)
         vector += -(-flops.vector * times // per)
         transcendental += -(-flops.transcendental * times // per)
     for own, product, dtype in work.products:

@@ -11,9 +11,9 @@ of device differ in what catches the repeats:
   core, share a fetch, and the next wave fetches again.
 
 A streamed axis is a loop inside a tile: a block that it does not index is loaded before
-the loop and held. Reads past the edge of an array are masked (Triton) or clipped (the TPU
-pipeline's DMA), so padding costs no traffic. What an earlier kernel left in the cache is
-not counted as a saving.
+the loop and held, one that it does index is loaded again in each pass that needs it. Reads
+past the edge of an array are masked (Triton) or clipped (the TPU pipeline's DMA), so padding
+costs no traffic. What an earlier kernel left in the cache is not counted as a saving.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.passes import readers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,10 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
         return Traffic(read, written, read)
     hbm = loaded = 0
     served: set[int] = set()  # values whose first read has been paid, by another view of them
+    walks = readers(graph, spec) if spec.passes else {}
     for access in spec.reads:
         nbytes = values[access.value].nbytes
-        loads, fetches = read_counts(spec, access, nbytes, device)
+        loads, fetches = read_counts(spec, access, nbytes, device, len(walks.get(access, ())) or 1)
         loaded += nbytes * loads
         if nbytes <= device.cache_bytes:
             if access.value in served:
@@ -65,9 +67,12 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     return Traffic(hbm, written, loaded)
 
 
-def read_counts(spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec) -> tuple[int, int]:
+def read_counts(
+    spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec, walks: int = 1
+) -> tuple[int, int]:
     """How often the array behind ``access``, of ``nbytes``, is (loaded, fetched from HBM),
-    in multiples of the whole array. The two are equal where no cache is shared."""
+    in multiples of the whole array. The two are equal where no cache is shared. ``walks`` is
+    in how many passes the kernel needs it."""
     indexed = {a for dims in access.axes for a in dims}
     if device.sequential_grid:
         loads = pending = 1
@@ -77,11 +82,12 @@ def read_counts(spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpe
             n = axis.n_tiles
             if i in indexed:
                 if n > 1:
-                    loads, pending = loads * pending, 1
+                    again = walks if axis.role == AxisRole.STREAMED else 1
+                    loads, pending = loads * pending * again, 1
             else:
                 pending *= n
         return loads, loads
-    loads = fetches = 1
+    loads = fetches = walks if spec.streamed in indexed else 1
     concurrent = device.core_count
     for i in range(len(spec.axes) - 1, -1, -1):  # innermost first: neighbours run together
         axis = spec.axes[i]

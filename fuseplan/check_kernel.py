@@ -130,7 +130,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
         _check_passes(graph, spec, where)
     else:
         require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
-        _check_loop(graph, spec, where)
+        (_check_passes if spec.passes else _check_loop)(graph, spec, where)
     reads: set[Access] = set()
     writes: set[Access] = set()
     outside = {a.value for a in spec.reads}
@@ -201,7 +201,12 @@ def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
 
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """A loop nest has the passes that it claims, and skips no more tiles than there are."""
+    """A kernel has the passes that it claims, and skips no more tiles than there are."""
+    products = [graph.nodes[n].op for n in spec.nodes if graph.nodes[n].flops.matrix]
+    require(
+        spec.backend == "loops" or not products,
+        f"{where} walks an axis in passes beside {', '.join(products)}, which streams its own",
+    )
     program = program_of(graph, spec)
     require(program is not None, f"{where} needs a result before the loops that complete it are over")
     assert program is not None

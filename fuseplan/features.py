@@ -23,7 +23,8 @@ class Features:
     several_results: bool = True
     """A kernel of several operations writes more than one array."""
     streaming: bool = True
-    """An axis that is reduced, but for a contraction's, is streamed where it need not be whole."""
+    """An axis that is reduced, but for a contraction's, is streamed where it need not be whole, in
+    several passes if one does not do."""
     choice_of_tile: bool = True
     """The tile is the cheapest of several, not the largest that fits."""
     loop_nests: bool = True

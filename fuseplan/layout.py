@@ -112,7 +112,8 @@ def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
 def axis_roles(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
 ) -> Iterator[tuple[AxisRole, ...]]:
-    """The ways to treat each axis: at most one streamed, the others fixed by their use."""
+    """The ways to treat each axis: at most one streamed, in one pass, the others fixed by their
+    use."""
     count = len(axes.sizes)
     parallel = []
     written = [w.axis_set for w in layout.writes]
@@ -141,6 +142,29 @@ def axis_roles(
     for a in streamable:
         roles = list(base)
         roles[a] = AxisRole.STREAMED
+        yield tuple(roles)
+
+
+def roles_in_passes(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+) -> Iterator[tuple[AxisRole, ...]]:
+    """The ways to stream an axis that ``axis_roles`` does not have: in several passes, or in one
+    that writes what it makes. In several only if the group reduces or needs whole no other
+    (``fuseplan.walks`` says where either is done)."""
+    held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
+    if layout.contraction is not None:
+        return
+    written = [w.axis_set for w in layout.writes]
+    for stream in held:
+        again = repeats(graph, nodes, axes, stream)
+        is_written = any(stream in w for w in written)
+        if axes.whole[stream] or not (again or is_written) or (again and len(held) > 1):
+            continue
+        roles = [
+            AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
+            for a in range(len(axes.sizes))
+        ]
+        roles[stream] = AxisRole.STREAMED
         yield tuple(roles)
 
 

@@ -1,9 +1,9 @@
 """What a group must hold on chip whatever its tiles, and whatever joins it.
 
 An axis that a member reduces is never a grid axis again, however the group grows. It is
-streamed or it is resident; only one axis can be streamed, and none that a value written
-for good is indexed by. If what remains resident exceeds a core, no schedule of this group
-or of any larger one can fit: that prunes a search early.
+streamed or it is resident; only one axis can be streamed, in one pass that on a GPU writes
+nothing, but for what ``fuseplan.walks`` allows. If what remains resident exceeds a core, no schedule of this
+group or of any larger one can fit: that prunes a search early.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Set
 from functools import lru_cache
 
-import rustworkx as rx
-
 from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, OpKind
+from fuseplan.axis_classes import axis_classes
 from fuseplan.errors import Verdict
 from fuseplan.layout import repeats
+from fuseplan.walks import Walks
 
 
 class Residency:
@@ -28,7 +28,13 @@ class Residency:
         self.graph = graph
         self.device = device
         self.limit_bytes = device.block_limit_bytes
-        self._axes, self._held = _axis_classes(graph)
+        self._axes = axis_classes(graph, graph.nodes)
+        self._held = [
+            frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
+            for own, node in zip(self._axes, graph.nodes, strict=True)
+        ]
+        self._walks = Walks(graph, device)
+        self._on_the_way = device.sequential_grid
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
 
@@ -57,28 +63,35 @@ class Residency:
                         now -= alive.pop(v, 0)
         return peak * self._buffers <= self.limit_bytes
 
+    def may_walk(self, nodes: tuple[int, ...]) -> bool:
+        """Whether the axis that ``nodes`` reduce may be streamed in several passes, or written to on
+        the way, so that none of it has to be on chip."""
+        return self._walks.allowed(nodes)
+
     def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
         """Whether ``nodes`` fit for sure, with every axis whole that may have to be, or all but
         one that can be streamed: most groups need no closer look."""
         held = frozenset[int]().union(*[self._held[n] for n in nodes])
-        return not held or any(
-            self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held
-        )
+        if not held or self.may_walk(nodes):
+            return True
+        return any(self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held)
 
     def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
-        """Whether the axis is reduced in one pass and indexes nothing that is written for good."""
+        """Whether the axis is reduced in one pass and indexes nothing that is written for good, but
+        where it may be written to on the way."""
         reduced: set[int] = set()
         for n in nodes:
             node, own = self.graph.nodes[n], self._axes[n]
             depends = not reduced.isdisjoint(node.inputs)
             if axis in own:
-                if depends or any(
+                is_written = any(
                     own[d] == axis
                     for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
                     if v in crossing
                     for dims in dim_map
                     for d in dims
-                ):
+                )
+                if depends or (is_written and not self._on_the_way):
                     return False
                 for c, role in zip(own, node.roles, strict=True):
                     if c == axis and role == DimRole.WHOLE:
@@ -124,9 +137,14 @@ class Residency:
             for dims in compose(dim_map, own)
             for a in dims
         }
+        if self.may_walk(nodes) and not any(axes.whole):
+            return None
+        known = self._classes(nodes, axes)
         for a in held:
-            streamable = axes.reduced[a] and not axes.whole[a] and a not in indexed
-            if streamable and need.fits([b for b in held if b != a]) and not repeats(graph, nodes, axes, a):
+            # Axes of one class may be one axis of a larger group, and streamed together.
+            others = [b for b in held if known[b] != known[a]]
+            streamable = axes.reduced[a] and not axes.whole[a] and (self._on_the_way or a not in indexed)
+            if streamable and need.fits(others) and not repeats(graph, nodes, axes, a):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         return Verdict(
@@ -136,40 +154,14 @@ class Residency:
             nodes,
         )
 
-
-def _axis_classes(graph: Graph) -> tuple[list[list[int]], list[frozenset[int]]]:
-    """Which dimensions of all nodes a group might tie together, roughly: for each node the class
-    of each dimension, and the classes of those that it reduces or needs whole."""
-    first: list[int] = []
-    count = 0
-    for node in graph.nodes:
-        first.append(count)
-        count += len(node.dims)
-    ties: rx.PyGraph = rx.PyGraph(multigraph=False)
-    ties.add_nodes_from(range(count))
-    seen: dict[int, tuple[int, DimMap]] = {}
-    pairs: list[tuple[int, int]] = []
-    for node in graph.nodes:
-        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
-            other, known = seen.setdefault(v, (node.id, dim_map))
-            if other != node.id:
-                pairs += [
-                    (first[other] + a, first[node.id] + b)
-                    for left, right in zip(known, dim_map, strict=True)
-                    for a in left
-                    for b in right
-                ]
-    ties.add_edges_from_no_data(pairs)
-    classes = [0] * count
-    for c, slots in enumerate(rx.connected_components(ties)):
-        for slot in slots:
-            classes[slot] = c
-    axes = [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
-    held = [
-        frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
-        for own, node in zip(axes, graph.nodes, strict=True)
-    ]
-    return axes, held
+    def _classes(self, nodes: tuple[int, ...], axes: GroupAxes) -> dict[int, int]:
+        """Which of the graph's axes, roughly, each axis of a group is."""
+        return {
+            a: c
+            for n, own in zip(nodes, axes.node_axes, strict=True)
+            for c, dims in zip(self._axes[n], own, strict=True)
+            for a in dims
+        }
 
 
 Block = tuple[int, frozenset[int]]

@@ -19,8 +19,9 @@ from costmodel.memory import Footprint, Occupancy, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.layout import Boundary, axis_roles, boundary, group_layout
+from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout, roles_in_passes
 from fuseplan.legality import refuse
+from fuseplan.loops.nest import passes_of
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
@@ -234,14 +235,14 @@ class Scheduler:
         limit_bytes = device.block_limit_bytes
         block_bytes = largest_block(layout)
         priced = _PRICED if self.features.choice_of_tile else 1
-        for place, roles in enumerate(axis_roles(self.graph, nodes, axes, layout)):
-            if AxisRole.STREAMED in roles and layout.contraction is None and not self.features.streaming:
-                continue
+        for place, (roles, in_passes) in enumerate(self._ways(nodes, axes, layout)):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+            if in_passes:
+                make_spec.passes = passes_of(self.graph, make_spec(axes.sizes))
             occupancy: Occupancy | None = None
             found = 0
             deeper = Deeper(layout, roles)
-            every = enumerate(tilings(layout, roles, device.backend))
+            every = enumerate(tilings(layout, roles, device.backend, in_passes))
             ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
             if layout.contraction is not None and is_wanted is not None and priced > 1:
                 kernel = (self.graph, device, nodes, axes, layout, roles)
@@ -261,3 +262,17 @@ class Scheduler:
                     found += 1
                     if found == priced and (layout.contraction is None or priced == 1):
                         break
+
+    def _ways(
+        self, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+    ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
+        """The roles that the group's axes may have, and whether its stream is walked in passes."""
+        streaming = self.features.streaming or layout.contraction is not None
+        for roles in axis_roles(self.graph, nodes, axes, layout):
+            if streaming or AxisRole.STREAMED not in roles:
+                yield roles, False
+        # Last: most groups that fit with all of the axis reach their floor so.
+        on_the_way = self.device.sequential_grid
+        if streaming and (on_the_way or (self.residency is not None and self.residency.may_walk(nodes))):
+            for walked in roles_in_passes(self.graph, nodes, axes, layout):
+                yield walked, True

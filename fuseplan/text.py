@@ -84,7 +84,8 @@ def grid(spec: KernelSpec) -> str:
 
 
 def tile(spec: KernelSpec) -> str:
-    """The tile of each axis, those that are walked in loops as ``32 of 1024``."""
+    """The tile of each axis, those that are walked in loops as ``32 of 1024``, and how often
+    they are if that is more than once."""
     parts = []
     for axis in spec.axes:
         looped = spec.backend == "loops" and axis.n_tiles > 1
@@ -92,7 +93,12 @@ def tile(spec: KernelSpec) -> str:
             parts.append(f"{axis.tile} of {axis.size}")
         elif axis.size > 1:
             parts.append(str(min(axis.tile, axis.size)))
-    return " × ".join(parts)
+    return " × ".join(parts) + ("" if spec.backend == "loops" else _in_passes(spec))
+
+
+def _in_passes(spec: KernelSpec) -> str:
+    passes = sum(bool(nodes) for nodes in spec.passes)
+    return f", in {passes} passes" if passes > 1 else ""
 
 
 def skipped(spec: KernelSpec) -> str:
@@ -108,11 +114,10 @@ def loops_line(spec: KernelSpec) -> str:
     """A loop nest in words: ``loops over tiles of 256 of 2048 × 256 of 2048, 28 of 64 skipped``."""
     cut = " × ".join(f"{a.tile} of {a.size}" for a in spec.axes if a.n_tiles > 1)
     left_out = skipped(spec)
-    passes = sum(bool(nodes) for nodes in spec.passes)
+    passes = _in_passes(spec)
     return (
-        f"loops over tiles of {cut}"
-        + (f", in {passes} passes" if passes > 1 else "")
-        + (" that keep products" if spec.keeps and passes > 1 else "")
+        f"loops over tiles of {cut}{passes}"
+        + (" that keep products" if spec.keeps and passes else "")
         + (f", {left_out} skipped" if left_out else "")
     )
 
@@ -279,6 +284,8 @@ def kernel_table(plan: Plan) -> str:
     for row in shown:
         if row.kernel.spec.backend == "loops":
             lines += _wrapped(f"{row.first}: {loops_line(row.kernel.spec)}", 80, "   ")
+        elif len(row.kernel.spec.passes) > 1:
+            lines += _wrapped(f"{row.first}: tiles of {tile(row.kernel.spec)}", 80, "   ")
     if grouped:
         lines.append("Equal kernels share a line: the number is the first one's, the costs are sums.")
     for note in plan.notes:

@@ -18,6 +18,8 @@ _LANE_TILES = (128, 512, 2048)
 _TRANSPOSE_TILES = (32, 64, 128, 512)
 _ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
 _STREAM_TILES = (8, 64, 256, 1024)
+# A stream walked in passes is as long as a row that does not fit: each step waits for its loads.
+_PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
 _SMALL = 32
 
 # Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
@@ -33,13 +35,20 @@ _LANES, _SUBLANES = 128, 8
 Tiles = tuple[int, ...]
 
 
-def tilings(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> Iterator[Tiles]:
-    """Tiles for each axis that ``backend`` can address, the largest blocks first."""
+def tilings(
+    layout: Layout, roles: tuple[AxisRole, ...], backend: str, in_passes: bool = False
+) -> Iterator[Tiles]:
+    """Tiles for each axis that ``backend`` can address, the largest blocks first. ``in_passes``:
+    of a stream that is walked several times, or written to, less than all of it."""
     if layout.contraction is not None:
         # Groups around one contraction differ in little else: most are asked for again.
         yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
         return
-    yield from _sorted(_options(layout, roles, backend), layout.sizes, _blocks(layout), backend)
+    options = _options(layout, roles, backend)
+    if in_passes:
+        stream = roles.index(AxisRole.STREAMED)
+        options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
+    yield from _sorted(options, layout.sizes, _blocks(layout), backend)
 
 
 @lru_cache(maxsize=256)

@@ -98,6 +98,12 @@ def rmsnorm(x: Any, g: Any) -> Any:
     return x * lax.rsqrt(jnp.mean(x * x, -1, keepdims=True) + 1e-6) * g
 
 
+def softmax_grad(x: Any, dy: Any) -> Any:
+    """The gradient with respect to the rows, which are normalised again."""
+    y = jax.nn.softmax(x, -1)
+    return y * (dy - jnp.sum(dy * y, -1, keepdims=True))
+
+
 def causal_softmax(s: Any) -> Any:
     n, m = s.shape[-2:]
     rows, columns = lax.broadcasted_iota(jnp.int32, (n, m), 0), lax.broadcasted_iota(jnp.int32, (n, m), 1)
@@ -119,6 +125,7 @@ _BATCHED_NT = (((2,), (2,)), ((0,), (0,)))
 
 _ROWS_T, _ROWS_M = (Tiled(0, 0, P, 4),), (Tiled(0, 0, P, 8),)
 _BOTH_T, _BOTH_M = (Tiled(0, 0, P, 4), Tiled(0, 1, P, 64)), (Tiled(0, 0, P, 8), Tiled(0, 1, P, 128))
+_WALK_T, _WALK_M = (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)), (Tiled(0, 0, P, 8), Tiled(0, 1, S, 128))
 _MAT_T = (Tiled(-1, 0, P, 16), Tiled(-1, 1, P, 32), Tiled(0, 1, S, 16))
 _MAT_M = (Tiled(-1, 0, P, 16), Tiled(-1, 1, P, 128), Tiled(0, 1, S, 128))
 
@@ -140,6 +147,45 @@ CASES: tuple[Case, ...] = (
     Case("layernorm", layernorm, ((13, 257), (257,), (257,)), _ROWS_T, _ROWS_M),
     Case("layernorm-rows", layernorm_rows, ((13, 257), (257,), (13, 257)), _ROWS_T, _ROWS_M, FLOATS),
     Case("rmsnorm", rmsnorm, ((300, 768), (768,)), (Tiled(0, 0, P, 8),), (Tiled(0, 0, P, 64),)),
+    Case("softmax-passes", lambda x: jax.nn.softmax(x, -1), ((13, 300),), _WALK_T, _WALK_M, FLOATS),
+    Case("log-softmax-passes", lambda x: jax.nn.log_softmax(x, -1), ((13, 300),), _WALK_T, _WALK_M),
+    Case("softmax-grad-passes", softmax_grad, ((13, 300), (13, 300)), _WALK_T, _WALK_M, FLOATS),
+    Case("layernorm-passes", layernorm, ((13, 300), (300,), (300,)), _WALK_T, _WALK_M),
+    Case("layernorm-rows-passes", layernorm_rows, ((13, 300), (300,), (13, 300)), _WALK_T, _WALK_M, FLOATS),
+    Case("rmsnorm-passes", rmsnorm, ((13, 300), (300,)), _WALK_T, _WALK_M),
+    Case(
+        "passes-down-columns",
+        lambda x: jax.nn.softmax(x, 0),
+        ((300, 257),),
+        (Tiled(0, 0, S, 32), Tiled(0, 1, P, 64)),
+        (Tiled(0, 0, S, 32), Tiled(0, 1, P, 128)),
+    ),
+    Case(
+        "passes-over-a-vector",
+        lambda x: (jax.nn.softmax(x), jnp.max(x)),
+        ((1000,),),
+        (Tiled(0, 0, S, 128),),
+        (Tiled(0, 0, S, 128),),
+    ),
+    Case("causal-passes", causal_softmax, ((40, 300),), _WALK_T, _WALK_M),
+    Case(
+        "written-on-the-way",
+        lambda x, s: (jnp.exp(x) * s[:, None], jnp.exp(x).sum(1) / s, jnp.sqrt(jnp.abs(s))),
+        ((200, 300), (200,)),
+        (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)),
+        (Tiled(0, 0, P, 128), Tiled(0, 1, S, 128)),
+    ),
+    Case(
+        "written-in-each-pass",
+        lambda x, g: (
+            (e := jnp.exp(x - x.max(1, keepdims=True))) * g,
+            (q := e - e.mean(1, keepdims=True)),
+            q.min(1),
+        ),
+        ((200, 300), (300,)),
+        (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)),
+        (Tiled(0, 0, P, 128), Tiled(0, 1, S, 128)),
+    ),
     Case("two-results", lambda x: (jnp.exp(x) * 2, jnp.tanh(x) - 1), ((13, 257),), _BOTH_T, _BOTH_M),
     Case(
         "row-statistics",

@@ -11,7 +11,8 @@ from costmodel.axes import Conflict, unify
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
-from fuseplan.layout import boundary, group_layout
+from fuseplan.layout import boundary, group_layout, repeats
+from fuseplan.loops.nest import passes_of
 from fuseplan.lower import Lowered, lower
 from fuseplan.spec import SpecMaker
 from fuseplan.trace import trace
@@ -38,7 +39,8 @@ def whole_group(f: Callable[..., Any], *args: Any) -> Lowered:
 
 
 def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
-    """All nodes in one kernel: axes named in ``tiled`` as they say, the others resident."""
+    """All nodes in one kernel: axes named in ``tiled`` as they say, the others resident. A stream
+    that one pass over it does not suffice for, or that is written to, is walked in passes."""
     graph = lowered.graph
     nodes = tuple(range(len(graph.nodes)))
     axes = unify(graph, nodes)
@@ -51,7 +53,12 @@ def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
         access = next(a for a in layout.reads + layout.writes if a.value == value)
         axis = access.axes[t.dim][t.part]
         roles[axis], tiles[axis] = t.role, t.tile
-    return SpecMaker(nodes, axes, layout, tuple(roles), backend)(tuple(tiles))
+    make_spec = SpecMaker(nodes, axes, layout, tuple(roles), backend)
+    if S in roles and layout.contraction is None:
+        stream = roles.index(S)
+        if any(stream in w.axis_set for w in layout.writes) or repeats(graph, nodes, axes, stream):
+            make_spec.passes = passes_of(graph, make_spec(tuple(tiles)))
+    return make_spec(tuple(tiles))
 
 
 def _whole(size: int, backend: str) -> int:

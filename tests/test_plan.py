@@ -569,10 +569,10 @@ NEST_MUTATIONS = {
                                     reads=[], writes=[]),
         "axes: expected the axes of a loop nest",
     ),
-    "passes of no nest": (lambda p: nest_of(p).update(backend="xla"), "only a loop nest has passes"),
+    "passes of no nest": (lambda p: nest_of(p).update(backend="xla"), "only a loop nest skips tiles"),
     "what no nest keeps": (
         lambda p: next(k for k in p["kernels"] if k["spec"]["backend"] == "xla")["spec"].update(keeps=True),
-        "only a loop nest has passes",
+        "only a loop nest skips tiles",
     ),
     "a cache of no speed": (
         lambda p: p["device"].update(cache_bytes_per_s=0), "device.cache_bytes_per_s: expected a positive",

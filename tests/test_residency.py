@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from costmodel.axes import unify
 from costmodel.device import TEST_DEVICE, get_device
 from experiments.workloads import get_workload
 from fuseplan.layout import boundary
@@ -18,12 +21,22 @@ from fuseplan.trace import trace
 pytestmark = pytest.mark.one_python
 
 DEVICES = [get_device("h200"), get_device("tpu_v5e"), TEST_DEVICE]
-WORKLOADS = ["layernorm_grad", "softmax", "gpt2_block_grad", "cross_entropy_grad"]
+WORKLOADS = ["layernorm_grad", "softmax", "gpt2_block_grad", "cross_entropy_grad", "long_rows"]
 CASES = [(w, d) for w in WORKLOADS for d in DEVICES]
 
 
+def long_rows(x, y, g):
+    """Statistics of rows and of columns that fit on no core, and what is computed of them."""
+    p, q = jax.nn.softmax(x), jax.nn.softmax(y)
+    r = (x - x.mean(1, keepdims=True)) * g
+    return p, q * 2, r, r.sum(0), (p * q).sum(1), jnp.exp(x.max(1) - y.max(1))
+
+
+LONG = [jax.ShapeDtypeStruct(s, "float32") for s in ((2**17, 2**17), (2**17, 2**17), (2**17,))]
+
+
 def components(name, device):
-    f, args = get_workload(name).build()
+    f, args = (long_rows, LONG) if name == "long_rows" else get_workload(name).build()
     graph = lower(trace(f, *args)).graph
     scheduler = Scheduler(graph, device)
     return scheduler, [nodes for _, nodes in take_apart(graph, PriceBook(graph, scheduler)).instances]
@@ -69,3 +82,23 @@ def test_what_is_refused_early_has_no_schedule(name, device):
                 edge = boundary(scheduler.graph, group)
                 if scheduler.oversized(group, frozenset(edge.reads + edge.writes)):
                     assert next(scheduler.schedules(group), None) is None
+
+
+@pytest.mark.parametrize("device", DEVICES, ids=lambda d: d.name)
+def test_two_rows_that_a_joiner_ties_are_streamed_as_one(device):
+    """Alone, one of the two would have to be on chip whole, so that no schedule is found. That is
+    no reason to refuse what ties them."""
+
+    def f(x, y):
+        p, q = jnp.exp(x), jnp.tanh(y)
+        return p.sum(1) / q.sum(1), (p * q).max(1)
+
+    x = jax.ShapeDtypeStruct((256, 2**20), "float32")
+    graph = lower(trace(f, x, x)).graph
+    scheduler = Scheduler(graph, device)
+    everything = tuple(range(len(graph.nodes)))
+    untied = tuple(n.id for n in graph.nodes if n.op not in ("mul", "reduce_max"))
+    assert next(scheduler.schedules(untied), None) is None
+    crossing = frozenset((edge := boundary(graph, untied)).reads + edge.writes)
+    assert scheduler.residency.refuse(untied, unify(graph, untied), crossing) is None
+    assert next(scheduler.schedules(everything), None) is not None

@@ -136,7 +136,7 @@ def test_every_schedule_fits_and_can_be_addressed(name, device):
                 if axis.role == AxisRole.PARALLEL:
                     assert all(i in w for w in written)
                 if axis.role == AxisRole.STREAMED:
-                    assert all(i not in w for w in written)
+                    assert spec.passes or all(i not in w for w in written)
                 if axis.role == AxisRole.RESIDENT:
                     assert axis.tile >= axis.size
     assert seen

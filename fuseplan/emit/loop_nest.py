@@ -1,4 +1,4 @@
-"""A loop nest before it is run: its steps, its passes, and the tiles that they visit."""
+"""A group in passes before it is run: its steps, its passes, and the tiles that they visit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fuseplan.skipping import Skips
 
 
 class Nest:
-    """A nest; nothing in it depends on the arrays it is run on."""
+    """A loop nest, or a kernel in passes; nothing in it depends on the arrays it is run on."""
 
     def __init__(self, spec: KernelSpec, lowered: Lowered) -> None:
         program = program_of(lowered.graph, spec)
@@ -37,7 +37,8 @@ class Nest:
             reduced_axes(node, own) & set(cut) for node, own in zip(nodes, spec.node_axes, strict=True)
         ]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
-        self.skips = skips_of(lowered, spec, program)
+        # A kernel of a GPU or a TPU walks every tile.
+        self.skips = skips_of(lowered, spec, program) if spec.backend == "loops" else []
 
     def accumulates_outside(self, i: int) -> bool:
         """Whether the result of a node is summed up over more than the stream."""

@@ -16,6 +16,7 @@ from jax import lax
 from costmodel.graph import DimMap
 from costmodel.kernel import KernelSpec, block_shape
 from fuseplan.emit.body import BlockTile, first_index
+from fuseplan.ops.rule import reshaped
 
 Position = tuple[Any, ...]
 """For each axis of the nest, the index of the current tile; 0 for an axis in one tile."""
@@ -74,11 +75,10 @@ def aligned(x: Any, axes: DimMap, target: DimMap, spec: KernelSpec) -> Any:
     dimensions merge ``target``, which has all of them."""
     flat = [a for dims in axes for a in dims]
     order = [a for dims in target for a in dims]
-    x = x.reshape([spec.axes[a].tile for a in flat])
+    x = reshaped(x, tuple(spec.axes[a].tile for a in flat))
     x = x.transpose([flat.index(a) for a in order if a in flat])
-    x = x.reshape([spec.axes[a].tile if a in flat else 1 for a in order])
+    x = reshaped(x, tuple(spec.axes[a].tile if a in flat else 1 for a in order))
     if any(len(dims) > 1 for dims in target):
         x = jnp.broadcast_to(x, [spec.axes[a].tile for a in order])
-        return x.reshape(block_shape(spec.axes, target))
-    shape = [spec.axes[dims[0]].tile if dims and dims[0] in flat else 1 for dims in target]
-    return x.reshape(shape)
+        return reshaped(x, block_shape(spec.axes, target))
+    return reshaped(x, tuple(spec.axes[dims[0]].tile if dims and dims[0] in flat else 1 for dims in target))

@@ -16,7 +16,8 @@ from jax import lax
 
 from costmodel.kernel import KernelSpec
 from fuseplan.emit.loop_nest import Nest, Walk, finish, neutral
-from fuseplan.emit.loop_turn import Results, Turn
+from fuseplan.emit.loop_turn import Turn
+from fuseplan.emit.pass_turn import Results
 from fuseplan.lower import Lowered
 
 

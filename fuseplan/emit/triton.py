@@ -2,8 +2,7 @@
 
 Arrays are handed over whole, and each program loads the blocks it needs: one program
 loads all that a tile reads, loops over the streamed axis if there is one with accumulators
-in registers, and stores. Blocks are powers of two long; what reaches past an array's end is
-masked.
+in registers, and stores. A stream that is walked in passes has a module of its own.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
@@ -21,10 +19,13 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
+from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
+from fuseplan.emit.loop_nest import Nest
 from fuseplan.emit.naming import kernel_name
+from fuseplan.emit.triton_blocks import BlockRefs
+from fuseplan.emit.triton_passes import Passes
 from fuseplan.lower import Lowered
 
 _ELEMENTS_A_THREAD = 16
@@ -47,8 +48,7 @@ an H100's, for conversions of layout in an epilogue (CUDA C++ Programming Guide,
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Triton kernel; see ``fuseplan.emit.emit``."""
-    body = bodies.make_body(spec, lowered)
-    reads = bodies.live_ins(spec)
+    body = None if spec.passes else bodies.make_body(spec, lowered)
     out_shape = [
         jax.ShapeDtypeStruct(lowered.avals[w.value].shape, lowered.avals[w.value].dtype) for w in spec.writes
     ]
@@ -56,8 +56,9 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     programs = math.prod(spec.grid)
 
     def kernel(*refs: Any) -> None:
-        read_refs = dict(zip(reads, refs, strict=False))
-        _Program(body, read_refs, lowered).run(refs[len(reads) :])
+        blocks = BlockRefs(spec, lowered, refs)
+        program = Passes(Nest(spec, lowered), blocks) if body is None else _Program(body, blocks)
+        program.run()
 
     call = pl.pallas_call(
         kernel,
@@ -77,40 +78,23 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 class _Program:
     """One program of the grid while it is traced."""
 
-    def __init__(self, body: Body, refs: dict[int, Any], lowered: Lowered) -> None:
-        self.body, self.refs, self.lowered = body, refs, lowered
-        self.spec = body.spec
-        # Of a program index, also where there is but one: a traced zero.
-        self.program = pl.program_id(0)
-        self.position = self._position()
+    def __init__(self, body: Body, refs: BlockRefs) -> None:
+        self.body, self.refs, self.spec = body, refs, body.spec
 
-    def _position(self) -> list[Any]:
-        """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
-        position: list[Any] = [0] * len(self.spec.axes)
-        rest = self.program
-        for a in reversed(range(len(self.spec.axes))):
-            axis = self.spec.axes[a]
-            if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:
-                position[a] = lax.rem(rest, jnp.int32(axis.n_tiles))
-                rest = lax.div(rest, jnp.int32(axis.n_tiles))
-        return position
-
-    def run(self, out_refs: Sequence[Any]) -> None:
-        body = self.body
+    def run(self) -> None:
+        body, position = self.body, self.refs.position
         blocks: bodies.Blocks = {}
-        load = self._loader(self.position)
-        bodies.evaluate(body, body.before, blocks, self.position, load)
+        load = self._loader(position)
+        bodies.evaluate(body, body.before, blocks, position, load)
         if body.accumulators:
             # The compiler does not hoist loads out of loops by itself.
             for access in body.invariant_reads:
                 blocks.setdefault((access.value, access.axes), load(access))
             for step, totals in zip(body.accumulators, self._loop(blocks), strict=True):
                 bodies.put(step, totals, blocks)
-        bodies.evaluate(body, body.after, blocks, self.position, load)
-        for access, ref in zip(self.spec.writes, out_refs, strict=True):
-            block = blocks[access.value, access.axes]
-            window, mask = self._window(access, self.position)
-            plgpu.store(ref.at[window], block, mask=mask)
+        bodies.evaluate(body, body.after, blocks, position, load)
+        for access in self.spec.writes:
+            self.refs.store(access, blocks[access.value, access.axes], position)
 
     def _loop(self, outer: bodies.Blocks) -> list[list[Any]]:
         body = self.body
@@ -118,7 +102,7 @@ class _Program:
         assert streamed is not None
 
         def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
-            position = list(self.position)
+            position = list(self.refs.position)
             position[streamed] = k
             blocks, load = dict(outer), self._loader(position)
             bodies.evaluate(body, body.loop, blocks, position, load)
@@ -134,30 +118,7 @@ class _Program:
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
 
     def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
-        def load(access: Access) -> Any:
-            window, mask = self._window(access, position)
-            dtype = self.lowered.avals[access.value].dtype
-            other = None if mask is None else np.zeros((), dtype)[()]
-            return plgpu.load(self.refs[access.value].at[window], mask=mask, other=other)
-
-        return load
-
-    def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
-        """The slices of an array that are the tile's block, and the mask of what lies inside
-        the array, or None."""
-        shape = self.spec.block_shape(access)
-        window = []
-        mask = None
-        for dim, axes in enumerate(access.axes):
-            start = bodies.first_index(self.spec, axes, position)
-            limit = bodies.valid_extent(self.spec, axes, position)
-            if limit is not None:
-                inside = lax.broadcasted_iota(jnp.int32, shape, dim) < limit
-                mask = inside if mask is None else mask & inside
-                # Pallas refuses a slice that is known to reach past the end, masked or not.
-                start = start + self.program * 0
-            window.append(pl.ds(start, shape[dim]))
-        return tuple(window), mask
+        return lambda access: self.refs.load(access, position)
 
 
 def _neutral(spec: KernelSpec, step: Step) -> list[Any]:

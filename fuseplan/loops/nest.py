@@ -39,6 +39,14 @@ def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
     )
 
 
+def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...]:
+    """For each pass of a kernel along its stream, the nodes evaluated on every tile: it has some,
+    if it walks no more than one axis."""
+    program = program_of(graph, spec)
+    assert program is not None
+    return tuple(p.loop for p in program.passes)
+
+
 def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Iterator[KernelSpec]:
     """The nests of the group that are priced, in a fixed order."""
     layout = group_layout(graph, nodes, axes, edge)

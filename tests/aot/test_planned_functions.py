@@ -3,10 +3,12 @@ solver chose for a full-size workload is one the device's own compiler accepts."
 
 from __future__ import annotations
 
+import jax
 import pytest
 
 import fuseplan
 from experiments.workloads import WORKLOADS, get_workload
+from tests.emit_cases import layernorm_rows, softmax_grad
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
@@ -25,3 +27,16 @@ def test_compiles(name, device, dtype):
     fused = sum(kernel.spec.backend != "xla" for kernel in plan.kernels)
     ours = "__gpu$xla.gpu.triton" if device == "h200" else "tpu_custom_call"
     assert text.count(f'custom_call_target="{ours}"') == fused
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("f", [jax.nn.softmax, softmax_grad, layernorm_rows], ids=lambda f: f.__name__)
+def test_rows_in_passes_compile(f, device, dtype):
+    """With the tiles that the planner prefers where a row does not fit on chip."""
+    rows, row = (jax.ShapeDtypeStruct(s, dtype) for s in ((512, 2**19), (2**19,)))
+    args = {"softmax": (rows,), "softmax_grad": (rows, rows)}.get(f.__name__, (rows, row, rows))
+    plan = fuseplan.make_plan(f, device=device)(*args)
+    assert max(len(kernel.spec.passes) for kernel in plan.kernels) > 1
+    text = fuseplan.jit(f).lower(*args, device=device).compile().as_text()
+    assert text.count("custom_call_target=") >= 1

@@ -1,0 +1,72 @@
+"""Blocks of arrays as one program of a Triton kernel loads and stores them.
+
+Arrays are handed over whole. Blocks are powers of two long; what reaches past an array's end is
+masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+from jax import numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from costmodel.kernel import Access, AxisRole, KernelSpec
+from fuseplan.emit import body as bodies
+from fuseplan.lower import Lowered
+
+
+class BlockRefs:
+    """The arrays of a kernel, and where one program of its grid is."""
+
+    def __init__(self, spec: KernelSpec, lowered: Lowered, refs: Sequence[Any]) -> None:
+        self.spec, self.lowered = spec, lowered
+        values = (*bodies.live_ins(spec), *(w.value for w in spec.writes))
+        self._refs = dict(zip(values, refs, strict=True))
+        # Of a program index, also where there is but one: a traced zero.
+        self.program = pl.program_id(0)
+        self.position = self._position()
+
+    def _position(self) -> list[Any]:
+        """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
+        position: list[Any] = [0] * len(self.spec.axes)
+        rest = self.program
+        for a in reversed(range(len(self.spec.axes))):
+            axis = self.spec.axes[a]
+            if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:
+                position[a] = lax.rem(rest, jnp.int32(axis.n_tiles))
+                rest = lax.div(rest, jnp.int32(axis.n_tiles))
+        return position
+
+    def load(self, access: Access, position: Sequence[Any]) -> Any:
+        """The block at ``position``, zero past the array's end."""
+        window, mask = self._window(access, position)
+        dtype = self.lowered.avals[access.value].dtype
+        other = None if mask is None else np.zeros((), dtype)[()]
+        return plgpu.load(self._refs[access.value].at[window], mask=mask, other=other)
+
+    def store(self, access: Access, block: Any, position: Sequence[Any]) -> None:
+        """Write the block at ``position``, as far as it lies inside the array."""
+        window, mask = self._window(access, position)
+        plgpu.store(self._refs[access.value].at[window], block, mask=mask)
+
+    def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
+        """The slices of an array that are the tile's block, and the mask of what lies inside
+        the array, or None."""
+        shape = self.spec.block_shape(access)
+        window = []
+        mask = None
+        for dim, axes in enumerate(access.axes):
+            start = bodies.first_index(self.spec, axes, position)
+            limit = bodies.valid_extent(self.spec, axes, position)
+            if limit is not None:
+                inside = lax.broadcasted_iota(jnp.int32, shape, dim) < limit
+                mask = inside if mask is None else mask & inside
+                # Pallas refuses a slice that is known to reach past the end, masked or not.
+                start = start + self.program * 0
+            window.append(pl.ds(start, shape[dim]))
+        return tuple(window), mask

@@ -1,0 +1,59 @@
+"""A Triton kernel that walks its streamed axis in passes, or writes what it makes on the way.
+
+Each pass is a loop over tiles with accumulators in registers; what a later pass needs of the
+arrays it loads again.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jax import lax
+
+from costmodel.kernel import Access
+from fuseplan.emit.body import Blocks, Step
+from fuseplan.emit.loop_nest import Nest, neutral
+from fuseplan.emit.loop_tiles import Position
+from fuseplan.emit.pass_turn import PassTurn, Results, Totals
+from fuseplan.emit.triton_blocks import BlockRefs
+from fuseplan.loops.passes import Pass
+
+
+class Passes(PassTurn):
+    """One program of the grid while it is traced."""
+
+    def __init__(self, nest: Nest, refs: BlockRefs) -> None:
+        super().__init__(nest, tuple(refs.position), {})
+        self.refs = refs
+
+    def run(self) -> None:
+        """Walk the stream once for each pass."""
+        self.before()
+        totals: Totals = {}
+        for p in self.nest.program.passes:
+            if p.loop:
+                totals |= self._walk(p)
+            self.after(p, totals)
+
+    def _walk(self, p: Pass) -> Totals:
+        stream = self.spec.streamed
+        assert stream is not None
+        # The compiler does not hoist loads out of loops by itself.
+        self.load_invariant(p)
+
+        def turn(k: Any, totals: Totals) -> Totals:
+            position = (*self.position[:stream], k, *self.position[stream + 1 :])
+            return self.on_tile(p, position, totals, {})[0]
+
+        start = {i: neutral(self.nest.steps[i], self.out_shape(i)) for i, _ in p.sinks}
+        turns = self.spec.axes[stream].n_tiles
+        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+
+    def load(self, access: Access, position: Position) -> Any:
+        return self.refs.load(access, position)
+
+    def written(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
+        for v, axes in zip(step.equation.outputs, step.out_axes, strict=True):
+            if v in self.nest.writes:
+                self.refs.store(Access(v, axes), blocks[v, axes], position)
+        return results

@@ -1,0 +1,60 @@
+"""Walks: which axis of a group may be streamed in passes, or written to on the way.
+
+It is the only axis that the group reduces: with another resident beside it, few rows would be
+left to walk side by side. (A core of a TPU walks its grid by itself: there another may be
+resident beside one that is walked once.) On a GPU it lies along the rows of arrays: tiles of
+columns have to be long to be loaded well, so that there are too few of them to occupy all cores.
+Both are asked of the whole graph, but for its contractions, which no such group has. So what
+forbids it to a group forbids it to every larger one.
+"""
+
+from __future__ import annotations
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimRole, Graph, OpKind
+from fuseplan.axis_classes import Classes, axis_classes
+
+
+class Walks:
+    """The axes of a graph that kernels of a device may walk in passes."""
+
+    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+        self.graph = graph
+        self._classes: Classes = axis_classes(
+            graph, [n for n in graph.nodes if n.kind != OpKind.OUT_ELEMENTWISE_FUSABLE]
+        )
+        self._rows = None if device.sequential_grid else _rows(graph, self._classes)
+        self._held = [self._held_by(n) for n in range(len(graph.nodes))]
+
+    def _held_by(self, n: int) -> frozenset[int]:
+        """The axes that a node reduces; -1 where it needs one whole, or is a contraction."""
+        node = self.graph.nodes[n]
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE or DimRole.WHOLE in node.roles:
+            return frozenset((-1,))
+        own = zip(self._classes[n], node.roles, strict=True)
+        return frozenset(c for c, role in own if role == DimRole.REDUCED)
+
+    def allowed(self, nodes: tuple[int, ...]) -> bool:
+        """Whether the axis that ``nodes`` reduce may be walked in passes, as far as can be told
+        of every larger group."""
+        held: frozenset[int] = frozenset().union(*[self._held[n] for n in nodes])
+        if len(held) != 1 or -1 in held:
+            return False
+        return self._rows is None or not self._rows.isdisjoint(held)
+
+
+def _rows(graph: Graph, classes: Classes) -> frozenset[int]:
+    """The axes along which some array lies that has others, and those of vectors alone."""
+    rows: set[int] = set()
+    others: set[int] = set()
+    every: set[int] = set()
+    for node in graph.nodes:
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            continue
+        for dim_map in (*node.input_maps, *node.output_maps):
+            dims = [classes[node.id][d] for dims in dim_map for d in dims]
+            every.update(dims)
+            if len(dims) > 1:
+                others.update(dims[:-1])
+                rows.add(dims[-1])
+    return frozenset(rows | (every - others))
