@@ -9,12 +9,12 @@ of these partitions, and everything between that and "computed by everyone" othe
 rematerialisation: Chen et al., arXiv:1604.06174; partial duplication of producers: XLA's
 PriorityFusion copies into all users or none).
 
-What is split, and so what the search space is: see ``split``.
+What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.again``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.device import DeviceSpec
@@ -46,37 +46,56 @@ class Copies:
     """For each node of ``graph``, that of ``whole``."""
     value: tuple[int, ...]
     """For each value of ``graph``, that of ``whole``."""
+    copies: tuple[int, ...]
+    """For each node of ``whole``, how often it stands in ``graph``."""
+    roots: tuple[int, ...]
+    """Those that are split for readers of their own; others lead to them."""
 
 
-def split(graph: Graph, device: DeviceSpec) -> Copies | None:
-    """The graph with copies of each operation that may be worth computing again; None if no
-    operation is.
+def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
+    """The operations that may be worth computing again.
 
     These are elementwise operations, broadcasts and moves with two to ``MAX_COPIES`` readers (the
     caller of the function counts as one), whose result takes a tenth of a launch of ``device``
     to read, and that can be computed, by operations of these kinds alone, from at most ``_FEEDS``
-    times the bytes they make. What leads there is split with them, as far as nobody else needs
-    it in more than ``MAX_COPIES`` copies.
+    times the bytes they make.
     """
-    copies = _readers_of_copies(graph, bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH)
+    min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH
+    fed_bytes = _feeds(graph)
+    roots = []
+    for node in graph.nodes:
+        made = sum(graph.values[v].nbytes for v in node.outputs)
+        worth = made >= min_bytes and fed_bytes[node.id] <= _FEEDS * made
+        if worth and _is_cheap(node) and 1 < _n_readers(graph, node) <= MAX_COPIES:
+            roots.append(node.id)
+    return tuple(roots)
+
+
+def _n_readers(graph: Graph, node: Node) -> int:
+    readers = {r for v in node.outputs for r in graph.consumers[v]}
+    return len(readers) + (not graph.results.isdisjoint(node.outputs))
+
+
+def split(graph: Graph, roots: Collection[int]) -> Copies | None:
+    """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
+    there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; None if
+    that is the graph itself."""
+    copies = _readers_of_copies(graph, frozenset(roots))
     if all(len(readers) == 1 for readers in copies):
         return None
-    return _built(graph, copies)
+    return _built(graph, copies, roots)
 
 
-def _readers_of_copies(graph: Graph, min_bytes: int) -> list[list[tuple[Copy, ...]]]:
+def _readers_of_copies(graph: Graph, roots: frozenset[int]) -> list[list[tuple[Copy, ...]]]:
     """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
     copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
-    fed_bytes = _feeds(graph)
     for node in reversed(graph.nodes):
         readers = [r for v in node.outputs for r in graph.consumers[v]]
         found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
         if not graph.results.isdisjoint(node.outputs):
             found.insert(0, (-1, 0))
-        several = len(set(readers)) + (found[:1] == [(-1, 0)]) > 1
-        made = sum(graph.values[v].nbytes for v in node.outputs)
-        worth = not several or (made >= min_bytes and fed_bytes[node.id] <= _FEEDS * made)
-        splits = _is_cheap(node) and worth and 1 < len(found) <= MAX_COPIES
+        wanted = node.id in roots or _n_readers(graph, node) == 1
+        splits = _is_cheap(node) and wanted and 1 < len(found) <= MAX_COPIES
         copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
     return copies
 
@@ -105,7 +124,7 @@ _MANY_SOURCES = 16
 """What follows from more arrays than these is not worth computing again."""
 
 
-def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]]) -> Copies:
+def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
     values: list[Value] = []
     nodes: list[Node] = []
     value_of: list[int] = []
@@ -138,7 +157,9 @@ def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]]) -> Copies
             origins.append(first)
     results = [read(v, (-1, 0)) for v in graph.outputs]
     split_graph = check_graph(make_graph(values, nodes, inputs, results, origins))
-    return Copies(graph, split_graph, tuple(node_of), tuple(value_of))
+    counts = tuple(map(len, copies))
+    split_roots = tuple(sorted(n for n in roots if counts[n] > 1))
+    return Copies(graph, split_graph, tuple(node_of), tuple(value_of), counts, split_roots)
 
 
 def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from fuseplan.again import plan_again
 from fuseplan.atoms import plan_constrained, require_possible
 from fuseplan.check import check_plan
 from fuseplan.collector import collector_at_rest
@@ -24,9 +25,6 @@ from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
-from fuseplan.planners.base import Grouping
-from fuseplan.recomputed import realised
-from fuseplan.recomputing import Recomputing, split_for
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -148,16 +146,12 @@ def plan_lowered(
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     budget = Budget(_until(expires_at, options).deadline_s)
     plan_groups = _planner(options, limits)
-    copies = clock.time("lower", lambda: split_for(graph, options))
-    if copies is None:
-        grouping = plan_groups(graph, scheduler, budget)
-    else:
-        grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
-        lowered, grouping = realised(
-            lowered, copies, grouping, lambda new: Scheduler(new.graph, options.device, new, options.features)
-        )
-        graph = lowered.graph
+    grouping = plan_groups(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
+    if _may_recompute(options):
+        left = _until(expires_at, options)
+        lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, left, clock)
+        graph = lowered.graph
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
         graph=graph,
@@ -166,7 +160,7 @@ def plan_lowered(
         kernels=order.kernels,
         refusals=grouping.refusals,
         status=grouping.status,
-        bound_ps=grouping.bound_ps if copies is None else _at_most(grouping),
+        bound_ps=grouping.bound_ps,
         notes=(*_switched_off(options), *_without_rule(lowered), *grouping.notes),
         stats=grouping.stats,
         features=options.features,
@@ -178,10 +172,11 @@ def plan_lowered(
     return lowered, replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
 
 
-def _at_most(grouping: Grouping) -> int | None:
-    """The bound; what the plan takes, where that is less by a value that nobody turned out to read."""
-    time_ps = sum(kernel.cost.time_ps for kernel in grouping.kernels)
-    return None if grouping.bound_ps is None else min(grouping.bound_ps, time_ps)
+def _may_recompute(options: Options) -> bool:
+    """Whether the solver also decides what kernels compute again. Constraints are about operations
+    that stand once."""
+    decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
+    return decides and options.device.backend != "xla" and options.constraints is None
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

@@ -43,9 +43,10 @@ class Proof:
 
     parts: tuple[Part, ...]
     joint: Joint | None = None
-    copies: bool = False
-    """Whether nodes are those of the graph in which what may be computed again stands once a reader
-    (``fuseplan.copies``), not of the plan's."""
+    roots: tuple[int, ...] = ()
+    """The operations that may be computed again, as nodes of the graph in which each stands once
+    (``fuseplan.copies.whole``). Where there are any, all other numbers are those of nodes of the graph
+    in which these are split."""
 
     @property
     def bound_ps(self) -> int:

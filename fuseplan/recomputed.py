@@ -52,7 +52,7 @@ def realised(
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
         notes=tuple([re.sub(r"\(n(\d+)\)", lambda m: f"(n{number[int(m[1])]})", n) for n in grouping.notes]),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
-        proof=replace(grouping.proof, copies=True) if grouping.proof is not None else None,
+        proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
     )
 
 

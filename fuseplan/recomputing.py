@@ -11,10 +11,9 @@ from dataclasses import replace
 
 from costmodel.axes import Conflict
 from costmodel.floor import Floor
-from costmodel.graph import Graph, OpKind
+from costmodel.graph import OpKind
 from costmodel.kernel import Access
-from fuseplan.config import Options
-from fuseplan.copies import Copies, split
+from fuseplan.copies import Copies
 from fuseplan.errors import Verdict
 from fuseplan.layout import Boundary
 from fuseplan.plan import Kernel
@@ -23,16 +22,6 @@ from fuseplan.prologues import gated, refuse_leak
 from fuseplan.residency import Residency
 from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
-
-
-def split_for(graph: Graph, options: Options) -> Copies | None:
-    """The copies among which the planner chooses, if it is one that can, and no constraint is about
-    the groups or the memory of operations that stand once."""
-    limits = options.constraints
-    decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
-    if not decides or options.device.backend == "xla" or limits is not None:
-        return None
-    return split(graph, options.device)
 
 
 class Recomputing:

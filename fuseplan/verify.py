@@ -18,7 +18,7 @@ from costmodel.device import DEVICES
 from costmodel.graph import Graph
 from fuseplan.check import check_plan
 from fuseplan.constrained import Limited, marked
-from fuseplan.copies import split, whole
+from fuseplan.copies import roots_of, split, whole
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
@@ -183,11 +183,13 @@ def _verified_bound(
 
 def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
-    if plan.proof is not None and plan.proof.copies:
+    if plan.proof is not None and plan.proof.roots:
         graph = whole(plan.graph)
-        copies = split(graph, plan.device)
-        if copies is None:
-            raise RefutedError("the proof is about operations computed again, and none is worth that here")
+        if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
+            raise RefutedError("the proof is about computing again what is not worth that")
+        copies = split(graph, plan.proof.roots)
+        if copies is None or copies.roots != plan.proof.roots:
+            raise RefutedError("the proof is about computing again what has one reader")
         return copies.graph, Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
     if plan.graph.origins and plan.device.backend != "xla":
         raise RefutedError("the plan computes values again, which its proof says nothing of")

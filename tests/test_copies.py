@@ -14,7 +14,7 @@ from experiments.workloads import get_workload, make_args
 from fuseplan import Features, Plan
 from fuseplan.candidates import enumerate_groups
 from fuseplan.config import Options
-from fuseplan.copies import MAX_COPIES, copies_of, split, whole
+from fuseplan.copies import MAX_COPIES, copies_of, roots_of, split, whole
 from fuseplan.lower import lower
 from fuseplan.planner import plan_traced
 from fuseplan.planners import Budget, get_planner
@@ -41,7 +41,7 @@ MOST = 9
 
 
 def split_programs(g):
-    copies = split(g, QUICK)
+    copies = split(g, roots_of(g, QUICK))
     return copies if copies is not None and len(copies.graph.nodes) <= MOST else None
 
 
@@ -151,11 +151,11 @@ def test_copies_are_copies():
 def test_a_graph_without_its_copies_is_the_graph():
     f, args = get_workload("gpt2_block").build()
     graph = lower(trace(f, *args)).graph
-    copies = split(graph, get_device("h200"))
+    copies = split(graph, roots_of(graph, get_device("h200")))
     assert copies.node == tuple(sorted(copies.node))
     merged = whole(copies.graph)
     assert [str(n.op) for n in merged.nodes] == [str(n.op) for n in graph.nodes]
-    assert split(merged, get_device("h200")).graph == copies.graph
+    assert split(merged, roots_of(merged, get_device("h200"))).graph == copies.graph
     assert whole(graph) is graph
 
 
@@ -163,7 +163,7 @@ def test_what_is_split():
     """What is large, cheap, read by several, and made from no more than twice its size."""
     f, args = get_workload("gpt2_block").build()
     graph = lower(trace(f, *args)).graph
-    copies = split(graph, get_device("h200"))
+    copies = split(graph, roots_of(graph, get_device("h200")))
     for nodes in copies_of(copies.graph):
         assert len(nodes) <= MAX_COPIES
         assert copies.graph.nodes[nodes[0]].kind <= OpKind.INJECTIVE
@@ -171,4 +171,4 @@ def test_what_is_split():
             {r for v in copies.graph.nodes[n].outputs for r in copies.graph.consumers[v]} for n in nodes
         ]
         assert all(len(some) <= 1 for some in readers)
-    assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, get_device("h200")) is None
+    assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, (0,)) is None

@@ -40,6 +40,8 @@ class Budget:
     heuristics, whose plans are the ones to fall back on, take what they take."""
     max_groups: int = MAX_GROUPS
     """Candidate groups of one component."""
+    known: tuple[Nodes, ...] = ()
+    """The groups of a plan no slower than the heuristics', which the solver starts from."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,11 +31,19 @@ HEURISTICS = {"best_first": best_first, "greedy": greedy}
 
 class Starts:
     """The plans of the heuristic planners for each distinct component, as they would make them;
-    made when they are asked for, once."""
+    made when they are asked for, once. Or what is ``known``, which is no slower than these."""
 
-    def __init__(self, spaces: Sequence[Space]) -> None:
+    def __init__(self, spaces: Sequence[Space], known: Sequence[Nodes] = ()) -> None:
         self.spaces = spaces
         self._made: dict[tuple[int, str], list[Mask]] = {}
+        self._known: dict[int, list[Mask]] = {}
+        group_of = {n: group for group in known for n in group}
+        for kind, space in enumerate(spaces if known else ()):
+            if space.closure is None:  # It is solved as it was.
+                continue
+            groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
+            if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
+                self._known[kind] = [space.mask(group) for group in groups]
 
     def plan(self, kind: int, name: str) -> list[Mask]:
         """That of one heuristic for a component."""
@@ -43,12 +51,20 @@ class Starts:
             self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
         return self._made[kind, name]
 
+    def given(self, kind: int) -> list[Mask] | None:
+        """What was known before, of a component that has copies."""
+        return self._known.get(kind)
+
     def known(self, kind: int) -> list[Mask] | None:
-        """The best of them, if they have been made."""
+        """The best of them, if they have been made, or what was known before."""
+        if kind in self._known:
+            return self._known[kind]
         return self.best(kind)[0] if all((kind, name) in self._made for name in HEURISTICS) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
         """The best of them, and whose it is."""
+        if kind in self._known:
+            return self._known[kind], "the first search"
         name = min(HEURISTICS, key=lambda name: self.spaces[kind].total(self.plan(kind, name)).objectives)
         return self.plan(kind, name), name
 

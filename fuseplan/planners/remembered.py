@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING
@@ -33,7 +33,14 @@ _MARGIN_S = 0.05
 class Remembered:
     """What the memo knows of the kinds of one planning, and what it is told about them."""
 
-    def __init__(self, parts: Parts, planner: str, budget: Budget, expires_at: float) -> None:
+    def __init__(
+        self,
+        parts: Parts,
+        planner: str,
+        budget: Budget,
+        expires_at: float,
+        given: Sequence[list[Mask] | None],
+    ) -> None:
         self._parts = parts
         self._expires_at = expires_at
         self._memo = memo.current() if budget.deadline_s > 0 else None
@@ -41,7 +48,7 @@ class Remembered:
         if self._memo is not None:
             for kind, space in enumerate(parts.kinds):
                 # Of one operation nothing is to be decided.
-                key = _key(space, planner, budget) if space.n > 1 else None
+                key = _key(space, planner, budget, given[kind]) if space.n > 1 else None
                 if key is not None:
                     self._keys[kind] = key
         found = self._memo.recall(self._keys.values()) if self._memo is not None and self._keys else {}
@@ -133,7 +140,7 @@ def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
     return found
 
 
-def _key(space: Space, planner: str, budget: Budget) -> bytes | None:
+def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
     """A digest of all that the solution of a component follows from, or None if its prices follow
     from what cannot be told."""
     component = space.component
@@ -142,7 +149,9 @@ def _key(space: Space, planner: str, budget: Budget) -> bytes | None:
         return None
     apart = [f"{mask:x}" for mask in component.apart]
     offers = [f"{mask:x}" for mask in space.offers]
-    words = (memo.SCHEMA, planner, budget.max_groups, component.edges, component.siblings, apart, offers)
+    start = [f"{mask:x}" for mask in given or ()]
+    limits = (memo.SCHEMA, planner, budget.max_groups)
+    words = (*limits, component.edges, component.siblings, apart, offers, start)
     return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
 
 

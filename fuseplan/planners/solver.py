@@ -62,8 +62,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     watch.lap("partition")
     tail_s = min(watch.laps["partition"], _TAIL_S * len(graph.nodes), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
-    starts = Starts(parts.kinds)
-    memo = Remembered(parts, "solver", budget, expires_at)
+    starts = Starts(parts.kinds, budget.known)
+    given = [starts.given(kind) for kind in range(len(parts.kinds))]
+    memo = Remembered(parts, "solver", budget, expires_at, given)
     recalled = {kind: memo.recall(kind) for kind in range(len(parts.kinds))}
     watch.lap("memo")
     if budget.deadline_s < _SHORT_S:
@@ -117,7 +118,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         notes.append(joint_note)
     _warn_of_failures(notes)
     certified = ""
-    if optimal and joint is None and time.monotonic() < expires_at:
+    if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
         slower = memo.slower()
         certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
         memo.add_slower(slower)

@@ -1,0 +1,149 @@
+"""Which values may be computed again: chosen before the search, from the best plan without.
+
+With copies of everything that could be computed again, there are several times as many groups as
+without. Few of these values ever are: those that a kernel could as well compute for itself in the
+plan in which everything is computed once, at the cost of a launch more at most.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from costmodel.graph import Graph
+from fuseplan.config import Options
+from fuseplan.copies import Copies, roots_of, split
+from fuseplan.lower import Lowered
+from fuseplan.plan import already_optimal
+from fuseplan.planners import Budget, PlanGroups
+from fuseplan.planners.base import Grouping
+from fuseplan.pricing import Nodes, Price, PriceBook
+from fuseplan.recomputed import realised
+from fuseplan.recomputing import Recomputing
+from fuseplan.schedule import Scheduler
+
+if TYPE_CHECKING:
+    from fuseplan.planner import Clock
+
+
+def plan_again(
+    lowered: Lowered,
+    scheduler: Scheduler,
+    plan_groups: PlanGroups,
+    once: Grouping,
+    options: Options,
+    clock: Clock,
+) -> tuple[Lowered, Grouping]:
+    """``once``, a plan in which everything is computed once, or a better one with the program that
+    computes some values again. What is proven is proven of the plans that may."""
+    graph = lowered.graph
+    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, once.groups))
+    copies = split(graph, roots)
+    if copies is None:
+        return lowered, once
+    every: dict[int, list[int]] = defaultdict(list)
+    for c, n in enumerate(copies.node):
+        every[n].append(c)
+    known = tuple(tuple(sorted(c for n in nodes for c in every[n])) for nodes in once.groups)
+    budget = Budget(options.deadline_s, known=known)
+    again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
+    clock.add(again.stats.seconds)
+    program, again = realised(
+        lowered, copies, again, lambda new: Scheduler(new.graph, options.device, new, options.features)
+    )
+    best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
+    if best_ps > once_ps:  # the deadline ended the second search
+        kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
+        return lowered, kept
+    if best_ps == once_ps and again.status == "OPTIMAL" and once.stats.certified:
+        stats = replace(again.stats, certified=once.stats.certified)
+        again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
+    # What a value takes that nobody turned out to read was counted in.
+    bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
+    return program, replace(again, bound_ps=bound_ps)
+
+
+def worth_again(graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes]) -> tuple[int, ...]:
+    """Of the operations that could be computed again, those for which it costs no more than a launch
+    to let one kernel of ``groups`` do so, or all that read the result; with what leads there."""
+    every = split(graph, roots_of(graph, scheduler.device))
+    return () if every is None else tuple(sorted(_Trials(every, scheduler, groups).worthwhile()))
+
+
+class _Trials:
+    """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
+
+    def __init__(self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes]) -> None:
+        self._copies, self._graph = copies, copies.graph
+        self._book = PriceBook(copies.graph, Recomputing(copies, scheduler))
+        self._limit_ps = scheduler.device.launch_ps
+        kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
+        self._kernel = [kernel_of[n] for n in copies.node]
+        """For each copy, where its operation is computed."""
+        self._members: list[list[int]] = [[] for _ in groups]
+        for c, g in enumerate(self._kernel):
+            self._members[g].append(c)
+        self._several = {c for c, n in enumerate(copies.node) if copies.copies[n] > 1}
+
+    def worthwhile(self) -> Iterator[int]:
+        roots = set(self._copies.roots)
+        found: set[int] = set()
+        for moves in self._moves():
+            wanted = {self._copies.node[c] for moved, _ in moves for c in moved} & roots
+            if not wanted <= found and self._extra_ps(moves) <= self._limit_ps:
+                found |= wanted
+        yield from found
+
+    def _moves(self) -> Iterator[list[tuple[list[int], int]]]:
+        """For each root, each way to compute it again: copies, and the kernel that they move to."""
+        of_root: dict[int, list[int]] = defaultdict(list)
+        for c, n in enumerate(self._copies.node):
+            if n in self._copies.roots:
+                of_root[n].append(c)
+        for copies in of_root.values():
+            to: dict[int, list[int]] = defaultdict(list)
+            for c in copies:
+                for reader in {r for v in self._graph.nodes[c].outputs for r in self._graph.consumers[v]}:
+                    if self._kernel[reader] != self._kernel[c]:
+                        to[self._kernel[reader]].append(c)
+            for deep in (False, True):
+                each = [(self._cone(some, g, deep), g) for g, some in to.items()]
+                yield from ([one] for one in each)
+                if len(each) > 1:
+                    yield each
+
+    def _cone(self, copies: Iterable[int], g: int, deep: bool) -> list[int]:
+        """``copies`` with what leads to them and is computed again with them; if ``deep``, with all
+        copies that they need, as far as kernel ``g`` does not compute them anyway."""
+        cone: dict[int, None] = {}
+        waiting = list(copies)
+        while waiting:
+            c = waiting.pop()
+            if c in cone or self._kernel[c] == g:
+                continue
+            cone[c] = None
+            makers = (self._graph.values[v].producer for v in self._graph.nodes[c].inputs)
+            for m in makers:
+                if m in self._several and (deep or self._copies.node[m] not in self._copies.roots):
+                    waiting.append(m)
+        return list(cone)
+
+    def _extra_ps(self, moves: Sequence[tuple[list[int], int]]) -> float:
+        """Picoseconds that the plan takes more after the moves; infinity if it cannot be."""
+        after: dict[int, set[int]] = {}
+        for moved, g in moves:
+            after.setdefault(g, set(self._members[g])).update(moved)
+            for c in moved:
+                source = self._kernel[c]
+                after.setdefault(source, set(self._members[source])).discard(c)
+        extra = 0.0
+        for g, nodes in after.items():
+            extra += self._price_ps(nodes) - self._price_ps(self._members[g])
+        return extra
+
+    def _price_ps(self, nodes: Iterable[int]) -> float:
+        group = tuple(sorted(nodes))
+        price = self._book.price(group) if group else Price(0, 0, 0)
+        return price.time_ps if isinstance(price, Price) else float("inf")
