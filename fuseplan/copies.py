@@ -14,7 +14,7 @@ What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.device import DeviceSpec
@@ -50,6 +50,13 @@ class Copies:
     """For each node of ``whole``, how often it stands in ``graph``."""
     roots: tuple[int, ...]
     """Those that are split for readers of their own; others lead to them."""
+
+    def lifted(self, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Groups of nodes of ``whole``, each with all copies of its nodes."""
+        every: list[list[int]] = [[] for _ in self.whole.nodes]
+        for c, n in enumerate(self.node):
+            every[n].append(c)
+        return tuple(tuple(sorted(c for n in nodes for c in every[n])) for nodes in groups)
 
 
 def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:

@@ -56,6 +56,8 @@ class Grouping:
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """What ``bound_ps`` rests on."""
+    crowded: frozenset[int] = frozenset()
+    """Nodes of components of which only the plan that was known is, for they have too many groups."""
 
     @property
     def groups(self) -> tuple[Nodes, ...]:

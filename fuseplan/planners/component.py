@@ -144,12 +144,14 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    few = min(budget.max_groups, _MANY_GROUPS)
+    few = budget.max_groups if space.closure is not None else min(budget.max_groups, _MANY_GROUPS)
     # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
     most = few if space.offers else budget.max_groups
     found, by_runs = _legal_groups(space, few, expires_at)
     watch.lap("enumerate")
     note = ""
+    if not found.complete and space.closure is not None and known is not None:
+        return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
         watch.lap("heuristics")

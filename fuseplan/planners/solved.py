@@ -31,6 +31,8 @@ class Solved:
     note: str = ""
     steady: bool = True
     """Solving it once more gives the same, as far as this file knows: no solver was missing."""
+    crowded: bool = False
+    """Whether it has too many groups for copies of operations to be worth their search."""
     by_runs: bool = False
     """Whether groups that only swap twins (``fuseplan.twins``) are left out of ``columns``."""
 
