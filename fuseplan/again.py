@@ -31,9 +31,6 @@ if TYPE_CHECKING:
     from fuseplan.planner import Clock
 
 
-_MOST_GROUPS = 10_000
-"""Of a component in which copies make more groups, nothing is computed again: some seconds."""
-
 _AT_ONCE_S = 1e-6
 """What is left of a deadline that has passed: 0 would say that none was wanted."""
 
@@ -60,7 +57,7 @@ def plan_again(
         if copies is None:
             return lowered, once
         known = copies.lifted(once.groups)
-        budget = Budget(max(expires_at - time.monotonic(), _AT_ONCE_S), _MOST_GROUPS, known)
+        budget = Budget(max(expires_at - time.monotonic(), _AT_ONCE_S), known=known)
         again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
         clock.add(again.stats.seconds)
         if not again.crowded or time.monotonic() >= expires_at:

@@ -20,6 +20,9 @@ _SMALL = 128
 """Positions of a component whose heuristic plans are made only where the relaxation does not lead
 to a plan: for more they can take longer than a deadline may be overrun."""
 
+_CROWDED = 8_000
+"""Of a component in which copies make more groups, a plan is kept in which all is computed once."""
+
 _MANY_GROUPS = 4_000
 """Groups of a component after which others are looked for only if a plan of fewer is not as fast as
 its floor, and interchangeable operations are told apart no more: a training step's largest has half
@@ -144,13 +147,14 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    few = budget.max_groups if space.closure is not None else min(budget.max_groups, _MANY_GROUPS)
+    few = min(budget.max_groups, _MANY_GROUPS)
     # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
     most = few if space.offers else budget.max_groups
-    found, by_runs = _legal_groups(space, few, expires_at)
+    crowds = space.closure is not None and known is not None
+    found, by_runs = _legal_groups(space, _CROWDED if crowds else few, expires_at)
     watch.lap("enumerate")
     note = ""
-    if not found.complete and space.closure is not None and known is not None:
+    if crowds and not found.complete:
         return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
