@@ -28,7 +28,7 @@ from costmodel.calibrate import cache_path
 if TYPE_CHECKING:
     from fuseplan.memo_disk import Disk
 
-SCHEMA = 2
+SCHEMA = 3
 """Of keys and entries: raised with every change of what they say."""
 
 MAX_ENTRIES = 4096
@@ -54,6 +54,8 @@ class Entry:
     refusals: tuple[Refusal, ...] = ()
     slower: tuple[str, ...] = ()
     """Heuristics that are known to lose to ``bound_ps``."""
+    crowded: bool = False
+    """Too many groups, for the copies in it: another one of fewer copies is to be looked at."""
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
@@ -68,6 +70,7 @@ class Entry:
                 "note": self.note,
                 "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
                 "slower": self.slower,
+                "crowded": self.crowded,
             },
             separators=(",", ":"),
         )
@@ -90,6 +93,7 @@ class Entry:
                 _text(read["note"]),
                 tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
                 tuple(map(_text, read["slower"])),
+                read["crowded"] is True,
             )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not an entry: {error!r}") from None

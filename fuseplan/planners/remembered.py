@@ -90,6 +90,7 @@ class Remembered:
             max(len(solved.columns), 1),
             _renumbered(solved.note, lambda n: place.get(n, n)),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
+            crowded=solved.crowded,
         )
         if not _misfit(space, entry):
             self._new[kind] = entry

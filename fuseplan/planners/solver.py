@@ -85,7 +85,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             solve(kind)
         else:
             groups, duals = list(known.groups), known.duals
-            solved[kind] = Solved(groups, known.bound_ps, known.optimal, duals=duals, note=known.note)
+            solved[kind] = Solved(
+                groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
+            )
     memo.close()
     refusals = memo.refusals()  # before others ask for groups that the search did not
     watch.lap("memo")
