@@ -108,7 +108,7 @@ def enumerate_groups(
                 for j in bits(barred):
                     needed |= read[j]
                     others |= made[j]
-                if forced & (excluded | clash):
+                if forced & (excluded | clash | closure.outside):
                     continue
             border &= ~(group | excluded | clash)
             if not border and not forced:

@@ -71,12 +71,13 @@ class Closure:
         self.ruled = sum(
             1 << i for i in range(n_positions) if self._own[i] or self._served[i] or self._led[i]
         )
-        self._outside = outside
+        self.outside = outside
+        """Stands in a mask for what is in no group: the caller, and other components."""
 
     def decided(self, group: Mask, out: Mask) -> tuple[Mask, Mask]:
         """What else belongs to ``group``, and what else does not, if the positions ``out`` do not;
         where the two meet each other, or what is decided, the group is none."""
-        out |= self._outside
+        out |= self.outside
         wanted = unwanted = 0
         for i in bits(group & self.ruled):
             for own, together in self._own[i]:

@@ -116,6 +116,9 @@ def read_early_and_late(x, w):
     return jnp.sort(y) + w + y  # too late for the kernel that makes y
 
 
+LARGE = jax.ShapeDtypeStruct((4096, 4096), "int8"), jax.ShapeDtypeStruct((4096, 4096), "float32")
+
+
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_partly_is_the_same(device):
     x, w = jax.ShapeDtypeStruct((13, 130), "int8"), jax.ShapeDtypeStruct((13, 130), "float32")
@@ -126,19 +129,17 @@ def test_partly_is_the_same(device):
 
 def test_partly():
     """One reader computes a value again and another reads it: neither all of them nor none."""
-    x, w = jax.ShapeDtypeStruct((4096, 4096), "int8"), jax.ShapeDtypeStruct((4096, 4096), "float32")
     f = read_early_and_late
-    plan = fuseplan.make_plan(f, device="h200")(x, w)
+    plan = fuseplan.make_plan(f, device="h200")(*LARGE)
     assert sorted(plan.graph.nodes[n].op for n in plan.recomputed) == ["convert_element_type", "mul"]
-    apart = fuseplan.make_plan(f, device="h200", features=Features(recompute=False))(x, w)
+    apart = fuseplan.make_plan(f, device="h200", features=Features(recompute=False))(*LARGE)
     assert plan.status == apart.status == "OPTIMAL"
     assert plan.objective_ps < apart.objective_ps
     assert apart.recomputed == ()
 
 
 def test_copies_are_copies():
-    f, args = get_workload("cross_entropy_grad").build()
-    graph = fuseplan.make_plan(f, device="h200")(*args).graph
+    graph = fuseplan.make_plan(read_early_and_late, device="h200")(*LARGE).graph
     check_graph(graph)
     copy = next(n for n, origin in enumerate(graph.origins) if n != origin)
     node = graph.nodes[copy]
@@ -172,3 +173,53 @@ def test_what_is_split():
         ]
         assert all(len(some) <= 1 for some in readers)
     assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, (0,)) is None
+
+
+def planned(name, device="h200", **options):
+    f, args = get_workload(name).build()
+    return fuseplan.make_plan(f, device=device, **options)(*args)
+
+
+def test_of_many_values_those_that_pay_are_left_to_the_search():
+    once = planned("gpt2_block_grad", features=Features(recompute=False))
+    plan = planned("gpt2_block_grad")
+    every = roots_of(whole(plan.graph), plan.device)
+    assert set(plan.proof.roots) < set(every)
+    assert plan.objective_ps < 0.96 * once.objective_ps
+    assert plan.peak_bytes < once.peak_bytes
+    again = planned("gpt2_block_grad")
+    assert again.kernels == plan.kernels
+    assert again.stats.remembered == again.stats.distinct_components
+    assert again.status == plan.status
+
+
+def test_too_many_groups_of_copies_leave_the_plan_without(monkeypatch):
+    monkeypatch.setattr("fuseplan.planners.component._CROWDED", 10)
+    monkeypatch.setenv("FUSEPLAN_MEMO", "0")
+    plan = planned("gpt2_block")
+    assert (plan.recomputed, plan.status, plan.proof.roots) == ((), "OPTIMAL", ())
+
+
+def test_a_deadline_leaves_the_plan_without(monkeypatch):
+    """What the second search does not find in time is no reason for a slower plan."""
+    monkeypatch.setenv("FUSEPLAN_MEMO", "0")
+    once = planned("gpt2_block", features=Features(recompute=False))
+    plan = planned("gpt2_block", deadline_s=1.5)
+    assert plan.objective_ps <= once.objective_ps
+    assert plan.bound_ps <= plan.objective_ps
+    Plan.from_json(plan.to_json())  # is checked
+
+
+@pytest.mark.parametrize("damage", ["roots", "kernels"])
+def test_a_false_proof_is_refuted(damage):
+    plan = fuseplan.make_plan(read_early_and_late, device="h200")(*LARGE)
+    assert plan.verify().status == "verified"
+    if damage == "roots":
+        proof = dataclasses.replace(plan.proof, roots=(*plan.proof.roots, 0))
+        plan = dataclasses.replace(plan, proof=proof)
+    else:
+        prices = max(plan.proof.parts, key=lambda part: part.bound_ps)
+        dearer = dataclasses.replace(prices, bound_ps=prices.bound_ps + 10**6)
+        parts = tuple(dearer if part is prices else part for part in plan.proof.parts)
+        plan = dataclasses.replace(plan, proof=dataclasses.replace(plan.proof, parts=parts))
+    assert plan.verify().status == "refuted"

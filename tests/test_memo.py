@@ -68,7 +68,7 @@ def norm_plan(rows=128, device="h200", **options):
 def keys_of(g, pricing=None, **budget):
     """The keys of a graph's components of several operations."""
     parts = take_apart(g, PriceBook(g, pricing or Scheduler(g, TEST_DEVICE)))
-    found = (remembered._key(space, "solver", Budget(**budget)) for space in parts.kinds if space.n > 1)
+    found = (remembered._key(space, "solver", Budget(**budget), None) for space in parts.kinds if space.n > 1)
     return list(found)
 
 
@@ -180,7 +180,7 @@ def test_what_matters_changes_the_key(monkeypatch):
         "max_groups": keys_of(g, max_groups=7),
     }
     parts = take_apart(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
-    others["planner"] = [remembered._key(parts.kinds[0], "other", Budget())]
+    others["planner"] = [remembered._key(parts.kinds[0], "other", Budget(), None)]
     for field in dataclasses.fields(TEST_DEVICE):
         if field.type == "int":
             device = dataclasses.replace(TEST_DEVICE, **{field.name: getattr(TEST_DEVICE, field.name) + 1})
