@@ -11,6 +11,8 @@ from experiments.workloads import get_workload
 from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import Features
 
+pytestmark = pytest.mark.one_python
+
 
 def array(*shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype)

@@ -22,6 +22,8 @@ from fuseplan.schedule import Scheduler
 from fuseplan.tiles import Deeper, addressing
 from fuseplan.trace import trace
 
+pytestmark = pytest.mark.one_python
+
 H200, V5E = get_device("h200"), get_device("tpu_v5e")
 
 
