@@ -25,6 +25,8 @@ from fuseplan.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.results import check_results
 from fuseplan.wide import in_float64, is_right_in_float64
 
+pytestmark = pytest.mark.one_python
+
 X = jax.ShapeDtypeStruct((8, 16), "float32")
 
 

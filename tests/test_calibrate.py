@@ -14,6 +14,8 @@ from fuseplan import calibrate
 from fuseplan.config import resolve_device
 from fuseplan.local import local_device
 
+pytestmark = pytest.mark.one_python
+
 RATES = ("hbm_bytes_per_s", "cache_bytes_per_s", "private_cache_bytes_per_s", "vector_flops_per_s",
          "transcendental_per_s", "reduction_per_s", "fresh_bytes_per_s", "launch_ps", "step_ps",
          "matrix_flops_per_s")  # fmt: skip

@@ -15,6 +15,8 @@ from fuseplan import Plan
 from fuseplan import calibrate as xla_calibrate
 from fuseplan.cli import app
 
+pytestmark = pytest.mark.one_python
+
 ROOT = Path(__file__).resolve().parent.parent
 
 

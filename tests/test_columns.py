@@ -17,6 +17,8 @@ from fuseplan.trace import trace
 from tests.nest_cases import normal
 from tests.test_regions import evaluated
 
+pytestmark = pytest.mark.one_python
+
 M, N = 9, 14
 X, Y, B = (np.float32(normal(*shape, seed=i)) for i, shape in enumerate([(M, 3), (N, 3), (N,)]))
 LARGE = 4 * M * N

@@ -10,6 +10,8 @@ from experiments.workloads import get_workload
 from fuseplan import demo
 from fuseplan.console import Steps
 
+pytestmark = pytest.mark.one_python
+
 
 class Counted(Steps):
     def __init__(self):

@@ -15,6 +15,8 @@ from fuseplan.lower import lower
 from fuseplan.masks import IndexArithmetic
 from fuseplan.trace import trace
 
+pytestmark = pytest.mark.one_python
+
 BINARY = [
     lax.add,
     lax.sub,

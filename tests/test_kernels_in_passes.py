@@ -32,6 +32,8 @@ from fuseplan.trace import trace
 from tests.emit_cases import layernorm, layernorm_rows, rmsnorm, softmax_grad
 from tests.specs import P, S, Tiled, hand_spec, whole_group
 
+pytestmark = pytest.mark.one_python
+
 ROWS, LONG = 24, 3001
 
 

@@ -19,6 +19,8 @@ import fuseplan
 from fuseplan import measure, race
 from fuseplan.measure import decide
 
+pytestmark = pytest.mark.one_python
+
 J = functools.partial(fuseplan.jit, device="test", measure=True)
 X = jnp.arange(12.0).reshape(3, 4)
 

@@ -12,6 +12,8 @@ import fuseplan
 from experiments.workloads import get_workload, make_args
 from fuseplan.results import check_results
 
+pytestmark = pytest.mark.one_python
+
 
 @pytest.mark.parametrize("name", ["equinox_mlp", "equinox_mlp_train", "gpt2_block_grad"])
 def test_workload_equals_jax(name):

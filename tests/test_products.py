@@ -20,6 +20,8 @@ from fuseplan.trace import trace
 from tests.nest_cases import normal
 from tests.nests import every_nest, function_of, groups
 
+pytestmark = pytest.mark.one_python
+
 ROWS, DEPTH, COLUMNS = (0,), (1,), (2,)
 NATURAL = ((ROWS, DEPTH), (DEPTH, COLUMNS), (ROWS, COLUMNS))
 

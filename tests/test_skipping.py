@@ -19,6 +19,8 @@ from fuseplan.schedule import SpecMaker
 from fuseplan.skipping import find_skips
 from fuseplan.trace import Literal, trace
 
+pytestmark = pytest.mark.one_python
+
 N, D, TILE = 160, 8, 16
 COMPILED = {}
 

@@ -21,6 +21,8 @@ from fuseplan.lower import lower
 from fuseplan.ops import rule_of, rules
 from fuseplan.trace import Literal, trace
 
+pytestmark = pytest.mark.one_python
+
 ROWS, COLUMNS = 5, 7
 
 

@@ -14,6 +14,8 @@ from experiments import equinox_models, functions, gpt2, optimizer
 from experiments.workloads import WORKLOADS, get_workload, make_args
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
 
+pytestmark = pytest.mark.one_python
+
 
 def count_equations(jaxpr) -> int:
     """The equations that remain when every call is inlined; a loop counts as one."""
