@@ -30,7 +30,8 @@ class Features:
     loop_nests: bool = True
     """On the CPU, large intermediates exist a tile at a time."""
     recompute: bool = True
-    """On the CPU, large values are computed again for distant readers."""
+    """Values that several kernels need are computed by each that gains from it; on the CPU, large ones
+    for distant readers."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:
