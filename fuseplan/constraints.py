@@ -21,7 +21,8 @@ _LIMITS = ("max_peak_bytes", "max_group_size", "max_kernel_args")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What every plan has to obey: of each, fusions that must or must not be, and limits.
+    """What every plan has to obey: of each, fusions that must or must not be, and limits. Under them
+    GPU and TPU kernels compute nothing again for other readers.
 
     A *selector* names operations: a node's id (``3`` or ``"n3"``, as ``print(plan.graph)`` of an
     ``"unfused"`` plan lists them), a name scope (``"attention"`` for all inside
