@@ -21,7 +21,7 @@ from fuseplan.copies import Copies, roots_of, split
 from fuseplan.lower import Lowered
 from fuseplan.plan import already_optimal
 from fuseplan.planners import Budget, PlanGroups
-from fuseplan.planners.base import Grouping
+from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import Nodes, Price, PriceBook
 from fuseplan.recomputed import realised
 from fuseplan.recomputing import Recomputing
@@ -30,9 +30,6 @@ from fuseplan.schedule import Scheduler
 if TYPE_CHECKING:
     from fuseplan.planner import Clock
 
-
-_AT_ONCE_S = 1e-6
-"""What is left of a deadline that has passed: 0 would say that none was wanted."""
 
 _FEW = 6
 """So many values are all left to the search: a GPT-2 block has 5, and the best plan of it on a GPU
@@ -57,7 +54,7 @@ def plan_again(
         if copies is None:
             return lowered, once
         known = copies.lifted(once.groups)
-        budget = Budget(max(expires_at - time.monotonic(), _AT_ONCE_S), known=known)
+        budget = Budget(left_s(expires_at), known=known)
         again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
         clock.add(again.stats.seconds)
         if not again.crowded or time.monotonic() >= expires_at:
@@ -83,9 +80,9 @@ def worth_again(graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes]) -> 
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     that read the result, would better compute for themselves, with what leads there."""
     roots = roots_of(graph, scheduler.device)
-    every = split(graph, roots)
     if len(roots) <= _FEW:
         return roots
+    every = split(graph, roots)
     return () if every is None else tuple(sorted(_Trials(every, scheduler, groups).worthwhile()))
 
 

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits
-from fuseplan.copies import copies_of
 
 Mask = int
 
@@ -30,7 +29,9 @@ _PARTLY = 2
 class Closure:
     """What a group that holds some positions holds too, and what it then must not leave out."""
 
-    def __init__(self, graph: Graph, members: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, graph: Graph, copies_of: Sequence[Sequence[int]], members: Sequence[Sequence[int]]
+    ) -> None:
         position = {n: i for i, nodes in enumerate(members) for n in nodes}
         n_positions = len(members)
         self._own: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
@@ -43,7 +44,7 @@ class Closure:
         """The copies of each operation that has several."""
         outside = 1 << n_positions
         origin = graph.origins
-        every = {copies[0]: copies for copies in copies_of(graph) if copies[0] in position}
+        every = {copies[0]: copies for copies in copies_of if copies[0] in position}
         mask_of = {first: sum(1 << position[n] for n in copies) for first, copies in every.items()}
         for first, copies in every.items():
             together = mask_of[first]

@@ -16,7 +16,6 @@ import rustworkx as rx
 
 from costmodel.graph import Graph
 from fuseplan.barriers import Edge, Place, paths_back
-from fuseplan.copies import copies_of
 from fuseplan.errors import Verdict
 from fuseplan.pricing import PriceBook
 from fuseplan.siblings import sibling_pairs
@@ -117,10 +116,8 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     )
     pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
     siblings = [pair for pair in pairs if book.compatible(pair) is None]
-    if book.merges_copies:
-        siblings += [pair for copies in copies_of(graph) for pair in combinations(copies, 2)]
-        siblings = list(dict.fromkeys(siblings))
-    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(siblings))
+    siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
+    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))
 
 
 def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:

@@ -25,13 +25,11 @@ from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
+from fuseplan.planners.base import left_s
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
 from fuseplan.trace import Traced, trace
-
-_AT_ONCE_S = 1e-6
-"""What is left of a deadline that has passed: 0 would say that none was wanted."""
 
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
@@ -108,7 +106,7 @@ def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Sched
 def _until(expires_at: float, options: Options) -> Options:
     """``options`` with the time that is left: never 0 where more was asked for, so that the notes
     do not say that it was 0."""
-    left = max(expires_at - time.monotonic(), _AT_ONCE_S) if options.deadline_s > 0 else 0.0
+    left = left_s(expires_at) if options.deadline_s > 0 else 0.0
     return replace(options, deadline_s=left)
 
 

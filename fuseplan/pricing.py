@@ -12,6 +12,7 @@ from typing import Protocol
 
 from costmodel.graph import Graph
 from costmodel.kernel import Access
+from fuseplan.copies import copies_of
 from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
@@ -128,7 +129,10 @@ class PriceBook:
         self.residency: Residency | None = getattr(pricing, "residency", None)
         self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
-        self.merges_copies: bool = getattr(pricing, "merges_copies", False)
+        self.copies: tuple[Nodes, ...] = (
+            tuple(copies_of(graph)) if getattr(pricing, "merges_copies", False) else ()
+        )
+        """The copies of each operation that has several, where a kernel computes it once."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}

@@ -56,6 +56,18 @@ def behind(members: Sequence[Node], anchor: Node) -> list[Node]:
     return found
 
 
+def _inside(members: Sequence[Node], anchor: Node, axes: GroupAxes) -> list[Node]:
+    """Those of ``members`` that are evaluated in the loop over what ``anchor`` contracts."""
+    position = {node.id: i for i, node in enumerate(members)}
+    own = axes.node_axes[position[anchor.id]]
+    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    return [
+        node
+        for node in behind(members, anchor)
+        if any(a in depth for dims in axes.node_axes[position[node.id]] for a in dims)
+    ]
+
+
 def refuse_prologue(
     members: Sequence[Node], anchor: Node, axes: GroupAxes, is_gated: Gates
 ) -> Verdict | None:
@@ -71,10 +83,8 @@ def refuse_prologue(
     if len(set(every)) < len(every):
         reason = f"a value would be needed by {anchor.op} and beside it along different axes"
         return Verdict("shapes", reason, (anchor.id,))
-    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
-    for node in behind(members, anchor):
-        carries = any(a in depth for dims in axes.node_axes[position[node.id]] for a in dims)
-        if carries and not is_gated[node.id]:
+    for node in _inside(members, anchor, axes):
+        if not is_gated[node.id]:
             return Verdict(
                 "shapes",
                 f"{node.op} is needed elsewhere too: inside {anchor.op} it would be made once a tile and "
@@ -89,15 +99,9 @@ def refuse_leak(
 ) -> Verdict | None:
     """Why what is computed inside ``anchor``'s loop is needed beside it too, or None: asked where an
     operation is computed for some of its readers only, so that the gates of all do not tell."""
-    position = {node.id: i for i, node in enumerate(members)}
-    own = axes.node_axes[position[anchor.id]]
-    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
-    inner = {
-        node.id
-        for node in behind(members, anchor)
-        if any(a in depth for dims in axes.node_axes[position[node.id]] for a in dims)
-    }
-    made = {v for n in inner for v in members[position[n]].outputs}
+    inside = _inside(members, anchor, axes)
+    inner = {node.id for node in inside}
+    made = {v for node in inside for v in node.outputs}
     for node in members:
         beside = node.id not in inner and node is not anchor and not made.isdisjoint(node.inputs)
         if beside or (node.id in inner and not set(writes).isdisjoint(node.outputs)):

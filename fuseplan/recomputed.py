@@ -6,7 +6,6 @@ one operation in one kernel are one operation again; those in several kernels st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,6 +18,7 @@ from fuseplan.layout import boundary
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.planners.base import Grouping
+from fuseplan.planners.solved import renumbered
 from fuseplan.pricing import Nodes, Pricing
 from fuseplan.rewrite import ORIGINAL, Item, Rewriter
 
@@ -50,7 +50,7 @@ def realised(
         grouping,
         kernels=tuple(kernels),
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
-        notes=tuple([re.sub(r"\(n(\d+)\)", lambda m: f"(n{number[int(m[1])]})", n) for n in grouping.notes]),
+        notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
     )

@@ -15,7 +15,7 @@ from costmodel.graph import OpKind
 from costmodel.kernel import Access
 from fuseplan.copies import Copies
 from fuseplan.errors import Verdict
-from fuseplan.layout import Boundary
+from fuseplan.layout import Boundary, boundary
 from fuseplan.plan import Kernel
 from fuseplan.pricing import Nodes
 from fuseplan.prologues import gated, refuse_leak
@@ -59,19 +59,23 @@ class Recomputing:
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``."""
-        return self._here(nodes, self._scheduler.compatible(self._once(nodes), self._gates(nodes)))
+        refused = self._scheduler.compatible(self._once(nodes), self._gates(nodes))
+        return None if refused is None else self._here(nodes, refused)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """As ``Pricing.oversized``."""
         values = frozenset([self._value[v] for v in crossing])
-        return self._here(nodes, self._scheduler.oversized(self._once(nodes), values))
+        refused = self._scheduler.oversized(self._once(nodes), values)
+        return None if refused is None else self._here(nodes, refused)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""
         once, edge = self._once(nodes), self._boundary(nodes)
         answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor(nodes))
-        if isinstance(answer, Verdict) or (leak := self._leak(once, edge)) is not None:
-            return self._here(nodes, answer if isinstance(answer, Verdict) else leak) or answer
+        refused = answer if isinstance(answer, Verdict) else self._leak(once, edge)
+        if refused is not None:
+            return self._here(nodes, refused)
+        assert isinstance(answer, Kernel), "what is not refused is a kernel"
         name = {self._value[v]: v for n in reversed(nodes) for v in self._touched(n)}
 
         def here(accesses: Iterable[Access]) -> tuple[Access, ...]:
@@ -103,18 +107,11 @@ class Recomputing:
         return gates
 
     def _boundary(self, nodes: Nodes) -> Boundary:
-        graph, inside = self.graph, set(nodes)
-        reads: dict[int, None] = {}
-        writes: dict[int, None] = {}
-        made: set[int] = set()
-        for n in nodes:
-            node = graph.nodes[n]
-            reads.update((v, None) for v in map(self._value.__getitem__, node.inputs) if v not in made)
-            for v in node.outputs:
-                made.add(self._value[v])
-                if v in graph.results or not inside.issuperset(graph.consumers[v]):
-                    writes[self._value[v]] = None
-        return Boundary(tuple(reads), tuple(writes))
+        edge, value = boundary(self.graph, nodes), self._value
+        made = {value[v] for n in nodes for v in self.graph.nodes[n].outputs}
+        reads = dict.fromkeys([value[v] for v in edge.reads])
+        writes = dict.fromkeys([value[v] for v in edge.writes])
+        return Boundary(tuple([v for v in reads if v not in made]), tuple(writes))
 
     def _leak(self, once: Nodes, edge: Boundary) -> Verdict | None:
         members = [self._whole.nodes[n] for n in once]
@@ -124,8 +121,6 @@ class Recomputing:
             return None
         return refuse_leak(members, anchor, axes, edge.writes)
 
-    def _here(self, nodes: Nodes, verdict: Verdict | None) -> Verdict | None:
+    def _here(self, nodes: Nodes, verdict: Verdict) -> Verdict:
         """A verdict about nodes of the whole graph, about their copies among ``nodes``."""
-        if verdict is None:
-            return None
         return replace(verdict, nodes=tuple([n for n in nodes if self._node[n] in verdict.nodes]))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from costmodel.graph import Graph
 from fuseplan.bits import bits
-from fuseplan.copies import copies_of
 from fuseplan.pricing import Nodes
 
 _PARTLY = 2
@@ -14,9 +15,9 @@ _PARTLY = 2
 class CopyRules:
     """The sentences about the copies among ``nodes``. Sets are masks of positions in ``nodes``."""
 
-    def __init__(self, nodes: Nodes, graph: Graph) -> None:
+    def __init__(self, nodes: Nodes, graph: Graph, copies_of: Sequence[Nodes]) -> None:
         position = {node: i for i, node in enumerate(nodes)}
-        every = {n: copies for copies in copies_of(graph) for n in copies if copies[0] in position}
+        every = {n: copies for copies in copies_of for n in copies if copies[0] in position}
         mask = {n: sum(1 << position[m] for m in copies) for n, copies in every.items()}
         self._own: dict[int, list[tuple[int, int]]] = {}
         """By reader, its copies of what it reads, each with all copies of that."""

@@ -64,6 +64,15 @@ class Grouping:
         return tuple(kernel.spec.nodes for kernel in self.kernels)
 
 
+_AT_ONCE_S = 1e-6
+"""What is left of a deadline that has passed: 0 would say that none was wanted."""
+
+
+def left_s(expires_at: float) -> float:
+    """Seconds until a time of ``time.monotonic``, never 0."""
+    return max(expires_at - time.monotonic(), _AT_ONCE_S)
+
+
 class Stopwatch:
     """Seconds by stage, in order."""
 

@@ -8,9 +8,8 @@ what they cost then. What does not is solved anew, and replaced.
 from __future__ import annotations
 
 import hashlib
-import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING
@@ -20,6 +19,7 @@ from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets
 from fuseplan.memo import Entry
 from fuseplan.planners.base import Budget, Parts
+from fuseplan.planners.solved import renumbered
 from fuseplan.pricing import FREE, Price
 from fuseplan.space import Mask, Space
 
@@ -68,7 +68,7 @@ class Remembered:
             memo.note(f"a solution is ignored: {problem}")
             return None
         nodes = space.component.nodes
-        note = _renumbered(entry.note, lambda i: nodes[i] if i < len(nodes) else i)
+        note = renumbered(entry.note, lambda i: nodes[i] if i < len(nodes) else i)
         self.recalled[kind] = entry
         return replace(entry, note=note)
 
@@ -88,7 +88,7 @@ class Remembered:
             solved.optimal,
             tuple(map(index, solved.duals)),  # integers, of NumPy or not
             max(len(solved.columns), 1),
-            _renumbered(solved.note, lambda n: place.get(n, n)),
+            renumbered(solved.note, lambda n: place.get(n, n)),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
             crowded=solved.crowded,
         )
@@ -183,8 +183,3 @@ def _misfit(space: Space, entry: Entry) -> str:
     if any(mask <= 0 or mask & ~space.everything for mask, _, _ in entry.refusals):
         return "it refuses what is not there"
     return ""
-
-
-def _renumbered(note: str, number: Callable[[int], int]) -> str:
-    """A note with other numbers of nodes: ``exp (n12)``."""
-    return re.sub(r"\(n(\d+)\)", lambda found: f"(n{number(int(found[1]))})", note)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fuseplan.space import Mask, Space
@@ -51,3 +53,8 @@ def where(space: Space) -> str:
     """The first operation of a component, by name."""
     node = space.book.graph.nodes[space.component.nodes[0]]
     return f"{node.op} (n{node.id})"
+
+
+def renumbered(note: str, number: Callable[[int], int]) -> str:
+    """A note with other numbers of nodes, which ``where`` wrote: ``exp (n12)``."""
+    return re.sub(r"\(n(\d+)\)", lambda found: f"(n{number(int(found[1]))})", note)

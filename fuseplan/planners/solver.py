@@ -107,9 +107,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     notes = _summed([s.note for s in solved.values() if s.note])
     hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
     if hubs:
-        least_ps = book.floor(
-            tuple(range(len(graph.nodes)))
-        )  # of any plan of the graph, in that space or not
+        # Of any plan of the graph, in that space or not.
+        least_ps = book.floor(tuple(range(len(graph.nodes))))
         notes.append(
             f"a scalar that ties more than {MAX_PORTS} operations together is passed between their kernels: "
             f"plans that fuse across it were not searched, and take at least {time_text(least_ps / 1e6)} µs"
