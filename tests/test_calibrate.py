@@ -61,9 +61,9 @@ def test_this_cpu_is_measured_by_xla(quick):
     assert cpu.fresh_bytes_per_s > 10**7
     assert {dtype for dtype, _ in cpu.matrix_flops_per_s} == {"float32", "float64", "bfloat16", "float16"}
     assert all(10**7 < rate < 10**15 for _, rate in cpu.matrix_flops_per_s)
-    # A dispatch and a turn are neither free nor a program's start.
-    assert 10**4 < cpu.launch_ps < 10**8
-    assert 0 < cpu.step_ps < 10**8
+    # A dispatch and a turn are neither free nor a millisecond, on however busy a machine.
+    assert 10**4 < cpu.launch_ps < 10**9
+    assert 0 < cpu.step_ps < 10**9
     assert cpu.private_cache_bytes == known.cache_sizes(known.core_count())[0]
 
 
@@ -95,18 +95,18 @@ def test_when_nothing_can_be_measured_the_defaults_stand(quick, monkeypatch, att
 
 
 def test_a_loop_that_fails_later_keeps_its_first_time(quick, monkeypatch):
-    sampled = calibrate._Loop.sample
-    compiled = []
+    loop = calibrate._Loop
 
-    def sample(self):
-        if len(compiled) == len(calibrate._programs(known.described_cpu())):
+    class Failing(loop):
+        def __init__(self, *program):
+            self.sample = super().sample
+            super().__init__(*program)
+            del self.sample
+
+        def sample(self):
             raise MemoryError
-        seconds = sampled(self)
-        if seconds >= calibrate._LEAST_S:
-            compiled.append(self)
-        return seconds
 
-    monkeypatch.setattr(calibrate._Loop, "sample", sample)
+    monkeypatch.setattr(calibrate, "_Loop", Failing)
     assert calibrate.measure().source("vector_flops_per_s").startswith("measured")
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_another_process_made_long_does_not_fix_the_number_of_turns(m
     run, slow = calibrate._Loop._seconds, iter([1.0, 1.0])  # the compilation, and the first run
     monkeypatch.setattr(calibrate._Loop, "_seconds", lambda self: run(self) and next(slow, run(self)))
     disturbed = calibrate._Loop(0, lambda i, x: x, jnp.zeros(()), 1)
-    assert disturbed.turn_s == 1.0
+    assert disturbed.turn_s < 1.0
     for _ in range(20):
         disturbed.sample()
     assert disturbed.turn_s < 10 * loop.turn_s
