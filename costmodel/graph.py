@@ -147,6 +147,8 @@ class Graph:
     origins: tuple[int, ...] = ()
     """For each node, the first that computes the same from the same; empty if each operation
     stands once. A kernel that holds several copies of an operation computes it once."""
+    waits: tuple[tuple[int, int], ...] = ()
+    """Pairs of nodes, the second of which waits for the first on a path that is no part of this graph."""
     results: frozenset[int] = field(init=False, repr=False, compare=False)
     """``outputs`` as a set."""
 
@@ -169,6 +171,7 @@ def make_graph(
     inputs: Iterable[int],
     outputs: Iterable[int],
     origins: Iterable[int] = (),
+    waits: Iterable[tuple[int, int]] = (),
 ) -> Graph:
     """Build a ``Graph``, deriving who consumes what.
 
@@ -186,7 +189,8 @@ def make_graph(
             readers = consumers[v]
             if not readers or readers[-1] != node.id:
                 readers.append(node.id)
-    return Graph(values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)), tuple(origins))
+    known = (values, nodes, tuple(inputs), tuple(outputs), tuple(map(tuple, consumers)))
+    return Graph(*known, tuple(origins), tuple(waits))
 
 
 class GraphError(AssertionError):
@@ -235,6 +239,7 @@ def check_graph(graph: Graph) -> Graph:
     )
     if graph.origins:
         _check_origins(graph)
+    _require(all(0 <= u < v < len(graph.nodes) for u, v in graph.waits), "a node waits for a later one")
     return graph
 
 

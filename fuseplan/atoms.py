@@ -202,6 +202,7 @@ class Atoms:
                 for note in grouping.notes
             ),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
+            components=tuple([(kind, self.expanded(nodes)) for kind, nodes in grouping.components]),
             # A proof about atoms says nothing of their nodes.
             proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,
         )

@@ -87,13 +87,13 @@ def split(graph: Graph, roots: Collection[int]) -> Copies | None:
     """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
     there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; None if
     that is the graph itself."""
-    copies = _readers_of_copies(graph, frozenset(roots))
+    copies = readers_of_copies(graph, frozenset(roots))
     if all(len(readers) == 1 for readers in copies):
         return None
     return _built(graph, copies, roots)
 
 
-def _readers_of_copies(graph: Graph, roots: frozenset[int]) -> list[list[tuple[Copy, ...]]]:
+def readers_of_copies(graph: Graph, roots: frozenset[int]) -> list[list[tuple[Copy, ...]]]:
     """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
     copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
     for node in reversed(graph.nodes):
@@ -152,6 +152,7 @@ def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Co
         k = next(k for k, readers in enumerate(copies[producer]) if reader in readers)
         return ids[v, k]
 
+    placed: list[range] = []
     inputs = [add(v, 0, -1) for v in graph.inputs]
     for node in graph.nodes:
         first = len(nodes)
@@ -162,8 +163,10 @@ def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Co
             nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
             node_of.append(node.id)
             origins.append(first)
+        placed.append(range(first, len(nodes)))
     results = [read(v, (-1, 0)) for v in graph.outputs]
-    split_graph = check_graph(make_graph(values, nodes, inputs, results, origins))
+    waits = [(c, d) for u, v in graph.waits for c in placed[u] for d in placed[v]]
+    split_graph = check_graph(make_graph(values, nodes, inputs, results, origins, waits))
     counts = tuple(map(len, copies))
     split_roots = tuple(sorted(n for n in roots if counts[n] > 1))
     return Copies(graph, split_graph, tuple(node_of), tuple(value_of), counts, split_roots)

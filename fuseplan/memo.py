@@ -200,6 +200,16 @@ def using(memo: Memo) -> Iterator[Memo]:
         _used = before
 
 
+@contextmanager
+def kept() -> Iterator[None]:
+    """Remember meanwhile, if only for as long: one search of a planning uses what another has found."""
+    if current() is not None:
+        yield
+        return
+    with using(Memo()):
+        yield
+
+
 def setting() -> str:
     """``FUSEPLAN_MEMO``: ``0``, ``1``, a folder, or nothing."""
     return os.environ.get("FUSEPLAN_MEMO", "").strip()

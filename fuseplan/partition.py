@@ -75,9 +75,10 @@ def data_edges(graph: Graph) -> tuple[Edge, ...]:
 
 
 def effect_edges(graph: Graph) -> tuple[Edge, ...]:
-    """Nodes with side effects, each before the next."""
+    """Nodes that wait for others though no value passes: those with side effects, each for the last,
+    and ``Graph.waits``."""
     effects = [node.id for node in graph.nodes if node.effects]
-    return tuple(pairwise(effects))
+    return (*pairwise(effects), *graph.waits)
 
 
 def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:

@@ -142,13 +142,13 @@ def plan_lowered(
     if scheduler is None:
         scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    budget = Budget(_until(expires_at, options).deadline_s)
+    budget = Budget(_until(expires_at, options).deadline_s, solved=set())
     plan_groups = _planner(options, limits)
     grouping = plan_groups(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
     if _may_recompute(options):
-        left = _until(expires_at, options)
-        lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, left, clock)
+        budget = replace(budget, deadline_s=left_s(expires_at))
+        lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, budget, clock)
         graph = lowered.graph
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(

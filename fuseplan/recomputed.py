@@ -49,6 +49,7 @@ def realised(
     return program, replace(
         grouping,
         kernels=tuple(kernels),
+        components=(),
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
         notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph
@@ -42,6 +42,12 @@ class Budget:
     """Candidate groups of one component."""
     known: tuple[Nodes, ...] = ()
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
+    solved: set[bytes] | None = None
+    """Collects the keys of components that the searches of one planning solve."""
+
+
+Components = Sequence[tuple[int, Nodes]]
+"""For each component of a graph, its kind and its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +62,8 @@ class Grouping:
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """What ``bound_ps`` rests on."""
+    components: Components = ()
+    """Those of the graph, where they are known."""
     crowded: frozenset[int] = frozenset()
     """Nodes of components of which only the plan that was known is, for they have too many groups."""
 

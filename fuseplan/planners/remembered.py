@@ -43,6 +43,7 @@ class Remembered:
     ) -> None:
         self._parts = parts
         self._expires_at = expires_at
+        self._solved = budget.solved if budget.solved is not None else set()
         self._memo = memo.current() if budget.deadline_s > 0 else None
         self._keys: dict[int, bytes] = {}
         if self._memo is not None:
@@ -97,8 +98,13 @@ class Remembered:
 
     def close(self) -> None:
         """Pass on what is new, in one step."""
+        self._solved.update(self._keys[kind] for kind in self._new)
         if self._memo is not None and self._new:
             self._memo.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
+
+    def of_earlier_plans(self) -> int:
+        """How many kinds have a solution that this planning did not find itself."""
+        return sum(self._keys[kind] not in self._solved for kind in self.recalled)
 
     def slower(self) -> dict[int, set[str]]:
         """By kind, the heuristics that are remembered to lose it. Nothing depends on that but what

@@ -134,7 +134,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         ),
         tuple(watch.laps.items()),
         certified,
-        len(memo.recalled),
+        memo.of_earlier_plans(),
     )
     return Grouping(
         kernels,
@@ -144,6 +144,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         tuple(dict.fromkeys(notes)),
         stats,
         replace(certificate, joint=joint),
+        parts.instances,
         frozenset(
             n for kind, nodes in parts.instances if kind in solved and solved[kind].crowded for n in nodes
         ),
