@@ -20,7 +20,7 @@ _SMALL = 128
 """Positions of a component whose heuristic plans are made only where the relaxation does not lead
 to a plan: for more they can take longer than a deadline may be overrun."""
 
-_CROWDED = 4_000
+_CROWDED = 6_000
 """Of a component in which copies make more groups, a plan is kept in which all is computed once."""
 
 _MANY_GROUPS = 4_000
