@@ -56,7 +56,11 @@ class Monotone:
 
     def holds_core(self, mask: int) -> bool:
         """Whether the set is known to be refused; nothing is asked."""
-        return any(not core & ~mask for core in self.cores)
+        # Asked of every group that is enumerated, and faster than any().
+        for core in self.cores:  # noqa: SIM110
+            if not core & ~mask:
+                return True
+        return False
 
     @property
     def _full(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from costmodel.floors import Floors
 from costmodel.graph import Graph
 from costmodel.kernel import Access
 from fuseplan.copies import copies_of
@@ -32,6 +33,9 @@ class Pricing(Protocol):
     that is known to be more than ``floor(nodes)``.
 
     Likewise ``floor_bytes(nodes) -> int``: HBM bytes that a kernel of ``nodes`` moves at least.
+
+    Likewise ``floors(members) -> Floors | None`` (``costmodel.floors``), which tells ``least`` and
+    ``floor_bytes`` of many groups at once.
 
     And it may have ``offers``: convex, connected groups that planners should ask for although
     they break the monotone conditions. A plan may hold them beside the groups that do not.
@@ -124,6 +128,8 @@ class PriceBook:
         self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self._least: Callable[[Nodes], int] = getattr(pricing, "least", self._floor)
         self._floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
+        self.floors: Callable[[Sequence[Nodes]], Floors | None]
+        self.floors = getattr(pricing, "floors", lambda members: None)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
         self.residency: Residency | None = getattr(pricing, "residency", None)

@@ -6,11 +6,12 @@ once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from costmodel.axes import Conflict
 from costmodel.floor import Floor
+from costmodel.floors import Floors
 from costmodel.graph import OpKind
 from costmodel.kernel import Access
 from fuseplan.copies import Copies
@@ -48,6 +49,10 @@ class Recomputing:
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``."""
         return self._floor.parts(nodes)[1]
+
+    def floors(self, members: Sequence[Nodes]) -> Floors:
+        """As ``Pricing.floors``."""
+        return Floors(self._floor, members)
 
     def walked(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.walked``: copies of an array are one."""

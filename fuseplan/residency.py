@@ -8,7 +8,7 @@ group or of any larger one can fit: that prunes a search early.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import lru_cache
 
 from costmodel import dtypes
@@ -33,14 +33,18 @@ class Residency:
             frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
             for own, node in zip(self._axes, graph.nodes, strict=True)
         ]
-        self._walks = Walks(graph, device)
-        self._on_the_way = device.sequential_grid
+        self.walks = Walks(graph, device)
+        self.on_the_way = device.sequential_grid
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
 
     def held(self, n: int) -> frozenset[int]:
         """The axes, roughly, that node ``n`` reduces or needs whole."""
         return self._held[n]
+
+    def axes(self, n: int) -> Sequence[int]:
+        """The axis, roughly, that each dimension of node ``n`` is."""
+        return self._axes[n]
 
     def fits_at_once(self, nodes: tuple[int, ...], held: frozenset[int]) -> bool:
         """Whether all groups of ``nodes`` fit that hold no axes but ``held``: all that can be
@@ -66,7 +70,7 @@ class Residency:
     def may_walk(self, nodes: tuple[int, ...]) -> bool:
         """Whether the axis that ``nodes`` reduce may be streamed in several passes, or written to on
         the way, so that none of it has to be on chip."""
-        return self._walks.allowed(nodes)
+        return self.walks.allowed(nodes)
 
     def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
         """Whether ``nodes`` fit for sure, with every axis whole that may have to be, or all but
@@ -74,9 +78,9 @@ class Residency:
         held = frozenset[int]().union(*[self._held[n] for n in nodes])
         if not held or self.may_walk(nodes):
             return True
-        return any(self.fits_at_once(nodes, held - {a}) and self._streams(nodes, a, crossing) for a in held)
+        return any(self.fits_at_once(nodes, held - {a}) and self.streams(nodes, a, crossing) for a in held)
 
-    def _streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int]) -> bool:
+    def streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int] = frozenset()) -> bool:
         """Whether the axis is reduced in one pass and indexes nothing that is written for good, but
         where it may be written to on the way."""
         reduced: set[int] = set()
@@ -91,7 +95,7 @@ class Residency:
                     for dims in dim_map
                     for d in dims
                 )
-                if depends or (is_written and not self._on_the_way):
+                if depends or (is_written and not self.on_the_way):
                     return False
                 for c, role in zip(own, node.roles, strict=True):
                     if c == axis and role == DimRole.WHOLE:
@@ -143,7 +147,7 @@ class Residency:
         for a in held:
             # Axes of one class may be one axis of a larger group, and streamed together.
             others = [b for b in held if known[b] != known[a]]
-            streamable = axes.reduced[a] and not axes.whole[a] and (self._on_the_way or a not in indexed)
+            streamable = axes.reduced[a] and not axes.whole[a] and (self.on_the_way or a not in indexed)
             if streamable and need.fits(others) and not repeats(graph, nodes, axes, a):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))

@@ -7,12 +7,13 @@ the backend can address and what fits on chip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
+from costmodel.floors import Floors
 from costmodel.graph import Graph
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.memory import Footprint, Occupancy, footprint
@@ -96,6 +97,12 @@ class Scheduler:
         if self._nests is not None and self._nests.skips(nodes):
             return 0
         return self._floor.parts(nodes)[1]
+
+    def floors(self, members: Sequence[tuple[int, ...]]) -> Floors | None:
+        """``least`` and ``floor_bytes`` of many groups of ``members``; not where tiles may be skipped."""
+        nodes = tuple(sorted(n for several in members for n in several))
+        skips = self._nests is not None and self._nests.skips(nodes)
+        return None if skips else Floors(self._floor, members)
 
     def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""

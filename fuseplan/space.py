@@ -10,6 +10,7 @@ from fuseplan.errors import Verdict
 from fuseplan.monotone import Monotone
 from fuseplan.partition import Component
 from fuseplan.pricing import Price, PriceBook, total_of
+from fuseplan.room import Room
 
 Mask = int
 
@@ -71,8 +72,7 @@ class Space:
         """Groups that the scheduler offers beside the compatible ones."""
         self._rules = Monotone(self._clash, self.everything)
         self._capacity = Monotone(self._overflow, 0)
-        self._holders = self._find_holders()
-        self._tight: dict[frozenset[int], bool] = {}
+        self._room = self._make_room()
         self._prices: dict[Mask, Price | Verdict] = {}
 
     def _exchange(self) -> None:
@@ -157,11 +157,7 @@ class Space:
 
     def is_tight(self, mask: Mask) -> bool:
         """Whether the group may be too large for the chip, so that ``overflows`` is to be asked."""
-        held = frozenset([axis for axis, holders in self._holders if holders & mask])
-        if held not in self._tight:
-            residency, nodes = self.book.residency, self.component.nodes
-            self._tight[held] = residency is None or not residency.fits_at_once(nodes, held)
-        return self._tight[held]
+        return self._room is None or self._room.is_tight(mask)
 
     def overflows(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the group, and every larger one that still has to read or write ``crossing``, is
@@ -172,14 +168,10 @@ class Space:
         """``overflows``, as far as that follows from groups that were asked about before."""
         return self._capacity.holds_core(mask | crossing << self.n)
 
-    def _find_holders(self) -> tuple[tuple[int, Mask], ...]:
-        """For each axis that some member reduces or needs whole, roughly, those members."""
-        holders: dict[int, Mask] = {}
-        if self.book.residency is not None:
-            for i, nodes in enumerate(self.members):
-                for axis in frozenset[int]().union(*map(self.book.residency.held, nodes)):
-                    holders[axis] = holders.get(axis, 0) | 1 << i
-        return tuple(holders.items())
+    def _make_room(self) -> Room | None:
+        residency = self.book.residency
+        values = {v: 1 << k for k, v in enumerate(self.values)}
+        return None if residency is None else Room(residency, self.members, values, self.inner_above)
 
     def _clash(self, mask: Mask) -> Mask | None:
         """None if the rules allow the group; else the positions that the refusal names."""
@@ -188,6 +180,8 @@ class Space:
 
     def _overflow(self, question: Mask) -> Mask | None:
         """None if the group may fit on chip while it exchanges some values."""
+        if self._room is not None and self._room.is_roomy(question & self.everything, question >> self.n):
+            return None
         return None if self._oversized(question) is None else question
 
     def _oversized(self, question: Mask) -> Verdict | None:
@@ -220,6 +214,13 @@ class Space:
     def floor_bytes(self, mask: Mask) -> int:
         """HBM bytes that the group moves at least, as one kernel."""
         return self.book.floor_bytes(self.nodes(mask))
+
+    def floors(self, groups: Sequence[Mask]) -> list[tuple[int, int]]:
+        """For each group, ``least`` and ``floor_bytes``."""
+        floors = self.book.floors(self.members)
+        if floors is not None:
+            return floors.one_kernel(groups)
+        return [(self.least(mask), self.floor_bytes(mask)) for mask in groups]
 
     def total(self, groups: Iterable[Mask]) -> Price:
         """The cost of a partition, each group of which has a price."""

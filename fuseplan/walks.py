@@ -26,8 +26,11 @@ class Walks:
         self._rows = None if device.sequential_grid else _rows(graph, self._classes)
         self._held = [self._held_by(n) for n in range(len(graph.nodes))]
 
+    def held(self, n: int) -> frozenset[int]:
+        """The axes that node ``n`` reduces; -1 where it needs one whole, or is a contraction."""
+        return self._held[n]
+
     def _held_by(self, n: int) -> frozenset[int]:
-        """The axes that a node reduces; -1 where it needs one whole, or is a contraction."""
         node = self.graph.nodes[n]
         if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE or DimRole.WHOLE in node.roles:
             return frozenset((-1,))
@@ -38,9 +41,11 @@ class Walks:
         """Whether the axis that ``nodes`` reduce may be walked in passes, as far as can be told
         of every larger group."""
         held: frozenset[int] = frozenset().union(*[self._held[n] for n in nodes])
-        if len(held) != 1 or -1 in held:
-            return False
-        return self._rows is None or not self._rows.isdisjoint(held)
+        return len(held) == 1 and all(map(self.is_allowed, held))
+
+    def is_allowed(self, axis: int) -> bool:
+        """Whether the axis may be walked in passes where it is all that is ``held``."""
+        return axis >= 0 and (self._rows is None or axis in self._rows)
 
 
 def _rows(graph: Graph, classes: Classes) -> frozenset[int]:

@@ -1,15 +1,26 @@
 """``Floor`` is below every partition, and tight where nothing is wasted."""
 
 import itertools
+import random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from costmodel.device import TEST_DEVICE
+from costmodel.calibrate import described_cpu
+from costmodel.device import TEST_DEVICE, get_device
 from costmodel.floor import Floor
+from costmodel.floors import Floors
 from costmodel.roofline import estimate
+from experiments.workloads import get_workload
+from fuseplan.bits import bits
+from fuseplan.copies import split
 from fuseplan.errors import Verdict
+from fuseplan.lower import lower
 from fuseplan.schedule import Scheduler
+from fuseplan.trace import trace
 from tests.graphs import GraphBuilder
+from tests.test_planners import programs as random_programs
 
 pytestmark = pytest.mark.one_python
 
@@ -67,3 +78,34 @@ def test_the_floor_of_a_streaming_kernel_is_its_cost():
 def test_bitcasts_alone_are_free():
     graph = dict(programs())["only_a_bitcast"]
     assert Floor(graph, TEST_DEVICE)((0,)) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_programs(), st.sampled_from(["h200", "tpu_v5e", "cpu"]), st.booleans(), st.data())
+def test_the_floors_of_many_groups_are_each_ones(g, device, copied, data):
+    device = get_device(device) if device != "cpu" else described_cpu()
+    copies = split(g, range(len(g.nodes))) if copied else None
+    graph = g if copies is None else copies.graph
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(graph.nodes) - 1, 1)), max_size=6)))
+    order = data.draw(st.permutations(range(len(graph.nodes))))
+    bounds = [0, *cuts, len(order)]
+    members = [tuple(sorted(order[a:b])) for a, b in itertools.pairwise(bounds) if b > a]
+    groups = data.draw(st.lists(st.integers(1, 2 ** len(members) - 1), min_size=1, max_size=20))
+    floor = Floor(graph, device)
+    nodes = [tuple(sorted(n for i in bits(mask) for n in members[i])) for mask in groups]
+    each = [(floor.one_kernel(group), floor.parts(group)[1]) for group in nodes]
+    assert Floors(floor, members).one_kernel(groups) == each
+
+
+@pytest.mark.parametrize("name", ["layernorm_grad", "gpt2_block_grad", "conv_block"])
+def test_the_floors_of_a_workloads_groups_are_each_ones(name):
+    """Of all sizes, with contractions and bitcasts among them."""
+    f, args = get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    floor, rng = Floor(graph, get_device("h200")), random.Random(0)
+    members = [(n,) for n in range(len(graph.nodes))]
+    sets = [rng.sample(range(len(members)), rng.randint(1, len(members))) for _ in range(50)]
+    floors = Floors(floor, members).one_kernel([sum(1 << n for n in nodes) for nodes in sets])
+    for nodes, (least_ps, nbytes) in zip(sets, floors, strict=True):
+        group = tuple(sorted(nodes))
+        assert (least_ps, nbytes) == (floor.one_kernel(group), floor.parts(group)[1])

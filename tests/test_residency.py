@@ -11,6 +11,8 @@ import pytest
 from costmodel.axes import unify
 from costmodel.device import TEST_DEVICE, get_device
 from experiments.workloads import get_workload
+from fuseplan.bits import bits
+from fuseplan.candidates import enumerate_groups
 from fuseplan.layout import boundary
 from fuseplan.lower import lower
 from fuseplan.planners.base import take_apart
@@ -102,3 +104,23 @@ def test_two_rows_that_a_joiner_ties_are_streamed_as_one(device):
     crossing = frozenset((edge := boundary(graph, untied)).reads + edge.writes)
     assert scheduler.residency.refuse(untied, unify(graph, untied), crossing) is None
     assert next(scheduler.schedules(everything), None) is not None
+
+
+@pytest.mark.parametrize(("name", "device"), CASES, ids=lambda c: getattr(c, "name", c))
+def test_what_fits_by_masks_fits(name, device):
+    """Of groups that are enumerated: what is said of masks is said of their nodes."""
+    f, args = (long_rows, LONG) if name == "long_rows" else get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    book = PriceBook(graph, Scheduler(graph, device))
+    residency, asked, roomy = book.residency, 0, 0
+    for space in take_apart(graph, book).kinds:
+        for mask in enumerate_groups(space, 300).groups:
+            crossing = space.crossing(mask)
+            nodes = space.nodes(mask)
+            touched = frozenset(v for n in nodes for v in graph.nodes[n].inputs + graph.nodes[n].outputs)
+            crosses = space.given | (touched & {space.values[k] for k in bits(crossing)})
+            asked += 1
+            if space._room.is_roomy(mask, crossing):
+                roomy += 1
+                assert residency.is_roomy(nodes, crosses)
+    assert roomy > asked / 2, "it would spare nothing"

@@ -36,15 +36,16 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     their floor, and more are as good as others than are ever used: they are not asked for.
     """
     cost: dict[Mask, int] = {}
-    unpriced: set[Mask] = set()
+    unknown = [mask for mask in columns if space.known_price(mask) is None]
+    floors = dict(zip(unknown, space.floors(unknown), strict=True))
+    unpriced: dict[Mask, int] = {}
+    """Groups of which only the floor is known, each with the bytes that it moves at least."""
     for mask in columns:
         if time.monotonic() >= expires_at:
             return Solved(best, 0, False, note=deadline_note(space))
-        known = space.known_price(mask)
-        least_ps = space.least(mask) if known is None else 0
+        least_ps, nbytes = floors.get(mask, (0, 0))
         if least_ps:
-            cost[mask] = least_ps
-            unpriced.add(mask)
+            cost[mask], unpriced[mask] = least_ps, nbytes
         else:
             _price(space, mask, cost, unpriced)
     masks = list(cost)
@@ -89,9 +90,9 @@ def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
     return covered == space.everything and not cyclic_sets(space.successors(groups))
 
 
-def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: set[Mask]) -> None:
+def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask, int]) -> None:
     price = space.price(mask)
-    unpriced.discard(mask)
+    unpriced.pop(mask, None)
     if isinstance(price, Price):
         cost[mask] = price.time_ps
     else:
@@ -102,7 +103,7 @@ def _prove(
     space: Space,
     alive: list[Mask],
     cost: dict[Mask, int],
-    unpriced: set[Mask],
+    unpriced: dict[Mask, int],
     duals: tuple[int, ...],
     bound: int,
     best: list[Mask],
@@ -122,10 +123,7 @@ def _prove(
         index = {mask: k for k, mask in enumerate(alive)}
         instance = Instance(
             tuple(tuple(bits(m)) for m in alive),
-            tuple(
-                (cost[m], space.floor_bytes(m), 1) if m in unpriced else space.total([m]).objectives
-                for m in alive
-            ),
+            tuple((cost[m], unpriced[m], 1) if m in unpriced else space.total([m]).objectives for m in alive),
             space.n,
             tuple(sorted(index[m] for m in best)),
             max(expires_at - time.monotonic(), 0),
@@ -144,7 +142,7 @@ def _prove(
         if asked:
             rounds += 1
             # Floors that are no good are not asked for one plan at a time.
-            for mask in asked if rounds < _MANY else unpriced.intersection(alive):
+            for mask in asked if rounds < _MANY else [m for m in alive if m in unpriced]:
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":
