@@ -14,7 +14,7 @@ from fuseplan.partition import components, crossable_edges
 from fuseplan.planners.base import Budget
 from fuseplan.planners.search import heuristic_plan
 from fuseplan.planners.solver import plan_groups
-from fuseplan.planners.windows import _connected, _window, improve
+from fuseplan.planners.windows import _window, connected, improve
 from fuseplan.pricing import PriceBook
 from fuseplan.space import Space
 from tests.small_graphs import Bytes, brute_force, graph, graphs, is_connected, is_convex
@@ -95,7 +95,7 @@ def test_a_window_is_convex_and_around_a_border(seed, width, sideways):
         after = [set(bits(below)) for below in space.below]
         assert is_convex(after, bits(free))
         assert sum(bool(mask & free) for mask in groups) > 1
-        for part in _connected(space, free):
+        for part in connected(space, free):
             assert is_connected(g, space.nodes(part))
 
 

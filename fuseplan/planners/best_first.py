@@ -7,6 +7,7 @@ by saving, where an entry whose groups have changed since is skipped.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits
@@ -21,8 +22,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     return plan_apart(graph, pricing, merge)
 
 
-def merge(space: Space) -> list[Mask]:
-    """Best-first groups of one component.
+def merge(space: Space, sides: Sequence[Mask] = ()) -> list[Mask]:
+    """Best-first groups of one component, none of which holds positions of two ``sides``.
 
     A merge is queued with what it saves at most, and priced when it comes first: most are
     overtaken by others and never are.
@@ -31,6 +32,8 @@ def merge(space: Space) -> list[Mask]:
     queue: list[tuple[tuple[int, int, int], bool, Mask, Mask]] = []
 
     def offer(a: Mask, b: Mask, priced: bool) -> None:
+        if any(a & side and not b & side for side in sides):
+            return
         saving = merging.saving(a, b) if priced else merging.saving_at_most(a, b)
         if saving is not None:
             most = (-saving[0], -saving[1], -saving[2])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
 from fuseplan.candidates import Candidates, enumerate_groups
-from fuseplan.planners import best_first, greedy
+from fuseplan.planners import best_first, by_axis, greedy
 from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups, ideal
 from fuseplan.planners.search import better, heuristic_plan, search
 from fuseplan.planners.solved import FAILURES, LATE, Solved, deadline_note, failure, where
@@ -158,6 +158,7 @@ def _solve_space(
         return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
+        best = _divided(space, best)
         watch.lap("heuristics")
         fewer, note = _fewer_groups(space, few, most, expires_at)
         watch.lap("enumerate")
@@ -184,6 +185,15 @@ def _solve_space(
         if not found.complete:  # not what a joint search may rely on
             result.columns, result.duals = {}, ()
     return result
+
+
+def _divided(space: Space, best: list[Mask]) -> list[Mask]:
+    """``best``, or a better plan that divides the component by axes; that the solver cannot be used
+    is told where it proves plans."""
+    try:
+        return better(space, best, by_axis.merge(space) or best)
+    except FAILURES:
+        return best
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:

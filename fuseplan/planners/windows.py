@@ -97,7 +97,7 @@ def _closed(space: Space, mask: Mask) -> Mask:
     return mask | sum(1 << i for i in bits(after) if space.below[i] & mask)
 
 
-def _connected(space: Space, mask: Mask) -> Iterator[Mask]:
+def connected(space: Space, mask: Mask) -> Iterator[Mask]:
     """The connected parts of ``mask``."""
     while mask:
         part, new = 0, mask & -mask
@@ -123,7 +123,7 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
             part
             for mask in groups
             for side in (mask & ~free & before, mask & ~free & ~before)
-            for part in _connected(space, side)
+            for part in connected(space, side)
         ],
     )
     around = 0
