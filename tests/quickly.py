@@ -4,10 +4,11 @@ about; what XLA itself does to a program stays the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
+import pytest
 
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -16,6 +17,13 @@ QUICKLY: dict[str, Any] = {
 }
 if jax.__version_info__ < (0, 11):  # the option has gone since
     QUICKLY["xla_cpu_use_fusion_emitters"] = False
+
+
+def on_both(names: Iterable[str], chosen: Iterable[str]) -> list[Any]:
+    """Parameters of which both Pythons run those ``chosen``, some of each kind: what the others check does
+    not depend on JAX's version."""
+    both = set(chosen)
+    return [pytest.param(n, marks=[] if n in both else [pytest.mark.one_python]) for n in names]
 
 
 def run_quickly(f: Callable[..., Any], *args: Any) -> Any:

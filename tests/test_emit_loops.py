@@ -27,13 +27,7 @@ from tests.nest_cases import (
     with_gradient,
 )
 from tests.nests import assert_agrees, function_of, specs_of
-from tests.quickly import QUICKLY
-
-
-def on_both(names, chosen):
-    """Both Pythons run some of each kind; that the others agree does not depend on JAX's version."""
-    return [pytest.param(n, marks=[] if n in chosen else [pytest.mark.one_python]) for n in names]
-
+from tests.quickly import QUICKLY, on_both
 
 BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
 BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
@@ -84,7 +78,10 @@ def test_one_element_that_is_no_number(name, bad):
                     np.testing.assert_allclose(got, y, 1e-9, 1e-11, err_msg=f"argument {k}")
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 4e-3), ("bfloat16", 4e-2), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [pytest.param("float16", 4e-3, marks=pytest.mark.one_python), ("bfloat16", 4e-2), ("float32", 1e-5)],
+)
 def test_floats(dtype, rtol):
     cast = lambda xs: [jnp.asarray(x, dtype) for x in xs]  # noqa: E731
     for f, args in [(masked(-np.inf), QKV), (with_gradient(attention), (*QKV, CT))]:
@@ -193,6 +190,7 @@ def test_views_that_are_not_contiguous():
     np.testing.assert_allclose(got, jax.jit(f)(x, y, y[:, 0]), 2e-4, 1e-4)
 
 
+@pytest.mark.one_python
 @settings(max_examples=15)
 @given(st.data())
 def test_random_programs(data):

@@ -14,7 +14,7 @@ from fuseplan.planner import plan_traced
 from fuseplan.results import check_results
 from fuseplan.runtime import make_runner
 from fuseplan.trace import trace
-from tests.quickly import run_quickly
+from tests.quickly import on_both, run_quickly
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
@@ -33,9 +33,7 @@ BOTH = ("softmax", "layernorm_grad", "causal_attention", "linear_cross_entropy_g
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[] if n in BOTH else [pytest.mark.one_python]) for n in NAMES]
-)
+@pytest.mark.parametrize("name", on_both(NAMES, BOTH))
 def test_float32(name, device):
     f, args = get_workload(name).build(small=True)
     plan, got, want = run_planned(f, make_args(args, seed=0), device)
