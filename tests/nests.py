@@ -21,11 +21,10 @@ from fuseplan.lower import Lowered, lower
 from fuseplan.spec import SpecMaker
 from fuseplan.tiles import addressing
 from fuseplan.trace import Literal, trace
+from tests.quickly import run_quickly
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 LARGE_BYTES = 512
-QUICKLY = {"xla_backend_optimization_level": 0}
-"""Most of the time of these tests is LLVM's."""
 
 
 def groups(lowered: Lowered) -> list[tuple[int, ...]]:
@@ -115,7 +114,7 @@ def assert_agrees(
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(f)(*args))]
     flat = [*lowered.consts, *jax.tree.leaves(args)]
     for spec in specs:
-        got = jax.jit(function_of(spec, lowered), compiler_options=QUICKLY)(*flat)
+        got = run_quickly(function_of(spec, lowered), *flat)
         for x, y in zip(got, expected, strict=True):
             assert_close(np.asarray(x), y, rtol, atol, describe(spec, lowered))
     return lowered, specs

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import pytest
 from jax import lax
 from jax import numpy as jnp
 
@@ -169,3 +170,14 @@ PROLOGUES: tuple[Case, ...] = (
 
 CASES = (*emit_cases.CASES, *PROLOGUES)
 BY_NAME = {case.name: case for case in CASES}
+
+
+def runs(backend: str) -> list[Any]:
+    """Names and dtypes of the cases that a backend can emit. Every kernel runs on both Pythons in one
+    dtype; what the others test, how values are widened and rounded, is the same in either."""
+    return [
+        pytest.param(case.name, dtype, marks=[pytest.mark.one_python] if dtype != case.dtypes[0] else [])
+        for case in CASES
+        if getattr(case, backend) is not None
+        for dtype in case.dtypes
+    ]

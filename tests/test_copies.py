@@ -28,6 +28,7 @@ from fuseplan.schedule import Scheduler
 from fuseplan.trace import trace
 from tests.copies_by_hand import ByHand, ties
 from tests.graphs import TEST_DEVICE
+from tests.quickly import run_quickly
 from tests.small_graphs import brute_force, edges_after, is_connected, is_convex, siblings_of
 from tests.test_planners import objectives, programs
 
@@ -94,8 +95,8 @@ def run(f, args, device):
     traced = trace(f, *args)
     lowered, plan = plan_traced(traced, Options(device))
     flat = [*lowered.consts, *jax.tree.leaves(args)]
-    got = jax.jit(make_runner(lowered, plan, platform="cpu", interpret=True))(*flat)
-    return plan, got, jax.jit(traced.evaluate)(*flat)
+    got = run_quickly(make_runner(lowered, plan, platform="cpu", interpret=True), *flat)
+    return plan, got, run_quickly(traced.evaluate, *flat)
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])

@@ -18,6 +18,7 @@ from fuseplan.emit.body import first_index, make_body, valid_extent
 from fuseplan.errors import InvalidPlanError, UnknownNameError
 from fuseplan.ops import composed
 from fuseplan.spec import whole_array_spec
+from tests.quickly import run_quickly
 from tests.specs import P, S, Tiled, hand_spec, kernel_function, whole_group
 
 PALLAS = ("triton", "mosaic_tpu")
@@ -27,7 +28,7 @@ TILES = {"triton": (Tiled(0, 0, P, 4),), "mosaic_tpu": (Tiled(0, 0, P, 8),)}
 def run(f: Callable[..., Any], backend: str, *args: Any, tiled: tuple[Tiled, ...] | None = None) -> Any:
     lowered = whole_group(f, *args)
     spec = hand_spec(lowered, backend, *(TILES[backend] if tiled is None else tiled))
-    return kernel_function(spec, lowered, interpret=True)(*args)
+    return run_quickly(kernel_function(spec, lowered, interpret=True), *args)
 
 
 def names(steps: tuple[Any, ...]) -> list[str]:

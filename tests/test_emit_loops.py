@@ -26,10 +26,14 @@ from tests.nest_cases import (
     normal,
     with_gradient,
 )
-from tests.nests import QUICKLY, assert_agrees, function_of, specs_of
+from tests.nests import assert_agrees, function_of, specs_of
+from tests.quickly import QUICKLY, on_both
+
+BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
+BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", on_both(CASES, BOTH))
 def test_every_loop_order_agrees(name):
     f, args = CASES[name]
     with jax.enable_x64(True):
@@ -49,7 +53,7 @@ SPOILED += (
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", SPOILED)
+@pytest.mark.parametrize("name", on_both(SPOILED, ("masked -inf", "nearest")))
 def test_one_element_that_is_no_number(name, bad):
     """What it spoils is not a number, and nothing else."""
     f, args = CASES[name]
@@ -74,7 +78,10 @@ def test_one_element_that_is_no_number(name, bad):
                     np.testing.assert_allclose(got, y, 1e-9, 1e-11, err_msg=f"argument {k}")
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [("float16", 4e-3), ("bfloat16", 4e-2), ("float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [pytest.param("float16", 4e-3, marks=pytest.mark.one_python), ("bfloat16", 4e-2), ("float32", 1e-5)],
+)
 def test_floats(dtype, rtol):
     cast = lambda xs: [jnp.asarray(x, dtype) for x in xs]  # noqa: E731
     for f, args in [(masked(-np.inf), QKV), (with_gradient(attention), (*QKV, CT))]:
@@ -142,7 +149,9 @@ def test_axes_of_one_and_sizes_below_the_tile():
 
 
 @pytest.mark.parametrize("tiles", [{M: 16, N: 32}, {M: 1, N: 1}, {M: 9, N: 17}, {M: 15, N: 2}])
-@pytest.mark.parametrize("name", ["gradient of masked", "nearest", "cross_entropy_gradient"])
+@pytest.mark.parametrize(
+    "name", on_both(("gradient of masked", "nearest", "cross_entropy_gradient"), ["nearest"])
+)
 def test_tiles(name, tiles):
     """One element over, single elements, two tiles that overlap, many small ones."""
     f, args = CASES[name]
@@ -181,6 +190,7 @@ def test_views_that_are_not_contiguous():
     np.testing.assert_allclose(got, jax.jit(f)(x, y, y[:, 0]), 2e-4, 1e-4)
 
 
+@pytest.mark.one_python
 @settings(max_examples=15)
 @given(st.data())
 def test_random_programs(data):

@@ -30,6 +30,7 @@ from fuseplan.planner import plan_traced
 from fuseplan.runtime import make_runner
 from fuseplan.trace import trace
 from tests.emit_cases import layernorm, layernorm_rows, rmsnorm, softmax_grad
+from tests.quickly import run_quickly
 from tests.specs import P, S, Tiled, hand_spec, whole_group
 
 pytestmark = pytest.mark.one_python
@@ -75,7 +76,7 @@ def run(f: Any, args: tuple[Any, ...], device: DeviceSpec) -> tuple[Plan, list[A
     lowered, plan = plan_traced(trace(f, *args), make_options(device, "solver"))
     assert check_plan(plan)
     runner = make_runner(lowered, plan, platform="cpu", interpret=True)
-    return plan, jax.jit(runner)(*lowered.consts, *args)
+    return plan, run_quickly(runner, *lowered.consts, *args)
 
 
 def passes(plan: Plan) -> list[int]:

@@ -292,10 +292,10 @@ def test_a_large_graph_is_repaired_or_planned_again(planner, monkeypatch):
 
 def test_a_deadline_of_zero_still_answers():
     pricing = Bytes(TWO)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(MemoryLimitError) as caught:
         plan_within(TWO, pricing, Budget(deadline_s=0), SOLVE, 1)
-    assert time.monotonic() - started < 2
+    assert time.process_time() - started < 2
     assert caught.value.smallest_bytes >= caught.value.least_bytes
 
 

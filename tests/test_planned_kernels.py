@@ -14,6 +14,7 @@ from fuseplan.planner import plan_traced
 from fuseplan.results import check_results
 from fuseplan.runtime import make_runner
 from fuseplan.trace import trace
+from tests.quickly import on_both, run_quickly
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
@@ -22,13 +23,17 @@ def run_planned(f, args, device, planner="solver"):
     traced = trace(f, *args)
     lowered, plan = plan_traced(traced, make_options(device, planner))
     flat = [*lowered.consts, *jax.tree.leaves(args)]
-    got = jax.jit(make_runner(lowered, plan, platform="cpu", interpret=True))(*flat)
-    want = jax.jit(traced.evaluate)(*flat)
+    got = run_quickly(make_runner(lowered, plan, platform="cpu", interpret=True), *flat)
+    want = run_quickly(traced.evaluate, *flat)
     return plan, got, want
 
 
+BOTH = ("softmax", "layernorm_grad", "causal_attention", "linear_cross_entropy_grad", "dropout_residual")
+"""What both Pythons run; the others' kernels are of the same kinds."""
+
+
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", on_both(NAMES, BOTH))
 def test_float32(name, device):
     f, args = get_workload(name).build(small=True)
     plan, got, want = run_planned(f, make_args(args, seed=0), device)
@@ -47,6 +52,7 @@ def test_bfloat16(name, device):
     check_results(name, got, want)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("planner", ["unfused", "greedy", "best_first"])
 @pytest.mark.parametrize("name", ["layernorm_grad", "gpt2_block"])
 def test_every_planner(name, planner):

@@ -19,6 +19,7 @@ from fuseplan.ops import contraction
 from fuseplan.trace import trace
 from tests.nest_cases import normal
 from tests.nests import every_nest, function_of, groups
+from tests.quickly import run_quickly
 
 pytestmark = pytest.mark.one_python
 
@@ -78,7 +79,7 @@ def test_exchanged_sides_give_the_same_product(data):
         return lax.dot_general(x, y, numbers)
 
     (eqn,) = trace(product, x, y).equations
-    got = contraction._exchanged_dot(eqn, x, y, dict(eqn.params))
+    got = run_quickly(lambda x, y: contraction._exchanged_dot(eqn, x, y, dict(eqn.params)), x, y)
     result = batch + "".join(free[0]) + "".join(free[1])
     np.testing.assert_allclose(got, np.einsum(f"{left},{right}->{result}", x, y), rtol=1e-4, atol=1e-5)
 
@@ -116,7 +117,9 @@ def test_a_nest_transposes_no_large_tile(exchange, monkeypatch):
     nodes = max(groups(lowered), key=len)
     moved = []
     for spec in every_nest(lowered, nodes, {2: 1, tokens: tile}):
-        compiled = jax.jit(function_of(spec, lowered)).lower(*args).compile().as_text()
+        lowering = jax.jit(function_of(spec, lowered)).lower(*args)
+        # What XLA does is asked for, and no machine code.
+        compiled = lowering.compile({"xla_backend_optimization_level": 0}).as_text()
         results = [line.split(" transpose(")[0] for line in compiled.splitlines() if " transpose(" in line]
         sizes = [math.prod(map(int, re.search(r"f32\[([\d,]*)\]", r)[1].split(","))) for r in results]
         moved.append(max(sizes, default=0) >= tile * tile)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from fuseplan.emit import xla
 from fuseplan.loops.recompute import recompute
@@ -12,6 +13,8 @@ from fuseplan.loops.regions import regions
 from fuseplan.lower import lower
 from fuseplan.trace import Literal, trace
 from tests.nest_cases import normal
+
+pytestmark = pytest.mark.one_python
 
 BIG = 256
 

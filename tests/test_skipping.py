@@ -18,6 +18,7 @@ from fuseplan.masks import IndexArithmetic
 from fuseplan.schedule import SpecMaker
 from fuseplan.skipping import find_skips
 from fuseplan.trace import Literal, trace
+from tests.quickly import QUICKLY
 
 pytestmark = pytest.mark.one_python
 
@@ -80,7 +81,8 @@ def evaluate(lowered, args):
 def is_safe(lowered, skips, args):
     if id(skips) not in COMPILED:
         inputs = lowered.graph.inputs
-        check = jax.jit(lambda *xs: skips.safe(dict(zip(inputs, xs, strict=True))))
+        safe = lambda *xs: skips.safe(dict(zip(inputs, xs, strict=True)))  # noqa: E731
+        check = jax.jit(safe, compiler_options=QUICKLY)
         COMPILED[id(skips)] = skips, check
     return bool(COMPILED[id(skips)][1](*lowered.consts, *args))
 

@@ -20,6 +20,7 @@ from fuseplan.emit.xla import evaluate
 from fuseplan.lower import lower
 from fuseplan.ops import rule_of, rules
 from fuseplan.trace import Literal, trace
+from tests.quickly import QUICKLY
 
 pytestmark = pytest.mark.one_python
 
@@ -78,7 +79,7 @@ def tilings(space):
         yield [uneven[i] if i in cut else n for i, n in enumerate(space.dims)]
 
 
-def on_tiles(eqn, operands, extents):
+def on_tiles(eqn, operands, extents, options=None):
     """The results of an equation, evaluated tile by tile: parts combined over reduced axes."""
     rule = rule_of(eqn)
     space, reduction = rule.space(eqn), rule.reduction
@@ -86,7 +87,7 @@ def on_tiles(eqn, operands, extents):
     literals = [x for x, m in zip(operands, maps, strict=True) if m is None]
     arrays = [(np.asarray(x), m) for x, m in zip(operands, maps, strict=True) if m is not None]
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=options)
     def turn(totals, starts, had, blocks):
         rest, made = iter(literals), iter(blocks)
         tile = LoopTile(eqn, space, extents, starts, had)
@@ -130,8 +131,8 @@ def bits(x):
     return np.where(x != x, np.asarray(np.nan, x.dtype), x).view(f"int{8 * x.dtype.itemsize}")
 
 
-def check(f, *args, op=None, tolerance=0.0):
-    """Every equation of ``f`` that has a tile form, or only those of ``op``."""
+def check(f, *args, op=None, tolerance=0.0, options=QUICKLY):
+    """Every equation of ``f`` that has a tile form, or only those of ``op``; ``options`` are XLA's."""
     traced = trace(f, *args)
     values = dict(zip(traced.inputs, [*traced.consts, *args], strict=True))
     checked = set()
@@ -139,13 +140,13 @@ def check(f, *args, op=None, tolerance=0.0):
         operands = [
             np.asarray(v.val, v.aval.dtype)[()] if isinstance(v, Literal) else values[v] for v in eqn.inputs
         ]
-        wanted = evaluate(eqn, operands)
+        wanted = jax.jit(partial(evaluate, eqn), compiler_options=options)(operands)
         values.update(zip(eqn.outputs, wanted, strict=True))
         if "loops" not in rule_of(eqn).backends(eqn) or (op and eqn.primitive.name != op):
             continue
         checked.add(eqn.primitive.name)
         for tiles in tilings(rule_of(eqn).space(eqn)):
-            got = on_tiles(eqn, operands, tiles)
+            got = on_tiles(eqn, operands, tiles, options)
             for g, w in zip(got, wanted, strict=True):
                 assert g.dtype == w.dtype
                 if tolerance:
@@ -235,7 +236,7 @@ def test_every_tile_form_is_sampled():
 def test_tiles_get_the_bits_of_the_array(name):
     f, args = SAMPLES[name]
     with np.errstate(all="ignore"):
-        assert name in check(f, *args)
+        assert name in check(f, *args, options=None)  # with all that LLVM does to a rounding
 
 
 @pytest.mark.parametrize("name", ROUNDED)
@@ -250,7 +251,8 @@ NARROW = ("exp", "erf", "logistic", "div", "tanh", "pow", "max", "select_n", "br
 @pytest.mark.parametrize("name", NARROW)
 def test_narrow_floats_are_not_widened(name):
     f, args = SAMPLES[name]
-    check(f, *(a.astype(ml_dtypes.bfloat16) if a.dtype == "float32" else a for a in args))
+    args = [a.astype(ml_dtypes.bfloat16) if a.dtype == "float32" else a for a in args]
+    check(f, *args, options=None)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float64", "int8", "uint8", "int64", "bool"])

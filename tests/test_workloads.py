@@ -13,6 +13,7 @@ import pytest
 from experiments import equinox_models, functions, gpt2, optimizer
 from experiments.workloads import WORKLOADS, get_workload, make_args
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from tests.quickly import QUICKLY, run_quickly
 
 pytestmark = pytest.mark.one_python
 
@@ -39,7 +40,7 @@ def run(name: str, **options):
         options["layers"] = 2
     f, args = get_workload(name).build(small=True, **options)
     arrays = make_args(args)
-    return arrays, jax.jit(f)(*arrays)
+    return arrays, run_quickly(f, *arrays)
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -52,7 +53,8 @@ def test_traces_at_both_sizes(name, dtype, small):
     assert jax.tree.leaves(jax.eval_shape(f, *args))
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+# Of two layers, gpt2_train_24 is gpt2_train_4.
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "gpt2_train_24"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_results_are_finite_and_keep_the_dtype(name, dtype):
     _, results = run(name, dtype=dtype)
@@ -267,7 +269,7 @@ class TestAgainstReferences:
     @pytest.mark.parametrize("name", ["gpt2_train_4", "equinox_mlp_train"])
     def test_training_lowers_the_loss(self, name):
         f, args = get_workload(name).build(small=True, **({"layers": 1} if name.startswith("gpt2") else {}))
-        step = jax.jit(f)
+        step = jax.jit(f, compiler_options=QUICKLY)
         params, state, *batch = make_args(args)
         state = jax.tree.map(jnp.zeros_like, state)
         losses = []
