@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from costmodel.graph import Graph
 from fuseplan.config import Options
+from fuseplan.constrained import limited
+from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, roots_of, split
 from fuseplan.lower import Lowered
 from fuseplan.plan import already_optimal
@@ -39,59 +41,73 @@ computes one again that a kernel would not, were the others as they are."""
 def plan_again(
     lowered: Lowered,
     scheduler: Scheduler,
-    plan_groups: PlanGroups,
+    planner: Callable[[Resolved | None], PlanGroups],
     once: Grouping,
     options: Options,
     clock: Clock,
-) -> tuple[Lowered, Grouping]:
+    limits: Resolved | None = None,
+) -> tuple[Lowered, Grouping, Resolved | None]:
     """``once``, a plan in which everything is computed once, or a better one with the program that
-    computes some values again. What is proven is proven of the plans that may."""
+    computes some values again; and ``limits``, which it keeps to, of that program. What is proven
+    is proven of the plans that may. ``planner`` makes plans within limits."""
     graph = lowered.graph
-    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, once.groups))
+    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, once.groups, limits))
     expires_at = time.monotonic() + options.deadline_s
     while True:
-        copies = split(graph, roots)
+        copies = split(graph, roots, computed_once(limits))
         if copies is None:
-            return lowered, once
+            return lowered, once, limits
         known = copies.lifted(once.groups)
         budget = Budget(left_s(expires_at), known=known)
+        plan_groups = planner(None if limits is None else limits.moved(copies.places))
         again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
         clock.add(again.stats.seconds)
         if not again.crowded or time.monotonic() >= expires_at:
             break
         crowded = {copies.node[c] for c in again.crowded}
         roots = tuple(n for n in roots if n not in crowded)
-    program, again = realised(
+    program, again, places = realised(
         lowered, copies, again, lambda new: Scheduler(new.graph, options.device, new, options.features)
     )
     best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
     if best_ps > once_ps:  # the deadline ended the second search
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
-        return lowered, kept
+        return lowered, kept, limits
     if best_ps == once_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
         again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
     # What a value takes that nobody turned out to read was counted in.
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
-    return program, replace(again, bound_ps=bound_ps)
+    there = None if limits is None else limits.moved(places)
+    return program, replace(again, bound_ps=bound_ps), there
 
 
-def worth_again(graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes]) -> tuple[int, ...]:
+def computed_once(limits: Resolved | None) -> frozenset[int]:
+    """What nothing may compute again: what must share a kernel."""
+    return frozenset() if limits is None else limits.fused
+
+
+def worth_again(
+    graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None = None
+) -> tuple[int, ...]:
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     that read the result, would better compute for themselves, with what leads there."""
     roots = roots_of(graph, scheduler.device)
     if len(roots) <= _FEW:
         return roots
-    every = split(graph, roots)
-    return () if every is None else tuple(sorted(_Trials(every, scheduler, groups).worthwhile()))
+    every = split(graph, roots, computed_once(limits))
+    return () if every is None else tuple(sorted(_Trials(every, scheduler, groups, limits).worthwhile()))
 
 
 class _Trials:
     """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
 
-    def __init__(self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes]) -> None:
+    def __init__(
+        self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
+    ) -> None:
         self._copies, self._graph = copies, copies.graph
-        self._book = PriceBook(copies.graph, Recomputing(copies, scheduler))
+        there = None if limits is None else limits.moved(copies.places)
+        self._book = PriceBook(*limited(copies.graph, Recomputing(copies, scheduler), there))
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
         self._kernel = [kernel_of[n] for n in copies.node]
         """For each copy, where its operation is computed."""

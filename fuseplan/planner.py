@@ -143,12 +143,12 @@ def plan_lowered(
         scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     budget = Budget(_until(expires_at, options).deadline_s)
-    plan_groups = _planner(options, limits)
-    grouping = plan_groups(graph, scheduler, budget)
+    planner = partial(_planner, options)
+    grouping = planner(limits)(graph, scheduler, budget)
     clock.add(grouping.stats.seconds)
     if _may_recompute(options):
         left = _until(expires_at, options)
-        lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, left, clock)
+        lowered, grouping, limits = plan_again(lowered, scheduler, planner, grouping, left, clock, limits)
         graph = lowered.graph
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
@@ -171,10 +171,10 @@ def plan_lowered(
 
 
 def _may_recompute(options: Options) -> bool:
-    """Whether the solver also decides what kernels compute again. Constraints are about operations
-    that stand once."""
+    """Whether the solver also decides what kernels compute again."""
     decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
-    return decides and options.device.backend != "xla" and options.constraints is None
+    limited = options.constraints is not None and options.constraints.max_peak_bytes is not None
+    return decides and options.device.backend != "xla" and not limited
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

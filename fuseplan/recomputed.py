@@ -25,8 +25,9 @@ from fuseplan.rewrite import ORIGINAL, Item, Rewriter
 
 def realised(
     lowered: Lowered, copies: Copies, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
-) -> tuple[Lowered, Grouping]:
-    """The program that a planner's answer about ``copies.graph`` asks for, and the answer about it.
+) -> tuple[Lowered, Grouping, list[list[int]]]:
+    """The program that a planner's answer about ``copies.graph`` asks for, the answer about it, and for
+    each operation of ``copies.whole`` the nodes of the program that compute it.
 
     Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
     ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
@@ -45,8 +46,11 @@ def realised(
         # No plan of least cost has such a kernel, but for what ties it together.
         pricing = pricing or make_pricing(program)
         kernels += _priced_anew(pricing, nodes)
+    found: list[list[int]] = [[] for _ in copies.whole.nodes]
+    for (n, _), node in node_id.items():
+        found[n].append(node)
     number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
-    return program, replace(
+    again = replace(
         grouping,
         kernels=tuple(kernels),
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
@@ -54,6 +58,7 @@ def realised(
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
     )
+    return program, again, found
 
 
 def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
