@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from costmodel.graph import Graph
@@ -38,6 +38,19 @@ _FEW = 6
 computes one again that a kernel would not, were the others as they are."""
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A program, its kernels, and the limits that they keep to, by node of the program."""
+
+    lowered: Lowered
+    grouping: Grouping
+    limits: Resolved | None
+
+    @property
+    def time_ps(self) -> int:
+        return sum(k.cost.time_ps for k in self.grouping.kernels)
+
+
 def plan_again(
     lowered: Lowered,
     scheduler: Scheduler,
@@ -46,40 +59,57 @@ def plan_again(
     options: Options,
     clock: Clock,
     limits: Resolved | None = None,
-) -> tuple[Lowered, Grouping, Resolved | None]:
-    """``once``, a plan in which everything is computed once, or a better one with the program that
-    computes some values again; and ``limits``, which it keeps to, of that program. What is proven
-    is proven of the plans that may. ``planner`` makes plans within limits."""
+) -> Answer:
+    """``once``, a plan within ``limits`` in which everything is computed once, or a better one with the
+    program that computes some values again. What is proven is proven of the plans that may.
+    ``planner`` makes plans within limits."""
     graph = lowered.graph
     roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, once.groups, limits))
     expires_at = time.monotonic() + options.deadline_s
-    while True:
-        copies = split(graph, roots, computed_once(limits))
-        if copies is None:
-            return lowered, once, limits
-        known = copies.lifted(once.groups)
-        budget = Budget(left_s(expires_at), known=known)
-        plan_groups = planner(None if limits is None else limits.moved(copies.places))
-        again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
-        clock.add(again.stats.seconds)
-        if not again.crowded or time.monotonic() >= expires_at:
-            break
-        crowded = {copies.node[c] for c in again.crowded}
-        roots = tuple(n for n in roots if n not in crowded)
+    found = search_again(graph, scheduler, planner, once, roots, limits, expires_at, clock)
+    if found is None:
+        return Answer(lowered, once, limits)
+    copies, again = found
     program, again, places = realised(
         lowered, copies, again, lambda new: Scheduler(new.graph, options.device, new, options.features)
     )
     best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
     if best_ps > once_ps:  # the deadline ended the second search
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
-        return lowered, kept, limits
+        return Answer(lowered, kept, limits)
     if best_ps == once_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
         again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
     # What a value takes that nobody turned out to read was counted in.
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
     there = None if limits is None else limits.moved(places)
-    return program, replace(again, bound_ps=bound_ps), there
+    return Answer(program, replace(again, bound_ps=bound_ps), there)
+
+
+def search_again(
+    graph: Graph,
+    scheduler: Scheduler,
+    planner: Callable[[Resolved | None], PlanGroups],
+    once: Grouping,
+    roots: Sequence[int],
+    limits: Resolved | None,
+    expires_at: float,
+    clock: Clock,
+) -> tuple[Copies, Grouping] | None:
+    """Copies of ``roots``, but for those of components that then have too many groups, and a plan of
+    them; None if there are none."""
+    while True:
+        copies = split(graph, roots, computed_once(limits))
+        if copies is None:
+            return None
+        budget = Budget(left_s(expires_at), known=copies.lifted(once.groups))
+        plan_groups = planner(None if limits is None else limits.moved(copies.places))
+        again = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
+        clock.add(again.stats.seconds)
+        if not again.crowded or time.monotonic() >= expires_at:
+            return copies, again
+        crowded = {copies.node[c] for c in again.crowded}
+        roots = tuple(n for n in roots if n not in crowded)
 
 
 def computed_once(limits: Resolved | None) -> frozenset[int]:

@@ -12,6 +12,7 @@ from functools import cached_property
 
 from costmodel.graph import Graph, OpKind
 from fuseplan.constraints import Nodes, Resolved
+from fuseplan.copies import arrays_of
 from fuseplan.errors import Verdict
 from fuseplan.layout import boundary
 from fuseplan.plan import Kernel
@@ -81,13 +82,8 @@ class Limited:
 
     @cached_property
     def _array(self) -> Sequence[int]:
-        """For each value, the one of the first copy of what makes it."""
-        array = list(range(len(self.graph.values)))
-        for n, origin in enumerate(self._origin):
-            nodes = self.graph.nodes
-            for v, first in zip(nodes[n].outputs, nodes[origin].outputs, strict=True):
-                array[v] = first
-        return array
+        """A name for the array of each value."""
+        return arrays_of(self.graph) if self._origin else range(len(self.graph.values))
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:

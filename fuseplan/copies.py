@@ -185,6 +185,15 @@ def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
     yield from (tuple(nodes) for nodes in by_origin.values() if len(nodes) > 1)
 
 
+def arrays_of(graph: Graph) -> list[int]:
+    """For each value, the one that the first copy of its maker makes: copies of an array are one."""
+    array = list(range(len(graph.values)))
+    for node, origin in zip(graph.nodes, graph.origins, strict=False):
+        for v, first in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
+            array[v] = first
+    return array
+
+
 def operations_of(graph: Graph) -> list[tuple[int]]:
     """For each node, the one of ``whole(graph)``."""
     number = {n: i for i, n in enumerate(sorted(set(graph.origins)))}

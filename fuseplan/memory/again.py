@@ -1,0 +1,147 @@
+"""Plans under a limit in which some values are computed again: what memory wants most.
+
+A value that waits for a late reader need not be there meanwhile where the reader computes it again
+(as rematerialisation: Chen et al., arXiv:1604.06174). The fastest plan that may do so
+(``fuseplan.again``) often fits where none does in which everything is computed once. Else every value
+that could be computed again is left to the search, at prices that make memory dear
+(``fuseplan.memory.limit``): much is worth computing again for its bytes that is not for its time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fuseplan.again import Answer, computed_once, search_again, worth_again
+from fuseplan.config import Options
+from fuseplan.constrained import limited
+from fuseplan.constraints import Resolved
+from fuseplan.copies import Copies, roots_of, split
+from fuseplan.errors import MemoryLimitError
+from fuseplan.lower import Lowered
+from fuseplan.memory.least import least_peak_of_any
+from fuseplan.memory.limit import arrange_within, slowed, time_of
+from fuseplan.planners import Budget, PlanGroups
+from fuseplan.planners.base import Grouping, left_s
+from fuseplan.pricing import PriceBook
+from fuseplan.recomputed import realised
+from fuseplan.recomputing import Recomputing
+from fuseplan.schedule import Scheduler
+
+if TYPE_CHECKING:
+    from fuseplan.planner import Clock
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Looks for plans of ``lowered`` that keep to ``limits``, a peak among them."""
+
+    lowered: Lowered
+    scheduler: Scheduler
+    planner: Callable[[Resolved | None], PlanGroups]
+    limits: Resolved
+    most_bytes: int
+    options: Options
+    clock: Clock
+
+    def plan(self, once: Grouping, fastest: Answer) -> Answer:
+        """The fastest plan found that fits. ``once`` is the fastest one in which everything is
+        computed once, ``fastest`` that of all, both whatever they need.
+
+        Raises:
+            MemoryLimitError: none was found.
+        """
+        order = arrange_within(fastest.lowered.graph, fastest.grouping.kernels, self.most_bytes)
+        if order.peak_bytes <= self.most_bytes:
+            grouping = replace(fastest.grouping, kernels=order.kernels)
+            return replace(fastest, grouping=grouping, limits=self._limited(fastest))
+        expires_at = time.monotonic() + self.options.deadline_s
+        found = [_attempt(lambda: self._once(expires_at))]
+        searched = self._copies(once, fastest, expires_at)
+        if searched is None:
+            return _first(found)
+        copies, free = searched
+        found.append(_attempt(lambda: self._again(copies, once, expires_at)))
+        if fastest.lowered is not self.lowered:
+            found.append(_attempt(lambda: self._other(fastest, expires_at)))
+        answers = [answer for answer in found if isinstance(answer, Answer)]
+        if not answers:
+            smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
+            raise MemoryLimitError(
+                self.most_bytes, min(order.peak_bytes, *smallest), self._least_bytes(), free.bound_ps
+            )
+        best = min(answers, key=lambda answer: answer.time_ps)
+        proven = free.bound_ps is not None and free.bound_ps >= best.time_ps
+        proof = None if free.proof is None else replace(free.proof, roots=copies.roots)
+        note = slowed(fastest.time_ps, order.peak_bytes, best.time_ps, self.most_bytes)
+        grouping = replace(
+            best.grouping,
+            status="OPTIMAL" if proven else "FEASIBLE",
+            bound_ps=best.time_ps if proven else free.bound_ps,
+            notes=(*fastest.grouping.notes, note),
+            stats=replace(fastest.grouping.stats, certified=""),
+            proof=proof,
+        )
+        return replace(best, grouping=grouping)
+
+    def _limited(self, answer: Answer) -> Resolved:
+        assert answer.limits is not None, "without limits there is none of memory"
+        return replace(answer.limits, max_peak_bytes=self.most_bytes)
+
+    def _once(self, expires_at: float) -> Answer:
+        """Everything computed once."""
+        plan_groups, budget = self.planner(self.limits), Budget(left_s(expires_at))
+        return Answer(self.lowered, plan_groups(self.lowered.graph, self.scheduler, budget), self.limits)
+
+    def _other(self, fastest: Answer, expires_at: float) -> Answer:
+        """What the fastest plan computes again computed again, and all kernels chosen anew."""
+        limits, graph = self._limited(fastest), fastest.lowered.graph
+        grouping = self.planner(limits)(graph, self._schedule(fastest.lowered), Budget(left_s(expires_at)))
+        return Answer(fastest.lowered, grouping, limits)
+
+    def _copies(self, once: Grouping, fastest: Answer, expires_at: float) -> tuple[Copies, Grouping] | None:
+        """All that could be computed again, and the fastest plan that may; only what is worth it for
+        its time where all is too much."""
+        graph, free = self.lowered.graph, replace(self.limits, max_peak_bytes=None)
+        every = roots_of(graph, self.options.device)
+        found = search_again(graph, self.scheduler, self.planner, once, every, free, expires_at, self.clock)
+        if found is None or time_of(found[1].kernels) <= fastest.time_ps:
+            return found
+        few = worth_again(graph, self.scheduler, once.groups, free)
+        return search_again(graph, self.scheduler, self.planner, once, few, free, expires_at, self.clock)
+
+    def _again(self, copies: Copies, once: Grouping, expires_at: float) -> Answer:
+        """Copies computed for whom that is best where memory is dear."""
+        plan_groups = self.planner(self.limits.moved(copies.places))
+        budget = Budget(left_s(expires_at), known=copies.lifted(once.groups))
+        grouping = plan_groups(copies.graph, Recomputing(copies, self.scheduler), budget)
+        program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
+        return Answer(program, grouping, self.limits.moved(places))
+
+    def _schedule(self, lowered: Lowered) -> Scheduler:
+        return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
+
+    def _least_bytes(self) -> int:
+        """What every plan needs, whatever it computes again."""
+        graph = self.lowered.graph
+        copies = split(graph, roots_of(graph, self.options.device), computed_once(self.limits))
+        assert copies is not None, "some of these have been split"
+        pricing, limits = Recomputing(copies, self.scheduler), self.limits.moved(copies.places)
+        shaped, within = limited(copies.graph, pricing, limits)
+        return least_peak_of_any(shaped, PriceBook(shaped, within), math.inf)
+
+
+def _attempt(plan: Callable[[], Answer]) -> Answer | MemoryLimitError:
+    try:
+        return plan()
+    except MemoryLimitError as error:
+        return error
+
+
+def _first(found: list[Answer | MemoryLimitError]) -> Answer:
+    if isinstance(found[0], MemoryLimitError):
+        raise found[0]
+    return found[0]
