@@ -46,9 +46,6 @@ def realised(
         # No plan of least cost has such a kernel, but for what ties it together.
         pricing = pricing or make_pricing(program)
         kernels += _priced_anew(pricing, nodes)
-    found: list[list[int]] = [[] for _ in copies.whole.nodes]
-    for (n, _), node in node_id.items():
-        found[n].append(node)
     number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
     again = replace(
         grouping,
@@ -58,7 +55,21 @@ def realised(
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
     )
-    return program, again, found
+    return program, again, _by_operation(copies, node_id)
+
+
+def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:
+    """The program in which each of ``groups``, a partition of the copies, computes what its copies are of
+    once; and for each operation of ``copies.whole`` the nodes that compute it."""
+    program, node_id = _Places(copies, groups).program(lowered)
+    return program, _by_operation(copies, node_id)
+
+
+def _by_operation(copies: Copies, node_id: dict[Item, int]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in copies.whole.nodes]
+    for (n, _), node in node_id.items():
+        found[n].append(node)
+    return found
 
 
 def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
@@ -110,12 +121,13 @@ class _Places:
         if len(every) == len(whole.nodes):
             return lowered, {item: item[0] for item in every}
         rewriter = Rewriter(lowered)
+        origin = whole.origins or range(len(whole.nodes))
         node_id: dict[Item, int] = {}
         origins: list[int] = []
         first: dict[int, int] = {}
         for n, g in self._alive(every):
             new = node_id[n, g] = rewriter.add(n, g, partial(self.source, g))
-            origins.append(first.setdefault(n, new))
+            origins.append(first.setdefault(origin[n], new))
         return rewriter.finish(lambda v: (v, self.results[v]), tuple(origins)), node_id
 
     def _alive(self, every: dict[Item, None]) -> list[Item]:

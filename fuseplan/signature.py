@@ -83,7 +83,8 @@ class Signatures:
             for v in node.inputs:
                 key.append(number.setdefault(v, len(number)))
                 if v in first and graph.values[v].producer not in inside:
-                    key.append(number.setdefault(first[v], len(number)))
+                    # No other entry is below -2.
+                    key.append(-3 - number.setdefault(first[v], len(number)))
             for v in node.outputs:
                 number[v] = len(number)
                 # -1: needed outside, so a kernel of these nodes has to write it.

@@ -19,11 +19,13 @@ from fuseplan.again import Answer, computed_once, search_again, worth_again
 from fuseplan.config import Options
 from fuseplan.constrained import limited
 from fuseplan.constraints import Resolved
-from fuseplan.copies import Copies, roots_of, split
+from fuseplan.copies import Copies, operations_of, roots_of, split
 from fuseplan.errors import MemoryLimitError
 from fuseplan.lower import Lowered
+from fuseplan.memory.late import computed_late
 from fuseplan.memory.least import least_peak_of_any
-from fuseplan.memory.limit import arrange_within, slowed, time_of
+from fuseplan.memory.limit import arrange_within, over_limit, slowed, time_of
+from fuseplan.memory.order import least_peak
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import PriceBook
@@ -33,6 +35,10 @@ from fuseplan.schedule import Scheduler
 
 if TYPE_CHECKING:
     from fuseplan.planner import Clock
+
+
+_ROUNDS = 6
+"""Of computing more values again for later readers, each where the last plan needs the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +66,13 @@ class Within:
             return replace(fastest, grouping=grouping, limits=self._limited(fastest))
         expires_at = time.monotonic() + self.options.deadline_s
         found = [_attempt(lambda: self._once(expires_at))]
-        searched = self._copies(once, fastest, expires_at)
+        in_order = replace(fastest, grouping=replace(fastest.grouping, kernels=order.kernels))
+        searched = self._copies(once, in_order, expires_at)
         if searched is None:
             return _first(found)
         copies, free = searched
         found.append(_attempt(lambda: self._again(copies, once, expires_at)))
-        if fastest.lowered is not self.lowered:
-            found.append(_attempt(lambda: self._other(fastest, expires_at)))
+        found.append(_attempt(lambda: self._later(fastest, expires_at)))
         answers = [answer for answer in found if isinstance(answer, Answer)]
         if not answers:
             smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
@@ -96,22 +102,50 @@ class Within:
         plan_groups, budget = self.planner(self.limits), Budget(left_s(expires_at))
         return Answer(self.lowered, plan_groups(self.lowered.graph, self.scheduler, budget), self.limits)
 
-    def _other(self, fastest: Answer, expires_at: float) -> Answer:
-        """What the fastest plan computes again computed again, and all kernels chosen anew."""
-        limits, graph = self._limited(fastest), fastest.lowered.graph
-        grouping = self.planner(limits)(graph, self._schedule(fastest.lowered), Budget(left_s(expires_at)))
-        return Answer(fastest.lowered, grouping, limits)
+    def _later(self, fastest: Answer, expires_at: float) -> Answer:
+        """What the fastest plan computes again computed again, and for later readers what is in the
+        way of the limit then; all kernels chosen anew."""
+        answer, lowest = fastest, math.inf
+        for _ in range(_ROUNDS):
+            order = least_peak(answer.lowered.graph, answer.grouping.kernels)
+            if order.peak_bytes >= lowest or time.monotonic() >= expires_at:
+                break
+            fastest, lowest = answer, order.peak_bytes
+            once = computed_once(answer.limits)
+            found = computed_late(answer.lowered, order.kernels, self.options.device, once)
+            if lowest <= self.most_bytes or found is None:
+                break
+            lowered, places = found
+            assert answer.limits is not None, "without limits there is none of memory"
+            answer = self._planned(lowered, answer.limits.moved(places), expires_at)
+        return self._planned(fastest.lowered, self._limited(fastest), expires_at)
+
+    def _planned(self, lowered: Lowered, limits: Resolved, expires_at: float) -> Answer:
+        plan_groups, budget = self.planner(limits), Budget(left_s(expires_at))
+        return Answer(lowered, plan_groups(lowered.graph, self._schedule(lowered), budget), limits)
 
     def _copies(self, once: Grouping, fastest: Answer, expires_at: float) -> tuple[Copies, Grouping] | None:
-        """All that could be computed again, and the fastest plan that may; only what is worth it for
-        its time where all is too much."""
+        """What may be computed again, and the fastest plan that may: all that could be, or where that
+        is too much what is in the way, or what is worth it for its time."""
         graph, free = self.lowered.graph, replace(self.limits, max_peak_bytes=None)
         every = roots_of(graph, self.options.device)
-        found = search_again(graph, self.scheduler, self.planner, once, every, free, expires_at, self.clock)
-        if found is None or time_of(found[1].kernels) <= fastest.time_ps:
-            return found
         few = worth_again(graph, self.scheduler, once.groups, free)
-        return search_again(graph, self.scheduler, self.planner, once, few, free, expires_at, self.clock)
+        some = tuple(sorted({*few, *self._in_the_way(fastest).intersection(every)}))
+        found = None
+        for roots in dict.fromkeys((every, some, few)):
+            found = search_again(
+                graph, self.scheduler, self.planner, once, roots, free, expires_at, self.clock
+            )
+            if found is not None and time_of(found[1].kernels) <= fastest.time_ps:
+                break
+        return found
+
+    def _in_the_way(self, answer: Answer) -> set[int]:
+        """The operations whose results are there where a plan needs more than the limit."""
+        graph = answer.lowered.graph
+        operation = operations_of(graph)
+        values = over_limit(graph, answer.grouping.kernels, self.most_bytes)
+        return {operation[graph.values[v].producer][0] for v in values}
 
     def _again(self, copies: Copies, once: Grouping, expires_at: float) -> Answer:
         """Copies computed for whom that is best where memory is dear."""

@@ -176,14 +176,19 @@ class _Search:
 
     def _charge(self, order: Order) -> None:
         """What is alive where too much is becomes dear."""
-        lives = lives_of(self.graph, order.kernels)
-        needs = profile(lives, range(len(order.kernels)))
-        over = {step for step, need in enumerate(needs) if need > self.max_peak_bytes}
-        self.priced.charge(
-            v
-            for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
-            if not over.isdisjoint(range(writer, users[-1] + 1))
-        )
+        self.priced.charge(over_limit(self.graph, order.kernels, self.max_peak_bytes))
+
+
+def over_limit(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> list[int]:
+    """The temporaries that are there while some kernel runs and more than the limit is in use."""
+    lives = lives_of(graph, kernels)
+    needs = profile(lives, range(len(kernels)))
+    over = {step for step, need in enumerate(needs) if need > max_peak_bytes}
+    return [
+        v
+        for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
+        if not over.isdisjoint(range(writer, users[-1] + 1))
+    ]
 
 
 def _rank(kernels: Sequence[Kernel]) -> tuple[int, int, int]:
