@@ -15,6 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from costmodel.graph import Graph
 from fuseplan.again import Answer, computed_once, search_again, worth_again
 from fuseplan.config import Options
 from fuseplan.constrained import limited
@@ -25,7 +26,7 @@ from fuseplan.lower import Lowered
 from fuseplan.memory.late import computed_late
 from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import arrange_within, over_limit, slowed, time_of
-from fuseplan.memory.order import least_peak
+from fuseplan.memory.order import Order, least_peak
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import PriceBook
@@ -65,30 +66,36 @@ class Within:
             grouping = replace(fastest.grouping, kernels=order.kernels)
             return replace(fastest, grouping=grouping, limits=self._limited(fastest))
         expires_at = time.monotonic() + self.options.deadline_s
-        found = [_attempt(lambda: self._once(expires_at))]
-        in_order = replace(fastest, grouping=replace(fastest.grouping, kernels=order.kernels))
-        searched = self._copies(once, in_order, expires_at)
-        if searched is None:
-            return _first(found)
-        copies, free = searched
-        found.append(_attempt(lambda: self._again(copies, once, expires_at)))
-        found.append(_attempt(lambda: self._later(fastest, expires_at)))
+        graph, most = self.lowered.graph, self.most_bytes
+        every = split(graph, roots_of(graph, self.options.device), computed_once(self.limits))
+        if every is None:
+            return self._planned(self.lowered, self.limits, expires_at)
+        found = [
+            _attempt(lambda: self._planned(self.lowered, self.limits, expires_at)),
+            _attempt(lambda: self._later(fastest, expires_at)),
+            _attempt(lambda: self._again(every, once, fastest, order, expires_at)),
+        ]
         answers = [answer for answer in found if isinstance(answer, Answer)]
         if not answers:
             smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
-            raise MemoryLimitError(
-                self.most_bytes, min(order.peak_bytes, *smallest), self._least_bytes(), free.bound_ps
-            )
+            least = min(order.peak_bytes, *smallest)
+            raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps)
         best = min(answers, key=lambda answer: answer.time_ps)
-        proven = free.bound_ps is not None and free.bound_ps >= best.time_ps
-        proof = None if free.proof is None else replace(free.proof, roots=copies.roots)
-        note = slowed(fastest.time_ps, order.peak_bytes, best.time_ps, self.most_bytes)
+        bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
+        if best.lowered is not self.lowered and (proof is None or not proof.roots):
+            bound_ps = proof = None  # is of plans that compute everything once
+        proven = bound_ps is not None and bound_ps >= best.time_ps
         grouping = replace(
-            best.grouping,
+            fastest.grouping,
+            kernels=best.grouping.kernels,
             status="OPTIMAL" if proven else "FEASIBLE",
-            bound_ps=best.time_ps if proven else free.bound_ps,
-            notes=(*fastest.grouping.notes, note),
+            bound_ps=best.time_ps if proven else bound_ps,
+            notes=(
+                *fastest.grouping.notes,
+                slowed(fastest.time_ps, order.peak_bytes, best.time_ps, most),
+            ),
             stats=replace(fastest.grouping.stats, certified=""),
+            refusals=best.grouping.refusals,
             proof=proof,
         )
         return replace(best, grouping=grouping)
@@ -96,11 +103,6 @@ class Within:
     def _limited(self, answer: Answer) -> Resolved:
         assert answer.limits is not None, "without limits there is none of memory"
         return replace(answer.limits, max_peak_bytes=self.most_bytes)
-
-    def _once(self, expires_at: float) -> Answer:
-        """Everything computed once."""
-        plan_groups, budget = self.planner(self.limits), Budget(left_s(expires_at))
-        return Answer(self.lowered, plan_groups(self.lowered.graph, self.scheduler, budget), self.limits)
 
     def _later(self, fastest: Answer, expires_at: float) -> Answer:
         """What the fastest plan computes again computed again, and for later readers what is in the
@@ -124,58 +126,45 @@ class Within:
         plan_groups, budget = self.planner(limits), Budget(left_s(expires_at))
         return Answer(lowered, plan_groups(lowered.graph, self._schedule(lowered), budget), limits)
 
-    def _copies(self, once: Grouping, fastest: Answer, expires_at: float) -> tuple[Copies, Grouping] | None:
-        """What may be computed again, and the fastest plan that may: all that could be, or where that
-        is too much what is in the way, or what is worth it for its time."""
-        graph, free = self.lowered.graph, replace(self.limits, max_peak_bytes=None)
-        every = roots_of(graph, self.options.device)
-        few = worth_again(graph, self.scheduler, once.groups, free)
-        some = tuple(sorted({*few, *self._in_the_way(fastest).intersection(every)}))
-        found = None
-        for roots in dict.fromkeys((every, some, few)):
-            found = search_again(
-                graph, self.scheduler, self.planner, once, roots, free, expires_at, self.clock
-            )
+    def _again(
+        self, every: Copies, once: Grouping, fastest: Answer, order: Order, expires_at: float
+    ) -> Answer | None:
+        """Copies computed for whom that is best where memory is dear: of all that could be computed
+        again, or where that is too much of what is in the way, or of what is worth it for its time."""
+        graph, scheduler, free = self.lowered.graph, self.scheduler, replace(self.limits, max_peak_bytes=None)
+        few = worth_again(graph, scheduler, once.groups, free)
+        some = sorted({*few, *self._in_the_way(fastest.lowered.graph, order).intersection(every.roots)})
+        for roots in dict.fromkeys((every.roots, tuple(some), few)):
+            found = search_again(graph, scheduler, self.planner, once, roots, free, expires_at, self.clock)
             if found is not None and time_of(found[1].kernels) <= fastest.time_ps:
                 break
-        return found
-
-    def _in_the_way(self, answer: Answer) -> set[int]:
-        """The operations whose results are there where a plan needs more than the limit."""
-        graph = answer.lowered.graph
-        operation = operations_of(graph)
-        values = over_limit(graph, answer.grouping.kernels, self.most_bytes)
-        return {operation[graph.values[v].producer][0] for v in values}
-
-    def _again(self, copies: Copies, once: Grouping, expires_at: float) -> Answer:
-        """Copies computed for whom that is best where memory is dear."""
+        if found is None:
+            return None
+        copies = found[0]
         plan_groups = self.planner(self.limits.moved(copies.places))
         budget = Budget(left_s(expires_at), known=copies.lifted(once.groups))
-        grouping = plan_groups(copies.graph, Recomputing(copies, self.scheduler), budget)
+        grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
         program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
         return Answer(program, grouping, self.limits.moved(places))
+
+    def _in_the_way(self, graph: Graph, order: Order) -> set[int]:
+        """The operations whose results are there where a plan needs more than the limit."""
+        operation = operations_of(graph)
+        values = over_limit(graph, order.kernels, self.most_bytes)
+        return {operation[graph.values[v].producer][0] for v in values}
 
     def _schedule(self, lowered: Lowered) -> Scheduler:
         return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
 
-    def _least_bytes(self) -> int:
+    def _least_bytes(self, every: Copies) -> int:
         """What every plan needs, whatever it computes again."""
-        graph = self.lowered.graph
-        copies = split(graph, roots_of(graph, self.options.device), computed_once(self.limits))
-        assert copies is not None, "some of these have been split"
-        pricing, limits = Recomputing(copies, self.scheduler), self.limits.moved(copies.places)
-        shaped, within = limited(copies.graph, pricing, limits)
-        return least_peak_of_any(shaped, PriceBook(shaped, within), math.inf)
+        limits = self.limits.moved(every.places)
+        graph, pricing = limited(every.graph, Recomputing(every, self.scheduler), limits)
+        return least_peak_of_any(graph, PriceBook(graph, pricing), math.inf)
 
 
-def _attempt(plan: Callable[[], Answer]) -> Answer | MemoryLimitError:
+def _attempt(plan: Callable[[], Answer | None]) -> Answer | MemoryLimitError | None:
     try:
         return plan()
     except MemoryLimitError as error:
         return error
-
-
-def _first(found: list[Answer | MemoryLimitError]) -> Answer:
-    if isinstance(found[0], MemoryLimitError):
-        raise found[0]
-    return found[0]
