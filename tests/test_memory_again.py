@@ -145,11 +145,11 @@ def planned(percent=None, recompute=True, device="h200", f=GRADIENT, args=SHAPES
     return make(f, device=device, constraints=limits, features=features, deadline_s=60.0)(*args)
 
 
-@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
-def test_what_does_not_fit_is_computed_again(device):
+@pytest.mark.parametrize(("device", "percent"), [("h200", 75), ("tpu_v5e", 80)])
+def test_what_does_not_fit_is_computed_again(device, percent):
     with pytest.raises(MemoryLimitError):
-        planned(70, recompute=False, device=device)
-    plan = planned(70, device=device)
+        planned(percent, recompute=False, device=device)
+    plan = planned(percent, device=device)
     assert plan.peak_bytes <= plan.constraints.max_peak_bytes
     assert plan.recomputed
     assert plan.bound_ps <= plan.objective_ps
@@ -173,17 +173,18 @@ def test_a_limit_beside_other_constraints():
 
 
 def test_no_plan_is_slower_than_without():
-    for percent in (100, 96):
+    for percent in (100, 98):
         once = planned(percent, recompute=False)
         assert planned(percent).objective_ps <= once.objective_ps
 
 
 def test_what_no_plan_keeps_to():
+    one = (SHAPES[0], WEIGHTS[:1])
     with pytest.raises(MemoryLimitError) as caught:
-        planned(max_peak_bytes=1000)
+        planned(args=one, max_peak_bytes=1000)
     error = caught.value
     assert 0 < error.least_bytes <= error.smallest_bytes
-    assert planned(max_peak_bytes=error.smallest_bytes).peak_bytes <= error.smallest_bytes
+    assert planned(args=one, max_peak_bytes=error.smallest_bytes).peak_bytes <= error.smallest_bytes
 
 
 def test_the_results_are_the_same():
