@@ -72,7 +72,7 @@ class Within:
             return self._planned(self.lowered, self.limits, expires_at)
         found = [
             _attempt(lambda: self._planned(self.lowered, self.limits, expires_at)),
-            _attempt(lambda: self._later(fastest, expires_at)),
+            _attempt(lambda: self._later(every, fastest, expires_at)),
             _attempt(lambda: self._again(every, once, fastest, order, expires_at)),
         ]
         answers = [answer for answer in found if isinstance(answer, Answer)]
@@ -104,7 +104,7 @@ class Within:
         assert answer.limits is not None, "without limits there is none of memory"
         return replace(answer.limits, max_peak_bytes=self.most_bytes)
 
-    def _later(self, fastest: Answer, expires_at: float) -> Answer:
+    def _later(self, every: Copies, fastest: Answer, expires_at: float) -> Answer:
         """What the fastest plan computes again computed again, and for later readers what is in the
         way of the limit then; all kernels chosen anew."""
         answer, lowest = fastest, math.inf
@@ -113,7 +113,7 @@ class Within:
             if order.peak_bytes >= lowest or time.monotonic() >= expires_at:
                 break
             fastest, lowest = answer, order.peak_bytes
-            once = computed_once(answer.limits)
+            once = [n for n, (m,) in enumerate(operations_of(answer.lowered.graph)) if every.copies[m] < 2]
             found = computed_late(answer.lowered, order.kernels, self.options.device, once)
             if lowest <= self.most_bytes or found is None:
                 break
