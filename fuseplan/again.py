@@ -8,12 +8,13 @@ computed once.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from costmodel.graph import Graph
 from fuseplan import memo
+from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, split
 from fuseplan.lower import Lowered
 from fuseplan.plan import already_optimal
@@ -24,58 +25,93 @@ from fuseplan.recomputed import realised
 from fuseplan.recomputing import Recomputing
 from fuseplan.sample import sample_of
 from fuseplan.schedule import Scheduler
-from fuseplan.trials import worth_again
+from fuseplan.trials import computed_once, worth_again
 
 if TYPE_CHECKING:
     from fuseplan.planner import Clock
 
 
-_Searched = tuple[Copies, Grouping]
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A program, its kernels, and the limits that they keep to, by node of the program."""
+
+    lowered: Lowered
+    grouping: Grouping
+    limits: Resolved | None
+
+    @property
+    def time_ps(self) -> int:
+        return sum(k.cost.time_ps for k in self.grouping.kernels)
 
 
 def plan_again(
     lowered: Lowered,
     scheduler: Scheduler,
-    plan_groups: PlanGroups,
+    planner: Callable[[Resolved | None], PlanGroups],
     once: Grouping,
     budget: Budget,
     clock: Clock,
-) -> tuple[Lowered, Grouping]:
-    """``once``, a plan in which everything is computed once, or a better one with the program that
-    computes some values again. What is proven is proven of the plans that may."""
-    graph = lowered.graph
-    expires_at = time.monotonic() + budget.deadline_s
-
-    def search(graph: Graph, pricing: Scheduler, groups: Sequence[Nodes], roots: Nodes) -> _Searched | None:
-        """The best plan in which ``roots`` may be computed again, but for those that make too many groups."""
-        while (copies := split(graph, roots)) is not None:
-            left = replace(budget, deadline_s=left_s(expires_at), known=copies.lifted(groups))
-            found = plan_groups(copies.graph, Recomputing(copies, pricing), left)
-            clock.add(found.stats.seconds)
-            if not found.crowded or time.monotonic() >= expires_at:
-                return copies, found
-            crowded = {copies.node[c] for c in found.crowded}
-            roots = tuple([n for n in roots if n not in crowded])
-        return None
-
+    limits: Resolved | None = None,
+) -> Answer:
+    """``once``, a plan within ``limits`` in which everything is computed once, or a better one with the
+    program that computes some values again. What is proven is proven of the plans that may.
+    ``planner`` makes plans within limits."""
+    graph, groups, components = lowered.graph, once.groups, once.components
+    search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
     with memo.kept():  # what is found in the sample is recalled for the whole
-        components, groups = once.components, once.groups
-        roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups))
-        sample = clock.time("partition", lambda: sample_of(graph, components, roots))
-        tried = search(sample.graph, sample.scheduler(scheduler), sample.here(groups), sample.first(roots))
-        answer = search(graph, scheduler, groups, sample.everywhere(tried[0].roots)) if tried else None
-    if answer is None:
-        return lowered, once
-    copies, again = answer
+        roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
+        if roots and (limits is None or not limits.shapes_groups):
+            sample = clock.time("partition", lambda: sample_of(graph, components, roots))
+            small, some = sample.scheduler(scheduler), sample.here(groups)
+            tried = search(sample.graph, small, some, sample.first(roots), None)
+            roots = sample.everywhere(tried[0].roots) if tried is not None else ()
+        found = search(graph, scheduler, groups, roots, limits)
+    if found is None:
+        return Answer(lowered, once, limits)
+    copies, again = found
     device, features = scheduler.device, scheduler.features
-    program, again = realised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features))
+    program, again, places = realised(
+        lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)
+    )
     best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
     if best_ps > once_ps:  # the deadline ended the second search
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
-        return lowered, kept
+        return Answer(lowered, kept, limits)
     if best_ps == once_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
         again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
     # What a value takes that nobody turned out to read was counted in.
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
-    return program, replace(again, bound_ps=bound_ps)
+    there = None if limits is None else limits.moved(places)
+    return Answer(program, replace(again, bound_ps=bound_ps), there)
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """Plans graphs in which some operations have copies, until it is ``expires_at``."""
+
+    planner: Callable[[Resolved | None], PlanGroups]
+    budget: Budget
+    expires_at: float
+    clock: Clock
+
+    def __call__(
+        self,
+        graph: Graph,
+        scheduler: Scheduler,
+        groups: Sequence[Nodes],
+        roots: Sequence[int],
+        limits: Resolved | None,
+    ) -> tuple[Copies, Grouping] | None:
+        """Copies of ``roots``, but for those of components that then have too many groups, and the best
+        plan of them; None if there are none. ``groups`` are a plan without."""
+        while (copies := split(graph, roots, computed_once(limits))) is not None:
+            left = replace(self.budget, deadline_s=left_s(self.expires_at), known=copies.lifted(groups))
+            plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
+            found = plan_groups(copies.graph, Recomputing(copies, scheduler), left)
+            self.clock.add(found.stats.seconds)
+            if not found.crowded or time.monotonic() >= self.expires_at:
+                return copies, found
+            crowded = {copies.node[c] for c in found.crowded}
+            roots = tuple([n for n in roots if n not in crowded])
+        return None

@@ -7,7 +7,7 @@ fewer nodes, whose prices are those of what the nodes stand for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, make_graph
@@ -35,7 +35,8 @@ def plan_constrained(
     """
     require_possible(constraints, graph, pricing)
     atoms = Atoms(graph, Limited(graph, pricing, constraints))
-    return atoms.restored(plan_groups(atoms.graph, atoms, budget))
+    known = tuple(atoms.folded(nodes) for nodes in budget.known)
+    return atoms.restored(plan_groups(atoms.graph, atoms, replace(budget, known=known)))
 
 
 def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> None:
@@ -105,7 +106,8 @@ class Atoms:
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
         self.absorbs_moves = limited.absorbs_moves
-        offers = (tuple(sorted({self.position[n] for n in nodes})) for nodes in self._offered())
+        self.merges_copies = limited.merges_copies
+        offers = (self.folded(nodes) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
 
@@ -121,7 +123,11 @@ class Atoms:
             if not isinstance(limited.price(wider), Verdict):
                 yield wider
 
-    def expanded(self, nodes: Sequence[int]) -> Nodes:
+    def folded(self, nodes: Iterable[int]) -> Nodes:
+        """What stands for ``nodes``."""
+        return tuple(sorted({self.position[n] for n in nodes}))
+
+    def expanded(self, nodes: Iterable[int]) -> Nodes:
         """What ``nodes`` stand for."""
         return tuple(sorted(n for i in nodes for n in self.members[i]))
 
@@ -186,7 +192,7 @@ class Atoms:
         """A verdict about nodes of the whole graph, about those of this one."""
         if verdict is None:
             return None
-        return replace(verdict, nodes=tuple(sorted({self.position[n] for n in verdict.nodes})))
+        return replace(verdict, nodes=self.folded(verdict.nodes))
 
     def restored(self, grouping: Grouping) -> Grouping:
         """A planner's answer about this graph, about the whole one."""
@@ -203,6 +209,7 @@ class Atoms:
             ),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
             components=tuple([(kind, self.expanded(nodes)) for kind, nodes in grouping.components]),
+            crowded=frozenset(self.expanded(grouping.crowded)),
             # A proof about atoms says nothing of their nodes.
             proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,
         )
@@ -229,7 +236,11 @@ def _contracted(graph: Graph, members: Sequence[Nodes], position: dict[int, int]
             node = replace(node, signature=-1 - nodes[0])
         new.append(node)
     values = (replace(v, producer=position[v.producer]) if v.producer >= 0 else v for v in graph.values)
-    return make_graph(values, new, graph.inputs, graph.outputs)
+    first: dict[int, int] = {}
+    origins = (
+        first.setdefault(graph.origins[nodes[0]], i) for i, nodes in enumerate(members) if graph.origins
+    )
+    return make_graph(values, new, graph.inputs, graph.outputs, origins)
 
 
 def _atom(graph: Graph, i: int, nodes: Nodes) -> Node:

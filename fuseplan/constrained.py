@@ -6,12 +6,13 @@ arrays a kernel has is not (a larger group may have fewer), and asked for with t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from costmodel.graph import Graph, OpKind
 from fuseplan.constraints import Nodes, Resolved
+from fuseplan.copies import arrays_of
 from fuseplan.errors import Verdict
 from fuseplan.layout import boundary
 from fuseplan.plan import Kernel
@@ -50,8 +51,16 @@ def marked(graph: Graph, constraints: Resolved) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
+def limited(graph: Graph, pricing: Pricing, constraints: Resolved | None) -> tuple[Graph, Pricing]:
+    """A graph and its prices within constraints, but for ``must_fuse``, for planners."""
+    if constraints is None or not constraints.shapes_groups:
+        return graph, pricing
+    return marked(graph, constraints), Limited(graph, pricing, constraints)
+
+
 class Limited:
-    """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.atoms``'.
+    """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.atoms``'. Where a kernel
+    computes several copies of an operation once, they are one operation, and their arrays one.
 
     ``PriceBook`` takes groups of one structure for the same: give it ``marked(graph, …)``.
     """
@@ -61,6 +70,8 @@ class Limited:
         self.constraints = constraints
         self._pricing = pricing
         self._marks = marks(graph, constraints)
+        self.merges_copies: bool = getattr(pricing, "merges_copies", False)
+        self._origin = graph.origins if self.merges_copies else ()
         self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
         self.floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
@@ -68,6 +79,11 @@ class Limited:
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted
         self.walked: Callable[[int], tuple[int, ...]] = getattr(pricing, "walked", lambda n: ())
         self.residency: Residency | None = getattr(pricing, "residency", None)
+
+    @cached_property
+    def _array(self) -> Sequence[int]:
+        """A name for the array of each value."""
+        return arrays_of(self.graph) if self._origin else range(len(self.graph.values))
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:
@@ -114,20 +130,25 @@ class Limited:
 
     def _forbidden(self, nodes: Nodes) -> Verdict | None:
         """What no larger group is allowed either."""
-        if len(nodes) < 2:
+        once = self._once(nodes)
+        if len(once) < 2:
             return None
         most = self.constraints.max_group_size
-        if most is not None and len(nodes) > most:
+        if most is not None and len(once) > most:
             return Verdict(RULE, f"max_group_size allows {most} operations in a kernel", nodes)
         sides = 0
-        for n in nodes:
+        for n in once:
             sides |= self._marks[n]
         if sides:
             for k, entry in enumerate(self.constraints.apart):
-                found = self._pair(nodes, k, entry.b is None) if sides >> 2 * k & 1 else None
+                found = self._pair(once, k, entry.b is None) if sides >> 2 * k & 1 else None
                 if found is not None:
                     return Verdict(RULE, entry.text, found)
         return None
+
+    def _once(self, nodes: Nodes) -> Nodes:
+        """One copy of each operation among ``nodes``."""
+        return tuple({self._origin[n]: n for n in nodes}.values()) if self._origin else nodes
 
     def _pair(self, nodes: Nodes, k: int, from_all: bool) -> Nodes | None:
         """Two of ``nodes`` that the k-th entry keeps apart."""
@@ -138,10 +159,11 @@ class Limited:
 
     def _too_many_args(self, nodes: Nodes) -> Verdict | None:
         most = self.constraints.max_kernel_args
-        if most is None or len(nodes) < 2:
+        if most is None or len(self._once(nodes)) < 2:
             return None
-        edge = boundary(self.graph, nodes)
-        count = len(edge.reads) + len(edge.writes)
+        edge, array = boundary(self.graph, nodes), self._array
+        made = {array[v] for n in nodes for v in self.graph.nodes[n].outputs}
+        count = len({array[v] for v in edge.reads} - made) + len({array[v] for v in edge.writes})
         if count <= most:
             return None
         return Verdict(RULE, f"max_kernel_args allows {most} arrays, and it would have {count}", nodes)

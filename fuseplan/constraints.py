@@ -8,7 +8,7 @@ node. ``fuseplan.selectors`` leads from one to the other, ``fuseplan.constrained
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fuseplan.errors import InvalidArgumentError
@@ -21,8 +21,7 @@ _LIMITS = ("max_peak_bytes", "max_group_size", "max_kernel_args")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What every plan has to obey: of each, fusions that must or must not be, and limits. Under them
-    GPU and TPU kernels compute nothing again for other readers.
+    """What every plan has to obey: of each, fusions that must or must not be, and limits.
 
     A *selector* names operations: a node's id (``3`` or ``"n3"``, as ``print(plan.graph)`` of an
     ``"unfused"`` plan lists them), a name scope (``"attention"`` for all inside
@@ -45,8 +44,9 @@ class Constraints:
             than one operation.
 
     Constraints hold for the kernels of a plan. What a plan leaves to XLA, which on the CPU is
-    all but tiled loops, XLA compiles as it sees fit. Where a large value is computed again for a
-    distant reader, or by columns, a selector means all that came of an operation. In
+    all but tiled loops, XLA compiles as it sees fit. Where a value is computed again for another
+    reader, or by columns, a selector means all that came of an operation; what ``must_fuse`` names
+    is computed once on GPUs and TPUs. In
     ``jax.vmap(fuseplan.jit(f))`` the batched function is planned, with nodes of its own: name
     scopes and primitives, not ids.
 
@@ -158,6 +158,23 @@ class Resolved:
         """Whether it says anything about which nodes share a kernel."""
         limited = self.max_group_size is not None or self.max_kernel_args is not None
         return limited or bool(self.apart or self.together)
+
+    @property
+    def fused(self) -> frozenset[int]:
+        """All nodes that must be in one kernel with others."""
+        return frozenset(n for t in self.together for n in t.nodes)
+
+    def moved(self, places: Sequence[Sequence[int]]) -> Resolved:
+        """The same of another graph, in which ``places[n]`` are the nodes that node ``n`` became."""
+
+        def there(nodes: Nodes) -> Nodes:
+            return tuple(sorted({m for n in nodes for m in places[n]}))
+
+        return replace(
+            self,
+            apart=tuple(replace(t, a=there(t.a), b=None if t.b is None else there(t.b)) for t in self.apart),
+            together=tuple(replace(t, nodes=there(t.nodes)) for t in self.together),
+        )
 
     def cut(self, nodes: Sequence[int]) -> Together | None:
         """What must be in one kernel, of which ``nodes`` are a part only; None if nothing is."""

@@ -51,11 +51,17 @@ class Copies:
     roots: tuple[int, ...]
     """Those that are split for readers of their own; others lead to them."""
 
-    def lifted(self, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-        """Groups of nodes of ``whole``, each with all copies of its nodes."""
+    @property
+    def places(self) -> list[list[int]]:
+        """For each node of ``whole``, its copies."""
         every: list[list[int]] = [[] for _ in self.whole.nodes]
         for c, n in enumerate(self.node):
             every[n].append(c)
+        return every
+
+    def lifted(self, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Groups of nodes of ``whole``, each with all copies of its nodes."""
+        every = self.places
         return tuple(tuple(sorted(c for n in nodes for c in every[n])) for nodes in groups)
 
 
@@ -83,17 +89,19 @@ def _n_readers(graph: Graph, node: Node) -> int:
     return len(readers) + (not graph.results.isdisjoint(node.outputs))
 
 
-def split(graph: Graph, roots: Collection[int]) -> Copies | None:
+def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> Copies | None:
     """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
-    there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; None if
-    that is the graph itself."""
-    copies = readers_of_copies(graph, frozenset(roots))
+    there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; none of
+    the nodes ``once``. None if that is the graph itself."""
+    copies = readers_of_copies(graph, frozenset(roots).difference(once), frozenset(once))
     if all(len(readers) == 1 for readers in copies):
         return None
     return _built(graph, copies, roots)
 
 
-def readers_of_copies(graph: Graph, roots: frozenset[int]) -> list[list[tuple[Copy, ...]]]:
+def readers_of_copies(
+    graph: Graph, roots: frozenset[int], once: frozenset[int] = frozenset()
+) -> list[list[tuple[Copy, ...]]]:
     """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
     copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
     for node in reversed(graph.nodes):
@@ -101,7 +109,7 @@ def readers_of_copies(graph: Graph, roots: frozenset[int]) -> list[list[tuple[Co
         found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
         if not graph.results.isdisjoint(node.outputs):
             found.insert(0, (-1, 0))
-        wanted = node.id in roots or _n_readers(graph, node) == 1
+        wanted = node.id in roots or (_n_readers(graph, node) == 1 and node.id not in once)
         splits = _is_cheap(node) and wanted and 1 < len(found) <= MAX_COPIES
         copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
     return copies
@@ -178,6 +186,21 @@ def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
     for n, origin in enumerate(graph.origins):
         by_origin.setdefault(origin, []).append(n)
     yield from (tuple(nodes) for nodes in by_origin.values() if len(nodes) > 1)
+
+
+def arrays_of(graph: Graph) -> list[int]:
+    """For each value, the one that the first copy of its maker makes: copies of an array are one."""
+    array = list(range(len(graph.values)))
+    for node, origin in zip(graph.nodes, graph.origins, strict=False):
+        for v, first in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
+            array[v] = first
+    return array
+
+
+def operations_of(graph: Graph) -> list[tuple[int]]:
+    """For each node, the one of ``whole(graph)``."""
+    number = {n: i for i, n in enumerate(sorted(set(graph.origins)))}
+    return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
 
 
 def whole(graph: Graph) -> Graph:

@@ -21,6 +21,7 @@ from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.lower import Lowered, lower
+from fuseplan.memory.again import Within
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
@@ -143,13 +144,23 @@ def plan_lowered(
         scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
     budget = Budget(_until(expires_at, options).deadline_s, solved=set())
-    plan_groups = _planner(options, limits)
-    grouping = plan_groups(graph, scheduler, budget)
-    clock.add(grouping.stats.seconds)
+    planner = partial(_planner, options)
     if _may_recompute(options):
-        budget = replace(budget, deadline_s=left_s(expires_at))
-        lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, budget, clock)
+        free = None if limits is None else replace(limits, max_peak_bytes=None)
+        once = planner(free)(graph, scheduler, budget)
+        clock.add(once.stats.seconds)
+        left = replace(budget, deadline_s=left_s(expires_at))
+        answer = plan_again(lowered, scheduler, planner, once, left, clock, free)
+        if limits is not None and limits.max_peak_bytes is not None:
+            within = Within(
+                lowered, scheduler, planner, limits, limits.max_peak_bytes, _until(expires_at, options), clock
+            )
+            answer = within.plan(once, answer)
+        lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
         graph = lowered.graph
+    else:
+        grouping = planner(limits)(graph, scheduler, budget)
+        clock.add(grouping.stats.seconds)
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
         graph=graph,
@@ -171,10 +182,9 @@ def plan_lowered(
 
 
 def _may_recompute(options: Options) -> bool:
-    """Whether the solver also decides what kernels compute again. Constraints are about operations
-    that stand once."""
+    """Whether the solver also decides what kernels compute again."""
     decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
-    return decides and options.device.backend != "xla" and options.constraints is None
+    return decides and options.device.backend != "xla"
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

@@ -25,8 +25,9 @@ from fuseplan.rewrite import ORIGINAL, Item, Rewriter
 
 def realised(
     lowered: Lowered, copies: Copies, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
-) -> tuple[Lowered, Grouping]:
-    """The program that a planner's answer about ``copies.graph`` asks for, and the answer about it.
+) -> tuple[Lowered, Grouping, list[list[int]]]:
+    """The program that a planner's answer about ``copies.graph`` asks for, the answer about it, and for
+    each operation of ``copies.whole`` the nodes of the program that compute it.
 
     Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
     ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
@@ -46,7 +47,7 @@ def realised(
         pricing = pricing or make_pricing(program)
         kernels += _priced_anew(pricing, nodes)
     number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
-    return program, replace(
+    again = replace(
         grouping,
         kernels=tuple(kernels),
         components=(),
@@ -55,6 +56,21 @@ def realised(
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
     )
+    return program, again, _by_operation(copies, node_id)
+
+
+def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:
+    """The program in which each of ``groups``, a partition of the copies, computes what its copies are of
+    once; and for each operation of ``copies.whole`` the nodes that compute it."""
+    program, node_id = _Places(copies, groups).program(lowered)
+    return program, _by_operation(copies, node_id)
+
+
+def _by_operation(copies: Copies, node_id: dict[Item, int]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in copies.whole.nodes]
+    for (n, _), node in node_id.items():
+        found[n].append(node)
+    return found
 
 
 def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
@@ -106,12 +122,13 @@ class _Places:
         if len(every) == len(whole.nodes):
             return lowered, {item: item[0] for item in every}
         rewriter = Rewriter(lowered)
+        origin = whole.origins or range(len(whole.nodes))
         node_id: dict[Item, int] = {}
         origins: list[int] = []
         first: dict[int, int] = {}
         for n, g in self._alive(every):
             new = node_id[n, g] = rewriter.add(n, g, partial(self.source, g))
-            origins.append(first.setdefault(n, new))
+            origins.append(first.setdefault(origin[n], new))
         return rewriter.finish(lambda v: (v, self.results[v]), tuple(origins)), node_id
 
     def _alive(self, every: dict[Item, None]) -> list[Item]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
 from costmodel.axes import Conflict
 from costmodel.floor import Floor
@@ -93,7 +94,13 @@ class Recomputing:
 
     def imprint(self, nodes: Nodes, signatures: Signatures) -> str:
         """As ``Pricing.imprint``."""
+        if signatures.graph is not self.graph:
+            signatures = self._signatures
         return f"{self._scheduler.settings}\n{signatures.text(nodes)}"
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.graph)
 
     def _once(self, nodes: Nodes) -> Nodes:
         """The operations of a group, each once, as nodes of the whole graph."""

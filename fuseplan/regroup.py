@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.constrained import Limited, marked
+from fuseplan.constrained import limited
 from fuseplan.constraints import Resolved
 from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets, group_successors
@@ -35,8 +35,7 @@ class Regrouping:
         """Whether groups may be tiled loops, which break rules that others keep."""
         self.constraints = plan.constraints or Resolved()
         scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
-        pricing = Limited(plan.graph, scheduler, self.constraints)
-        self.book = PriceBook(marked(plan.graph, self.constraints), pricing)
+        self.book = PriceBook(*limited(plan.graph, scheduler, self.constraints))
         self.ties = Ties(plan.graph, self.book.walked)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}

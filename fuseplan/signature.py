@@ -3,7 +3,7 @@
 Two sets with equal structures are the same program on other arrays: they can be priced,
 and partitioned, once. A structure says, node by node, what the node is, which values it
 reads (numbered by first appearance), and which of its results are needed outside; of copies
-(``Graph.origins``), which are of one operation.
+(``Graph.origins``), which are of one operation, and which arrays that they read are one.
 """
 
 from __future__ import annotations
@@ -51,6 +51,12 @@ class Signatures:
         self._contents, self._arrays = list(known), list(shapes)
         self._is_output = graph.results
         self._origin: dict[int, int] = {n: nodes[0] for nodes in copies_of(graph) for n in nodes}
+        self._first: dict[int, int] = {
+            v: -1 - len(graph.nodes) - w
+            for n, first in self._origin.items()
+            for v, w in zip(graph.nodes[n].outputs, graph.nodes[first].outputs, strict=True)
+        }
+        """For each value of a copy, a name of the array, which no value has."""
 
     def alike(self, one: int, other: int) -> bool:
         """Whether two nodes do the same to arrays of the same shapes and types."""
@@ -63,7 +69,8 @@ class Signatures:
 
     def key(self, nodes: Sequence[int]) -> tuple[Key, dict[int, int]]:
         """The key of the structure alone, and what it calls each value."""
-        graph, classes, is_output, origin = self.graph, self._class, self._is_output, self._origin
+        graph, classes, is_output = self.graph, self._class, self._is_output
+        origin, first = self._origin, self._first
         consumers = graph.consumers
         inside = set(nodes)
         number: dict[int, int] = {}
@@ -75,6 +82,9 @@ class Signatures:
                 key.append(number.setdefault(-1 - origin[n], len(number)))
             for v in node.inputs:
                 key.append(number.setdefault(v, len(number)))
+                if v in first and graph.values[v].producer not in inside:
+                    # No other entry is below -2.
+                    key.append(-3 - number.setdefault(first[v], len(number)))
             for v in node.outputs:
                 number[v] = len(number)
                 # -1: needed outside, so a kernel of these nodes has to write it.
@@ -83,7 +93,7 @@ class Signatures:
 
     def text(self, nodes: Sequence[int]) -> str:
         """The structure in words that mean the same in every graph and process."""
-        key, at, words = self.key(nodes)[0], 0, []
+        key, at, words, inside = self.key(nodes)[0], 0, [], set(nodes)
         known: dict[int, int] = {}
         for n in nodes:
             node = self.graph.nodes[n]
@@ -91,7 +101,9 @@ class Signatures:
             # What nodes have in common is told with the first of them.
             words.append(str(known[kind]) if kind in known else self._told(kind))
             known.setdefault(kind, len(known))
-            end = at + 1 + (n in self._origin) + len(node.inputs) + len(node.outputs)
+            read = [v for v in node.inputs if v in self._first]
+            given = sum(self.graph.values[v].producer not in inside for v in read)
+            end = at + 1 + (n in self._origin) + len(node.inputs) + given + len(node.outputs)
             words.append(repr(key[at + 1 : end]))
             at = end
         return "\n".join(words)

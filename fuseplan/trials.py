@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 
 from costmodel.graph import Graph
+from fuseplan.constrained import limited
+from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, roots_of, split
 from fuseplan.planners.base import Components
 from fuseplan.pricing import Nodes, Price, PriceBook
@@ -26,13 +28,30 @@ _FEW = 6
 computes one again that a kernel would not, were the others as they are."""
 
 
-def worth_again(graph: Graph, scheduler: Scheduler, components: Components, groups: Sequence[Nodes]) -> Nodes:
+def computed_once(limits: Resolved | None) -> frozenset[int]:
+    """What nothing may compute again: what must share a kernel."""
+    return frozenset() if limits is None else limits.fused
+
+
+def worth_again(
+    graph: Graph,
+    scheduler: Scheduler,
+    components: Components,
+    groups: Sequence[Nodes],
+    limits: Resolved | None = None,
+) -> Nodes:
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     that read the result, would better compute for themselves, with what leads there. What is found
-    of one holds of all at such a place in components of these kinds."""
+    of one holds of all at such a place in components of these kinds, but where ``limits`` may tell
+    them apart."""
     roots = roots_of(graph, scheduler.device)
     if len(roots) <= _FEW:
         return roots
+    if limits is not None and limits.shapes_groups:
+        copies = split(graph, roots, computed_once(limits))
+        return (
+            () if copies is None else tuple(sorted(_Trials(copies, scheduler, groups, limits).worthwhile()))
+        )
     places = by_place(graph, components, roots)
     some = _side_by_side(graph, places)
     # With all that may be computed again beside them, and all that reads it: as in the whole.
@@ -41,7 +60,7 @@ def worth_again(graph: Graph, scheduler: Scheduler, components: Components, grou
     every = split(sample.graph, roots_of(sample.graph, scheduler.device))
     if every is None:
         return ()
-    trials = _Trials(every, sample.scheduler(scheduler), sample.here(groups))
+    trials = _Trials(every, sample.scheduler(scheduler), sample.here(groups), None)
     found = {sample.alike[i][0] for i in trials.worthwhile()}
     return tuple(sorted(n for nodes, one in zip(places, some, strict=True) if one in found for n in nodes))
 
@@ -74,9 +93,12 @@ def _around(numbers: Sequence[int], n: int) -> Sequence[int]:
 class _Trials:
     """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
 
-    def __init__(self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes]) -> None:
+    def __init__(
+        self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
+    ) -> None:
         self._copies, self._graph = copies, copies.graph
-        self._book = PriceBook(copies.graph, Recomputing(copies, scheduler))
+        there = None if limits is None else limits.moved(copies.places)
+        self._book = PriceBook(*limited(copies.graph, Recomputing(copies, scheduler), there))
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
         self._kernel = [kernel_of[n] for n in copies.node]
         """For each copy, where its operation is computed."""

@@ -17,8 +17,8 @@ from typing import Any
 from costmodel.device import DEVICES
 from costmodel.graph import Graph
 from fuseplan.check import check_plan
-from fuseplan.constrained import Limited, marked
-from fuseplan.copies import roots_of, split, whole
+from fuseplan.constrained import limited
+from fuseplan.copies import operations_of, roots_of, split, whole
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
@@ -190,11 +190,11 @@ def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
         copies = split(graph, plan.proof.roots)
         if copies is None or copies.roots != plan.proof.roots:
             raise RefutedError("the proof is about computing again what has one reader")
-        return copies.graph, Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
+        pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
+        limits = plan.constraints
+        if limits is not None:
+            limits = limits.moved(operations_of(plan.graph)).moved(copies.places)
+        return limited(copies.graph, pricing, limits)
     if plan.graph.origins and plan.device.backend != "xla":
         raise RefutedError("the plan computes values again, which its proof says nothing of")
-    scheduler = Scheduler(plan.graph, plan.device, lowered, plan.features)
-    limits = plan.constraints
-    if limits is None or not limits.shapes_groups:
-        return plan.graph, scheduler
-    return marked(plan.graph, limits), Limited(plan.graph, scheduler, limits)
+    return limited(plan.graph, Scheduler(plan.graph, plan.device, lowered, plan.features), plan.constraints)

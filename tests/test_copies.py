@@ -177,6 +177,25 @@ def test_what_is_split():
     assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, (0,)) is None
 
 
+def test_two_copies_of_an_array_are_not_two_arrays():
+    """What one kernel reads once, another that is alike but for that reads twice."""
+
+    def f(x, c, a, b):
+        y = x * 2
+        early, late = jnp.sort(c), jnp.sort(a)
+        return y + early, y * early, a + late, b * late
+
+    graph = lower(trace(f, *[jax.ShapeDtypeStruct((2048, 2048), "float32")] * 4)).graph
+    device = get_device("h200")
+    copies = split(graph, roots_of(graph, device))
+    book = PriceBook(copies.graph, Recomputing(copies, Scheduler(graph, device)))
+    ops = [node.op for node in copies.graph.nodes]
+    assert ops == ["mul", "mul", "sort", "sort", "add", "mul", "add", "mul"]
+    assert book.price((4, 5)).hbm_bytes == 4 * 2**24
+    assert book.price((6, 7)).hbm_bytes == 5 * 2**24
+    assert book.signatures.text((4, 5)) != book.signatures.text((6, 7))
+
+
 def planned(name, device="h200", deadline_s=100, **options):
     f, args = get_workload(name).build()
     return fuseplan.make_plan(f, device=device, deadline_s=deadline_s, **options)(*args)

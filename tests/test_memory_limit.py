@@ -33,7 +33,7 @@ from fuseplan.pricing import PriceBook
 from fuseplan.trace import trace
 from tests import memory_graphs
 from tests.memory_graphs import peak
-from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
+from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex, siblings_of
 
 pytestmark = pytest.mark.one_python
 
@@ -45,14 +45,14 @@ def subsets(n):
     return (tuple(i for i in range(n) if mask >> i & 1) for mask in range(1, 1 << n))
 
 
-def every_plan(g, pricing, most=20_000):
+def every_plan(g, pricing, most=20_000, siblings=()):
     """For each peak that any grouping in any order has, the least time with it; written without
     anything of ``fuseplan`` but the prices. None where there are too many plans."""
     after = edges_after(g)
     before = [{u for u in range(len(after)) if n in after[u]} for n in range(len(after))]
     groups = {}
     for nodes in subsets(len(g.nodes)):
-        if is_connected(g, nodes) and is_convex(after, nodes):
+        if is_connected(g, nodes, siblings) and is_convex(after, nodes):
             kernel = pricing.price(nodes)
             if not isinstance(kernel, Verdict):
                 groups[nodes] = kernel
@@ -83,8 +83,8 @@ def odd_ps(g, nodes):
 class Odd(Bytes):
     """Groups at odd prices."""
 
-    def __init__(self, g, max_nodes):
-        super().__init__(g, max_nodes=max_nodes, floor=False)
+    def __init__(self, g, max_nodes, fuses_siblings=False):
+        super().__init__(g, max_nodes=max_nodes, floor=False, fuses_siblings=fuses_siblings)
 
     def price(self, nodes):
         kernel = super().price(nodes)
@@ -104,10 +104,10 @@ def limits(plans):
 
 
 @settings(max_examples=150)
-@given(graphs(max_nodes=5), st.sampled_from((Bytes, Odd)), st.sampled_from((2, 3, 99)))
-def test_every_limit_from_infinite_to_impossible(g, prices, max_nodes):
-    pricing = prices(g, max_nodes=max_nodes)
-    plans = every_plan(g, pricing)
+@given(graphs(max_nodes=5), st.sampled_from((Bytes, Odd)), st.sampled_from((2, 3, 99)), st.booleans())
+def test_every_limit_from_infinite_to_impossible(g, prices, max_nodes, fuses_siblings):
+    pricing = prices(g, max_nodes=max_nodes, fuses_siblings=fuses_siblings)
+    plans = every_plan(g, pricing, siblings=siblings_of(g, pricing))
     assume(plans is not None)
     for max_peak_bytes in [2**60, *limits(plans)]:
         fitting = [t for highest, t in plans.items() if highest <= max_peak_bytes]
@@ -278,6 +278,16 @@ def test_a_limit_below_costs_time_and_a_note():
     assert "196,608 bytes" in grouping.notes[-1]
     with pytest.raises(MemoryLimitError, match="smallest possible peak is 131,072 bytes"):
         plan_within(TWO, Bytes(TWO), Budget(), SOLVE, SMALLEST_BYTES - 1)
+
+
+def test_under_a_limit_kernels_side_by_side_are_searched_too():
+    g = graph("oeeoeoee", [[], [0], [1], [1, 2], [1], [], [5], [5]])  # TWO, and n6 and n7 beside it
+    pricing = Bytes(g, fuses_siblings=True)
+    free = SOLVE(g, pricing, Budget())
+    grouping = plan_within(g, pricing, Budget(), SOLVE, least_peak(g, free.kernels).peak_bytes - 1)
+    assert (6, 7) in free.groups
+    assert (6, 7) in grouping.groups
+    assert grouping.status == "OPTIMAL"
 
 
 @pytest.mark.parametrize("planner", ["solver", "best_first"])

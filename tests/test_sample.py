@@ -145,7 +145,8 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
     with using(Memo()):
         budget = Budget(solved=set())
         once = counted(g, scheduler, budget)
-        program, plan = again.plan_again(lowered, scheduler, counted, once, budget, planner.Clock())
+        answer = again.plan_again(lowered, scheduler, lambda limits: counted, once, budget, planner.Clock())
+    program, plan = answer.lowered, answer.grouping
     (_, first), (n_sample, sampled), (n_whole, last) = solved
     assert first
     assert sampled

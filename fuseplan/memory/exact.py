@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from costmodel.graph import Graph
 from fuseplan.memory.paths import TooLargeError, Work
 from fuseplan.memory.region import Region
+from fuseplan.partition import crossable_edges
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook, Pricing
 
@@ -32,7 +33,9 @@ def plan_exactly(graph: Graph, pricing: Pricing, max_peak_bytes: int, expires_at
         return None
     try:
         nodes = tuple(range(len(graph.nodes)))
-        region = Region(graph, PriceBook(graph, pricing), nodes, Work(MAX_STEPS, expires_at))
+        book = PriceBook(graph, pricing)
+        siblings = crossable_edges(graph, book).siblings
+        region = Region(graph, book, nodes, Work(MAX_STEPS, expires_at), siblings=siblings)
         way = region.fastest(max_peak_bytes)
         if way is not None:
             return Exact(way.kernels, max_peak_bytes)

@@ -1,5 +1,7 @@
 """A floor under the peak of every plan, however it groups the operations and orders them.
 
+Of an array that may be computed again, the first copy counts only: others may be one with it.
+
 A value is written to memory in every plan if one of its consumers can never be in its producer's
 kernel. While any operation's kernel runs that lies on a path between the two, such a value is
 there: made before or by that kernel, and read after or by it.
@@ -49,8 +51,11 @@ def least_peak_of_any(graph: Graph, book: PriceBook, expires_at: float) -> int:
     sizes: list[int] = []
     values: list[int] = []
     users: list[tuple[int, ...]] = []
+    others = {n for copies in book.copies for n in copies[1:]}
     for v, readers in _written(graph):
         maker = graph.values[v].producer
+        if maker in others:
+            continue
         apart = [c for c in sorted(readers) if not together(maker, c)]
         if time.monotonic() >= expires_at:
             return 0

@@ -47,15 +47,15 @@ def plan_within(
     expires_at = time.monotonic() + budget.deadline_s
     priced = Penalised(graph, pricing)
     fastest = plan_groups(graph, priced, budget)
-    order = _arrange(graph, fastest.kernels, max_peak_bytes)
+    order = arrange_within(graph, fastest.kernels, max_peak_bytes)
     if order.peak_bytes <= max_peak_bytes:
         return replace(fastest, kernels=order.kernels)
     # A planner that proves nothing may search any space: a plan that it cannot make is not its.
-    if fastest.bound_ps is not None:
+    if fastest.bound_ps is not None and not priced.merges_copies:
         exact = plan_exactly(graph, pricing, max_peak_bytes, expires_at)
         if exact is not None and exact.kernels is not None:
             best = least_peak(graph, exact.kernels)
-            return _answer(fastest, order, best, max_peak_bytes, _time_ps(best.kernels))
+            return _answer(fastest, order, best, max_peak_bytes, time_of(best.kernels))
         if exact is not None:
             raise MemoryLimitError(
                 max_peak_bytes, exact.smallest_bytes, exact.smallest_bytes, fastest.bound_ps
@@ -68,7 +68,7 @@ def plan_within(
     return _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
 
 
-def _arrange(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> Order:
+def arrange_within(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> Order:
     """The order of least peak, sought harder where that decides whether it fits."""
     order = least_peak(graph, kernels)
     if order.bound_bytes <= max_peak_bytes < order.peak_bytes:
@@ -80,12 +80,8 @@ def _answer(
     fastest: Grouping, before: Order, best: Order, max_peak_bytes: int, bound_ps: int | None
 ) -> Grouping:
     """``best`` in the place of the fastest plan, with a word on what the limit cost."""
-    time_ps, fastest_ps = _time_ps(best.kernels), _time_ps(fastest.kernels)
-    slower = f"{(time_ps - fastest_ps) / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
-    note = (
-        f"the limit of {max_peak_bytes:,} bytes makes the plan {slower} slower: the fastest one "
-        f"needs {before.peak_bytes:,} bytes"
-    )
+    time_ps = time_of(best.kernels)
+    note = slowed(time_of(fastest.kernels), before.peak_bytes, time_ps, max_peak_bytes)
     return replace(
         fastest,
         kernels=best.kernels,
@@ -95,7 +91,17 @@ def _answer(
     )
 
 
-def _time_ps(kernels: Sequence[Kernel]) -> int:
+def slowed(fastest_ps: int, fastest_bytes: int, time_ps: int, max_peak_bytes: int) -> str:
+    """A note on what the limit cost."""
+    slower = f"{(time_ps - fastest_ps) / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
+    return (
+        f"the limit of {max_peak_bytes:,} bytes makes the plan {slower} slower: the fastest one "
+        f"needs {fastest_bytes:,} bytes"
+    )
+
+
+def time_of(kernels: Sequence[Kernel]) -> int:
+    """Picoseconds of kernels that run one after the other."""
     return sum(k.cost.time_ps for k in kernels)
 
 
@@ -120,7 +126,7 @@ class _Search:
         self._charge(order)
         written = sum(k.cost.hbm_bytes for k in order.kernels)
         # At first memory costs what moving it costs.
-        rate = max(_time_ps(order.kernels) * UNIT_BYTES // max(written, 1), 1)
+        rate = max(time_of(order.kernels) * UNIT_BYTES // max(written, 1), 1)
         too_low = 0
         for _ in range(_RAISES):
             if self._expired() or self._fits(rate):
@@ -143,16 +149,18 @@ class _Search:
         return time.monotonic() >= self.expires_at
 
     def _repair(self, order: Order) -> None:
+        if self.priced.merges_copies:  # What is alive depends on which copies are one.
+            return
         kernels = repair(self.graph, self.priced.book, order.kernels, self.max_peak_bytes, self.expires_at)
         if kernels != order.kernels:
-            self._keep(_arrange(self.graph, kernels, self.max_peak_bytes))
+            self._keep(arrange_within(self.graph, kernels, self.max_peak_bytes))
 
     def _fits(self, ps_per_unit: int) -> bool:
         """Plan at this surcharge; whether the plan keeps to the limit."""
         self.priced.ps_per_unit = ps_per_unit
         left = replace(self.budget, deadline_s=max(self.expires_at - time.monotonic(), 0.0))
         kernels = self.priced.real(self.plan_groups(self.graph, self.priced, left).kernels)
-        order = _arrange(self.graph, kernels, self.max_peak_bytes)
+        order = arrange_within(self.graph, kernels, self.max_peak_bytes)
         self._keep(order)
         if order.peak_bytes > self.max_peak_bytes:
             self._charge(order)
@@ -168,15 +176,20 @@ class _Search:
 
     def _charge(self, order: Order) -> None:
         """What is alive where too much is becomes dear."""
-        lives = lives_of(self.graph, order.kernels)
-        needs = profile(lives, range(len(order.kernels)))
-        over = {step for step, need in enumerate(needs) if need > self.max_peak_bytes}
-        self.priced.charge(
-            v
-            for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
-            if not over.isdisjoint(range(writer, users[-1] + 1))
-        )
+        self.priced.charge(over_limit(self.graph, order.kernels, self.max_peak_bytes))
+
+
+def over_limit(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> list[int]:
+    """The temporaries that are there while some kernel runs and more than the limit is in use."""
+    lives = lives_of(graph, kernels)
+    needs = profile(lives, range(len(kernels)))
+    over = {step for step, need in enumerate(needs) if need > max_peak_bytes}
+    return [
+        v
+        for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
+        if not over.isdisjoint(range(writer, users[-1] + 1))
+    ]
 
 
 def _rank(kernels: Sequence[Kernel]) -> tuple[int, int, int]:
-    return (_time_ps(kernels), sum(k.cost.hbm_bytes for k in kernels), len(kernels))
+    return (time_of(kernels), sum(k.cost.hbm_bytes for k in kernels), len(kernels))

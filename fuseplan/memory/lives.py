@@ -9,11 +9,13 @@ is what every search for an order rests on. ``costmodel.memory.peak_bytes`` is t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from costmodel.graph import Graph
+from costmodel.kernel import Access, KernelSpec
 from costmodel.memory import buffers
+from fuseplan.copies import arrays_of
 from fuseplan.partition import effect_edges
 from fuseplan.plan import Kernel, tile_bytes
 
@@ -46,8 +48,9 @@ class Lives:
 
 def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
     """The temporaries of kernels that are in an order that can run: neither inputs nor outputs of
-    the graph, nor arrays without elements."""
-    specs = [kernel.spec for kernel in kernels]
+    the graph, nor arrays without elements. What a kernel computes once for several copies
+    (``fuseplan.copies``) is one of them."""
+    specs = _as_written(graph, [kernel.spec for kernel in kernels])
     buffer = buffers(graph, specs)
     kept = set(graph.inputs) | {buffer[v] for v in graph.outputs}
     users: dict[int, list[int]] = {}
@@ -78,6 +81,21 @@ def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
         tiles_bytes=tuple(map(tile_bytes, kernels)),
         after=tuple(tuple(sorted(s)) for s in after),
     )
+
+
+def _as_written(graph: Graph, specs: list[KernelSpec]) -> list[KernelSpec]:
+    """Kernels that read, of copies that one kernel makes, the one that it writes."""
+    if not graph.origins:
+        return specs
+    array = arrays_of(graph)
+    kernel_of = {n: k for k, spec in enumerate(specs) for n in spec.nodes}
+    name = {(k, array[a.value]): a.value for k, spec in enumerate(specs) for a in spec.writes}
+
+    def written(access: Access) -> Access:
+        maker = kernel_of.get(graph.values[access.value].producer, -1)
+        return replace(access, value=name.get((maker, array[access.value]), access.value))
+
+    return [replace(spec, reads=tuple(map(written, spec.reads))) for spec in specs]
 
 
 def profile(lives: Lives, order: Sequence[int]) -> list[int]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from costmodel.graph import Graph
 from costmodel.kernel import KernelSpec
 from costmodel.memory import is_bitcast
+from fuseplan.copies import arrays_of
 from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.pricing import Nodes, PriceBook, Pricing
@@ -38,12 +39,16 @@ class Penalised:
         self.absorbs_moves: bool = self.book.absorbs_moves
         self.residency = self.book.residency
         self.walked = self.book.walked
+        self.merges_copies = bool(self.book.copies)
+        self._array = arrays_of(graph)
+        self._every = {n: copies for copies in self.book.copies for n in copies}
         self._outputs = frozenset(graph.outputs)
 
     def charge(self, values: Iterable[int]) -> None:
         """Make ``values``, and all like them, dear."""
         makers = (self.graph.values[v].producer for v in values)
-        self._dear.update(self._kind[n] for n in makers if n >= 0)
+        copies = (m for n in makers if n >= 0 for m in self._every.get(n, (n,)))
+        self._dear.update(self._kind[n] for n in copies)
 
     def surcharge_ps(self, spec: KernelSpec) -> int:
         """What is added to the kernel's time."""
@@ -63,13 +68,15 @@ class Penalised:
         if not self.ps_per_unit:
             return floor_ps
         graph, inside = self.graph, set(nodes)
+        written: dict[int, int] = {}
         for n in nodes:
             if graph.nodes[n].bitcast:
                 continue
             for v in graph.nodes[n].outputs:
                 if v in self._outputs or not inside.issuperset(graph.consumers[v]):
-                    floor_ps += self._surcharge_ps(v)
-        return floor_ps
+                    array = self._array[v] if self.merges_copies else v
+                    written[array] = self._surcharge_ps(v)
+        return floor_ps + sum(written.values())
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``."""

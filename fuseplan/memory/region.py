@@ -24,7 +24,8 @@ _GROUP_STEPS = 500
 class Region:
     """``nodes``, ascending, of which none is grouped with another node of the graph. ``earlier``
     have run when the first of them does, all others run when the last of them has; ``renamed``
-    are those outside that are bitcasts of their own.
+    are those outside that are bitcasts of their own, and ``siblings`` pairs of ``nodes`` that a kernel may
+    hold because of what both read.
 
     Raises:
         TooLargeError: there are too many groups, or bitcasts, for the work allowed.
@@ -39,7 +40,9 @@ class Region:
         earlier: Set[int] = frozenset(),
         renamed: Set[int] = frozenset(),
         max_renamed: int = 6,
+        siblings: Sequence[tuple[int, int]] = (),
     ) -> None:
+        self._siblings = siblings
         self._graph, self._nodes, self._work = graph, nodes, work
         self._place = {n: i for i, n in enumerate(nodes)}
         self._groups = self._find_groups(book)
@@ -78,6 +81,9 @@ class Region:
                     near[u] |= 1 << v
                     near[v] |= 1 << u
                     before[v] |= 1 << u
+        for one, other in self._siblings:
+            near[place[one]] |= 1 << place[other]
+            near[place[other]] |= 1 << place[one]
         effects = [i for i, node in enumerate(self._nodes) if self._graph.nodes[node].effects]
         for u, v in pairwise(effects):
             before[v] |= 1 << u

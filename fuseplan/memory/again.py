@@ -1,0 +1,172 @@
+"""Plans under a limit in which some values are computed again: what memory wants most.
+
+A value that waits for a late reader need not be there meanwhile where the reader computes it again
+(as rematerialisation: Chen et al., arXiv:1604.06174). The fastest plan that may do so
+(``fuseplan.again``) often fits where none does in which everything is computed once. Else every value
+that could be computed again is left to the search, at prices that make memory dear
+(``fuseplan.memory.limit``): much is worth computing again for its bytes that is not for its time.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from costmodel.graph import Graph
+from fuseplan.again import Answer, Search
+from fuseplan.config import Options
+from fuseplan.constrained import limited
+from fuseplan.constraints import Resolved
+from fuseplan.copies import Copies, operations_of, roots_of, split
+from fuseplan.errors import MemoryLimitError
+from fuseplan.lower import Lowered
+from fuseplan.memory.late import computed_late
+from fuseplan.memory.least import least_peak_of_any
+from fuseplan.memory.limit import arrange_within, over_limit, slowed, time_of
+from fuseplan.memory.order import Order, least_peak
+from fuseplan.planners import Budget, PlanGroups
+from fuseplan.planners.base import Grouping, left_s
+from fuseplan.pricing import PriceBook
+from fuseplan.recomputed import realised
+from fuseplan.recomputing import Recomputing
+from fuseplan.schedule import Scheduler
+from fuseplan.trials import computed_once, worth_again
+
+if TYPE_CHECKING:
+    from fuseplan.planner import Clock
+
+
+_ROUNDS = 6
+"""Of computing more values again for later readers, each where the last plan needs the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    """Looks for plans of ``lowered`` that keep to ``limits``, a peak among them."""
+
+    lowered: Lowered
+    scheduler: Scheduler
+    planner: Callable[[Resolved | None], PlanGroups]
+    limits: Resolved
+    most_bytes: int
+    options: Options
+    clock: Clock
+
+    def plan(self, once: Grouping, fastest: Answer) -> Answer:
+        """The fastest plan found that fits. ``once`` is the fastest one in which everything is
+        computed once, ``fastest`` that of all, both whatever they need.
+
+        Raises:
+            MemoryLimitError: none was found.
+        """
+        order = arrange_within(fastest.lowered.graph, fastest.grouping.kernels, self.most_bytes)
+        if order.peak_bytes <= self.most_bytes:
+            grouping = replace(fastest.grouping, kernels=order.kernels)
+            return replace(fastest, grouping=grouping, limits=self._limited(fastest))
+        expires_at = time.monotonic() + self.options.deadline_s
+        graph, most = self.lowered.graph, self.most_bytes
+        every = split(graph, roots_of(graph, self.options.device), computed_once(self.limits))
+        if every is None:
+            return self._planned(self.lowered, self.limits, expires_at)
+        found = [
+            _attempt(lambda: self._planned(self.lowered, self.limits, expires_at)),
+            _attempt(lambda: self._later(every, fastest, expires_at)),
+            _attempt(lambda: self._again(every, once, fastest, order, expires_at)),
+        ]
+        answers = [answer for answer in found if isinstance(answer, Answer)]
+        if not answers:
+            smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
+            least = min(order.peak_bytes, *smallest)
+            raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps)
+        best = min(answers, key=lambda answer: answer.time_ps)
+        bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
+        if best.lowered is not self.lowered and (proof is None or not proof.roots):
+            bound_ps = proof = None  # is of plans that compute everything once
+        proven = bound_ps is not None and bound_ps >= best.time_ps
+        grouping = replace(
+            fastest.grouping,
+            kernels=best.grouping.kernels,
+            status="OPTIMAL" if proven else "FEASIBLE",
+            bound_ps=best.time_ps if proven else bound_ps,
+            notes=(
+                *fastest.grouping.notes,
+                slowed(fastest.time_ps, order.peak_bytes, best.time_ps, most),
+            ),
+            stats=replace(fastest.grouping.stats, certified=""),
+            refusals=best.grouping.refusals,
+            proof=proof,
+        )
+        return replace(best, grouping=grouping)
+
+    def _limited(self, answer: Answer) -> Resolved:
+        assert answer.limits is not None, "without limits there is none of memory"
+        return replace(answer.limits, max_peak_bytes=self.most_bytes)
+
+    def _later(self, every: Copies, fastest: Answer, expires_at: float) -> Answer:
+        """What the fastest plan computes again computed again, and for later readers what is in the
+        way of the limit then; all kernels chosen anew."""
+        answer, lowest = fastest, math.inf
+        for _ in range(_ROUNDS):
+            order = least_peak(answer.lowered.graph, answer.grouping.kernels)
+            if order.peak_bytes >= lowest or time.monotonic() >= expires_at:
+                break
+            fastest, lowest = answer, order.peak_bytes
+            once = [n for n, (m,) in enumerate(operations_of(answer.lowered.graph)) if every.copies[m] < 2]
+            found = computed_late(answer.lowered, order.kernels, self.options.device, once)
+            if lowest <= self.most_bytes or found is None:
+                break
+            lowered, places = found
+            assert answer.limits is not None, "without limits there is none of memory"
+            answer = self._planned(lowered, answer.limits.moved(places), expires_at)
+        return self._planned(fastest.lowered, self._limited(fastest), expires_at)
+
+    def _planned(self, lowered: Lowered, limits: Resolved, expires_at: float) -> Answer:
+        plan_groups, budget = self.planner(limits), Budget(left_s(expires_at))
+        return Answer(lowered, plan_groups(lowered.graph, self._schedule(lowered), budget), limits)
+
+    def _again(
+        self, every: Copies, once: Grouping, fastest: Answer, order: Order, expires_at: float
+    ) -> Answer | None:
+        """Copies computed for whom that is best where memory is dear: of all that could be computed
+        again, or where that is too much of what is in the way, or of what is worth it for its time."""
+        graph, scheduler, free = self.lowered.graph, self.scheduler, replace(self.limits, max_peak_bytes=None)
+        few = worth_again(graph, scheduler, once.components, once.groups, free)
+        search = Search(self.planner, Budget(), expires_at, self.clock)
+        some = sorted({*few, *self._in_the_way(fastest.lowered.graph, order).intersection(every.roots)})
+        for roots in dict.fromkeys((every.roots, tuple(some), few)):
+            found = search(graph, scheduler, once.groups, roots, free)
+            if found is not None and time_of(found[1].kernels) <= fastest.time_ps:
+                break
+        if found is None:
+            return None
+        copies = found[0]
+        plan_groups = self.planner(self.limits.moved(copies.places))
+        budget = Budget(left_s(expires_at), known=copies.lifted(once.groups))
+        grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
+        program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
+        return Answer(program, grouping, self.limits.moved(places))
+
+    def _in_the_way(self, graph: Graph, order: Order) -> set[int]:
+        """The operations whose results are there where a plan needs more than the limit."""
+        operation = operations_of(graph)
+        values = over_limit(graph, order.kernels, self.most_bytes)
+        return {operation[graph.values[v].producer][0] for v in values}
+
+    def _schedule(self, lowered: Lowered) -> Scheduler:
+        return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
+
+    def _least_bytes(self, every: Copies) -> int:
+        """What every plan needs, whatever it computes again."""
+        limits = self.limits.moved(every.places)
+        graph, pricing = limited(every.graph, Recomputing(every, self.scheduler), limits)
+        return least_peak_of_any(graph, PriceBook(graph, pricing), math.inf)
+
+
+def _attempt(plan: Callable[[], Answer | None]) -> Answer | MemoryLimitError | None:
+    try:
+        return plan()
+    except MemoryLimitError as error:
+        return error
