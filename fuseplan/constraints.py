@@ -38,7 +38,8 @@ class Constraints:
             operation of ``a`` shares a kernel with another of ``b``; none of a single ``a``
             shares one with anything.
         max_peak_bytes: bytes of HBM that temporaries may occupy at once: the fastest plan found
-            that keeps to it, or ``MemoryLimitError``, which names the smallest peak found.
+            that keeps to it, or ``MemoryLimitError``, which names the smallest peak found. On GPUs and
+            TPUs the solver also computes elementwise values again for it, where that needs less.
         max_group_size: at most so many operations in a kernel.
         max_kernel_args: at most so many arrays, read and written together, in a kernel of more
             than one operation.

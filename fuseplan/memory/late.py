@@ -45,8 +45,7 @@ def computed_late(
 
 
 def _waiting(graph: Graph, lives: Lives, top: int) -> set[int]:
-    """The values that are there at a step that does not use them, for later ones; and those that it
-    uses and later ones do: these stay."""
+    """The values that are there at a step and that later ones use."""
     return {
         v
         for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
