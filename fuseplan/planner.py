@@ -26,6 +26,7 @@ from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import left_s
+from fuseplan.planners.packs import with_packs
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -150,6 +151,11 @@ def plan_lowered(
         left = _until(expires_at, options)
         lowered, grouping = plan_again(lowered, scheduler, plan_groups, grouping, left, clock)
         graph = lowered.graph
+    if _may_pack(options):
+        if graph is not scheduler.graph:
+            scheduler = Scheduler(graph, options.device, lowered, options.features)
+        apart, pricing = grouping, scheduler
+        grouping = clock.time("packs", lambda: with_packs(graph, pricing, apart, expires_at))
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
         graph=graph,
@@ -174,6 +180,13 @@ def _may_recompute(options: Options) -> bool:
     """Whether the solver also decides what kernels compute again. Constraints are about operations
     that stand once."""
     decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
+    return decides and options.device.backend != "xla" and options.constraints is None
+
+
+def _may_pack(options: Options) -> bool:
+    """Whether small kernels that a scalar ties together become one. XLA's own loops on a CPU are
+    launched for next to nothing, and constraints are about groups that hold together."""
+    decides = options.planner == "solver" and options.features.packs and options.deadline_s > 0
     return decides and options.device.backend != "xla" and options.constraints is None
 
 

@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from costmodel.graph import Graph
 from fuseplan.errors import FuseplanWarning
-from fuseplan.partition import MAX_PORTS
+from fuseplan.hubs import MAX_PORTS
 from fuseplan.plan import PlanStats, already_optimal
 from fuseplan.planners.base import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.planners.certify import as_fast, make_proof
