@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.graph import Graph
+from fuseplan.hubs import NOT_SEARCHED, ONLY_PACKS
 from fuseplan.join import execution_order
 from fuseplan.pack_room import Room
 from fuseplan.packs import InOneTile, Line
@@ -65,7 +66,8 @@ def _with(graph: Graph, book: PriceBook, grouping: Grouping, best: Sequence[_Pac
     saved_ps = sum(piece.alone_ps - piece.share_ps for pieces in lines for piece in pieces)
     bound_ps = None if grouping.bound_ps is None else grouping.bound_ps - saved_ps
     time_ps = sum(kernel.cost.time_ps for kernel in kernels)
-    notes, stats = grouping.notes, grouping.stats
+    notes = tuple([note.replace(NOT_SEARCHED, ONLY_PACKS) for note in grouping.notes])
+    stats = grouping.stats
     if packs:
         known = already_optimal(stats.certified)
         n_packed = len(grouping.groups) - len(others)
