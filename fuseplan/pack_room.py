@@ -20,6 +20,9 @@ from costmodel.graph import DimMap, Graph, OpKind
 from costmodel.kernel import KernelSpec
 from costmodel.memory import block_bytes
 
+_MOST_TIMES = 1024
+"""Times that are looked at. Where pieces take turns step by step, what is alive changes slowly."""
+
 
 class Room:
     """``holds(start, end)``: whether the pieces from ``start`` to before ``end`` may fit together.
@@ -33,7 +36,8 @@ class Room:
         limited = device.register_bytes // 2 if device.backend == "triton" else device.onchip_bytes
         self._limit_bytes = limited or None
         self._step = {n: t for t, n in enumerate(sorted(n for spec in specs for n in spec.nodes))}
-        alive = np.array([self._alive_bytes(spec) for spec in specs], dtype=np.int64)
+        stride = -(-len(self._step) // _MOST_TIMES)
+        alive = np.array([self._alive_bytes(spec)[::stride] for spec in specs], dtype=np.int64)
         # Row k is the sum over the pieces before the k-th, at each time.
         self._up_to = np.concatenate((np.zeros_like(alive[:1]), np.cumsum(alive, axis=0)))
 
@@ -43,7 +47,7 @@ class Room:
         return self._limit_bytes is None or need <= self._limit_bytes
 
     def _alive_bytes(self, spec: KernelSpec) -> npt.NDArray[np.int64]:
-        """What a piece holds before each node of the line is evaluated."""
+        """What a piece holds before each node of the line is evaluated, or, of its own, while it is."""
         values, step, tiled = self._graph.values, self._step, self._tiled
         alive = np.zeros(len(step), dtype=np.int64)
         first: dict[int, int] = {}
@@ -68,7 +72,8 @@ class Room:
             if node.kind == OpKind.BROADCAST and node.inputs:
                 continue  # it is made where it is used
             for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-                if v in last:
-                    # A TPU computes in 32 bits.
-                    alive[step[n] + 1 : last[v] + 1] += nbytes(v, compose(dim_map, own), 32 if tiled else 0)
+                # An elementwise node overwrites an operand; a TPU computes in 32 bits.
+                start = step[n] + (node.kind == OpKind.ELEMENTWISE)
+                end = last.get(v, step[n]) + 1
+                alive[start:end] += nbytes(v, compose(dim_map, own), 32 if tiled else 0)
         return alive
