@@ -18,7 +18,7 @@ from fuseplan.pricing import Price, PriceBook
 
 _MOST_ROUNDS = 200
 """Paths looked at for one line before some run on the last may turn out to be slower than its floor:
-no line of the workloads needs more than 20."""
+no line of the workloads needs more than 10."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ the runs that are fastest together (``fuseplan.planners.pack_runs``).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -27,7 +28,13 @@ _Packed = tuple[list[Nodes], tuple[Piece, ...]]
 
 
 def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, expires_at: float) -> Grouping:
-    """``grouping`` with small kernels packed, and a bound on every plan with packs of its kernels."""
+    """``grouping`` with small kernels packed, and a bound on every plan with packs of its kernels.
+
+    Where ``time.monotonic()`` has reached ``expires_at`` it stays as it is; a note says already that
+    nothing was searched across a hub.
+    """
+    if time.monotonic() >= expires_at:
+        return grouping
     book = PriceBook(graph, InOneTile(scheduler))
     found = Lines(graph, scheduler, book, grouping)
 
