@@ -36,10 +36,6 @@ class Hubs:
     at: tuple[tuple[int, ...], ...]
     """For each operation, the hubs that it is a port of, by their lowest value."""
 
-    def beside(self, n: int, other: int) -> bool:
-        """Whether two operations are ports of one hub."""
-        return not set(self.at[n]).isdisjoint(self.at[other])
-
 
 def wide_hubs(graph: Graph) -> Hubs:
     """The hubs of ``graph`` that tie too much together to be searched."""
