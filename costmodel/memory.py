@@ -18,8 +18,11 @@ On a core the accounting follows what each backend's compiler does with a block:
 
 from __future__ import annotations
 
+import sys
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import mul
 
 from costmodel import dtypes
 from costmodel.axes import compose
@@ -99,8 +102,8 @@ class Occupancy:
         return Footprint(_largest(self._onchip, nbytes), _largest(self._registers, nbytes))
 
 
-_DIGIT_BITS = 24
-"""A sum of blocks is one integer with a digit for each kind of block: no kernel holds 2**24
+_DIGIT_BITS = 32
+"""A sum of blocks is one integer with a digit for each kind of block: no kernel holds 2**32
 blocks of a kind."""
 
 
@@ -119,9 +122,18 @@ class _Blocks:
         return [block_bytes(axes, dim_map, bits, tiled) for dim_map, bits in self._kinds]
 
 
+_MANY_KINDS = 16
+"""From so many digits on it is faster to take all out at once."""
+
+
 def _largest(sums: tuple[int, ...], nbytes: list[int]) -> int:
     largest = 0
     for blocks in sums:
+        if blocks >> _DIGIT_BITS * _MANY_KINDS:
+            digits = array("I", blocks.to_bytes(4 * len(nbytes), sys.byteorder))
+            ordered = nbytes if sys.byteorder == "little" else nbytes[::-1]
+            largest = max(largest, sum(map(mul, digits, ordered)))
+            continue
         total = k = 0
         while blocks:
             total += (blocks & (1 << _DIGIT_BITS) - 1) * nbytes[k]

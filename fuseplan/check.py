@@ -18,6 +18,7 @@ from costmodel.axes import Unifier
 from costmodel.graph import Graph, Node
 from costmodel.kernel import KernelSpec
 from fuseplan.check_kernel import check_kernel, name_of, require
+from fuseplan.hubs import Hubs, wide_hubs
 from fuseplan.plan import Kernel, Plan
 from fuseplan.prologues import gated
 
@@ -31,14 +32,14 @@ def check_plan(plan: Plan) -> Plan:
     """
     _check_cover(plan)
     _check_order(plan)
-    is_gated = gated(plan.graph)
-    describe = _Describer(plan.graph, is_gated)
+    is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
+    describe = _Describer(plan.graph, is_gated, hubs)
     unifier = Unifier(plan.graph)
     checked: set[Any] = set()
     for k, kernel in enumerate(plan.kernels):
         key = describe(kernel)
         if key not in checked:
-            check_kernel(plan, k, describe.results, unifier, is_gated)
+            check_kernel(plan, k, describe.results, unifier, is_gated, hubs)
             checked.add(key)
     _check_bound(plan)
     _check_constraints(plan)
@@ -46,7 +47,7 @@ def check_plan(plan: Plan) -> Plan:
 
 
 class _Describer:
-    """All that a kernel is, with its values numbered by first appearance. What describes a
+    """All that a kernel is, with its values and hubs numbered by first appearance. What describes a
     node, a schedule or a cost is every field of it that does not say where it stands."""
 
     _of_node = attrgetter(
@@ -54,8 +55,8 @@ class _Describer:
     )
     _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
 
-    def __init__(self, graph: Graph, is_gated: Sequence[bool]) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, is_gated: Sequence[bool], hubs: Hubs) -> None:
+        self.graph, self.hubs = graph, hubs
         self.results = frozenset(graph.outputs)
         shapes: dict[Any, int] = {}
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
@@ -76,6 +77,8 @@ class _Describer:
         for n in spec.nodes:
             node = graph.nodes[n]
             key.append(self.kinds[n])
+            hubs = [number.setdefault(-1 - hub, len(number)) for hub in self.hubs.at[n]]
+            key.append(tuple(hubs))
             for v in node.inputs:
                 key.append(number.setdefault(v, len(number)))
             for v in node.outputs:

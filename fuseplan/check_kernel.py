@@ -1,7 +1,8 @@
 """Check one kernel: it is legal, its schedule is possible, and it costs what it claims.
 
 What is asked of a kernel depends on its nodes, its schedule, which of its values are needed
-outside and what may be computed inside a contraction, and on nothing else of the plan.
+outside, what may be computed inside a contraction, and which of its nodes are ports of one hub, and
+on nothing else of the plan.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import InvalidPlanError
+from fuseplan.hubs import Hubs
 from fuseplan.legality import refuse
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
@@ -22,13 +24,13 @@ from fuseplan.siblings import walked
 
 
 def check_kernel(
-    plan: Plan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool]
+    plan: Plan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool], hubs: Hubs
 ) -> None:
     """Raise ``InvalidPlanError`` unless kernel ``k`` is what it should be; ``results`` are those
-    of the function, ``is_gated`` what may be computed inside a contraction."""
+    of the function, ``is_gated`` what may be computed inside a contraction, ``hubs`` those of the graph."""
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
-    _check_group(graph, kernel.spec, where, siblings=device.backend != "xla")
+    _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
     _check_boundary(graph, kernel.spec, results, where)
     _check_axes(graph, kernel.spec, where)
     need = footprint(graph, kernel.spec, device)
@@ -63,9 +65,9 @@ def name_of(plan: Plan, k: int) -> str:
     return f"kernel {k} ({', '.join(ops)}{more}; nodes {', '.join(map(str, nodes[:6]))})"
 
 
-def _check_group(graph: Graph, spec: KernelSpec, where: str, siblings: bool) -> None:
-    """Values that pass inside the kernel, or arrays that several of its nodes walk, connect it;
-    what must be alone is alone."""
+def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) -> None:
+    """Values that pass inside the kernel, arrays that several of its nodes walk, or scalars that tie
+    more together than that (of kernels with tiles) connect it; what must be alone is alone."""
     if len(spec.nodes) == 1:
         return
     inside = set(spec.nodes)
@@ -75,14 +77,16 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, siblings: bool) -> 
         )
     near: dict[int, set[int]] = {n: set() for n in inside}
     walker: dict[int, int] = {}
+    port: dict[int, int] = {}
     for n in inside:
         for v in graph.nodes[n].inputs:
             producer = graph.values[v].producer
             if producer in inside:
                 near[n].add(producer)
                 near[producer].add(n)
-        for v in walked(graph, graph.nodes[n]) if siblings else ():
-            other = walker.setdefault(v, n)
+        others = [walker.setdefault(v, n) for v in walked(graph, graph.nodes[n]) if hubs is not None]
+        others += [port.setdefault(hub, n) for hub in (hubs.at[n] if hubs is not None else ())]
+        for other in others:
             near[n].add(other)
             near[other].add(n)
     found, queue = {spec.nodes[0]}, [spec.nodes[0]]

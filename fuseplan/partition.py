@@ -17,20 +17,10 @@ import rustworkx as rx
 from costmodel.graph import Graph
 from fuseplan.barriers import Edge, Place, paths_back
 from fuseplan.errors import Verdict
+from fuseplan.hubs import wide_hubs
 from fuseplan.pricing import PriceBook
 from fuseplan.siblings import sibling_pairs
 from fuseplan.signature import Signatures
-
-MAX_PORTS = 4
-"""A scalar may tie so many operations on arrays together. Normalising a single row needs 3
-(its mean is made once and read twice). Where a norm of all gradients or Adam's bias
-correction ties a whole optimizer step together, groups that meet only in that scalar
-would be horizontal fusion, and their number is exponential in the number of parameters.
-
-This is a limit of the search space, not a theorem: arrays that fit on one core whole gain from
-such groups (modelled on an H200: 20 norms of 768 numbers and the arithmetic behind them, 33 us
-apart and 1.8 in one kernel). A plan's status and bound are of the space without them, and the
-solver's note says how little a plan with them could take at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,40 +168,19 @@ def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:
 
 
 def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
-    """The edges through which a scalar ties more than ``MAX_PORTS`` operations together.
-
-    One-element values that scalar arithmetic connects are one hub; its ports are the
-    operations on arrays that make or read one of them.
-    """
-    values = graph.values
-    scalars = [value.id for value in values if value.shape.count(1) == len(value.shape)]
-    is_scalar, number = set(scalars), {v: i for i, v in enumerate(scalars)}
-    arithmetic: set[int] = set()
-    links: list[Edge] = []
-    mixed: list[tuple[int, set[int]]] = []
-    for node in graph.nodes:
-        touched = node.inputs + node.outputs
-        if is_scalar.issuperset(touched):
-            arithmetic.add(node.id)
-            links += [(number[touched[0]], number[v]) for v in touched[1:]]
-        elif not is_scalar.isdisjoint(touched):
-            mixed.append((node.id, is_scalar.intersection(touched)))
-    hub = _places(len(scalars), _connected(len(scalars), links))
-    ports: dict[int, set[int]] = {}
-    for n, touched_scalars in mixed:
-        for v in touched_scalars:
-            ports.setdefault(hub[number[v]][0], set()).add(n)
-    n_ports = {v: len(ports.get(hub[i][0], ())) for v, i in number.items()}
-    wide = {v: n for v, n in n_ports.items() if n > MAX_PORTS}
+    """The edges through which a scalar ties more than ``hubs.MAX_PORTS`` operations together."""
+    hubs = wide_hubs(graph)
     dropped: dict[Edge, Verdict] = {}
     for node in graph.nodes:
-        if wide.keys().isdisjoint(node.inputs):
+        if hubs.ports.keys().isdisjoint(node.inputs):
             continue
         by_array: set[Edge] = set()
         for v in node.inputs:
-            edge = (values[v].producer, node.id)
-            if v in wide and not (edge[0] in arithmetic and node.id in arithmetic):
-                reason = f"a scalar that ties {wide[v]} operations together is passed between their kernels"
+            edge = (graph.values[v].producer, node.id)
+            if v in hubs.ports and not (edge[0] in hubs.arithmetic and node.id in hubs.arithmetic):
+                reason = (
+                    f"a scalar that ties {hubs.ports[v]} operations together is passed between their kernels"
+                )
                 dropped[edge] = Verdict("producer-consumer", reason, edge)
             else:
                 by_array.add(edge)

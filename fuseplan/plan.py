@@ -46,8 +46,8 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``order``,
-    ``check``) and seconds."""
+    """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``packs``,
+    ``order``, ``check``) and seconds."""
     certified: str = ""
     """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
     remembered: int = 0

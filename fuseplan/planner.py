@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from fuseplan.again import plan_again
+from fuseplan.again import Answer, plan_again
 from fuseplan.atoms import plan_constrained, require_possible
 from fuseplan.check import check_plan
 from fuseplan.collector import collector_at_rest
@@ -27,6 +27,7 @@ from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import left_s
+from fuseplan.planners.packs import with_packs
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -143,24 +144,14 @@ def plan_lowered(
     if scheduler is None:
         scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    budget = Budget(_until(expires_at, options).deadline_s, solved=set())
-    planner = partial(_planner, options)
-    if _may_recompute(options):
-        free = None if limits is None else replace(limits, max_peak_bytes=None)
-        once = planner(free)(graph, scheduler, budget)
-        clock.add(once.stats.seconds)
-        left = replace(budget, deadline_s=left_s(expires_at))
-        answer = plan_again(lowered, scheduler, planner, once, left, clock, free)
-        if limits is not None and limits.max_peak_bytes is not None:
-            within = Within(
-                lowered, scheduler, planner, limits, limits.max_peak_bytes, _until(expires_at, options), clock
-            )
-            answer = within.plan(once, answer)
-        lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
-        graph = lowered.graph
-    else:
-        grouping = planner(limits)(graph, scheduler, budget)
-        clock.add(grouping.stats.seconds)
+    answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
+    lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
+    graph = lowered.graph
+    if _may_pack(options):
+        if graph is not scheduler.graph:
+            scheduler = Scheduler(graph, options.device, lowered, options.features)
+        apart, pricing = grouping, scheduler
+        grouping = clock.time("packs", lambda: with_packs(graph, pricing, apart, expires_at))
     order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
     plan = Plan(
         graph=graph,
@@ -181,10 +172,45 @@ def plan_lowered(
     return lowered, replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
 
 
+def _grouped(
+    lowered: Lowered,
+    scheduler: Scheduler,
+    limits: Resolved | None,
+    options: Options,
+    expires_at: float,
+    clock: Clock,
+) -> Answer:
+    """The kernels within ``limits``, and the program that they are of, in which some values may be
+    computed again."""
+    planner = partial(_planner, options)
+    budget = Budget(_until(expires_at, options).deadline_s, solved=set())
+    if not _may_recompute(options):
+        grouping = planner(limits)(lowered.graph, scheduler, budget)
+        clock.add(grouping.stats.seconds)
+        return Answer(lowered, grouping, limits)
+    free = None if limits is None else replace(limits, max_peak_bytes=None)
+    once = planner(free)(lowered.graph, scheduler, budget)
+    clock.add(once.stats.seconds)
+    left = replace(budget, deadline_s=left_s(expires_at))
+    answer = plan_again(lowered, scheduler, planner, once, left, clock, free)
+    if limits is None or limits.max_peak_bytes is None:
+        return answer
+    until = _until(expires_at, options)
+    within = Within(lowered, scheduler, planner, limits, limits.max_peak_bytes, until, clock)
+    return within.plan(once, answer)
+
+
 def _may_recompute(options: Options) -> bool:
     """Whether the solver also decides what kernels compute again."""
     decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
     return decides and options.device.backend != "xla"
+
+
+def _may_pack(options: Options) -> bool:
+    """Whether small kernels that a scalar ties together become one. XLA's own loops on a CPU are
+    launched for next to nothing, and constraints are about groups that hold together."""
+    decides = options.planner == "solver" and options.features.packs and options.deadline_s > 0
+    return decides and options.device.backend != "xla" and options.constraints is None
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

@@ -5,6 +5,11 @@ long as no legal group costs less than its nodes are priced together, no cover c
 all nodes are: each of its groups pays for its own (weak duality of linear programming; set
 partitioning as in Balas and Padberg, "Set Partitioning: A Survey", SIAM Review 18, 1976). That
 holds for each component by itself, because no group spans two.
+
+Packs (``fuseplan.packs``) do. But one that is taken apart into the kernels that it stands for leaves
+a plan without it, which that bound is under. So if each piece is given a *share*, no more than its
+kernels take alone, and no pack takes less than the shares of its pieces, then a plan with packs is no
+faster than the bound less what all pieces would save, paying shares.
 """
 
 from __future__ import annotations
@@ -37,6 +42,23 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """What a pack may hold: one kernel of the best plan without packs, or several."""
+
+    kernels: tuple[tuple[int, ...], ...]
+    """The operations of each, ascending; as nodes of the plan's own graph, whatever ``roots`` are."""
+    alone_ps: int
+    """Picoseconds that these kernels take."""
+    share_ps: int
+    """Picoseconds such that no pack takes less than its pieces' shares together."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All operations, ascending."""
+        return tuple(sorted([n for kernel in self.kernels for n in kernel]))
+
+
+@dataclass(frozen=True, slots=True)
 class Proof:
     """A bound on every plan of the search space, component by component. Each is in one part;
     those in ``joint`` are counted there, and their parts only lend it the prices."""
@@ -47,10 +69,19 @@ class Proof:
     """The operations that may be computed again, as nodes of the graph in which each stands once
     (``fuseplan.copies.whole``). Where there are any, all other numbers are those of nodes of the graph
     in which these are split."""
+    packs: tuple[tuple[Piece, ...], ...] = ()
+    """Lines of pieces: any run of pieces that follow each other in one may be a kernel."""
 
     @property
     def bound_ps(self) -> int:
         """What it proves, in picoseconds."""
+        return self.bound_without_packs_ps - sum(
+            piece.alone_ps - piece.share_ps for line in self.packs for piece in line
+        )
+
+    @property
+    def bound_without_packs_ps(self) -> int:
+        """What it proves of plans without packs."""
         together = frozenset(self.joint.first_nodes) if self.joint is not None else frozenset()
         alone = sum(part.bound_ps * len(set(part.first_nodes) - together) for part in self.parts)
         return alone + (self.joint.bound_ps if self.joint is not None else 0)

@@ -167,6 +167,26 @@ class Scheduler:
                 break  # They come in order of rank.
         return best or self._without_schedule(nodes, edge, bool(tried))
 
+    def in_one_tile(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
+        """The kernel of ``nodes`` that has all of every axis on one core, or why there is none."""
+        edge = boundary(self.graph, nodes)
+        if len(edge.writes) > 1 and not self.features.several_results:
+            return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
+        refused = self.compatible(nodes)
+        if refused is not None:
+            return refused
+        axes = self.axes(nodes)
+        assert isinstance(axes, GroupAxes), "what has no common axes is refused"
+        layout = group_layout(self.graph, nodes, axes, edge)
+        roles = (AxisRole.RESIDENT,) * len(axes.sizes)
+        make_spec = SpecMaker(nodes, axes, layout, roles, self.device.backend)
+        for tiles in tilings(layout, roles, self.device.backend):
+            spec = make_spec(tiles)
+            need = footprint(self.graph, spec, self.device)
+            if need.fits(self.device):
+                return Kernel(spec, estimate(self.graph, spec, self.device, need))
+        return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
+
     def renames(self, n: int) -> bool:
         """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a
         bitcast that only adds or drops dimensions of size one. Mosaic lays out the last two

@@ -28,6 +28,7 @@ from fuseplan.schedule import Scheduler
 from fuseplan.serialize import CONTRADICTIONS, contradiction
 from fuseplan.text import time_text
 from fuseplan.verify_bound import Counts, NotCheckedError, RefutedError, verify_proof
+from fuseplan.verify_packs import faults
 
 VERIFIED, REFUTED, NOT_CHECKED = "verified", "refuted", "bound not re-checked"
 
@@ -176,6 +177,10 @@ def _verified_bound(
             f"the plan claims that none takes less than {plan.bound_ps:,} ps, but its proof adds up to "
             f"{proof.bound_ps:,} ps"
         )
+    if proof.packs:
+        scheduler = Scheduler(plan.graph, plan.device, lowered, plan.features)
+        for fault in faults(proof.packs, plan.graph, scheduler):
+            raise RefutedError(fault)
     graph, pricing = _pricing(plan, lowered)
     verify_proof(proof, PriceBook(graph, pricing), counts, tell)
     return plan.bound_ps

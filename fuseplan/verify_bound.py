@@ -60,8 +60,8 @@ class _Claim:
 def verify_proof(
     proof: Proof, book: PriceBook, counts: Counts, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """The bound that ``proof`` proves, in picoseconds; ``counts`` is filled in, ``tell`` told how
-    many of the distinct components are done.
+    """The bound on plans without packs that ``proof`` proves, in picoseconds; ``counts`` is filled
+    in, ``tell`` told how many of the distinct components are done.
 
     Raises:
         RefutedError: something in it is not so.
@@ -90,7 +90,7 @@ class _Verifier:
         self._tell(len(distinct), len(distinct))
         if joint is not None:
             self._check_covers(together, joint.bound_ps)
-        return proof.bound_ps
+        return proof.bound_without_packs_ps
 
     def _claims(self, proof: Proof) -> dict[int, _Claim]:
         """For each component, by its lowest node, what is claimed of it."""

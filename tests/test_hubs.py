@@ -6,7 +6,7 @@ import pytest
 
 from costmodel.device import get_device
 from experiments.stress import STRESS
-from fuseplan import partition
+from fuseplan import hubs
 from fuseplan.lower import lower
 from fuseplan.planners import best_first
 from fuseplan.planners.solver import plan_groups
@@ -26,7 +26,7 @@ def test_plans_across_a_hub_can_be_faster_and_no_less_than_the_note_says(device,
     told = re.search(r"at least ([\d.,]+) µs", note)
     assert told is not None
     time_ps = sum(kernel.cost.time_ps for kernel in plan.kernels)
-    monkeypatch.setattr(partition, "MAX_PORTS", 10**9)
+    monkeypatch.setattr(hubs, "MAX_PORTS", 10**9)
     across_ps = sum(kernel.cost.time_ps for kernel in best_first.plan_groups(graph, scheduler).kernels)
     assert float(told[1].replace(",", "")) * 1e6 <= across_ps * 1.01, "three digits of it are told"
     assert across_ps < time_ps, "the space without such plans would lose nothing"

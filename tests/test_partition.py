@@ -7,8 +7,8 @@ from hypothesis import given, settings
 
 from costmodel.device import TEST_DEVICE
 from costmodel.graph import make_graph
+from fuseplan.hubs import MAX_PORTS
 from fuseplan.partition import (
-    MAX_PORTS,
     component_key,
     components,
     crossable_edges,

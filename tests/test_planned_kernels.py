@@ -52,6 +52,25 @@ def test_bfloat16(name, device):
     check_results(name, got, want)
 
 
+def clipped_step(params, grads, rate):
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in grads))
+    factor = rate / jnp.maximum(norm, 1.0)
+    return [p - factor * g for p, g in zip(params, grads, strict=True)], norm
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_packs(device):
+    """Arrays of several shapes in one kernel, with the scalars that it makes and needs."""
+    shapes = [(100,), (3, 40), (100,), (7,), (2, 3, 5)]
+    arrays = [
+        jnp.asarray(np.random.default_rng(i).standard_normal(s), "float32") for i, s in enumerate(shapes)
+    ]
+    args = (arrays, [3.0 * a[::-1] for a in arrays], jnp.float32(0.5))
+    plan, got, want = run_planned(clipped_step, args, device)
+    check_results("clipped_step", got, want)
+    assert [len(kernel.spec.reads) for kernel in plan.kernels] == [6, 11]
+
+
 @pytest.mark.one_python
 @pytest.mark.parametrize("planner", ["unfused", "greedy", "best_first"])
 @pytest.mark.parametrize("name", ["layernorm_grad", "gpt2_block"])

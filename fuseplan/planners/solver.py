@@ -24,7 +24,7 @@ from dataclasses import replace
 
 from costmodel.graph import Graph
 from fuseplan.errors import FuseplanWarning
-from fuseplan.partition import MAX_PORTS
+from fuseplan.hubs import MAX_PORTS, NOT_SEARCHED
 from fuseplan.plan import PlanStats, already_optimal
 from fuseplan.planners.base import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.planners.certify import as_fast, make_proof
@@ -111,7 +111,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         least_ps = book.floor(tuple(range(len(graph.nodes))))
         notes.append(
             f"a scalar that ties more than {MAX_PORTS} operations together is passed between their kernels: "
-            f"plans that fuse across it were not searched, and take at least {time_text(least_ps / 1e6)} µs"
+            f"{NOT_SEARCHED} take at least {time_text(least_ps / 1e6)} µs"
         )
     if budget.deadline_s <= 0:
         notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
