@@ -27,6 +27,7 @@ from fuseplan.memory.late import computed_late
 from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import arrange_within, over_limit, slowed, time_of
 from fuseplan.memory.order import Order, least_peak
+from fuseplan.plan import already_optimal
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import PriceBook
@@ -85,6 +86,7 @@ class Within:
         bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
         if best.lowered is not self.lowered and (proof is None or not proof.roots):
             bound_ps = proof = None  # is of plans that compute everything once
+        simpler = already_optimal(fastest.grouping.stats.certified)  # is not said of another plan
         proven = bound_ps is not None and bound_ps >= best.time_ps
         grouping = replace(
             fastest.grouping,
@@ -92,7 +94,7 @@ class Within:
             status="OPTIMAL" if proven else "FEASIBLE",
             bound_ps=best.time_ps if proven else bound_ps,
             notes=(
-                *fastest.grouping.notes,
+                *(note for note in fastest.grouping.notes if note != simpler),
                 slowed(fastest.time_ps, order.peak_bytes, best.time_ps, most),
             ),
             stats=replace(fastest.grouping.stats, certified=""),

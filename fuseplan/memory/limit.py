@@ -93,7 +93,8 @@ def _answer(
 
 def slowed(fastest_ps: int, fastest_bytes: int, time_ps: int, max_peak_bytes: int) -> str:
     """A note on what the limit cost."""
-    slower = f"{(time_ps - fastest_ps) / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
+    extra_ps = max(time_ps - fastest_ps, 0)
+    slower = f"{extra_ps / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
     return (
         f"the limit of {max_peak_bytes:,} bytes makes the plan {slower} slower: the fastest one "
         f"needs {fastest_bytes:,} bytes"
