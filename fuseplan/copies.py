@@ -120,18 +120,23 @@ def _is_cheap(node: Node) -> bool:
 
 
 def _feeds(graph: Graph) -> list[int]:
-    """For each cheap node, the bytes that it can be computed from by cheap ones alone."""
+    """For each cheap node, the bytes that it can be computed from by cheap ones alone: none for what
+    is made of indices, more than there are for what follows from too many arrays."""
     fed: list[int] = []
-    sources: list[frozenset[int]] = []
+    sources: list[frozenset[int] | None] = []
     for node in graph.nodes:
-        own: set[int] = set()
-        if _is_cheap(node):
-            for v in node.inputs:
-                producer = graph.values[v].producer
-                own |= sources[producer] if producer >= 0 and _is_cheap(graph.nodes[producer]) else {v}
-        sources.append(frozenset(own) if len(own) <= _MANY_SOURCES else frozenset())
-        many = len(own) > _MANY_SOURCES or (not own and bool(node.inputs))
-        fed.append(1 << 62 if many else sum(graph.values[v].nbytes for v in own))
+        feeding: list[frozenset[int] | None] = []
+        for v in node.inputs if _is_cheap(node) else ():
+            producer = graph.values[v].producer
+            leads = producer >= 0 and _is_cheap(graph.nodes[producer])
+            feeding.append(sources[producer] if leads else frozenset((v,)))
+        own = frozenset[int]().union(*(some for some in feeding if some is not None))
+        if None in feeding or len(own) > _MANY_SOURCES:
+            sources.append(None)
+            fed.append(1 << 62)
+        else:
+            sources.append(own)
+            fed.append(sum(graph.values[v].nbytes for v in own))
     return fed
 
 

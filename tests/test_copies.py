@@ -177,6 +177,18 @@ def test_what_is_split():
     assert split(lower(trace(jnp.exp, jnp.ones(8))).graph, (0,)) is None
 
 
+@pytest.mark.parametrize(("count", "ops"), [(2, {"ge", "tanh"}), (40, {"ge"})])
+def test_what_is_made_of_indices_needs_nothing_and_what_is_made_of_too_much_is_not_split(count, ops):
+    def f(x, y, *vectors):
+        mask = jnp.tri(4096, dtype=bool)
+        total = jnp.tanh(sum(vectors)[:, None] * jnp.ones((1, 4096)))
+        return jnp.where(mask, x, 0.0).sum(0), jnp.where(mask, y, 0.0).sum(1), total.sum(0), total.max(1)
+
+    matrix, vector = jax.ShapeDtypeStruct((4096, 4096), "float32"), jax.ShapeDtypeStruct((4096,), "float32")
+    graph = lower(trace(f, matrix, matrix, *[vector] * count)).graph
+    assert {graph.nodes[n].op for n in roots_of(graph, get_device("h200"))} == ops
+
+
 def test_two_copies_of_an_array_are_not_two_arrays():
     """What one kernel reads once, another that is alike but for that reads twice."""
 
