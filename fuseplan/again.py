@@ -70,8 +70,9 @@ def plan_again(
         return Answer(lowered, once, limits)
     copies, again = found
     device, features = scheduler.device, scheduler.features
-    program, again, places = realised(
-        lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)
+    program, again, places = clock.time(
+        "copies",
+        lambda: realised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
     )
     best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
     if best_ps > once_ps:  # the deadline ended the second search
@@ -105,13 +106,18 @@ class Search:
     ) -> tuple[Copies, Grouping] | None:
         """Copies of ``roots``, but for those of components that then have too many groups, and the best
         plan of them; None if there are none. ``groups`` are a plan without."""
-        while (copies := split(graph, roots, computed_once(limits))) is not None:
-            left = replace(self.budget, deadline_s=left_s(self.expires_at), known=copies.lifted(groups))
+        while True:
+            started = time.monotonic()
+            copies = split(graph, roots, computed_once(limits))
+            if copies is None:
+                return None
+            pricing, known = Recomputing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
-            found = plan_groups(copies.graph, Recomputing(copies, scheduler), left)
+            self.clock.add([("copies", time.monotonic() - started)])
+            left = replace(self.budget, deadline_s=left_s(self.expires_at), known=known)
+            found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
             if not found.crowded or time.monotonic() >= self.expires_at:
                 return copies, found
             crowded = {copies.node[c] for c in found.crowded}
             roots = tuple([n for n in roots if n not in crowded])
-        return None

@@ -21,8 +21,8 @@ from fuseplan.trace import trace
 _FOLDED = {
     "trace": ("trace",),
     "lower": ("lower",),
-    "enumerate": ("partition", "memo", "heuristics", "merge", "enumerate"),
-    "solve": ("solve", "join", "order"),
+    "enumerate": ("partition", "memo", "heuristics", "merge", "copies", "enumerate"),
+    "solve": ("solve", "join", "packs", "order"),
     "check": ("check",),
 }
 """The columns of seconds, and the stages each sums up."""

@@ -40,10 +40,11 @@ SLACK_S, SLACK_SHARE = 0.1, 0.1
 STAGES = {
     "trace": ("trace",),
     "lower": ("lower",),
-    "part": ("partition",),
+    "part": ("partition", "memo"),
+    "copies": ("copies",),
     "heuristics": ("heuristics", "merge"),
     "enumerate": ("enumerate",),
-    "solve": ("solve", "join"),
+    "solve": ("solve", "join", "packs"),
     "order": ("order",),
     "check": ("check",),
 }

@@ -62,7 +62,7 @@ def test_seconds(measured):
     total = measured.total
     assert 0 < total.least_s <= total.median_s <= total.most_s
     stages = sum(seconds for _, seconds in measured.stages)
-    assert total.median_s / 2 < stages
+    assert 0 < stages <= total.most_s
     assert [at.deadline_s for at in measured.at_deadlines] == [0.5, 5.0]
 
 
