@@ -40,8 +40,7 @@ SLACK_S, SLACK_SHARE = 0.1, 0.1
 STAGES = {
     "trace": ("trace",),
     "lower": ("lower",),
-    "part": ("partition", "memo"),
-    "copies": ("copies",),
+    "part": ("partition", "memo", "copies"),
     "heuristics": ("heuristics", "merge"),
     "enumerate": ("enumerate",),
     "solve": ("solve", "join", "packs"),
