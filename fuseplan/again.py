@@ -10,10 +10,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from costmodel.graph import Graph
 from fuseplan import memo
+from fuseplan.clock import Clock
 from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, split
 from fuseplan.lower import Lowered
@@ -26,9 +26,6 @@ from fuseplan.recomputing import Recomputing
 from fuseplan.sample import sample_of
 from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
-
-if TYPE_CHECKING:
-    from fuseplan.planner import Clock
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,13 +11,14 @@ from typing import Any, cast
 
 import jax
 
+from fuseplan.clock import Clock
 from fuseplan.config import Options
 from fuseplan.console import Steps
 from fuseplan.errors import Verdict
 from fuseplan.features import Features
 from fuseplan.lower import lower
 from fuseplan.plan import Kernel, Plan
-from fuseplan.planner import Clock, plan_best
+from fuseplan.planner import plan_best
 from fuseplan.planners import Budget, get_planner
 from fuseplan.pricing import Nodes, Pricing
 from fuseplan.schedule import Scheduler

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 from fuseplan.again import Answer, plan_again
 from fuseplan.atoms import plan_constrained, require_possible
 from fuseplan.check import check_plan
+from fuseplan.clock import Clock
 from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
 from fuseplan.constraints import Resolved
@@ -237,23 +238,6 @@ def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
     if limits.max_peak_bytes is not None:
         plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)
     return partial(plan_constrained, limits, plan_groups) if limits.shapes_groups else plan_groups
-
-
-class Clock:
-    """Wall-clock seconds by stage."""
-
-    def __init__(self, trace_s: float = 0.0) -> None:
-        self.seconds: dict[str, float] = {"trace": trace_s} if trace_s else {}
-
-    def add(self, laps: Iterable[tuple[str, float]]) -> None:
-        for stage, seconds in laps:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
-
-    def time(self, stage: str, step: Callable[[], Any]) -> Any:
-        started = time.perf_counter()
-        result = step()
-        self.add([(stage, time.perf_counter() - started)])
-        return result
 
 
 def _switched_off(options: Options) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 
 from costmodel.device import get_device
 from fuseplan import again, memo, planner
+from fuseplan.clock import Clock
 from fuseplan.config import make_options
 from fuseplan.copies import roots_of, split
 from fuseplan.lower import lower
@@ -145,7 +146,7 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
     with using(Memo()):
         budget = Budget(solved=set())
         once = counted(g, scheduler, budget)
-        answer = again.plan_again(lowered, scheduler, lambda limits: counted, once, budget, planner.Clock())
+        answer = again.plan_again(lowered, scheduler, lambda limits: counted, once, budget, Clock())
     program, plan = answer.lowered, answer.grouping
     (_, first), (n_sample, sampled), (n_whole, last) = solved
     assert first

@@ -13,10 +13,10 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from costmodel.graph import Graph
 from fuseplan.again import Answer, Search
+from fuseplan.clock import Clock
 from fuseplan.config import Options
 from fuseplan.constrained import limited
 from fuseplan.constraints import Resolved
@@ -35,10 +35,6 @@ from fuseplan.recomputed import realised
 from fuseplan.recomputing import Recomputing
 from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
-
-if TYPE_CHECKING:
-    from fuseplan.planner import Clock
-
 
 _ROUNDS = 6
 """Of computing more values again for later readers, each where the last plan needs the most."""
