@@ -83,6 +83,7 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
     shares = list(accumulate((piece.share_ps for piece in line), initial=0))
     last = len(line)
     for a in reversed(range(len(line))):
+        last = last if a else len(line)  # with the first piece others may fit that do not without
         for b in range(a + 1, last + 1):
             if not runs.allows(a, b) or not room.holds(a, b):
                 last = b - 1
