@@ -22,6 +22,7 @@ from fuseplan.plan import Kernel, Plan
 from fuseplan.planners import pack_runs
 from fuseplan.planners.packs import with_packs
 from fuseplan.planners.solver import plan_groups
+from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.verify import REFUTED, VERIFIED, verify_plan
 from tests.graphs import TPU, GraphBuilder
@@ -203,6 +204,25 @@ def test_what_others_write_for_the_first_piece_it_takes_in():
         return [replace(piece, share_ps=share) for piece, share in zip(pieces, shares, strict=True)]
 
     assert "a pack of 3 pieces" in verify_plan(damaged(plan, change)).reason
+
+
+def test_pieces_are_of_kernels_that_can_run():
+    """Two that wait for each other may take less than any that a plan has."""
+    b = GraphBuilder()
+    scale, results = b.input(()), []
+    for n in (8, 16, 32, 64, 128):
+        y = b.elementwise(b.input((n,)), b.broadcast(scale, (n,), ()), op="mul")
+        results.append(b.elementwise(y, b.elementwise(y, op="exp"), op="add"))
+    plan = check_plan(planned(b.build(*results), TEST_DEVICE))
+    (mul, exp, add) = plan.proof.packs[0][0].nodes[1:]
+
+    def change(pieces):
+        kernels = ((*pieces[0].nodes[:1], mul, add), (exp,))
+        book = PriceBook(plan.graph, Scheduler(plan.graph, TEST_DEVICE))
+        alone_ps = sum(book.price(nodes).time_ps for nodes in kernels)
+        return [replace(pieces[0], kernels=kernels, alone_ps=alone_ps), *pieces[1:]]
+
+    assert "wait for each other" in verify_plan(damaged(plan, change)).reason
 
 
 def step(xs, rate):
