@@ -10,12 +10,13 @@ and, so that the number of groups stays near what it is without copies,
 2. an operation with three or more copies is computed once for all readers or by each for itself:
    a group that holds a copy without its reader holds all of them;
 3. what only leads to a copied operation is computed again together with it: a group that holds
-   some copies of an operation but not all holds, with each, what is made for it alone.
+   some copies of an operation but not all holds, with each, what is made for it alone, renamed on
+   the way (``Pricing.renames``) or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits
@@ -30,7 +31,11 @@ class Closure:
     """What a group that holds some positions holds too, and what it then must not leave out."""
 
     def __init__(
-        self, graph: Graph, copies_of: Sequence[Sequence[int]], members: Sequence[Sequence[int]]
+        self,
+        graph: Graph,
+        copies_of: Sequence[Sequence[int]],
+        members: Sequence[Sequence[int]],
+        renames: Callable[[int], bool],
     ) -> None:
         position = {n: i for i, nodes in enumerate(members) for n in nodes}
         n_positions = len(members)
@@ -62,12 +67,8 @@ class Closure:
                         self._own[position[reader]].append((1 << i, together))
                 if len(copies) > _PARTLY and not readers >> i & 1:
                     self._served[i].append((readers, together))
-                for v in node.inputs:
-                    maker = graph.values[v].producer
-                    if maker < 0 or position.get(maker, i) == i:
-                        continue
-                    makers = every.get(origin[maker], ())
-                    if makers and _readers(graph, makers) == {origin[n]}:
+                for maker in _leading(graph, every, n, renames):
+                    if position[maker] != i:
                         self._led[i].append((1 << position[maker], together))
         self.ruled = sum(
             1 << i for i in range(n_positions) if self._own[i] or self._served[i] or self._led[i]
@@ -101,6 +102,19 @@ class Closure:
     def allows(self, group: Mask) -> bool:
         """Whether the group, without any other position, is one."""
         return not self.decided(group, ~group)[0]
+
+
+def _leading(
+    graph: Graph, every: dict[int, Sequence[int]], n: int, renames: Callable[[int], bool]
+) -> Iterator[int]:
+    """What is made for copy ``n`` alone."""
+    for v in graph.nodes[n].inputs:
+        maker = graph.values[v].producer
+        makers = every.get(graph.origins[maker], ()) if maker >= 0 else ()
+        if makers and _readers(graph, makers) == {graph.origins[n]}:
+            yield maker
+            if renames(maker):
+                yield from _leading(graph, every, maker, renames)
 
 
 def _readers(graph: Graph, copies: Sequence[int]) -> set[int]:

@@ -19,7 +19,8 @@ no size from which a piece could not gain in a pack. Only where one resource bou
 piece lose for sure that needs it longer than it takes alone.
 
 **What does not fit does not fit with more in it.** One more piece adds its blocks to what is on chip,
-and to what is alive at a time, and changes no block of the others.
+and to what is alive at a time, and changes no block of the others. But what a pack without the first
+piece writes for that one, with it a pack need not write: other pieces may fit with it only.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ class Space:
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
         self._exchange()
-        self.closure = Closure(book.graph, book.copies, self.members) if book.copies else None
+        self.closure = Closure(book.graph, book.copies, self.members, book.renames) if book.copies else None
         """What groups of copies must hold; None where no operation has any."""
         if self.closure is not None and not self.closure.classes:
             self.closure = None

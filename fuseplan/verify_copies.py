@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits
@@ -15,7 +15,9 @@ _PARTLY = 2
 class CopyRules:
     """The sentences about the copies among ``nodes``. Sets are masks of positions in ``nodes``."""
 
-    def __init__(self, nodes: Nodes, graph: Graph, copies_of: Sequence[Nodes]) -> None:
+    def __init__(
+        self, nodes: Nodes, graph: Graph, copies_of: Sequence[Nodes], renames: Callable[[int], bool]
+    ) -> None:
         position = {node: i for i, node in enumerate(nodes)}
         every = {n: copies for copies in copies_of for n in copies if copies[0] in position}
         mask = {n: sum(1 << position[m] for m in copies) for n, copies in every.items()}
@@ -23,6 +25,13 @@ class CopyRules:
         """By reader, its copies of what it reads, each with all copies of that."""
         self._alone: dict[int, tuple[int, int, int]] = {}
         """By copy: all copies, its readers, and the copies that lead to it alone."""
+
+        def leading(n: int) -> Iterator[int]:
+            for m in (graph.values[v].producer for v in graph.nodes[n].inputs):
+                if m in mask and _leads(graph, every[m], every[n]):
+                    yield m
+                    yield from leading(m) if renames(m) else ()
+
         for n in position:
             makers = [graph.values[v].producer for v in graph.nodes[n].inputs]
             own = [(1 << position[m], mask[m]) for m in makers if m in mask]
@@ -30,11 +39,10 @@ class CopyRules:
                 self._own[position[n]] = own
             if n in mask:
                 readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
-                leads = [m for m in makers if m in mask and _leads(graph, every[m], every[n])]
                 self._alone[position[n]] = (
                     mask[n],
                     sum(1 << position[r] for r in readers if r in position),
-                    sum({1 << position[m] for m in leads}),
+                    sum({1 << position[m] for m in leading(n)}),
                 )
 
     def read_there(self, group: int) -> int:

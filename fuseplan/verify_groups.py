@@ -45,7 +45,7 @@ class Groups:
                     self._apart[u] |= 1 << v
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
-        self._copies = CopyRules(self.nodes, book.graph, book.copies) if book.copies else None
+        self._copies = CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
         self._compatible: dict[int, bool] = {}
         self._roomy: dict[frozenset[int], bool] = {}
 

@@ -11,9 +11,10 @@ from itertools import accumulate
 
 from costmodel.graph import Graph
 from fuseplan.hubs import wide_hubs
+from fuseplan.join import cyclic_sets, group_successors
 from fuseplan.pack_room import Room
 from fuseplan.packs import InOneTile, Line
-from fuseplan.partition import Crossable, crossable_edges
+from fuseplan.partition import Crossable, crossable_edges, data_edges, effect_edges
 from fuseplan.plan import Kernel
 from fuseplan.pricing import Nodes, Price, PriceBook
 from fuseplan.proof import Piece
@@ -36,6 +37,11 @@ def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler)
         return
     if len({n for nodes in kernels for n in nodes}) < sum(map(len, kernels)):
         yield "two pieces of packs hold one operation"
+        return
+    inside = {n for nodes in kernels for n in nodes}
+    others = [(n,) for n in range(n_nodes) if n not in inside]
+    if cyclic_sets(group_successors(data_edges(graph) + effect_edges(graph), [*kernels, *others])):
+        yield "the kernels of pieces would wait for each other"
         return
     book = PriceBook(graph, scheduler)
     tiles = PriceBook(graph, InOneTile(scheduler))
@@ -83,6 +89,7 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
     shares = list(accumulate((piece.share_ps for piece in line), initial=0))
     last = len(line)
     for a in reversed(range(len(line))):
+        last = last if a else len(line)  # with the first piece others may fit that do not without
         for b in range(a + 1, last + 1):
             if not runs.allows(a, b) or not room.holds(a, b):
                 last = b - 1

@@ -24,6 +24,7 @@ class ByHand:
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
         self.graph, self.device = graph, device
         self.copies = {n: nodes for nodes in copies_of(graph) for n in nodes}
+        self._renames = Scheduler(graph, device).renames
 
     def price(self, nodes: Sequence[int]) -> Kernel | Verdict:
         """The kernel that computes each operation of the group once, or why it is none."""
@@ -47,11 +48,14 @@ class ByHand:
             is_result = not graph.results.isdisjoint(graph.nodes[n].outputs)
             if len(every) > 2 and (is_result or not group & readers):
                 return False
-            for v in graph.nodes[n].inputs:
-                maker = graph.values[v].producer
-                if maker in self.copies and maker not in group and self._leads_to_this_alone(maker, n):
-                    return False
+            if not group.issuperset(self._leading(n)):
+                return False
         return True
+
+    def _leading(self, n: int) -> set[int]:
+        makers = {self.graph.values[v].producer for v in self.graph.nodes[n].inputs}
+        found = {m for m in makers & self.copies.keys() if self._leads_to_this_alone(m, n)}
+        return found.union(*(self._leading(m) for m in found if self._renames(m)))
 
     def _leads_to_this_alone(self, maker: int, n: int) -> bool:
         graph = self.graph

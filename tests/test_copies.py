@@ -12,6 +12,7 @@ from costmodel.device import get_device
 from costmodel.graph import GraphError, OpKind, check_graph
 from experiments.workloads import get_workload, make_args
 from fuseplan import Features, Plan
+from fuseplan.absorb import absorb_renames
 from fuseplan.candidates import enumerate_groups
 from fuseplan.config import Options
 from fuseplan.copies import MAX_COPIES, copies_of, roots_of, split, whole
@@ -26,6 +27,7 @@ from fuseplan.results import check_results
 from fuseplan.runtime import make_runner
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import trace
+from fuseplan.verify_groups import Groups
 from tests.copies_by_hand import ByHand, ties
 from tests.graphs import TEST_DEVICE
 from tests.quickly import run_quickly
@@ -83,6 +85,35 @@ def test_groups_of_copies_are_those_of_the_definition(g):
                 assert one.cost == other.cost
                 assert pricing.floor(nodes) <= one.cost.time_ps
                 assert pricing.floor_bytes(nodes) <= one.cost.hbm_bytes
+
+
+def masked_twice(x, y):
+    i = jnp.arange(x.shape[1])
+    seen = i[:, None] >= i
+    return jnp.where(seen, x, 0.0).sum(0), jnp.where(seen, jnp.exp(y), 0.0).sum(1)
+
+
+def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
+    """Else one that is not searched, for a renaming belongs to its reader there, has a price below what
+    its operations are said to be worth."""
+    g = lower(trace(masked_twice, *[jax.ShapeDtypeStruct((2048, 2048), "float32")] * 2)).graph
+    h200 = get_device("h200")
+    copies = split(g, roots_of(g, h200))
+    book = PriceBook(copies.graph, Recomputing(copies, Scheduler(g, h200)))
+    by_hand = ByHand(copies.graph, h200)
+    (space,) = (s for s in take_apart(copies.graph, book).kinds if s.closure is not None)
+    small = absorb_renames(space)
+    assert small.n < space.n
+
+    def computed(nodes):
+        return frozenset(n for n in nodes if not book.renames(n))
+
+    found = {space.nodes(mask) for mask in enumerate_groups(space, 10**5).groups}
+    searched = {computed(small.nodes(mask)) for mask in enumerate_groups(small, 10**5).groups}
+    assert {computed(nodes) for nodes in found} - {frozenset()} == searched
+    assert all(by_hand.is_searched(set(nodes)) for nodes in found)
+    groups = Groups(space.component, book)
+    assert {computed(groups.members(mask)) for mask in groups} - {frozenset()} == searched
 
 
 def with_slow_memory(name):

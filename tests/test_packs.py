@@ -15,12 +15,14 @@ from experiments.stress import STRESS
 from fuseplan import hubs
 from fuseplan.check import check_plan
 from fuseplan.errors import InvalidPlanError
+from fuseplan.features import Features
 from fuseplan.pack_room import Room
 from fuseplan.packs import Line
 from fuseplan.plan import Kernel, Plan
 from fuseplan.planners import pack_runs
 from fuseplan.planners.packs import with_packs
 from fuseplan.planners.solver import plan_groups
+from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.verify import REFUTED, VERIFIED, verify_plan
 from tests.graphs import TPU, GraphBuilder
@@ -174,6 +176,53 @@ def test_a_false_proof_is_refuted(adam, reason):
     found = verify_plan(damaged(adam, DAMAGES[reason]))
     assert found.status == REFUTED
     assert re.search(reason, found.reason)
+
+
+def test_what_others_write_for_the_first_piece_it_takes_in():
+    """No two others fit one kernel, if that may have one result only; with the first they do."""
+    b = GraphBuilder()
+    norms = [b.reduce(b.elementwise(b.input((n,)), op="square"), (0,)) for n in (8, 16, 32, 64, 128)]
+    total = norms[0]
+    for norm in norms[1:]:
+        total = b.elementwise(total, norm)
+    graph, features = b.build(total), Features(several_results=False)
+    scheduler = Scheduler(graph, TEST_DEVICE, features=features)
+    found = with_packs(graph, scheduler, plan_groups(graph, scheduler), float("inf"))
+    plan = Plan(
+        graph, TEST_DEVICE, "solver", found.kernels,
+        status=found.status, bound_ps=found.bound_ps, proof=found.proof, features=features,
+    )  # fmt: skip
+    assert (len(plan.kernels), plan.status, plan.verify().status) == (1, "OPTIMAL", VERIFIED)
+    (line,) = found.proof.packs
+    pieces = Line(graph, TEST_DEVICE, [piece.nodes for piece in line])
+    assert not isinstance(scheduler.in_one_tile(pieces.nodes(1, 3)), Kernel)
+    # Of the first two no pack is faster than their shares, of more each is.
+    two_ps = scheduler.in_one_tile(pieces.nodes(0, 2)).cost.time_ps
+    shares = [two_ps - line[1].alone_ps, *(piece.alone_ps for piece in line[1:])]
+
+    def change(pieces):
+        return [replace(piece, share_ps=share) for piece, share in zip(pieces, shares, strict=True)]
+
+    assert "a pack of 3 pieces" in verify_plan(damaged(plan, change)).reason
+
+
+def test_pieces_are_of_kernels_that_can_run():
+    """Two that wait for each other may take less than any that a plan has."""
+    b = GraphBuilder()
+    scale, results = b.input(()), []
+    for n in (8, 16, 32, 64, 128):
+        y = b.elementwise(b.input((n,)), b.broadcast(scale, (n,), ()), op="mul")
+        results.append(b.elementwise(y, b.elementwise(y, op="exp"), op="add"))
+    plan = check_plan(planned(b.build(*results), TEST_DEVICE))
+    (mul, exp, add) = plan.proof.packs[0][0].nodes[1:]
+
+    def change(pieces):
+        kernels = ((*pieces[0].nodes[:1], mul, add), (exp,))
+        book = PriceBook(plan.graph, Scheduler(plan.graph, TEST_DEVICE))
+        alone_ps = sum(book.price(nodes).time_ps for nodes in kernels)
+        return [replace(pieces[0], kernels=kernels, alone_ps=alone_ps), *pieces[1:]]
+
+    assert "wait for each other" in verify_plan(damaged(plan, change)).reason
 
 
 def step(xs, rate):

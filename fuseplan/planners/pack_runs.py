@@ -8,9 +8,9 @@ much they grow.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from fuseplan.pack_room import Room
 from fuseplan.packs import Line
@@ -87,9 +87,7 @@ class Runs:
         """Time, bytes, kernels, and where the last run starts."""
         for b in range(1, self._n + 1):
             ways = []
-            for a in range(b - 1, -1, -1):
-                if self._last[a] < b:
-                    break  # nor may one that starts before
+            for a in self._starts(b):
                 if a == b - 1 or not only_known or (a, b) in self._known:
                     time_ps, hbm_bytes, kernels, _ = best[a]
                     run = self._prices[a][b - a - 1]
@@ -99,6 +97,12 @@ class Runs:
         while starts[-1]:
             starts.append(best[starts[-1]][-1])
         return [way[0] for way in best], tuple(reversed(starts))
+
+    def _starts(self, b: int) -> Iterator[int]:
+        """Where runs of pieces before the ``b``-th may start."""
+        yield from takewhile(lambda a: self._last[a] >= b, range(b - 1, 0, -1))
+        if self._last[0] >= b:  # with the first piece others may fit that do not without
+            yield 0
 
     def _ask(self, a: int, b: int) -> None:
         """Find out what a run costs, or, if it cannot be, how long one that starts there may be."""
@@ -113,5 +117,5 @@ class Runs:
                 fails = end
             end = fails - 1  # what may fit mostly does
         if fails <= b:
-            for start in range(a + 1):  # what does not fit does not fit with more in it
+            for start in range(min(a, 1), a + 1):  # what does not fit does not fit with more in it
                 self._last[start] = min(self._last[start], max(fits, start + 1))
