@@ -139,7 +139,7 @@ def test_an_optimizer_step_of_small_arrays_is_a_kernel_a_side(adam):
     assert Plan.from_json(adam.to_json()) == adam
     assert adam.verify().status == VERIFIED
     told = str(adam.explain(adam.kernels[0].spec.nodes[0], adam.kernels[1].spec.nodes[0]))
-    assert "but for packs, what a scalar ties together" in told
+    assert "across a scalar, that is packs alone" in told
 
 
 def damaged(plan, change):
