@@ -15,7 +15,7 @@ from costmodel.graph import Graph
 from fuseplan import memo
 from fuseplan.clock import Clock
 from fuseplan.constraints import Resolved
-from fuseplan.copies import Copies, split
+from fuseplan.copies import Copies, roots_of, split
 from fuseplan.lower import Lowered
 from fuseplan.plan import already_optimal
 from fuseplan.planners import Budget, PlanGroups
@@ -26,6 +26,12 @@ from fuseplan.recomputing import Recomputing
 from fuseplan.sample import sample_of
 from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
+
+_UNCUT = 3
+"""How many times as long as to lower a program and take it apart that part of the second search takes
+which no deadline can cut short (a training step of GPT-2, of 24 and of 72 layers: 3)."""
+
+NO_TIME = "the deadline left no time for plans that compute values again: everything is computed once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,9 @@ def plan_again(
     program that computes some values again. What is proven is proven of the plans that may.
     ``planner`` makes plans within limits."""
     graph, groups, components = lowered.graph, once.groups, once.components
+    uncut_s = _UNCUT * (clock.seconds.get("lower", 0.0) + clock.seconds.get("partition", 0.0))
+    if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
+        return Answer(lowered, _unfinished(once, scheduler), limits)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
     with memo.kept():  # what is found in the sample is recalled for the whole
         roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
@@ -82,6 +91,21 @@ def plan_again(
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
     there = None if limits is None else limits.moved(places)
     return Answer(program, replace(again, bound_ps=bound_ps), there)
+
+
+def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
+    """``once`` as a plan among those that may compute values again."""
+    bound_ps = scheduler.floor(tuple(range(len(scheduler.graph.nodes))))
+    known = already_optimal(once.stats.certified)
+    notes = tuple([note for note in once.notes if note != known])
+    return replace(
+        once,
+        status="FEASIBLE",
+        bound_ps=None if once.bound_ps is None else min(once.bound_ps, bound_ps),
+        notes=(*notes, NO_TIME),
+        stats=replace(once.stats, certified=""),
+        proof=None,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,7 +148,7 @@ def plan_lowered(
     answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
     lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
     graph = lowered.graph
-    if _may_pack(options):
+    if _may_pack(options) and time.monotonic() < expires_at:
         if graph is not scheduler.graph:
             scheduler = Scheduler(graph, options.device, lowered, options.features)
         apart, pricing = grouping, scheduler

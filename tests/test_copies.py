@@ -13,6 +13,7 @@ from costmodel.graph import GraphError, OpKind, check_graph
 from experiments.workloads import get_workload, make_args
 from fuseplan import Features, Plan
 from fuseplan.absorb import absorb_renames
+from fuseplan.again import NO_TIME
 from fuseplan.candidates import enumerate_groups
 from fuseplan.config import Options
 from fuseplan.copies import MAX_COPIES, copies_of, roots_of, split, whole
@@ -272,6 +273,18 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
         plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps
+    Plan.from_json(plan.to_json())  # is checked
+
+
+def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
+    """The second search is left out where its fixed costs alone would exceed the deadline."""
+    once = planned("gpt2_block", features=Features(recompute=False))
+    monkeypatch.setattr("fuseplan.again._UNCUT", 10**6)
+    monkeypatch.setattr("fuseplan.again.worth_again", None)
+    plan = planned("gpt2_block")
+    assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
+    assert plan.bound_ps < plan.objective_ps
+    assert NO_TIME in plan.notes
     Plan.from_json(plan.to_json())  # is checked
 
 
