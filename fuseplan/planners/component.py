@@ -158,7 +158,7 @@ def _solve_space(
         return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
-        best = _divided(space, best)
+        best = _divided(space, best) if time.monotonic() < expires_at else best
         watch.lap("heuristics")
         fewer, note = _fewer_groups(space, few, most, expires_at)
         watch.lap("enumerate")
