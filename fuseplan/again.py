@@ -42,10 +42,6 @@ class Answer:
     grouping: Grouping
     limits: Resolved | None
 
-    @property
-    def time_ps(self) -> int:
-        return sum(k.cost.time_ps for k in self.grouping.kernels)
-
 
 def plan_again(
     lowered: Lowered,
@@ -80,15 +76,14 @@ def plan_again(
         "copies",
         lambda: realised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
     )
-    best_ps, once_ps = (sum(k.cost.time_ps for k in grouping.kernels) for grouping in (again, once))
-    if best_ps > once_ps:  # the deadline ended the second search
+    if again.time_ps > once.time_ps:  # the deadline ended the second search
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
         return Answer(lowered, kept, limits)
-    if best_ps == once_ps and again.status == "OPTIMAL" and once.stats.certified:
+    if again.time_ps == once.time_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
         again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
     # What a value takes that nobody turned out to read was counted in.
-    bound_ps = None if again.bound_ps is None else min(again.bound_ps, best_ps)
+    bound_ps = None if again.bound_ps is None else min(again.bound_ps, again.time_ps)
     there = None if limits is None else limits.moved(places)
     return Answer(program, replace(again, bound_ps=bound_ps), there)
 
@@ -96,14 +91,12 @@ def plan_again(
 def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
     """``once`` as a plan among those that may compute values again."""
     bound_ps = scheduler.floor(tuple(range(len(scheduler.graph.nodes))))
-    known = already_optimal(once.stats.certified)
-    notes = tuple([note for note in once.notes if note != known])
+    once = once.uncertified()
     return replace(
         once,
         status="FEASIBLE",
         bound_ps=None if once.bound_ps is None else min(once.bound_ps, bound_ps),
-        notes=(*notes, NO_TIME),
-        stats=replace(once.stats, certified=""),
+        notes=(*once.notes, NO_TIME),
         proof=None,
     )
 

@@ -20,7 +20,7 @@ from fuseplan.schedule import Scheduler
 from fuseplan.selectors import joined
 from tests.copies_by_hand import ByHand, merged_in, ties
 from tests.small_graphs import brute_force, is_connected, live_values
-from tests.test_constraints import siblings_within
+from tests.test_constraints import keeps, siblings_within
 from tests.test_copies import LARGE, MOST, QUICK, read_early_and_late
 from tests.test_planners import assert_legal, objectives, programs
 
@@ -39,11 +39,7 @@ class Obeying(ByHand):
 
     def obeys(self, nodes):
         inside = {self.node[n] for n in nodes}
-        for a, b in self.apart:
-            others = inside if b is None else inside & set(b)
-            if any(x != y for x in inside & set(a) for y in others):
-                return False
-        if any(inside & set(entry) and not inside >= set(entry) for entry in self.must):
+        if not keeps(inside, self.apart, self.must):
             return False
         merged, new = merged_in(self.graph, nodes)
         reads, writes = live_values(merged, sorted({new[n] for n in nodes}))

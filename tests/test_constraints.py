@@ -73,6 +73,16 @@ def shared(plan, a, b):
 # --- against brute force ---------------------------------------------------------------------
 
 
+def keeps(inside, apart, must):
+    """Whether a kernel of the operations ``inside`` keeps what is ``apart`` apart, and what ``must`` be
+    together together."""
+    for a, b in apart:
+        others = inside if b is None else inside & set(b)
+        if any(x != y for x in inside & set(a) for y in others):
+            return False
+    return not any(inside & set(entry) and not inside >= set(entry) for entry in must)
+
+
 class Filtered:
     """Prices of the groups that obey, by predicates of their own."""
 
@@ -81,12 +91,7 @@ class Filtered:
         self.apart, self.must, self.size, self.args = apart, must, size, args
 
     def obeys(self, nodes):
-        inside = set(nodes)
-        for a, b in self.apart:
-            others = inside if b is None else inside & set(b)
-            if any(x != y for x in inside & set(a) for y in others):
-                return False
-        if any(inside & set(entry) and not inside >= set(entry) for entry in self.must):
+        if not keeps(set(nodes), self.apart, self.must):
             return False
         reads, writes = live_values(self.graph, nodes)
         return len(nodes) == 1 or (len(nodes) <= self.size and len(reads) + len(writes) <= self.args)

@@ -11,7 +11,7 @@ from experiments.workloads import make_args
 from fuseplan import Constraints, Features, Plan
 from fuseplan.config import Options
 from fuseplan.copies import roots_of, split, whole
-from fuseplan.errors import MemoryLimitError, Verdict
+from fuseplan.errors import MemoryLimitError
 from fuseplan.lower import lower
 from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.lives import lives_of, profile
@@ -23,9 +23,9 @@ from fuseplan.runtime import make_runner
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import trace
 from tests.copies_by_hand import ByHand, ties
-from tests.small_graphs import edges_after, is_connected, is_convex, siblings_of
+from tests.small_graphs import edges_after, siblings_of
 from tests.test_copies import QUICK, with_slow_memory
-from tests.test_memory_limit import answer, limits, subsets
+from tests.test_memory_limit import answer, legal_kernels, limits
 from tests.test_planners import programs
 
 pytestmark = pytest.mark.one_python
@@ -66,15 +66,11 @@ def needs(copies, groups):
 def every_plan(copies, pairs):
     """For each peak that any kernels of copies in any order have, the least time with it; None where
     there are too many."""
-    graph, by_hand = copies.graph, ByHand(copies.graph, QUICK)
+    graph = copies.graph
     after = edges_after(graph)
     before = [{u for u in range(len(after)) if n in after[u]} for n in range(len(after))]
-    groups = {}
-    for nodes in subsets(len(graph.nodes)):
-        if is_connected(graph, nodes, pairs) and is_convex(after, nodes):
-            kernel = by_hand.price(nodes)
-            if not isinstance(kernel, Verdict):
-                groups[nodes] = kernel.cost.time_ps
+    kernels = legal_kernels(graph, ByHand(graph, QUICK), pairs)
+    groups = {nodes: kernel.cost.time_ps for nodes, kernel in kernels.items()}
     found: dict[int, int] = {}
     stack, count = [((), 0)], 0
     while stack:

@@ -45,17 +45,24 @@ def subsets(n):
     return (tuple(i for i in range(n) if mask >> i & 1) for mask in range(1, 1 << n))
 
 
+def legal_kernels(g, pricing, pairs):
+    """The kernel of each group that can be one, written without anything of ``fuseplan`` but the prices."""
+    after = edges_after(g)
+    groups = {}
+    for nodes in subsets(len(g.nodes)):
+        if is_connected(g, nodes, pairs) and is_convex(after, nodes):
+            kernel = pricing.price(nodes)
+            if not isinstance(kernel, Verdict):
+                groups[nodes] = kernel
+    return groups
+
+
 def every_plan(g, pricing, most=20_000, siblings=()):
     """For each peak that any grouping in any order has, the least time with it; written without
     anything of ``fuseplan`` but the prices. None where there are too many plans."""
     after = edges_after(g)
     before = [{u for u in range(len(after)) if n in after[u]} for n in range(len(after))]
-    groups = {}
-    for nodes in subsets(len(g.nodes)):
-        if is_connected(g, nodes, siblings) and is_convex(after, nodes):
-            kernel = pricing.price(nodes)
-            if not isinstance(kernel, Verdict):
-                groups[nodes] = kernel
+    groups = legal_kernels(g, pricing, siblings)
     found: dict[int, int] = {}
     count = 0
     stack = [(frozenset(), ())]

@@ -25,9 +25,8 @@ from fuseplan.errors import MemoryLimitError
 from fuseplan.lower import Lowered
 from fuseplan.memory.late import computed_late
 from fuseplan.memory.least import least_peak_of_any
-from fuseplan.memory.limit import arrange_within, over_limit, slowed, time_of
+from fuseplan.memory.limit import arrange_within, over_limit, slowed
 from fuseplan.memory.order import Order, least_peak
-from fuseplan.plan import already_optimal
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import PriceBook
@@ -78,22 +77,18 @@ class Within:
             smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
             least = min(order.peak_bytes, *smallest)
             raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps)
-        best = min(answers, key=lambda answer: answer.time_ps)
+        best = min(answers, key=lambda answer: answer.grouping.time_ps)
         bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
         if best.lowered is not self.lowered and (proof is None or not proof.roots):
             bound_ps = proof = None  # is of plans that compute everything once
-        simpler = already_optimal(fastest.grouping.stats.certified)  # is not said of another plan
-        proven = bound_ps is not None and bound_ps >= best.time_ps
+        before, time_ps = fastest.grouping.uncertified(), best.grouping.time_ps
+        proven = bound_ps is not None and bound_ps >= time_ps
         grouping = replace(
-            fastest.grouping,
+            before,
             kernels=best.grouping.kernels,
             status="OPTIMAL" if proven else "FEASIBLE",
-            bound_ps=best.time_ps if proven else bound_ps,
-            notes=(
-                *(note for note in fastest.grouping.notes if note != simpler),
-                slowed(fastest.time_ps, order.peak_bytes, best.time_ps, most),
-            ),
-            stats=replace(fastest.grouping.stats, certified=""),
+            bound_ps=time_ps if proven else bound_ps,
+            notes=(*before.notes, slowed(before.time_ps, order.peak_bytes, time_ps, most)),
             refusals=best.grouping.refusals,
             proof=proof,
         )
@@ -136,7 +131,7 @@ class Within:
         some = sorted({*few, *self._in_the_way(fastest.lowered.graph, order).intersection(every.roots)})
         for roots in dict.fromkeys((every.roots, tuple(some), few)):
             found = search(graph, scheduler, once.groups, roots, free)
-            if found is not None and time_of(found[1].kernels) <= fastest.time_ps:
+            if found is not None and found[1].time_ps <= fastest.grouping.time_ps:
                 break
         if found is None:
             return None

@@ -15,7 +15,6 @@ from fuseplan.hubs import NOT_SEARCHED, ONLY_PACKS
 from fuseplan.join import execution_order
 from fuseplan.pack_room import Room
 from fuseplan.packs import InOneTile, Line
-from fuseplan.plan import already_optimal
 from fuseplan.planners.base import Grouping, order_groups
 from fuseplan.planners.pack_lines import Kernels, Lines, union
 from fuseplan.planners.pack_runs import Runs
@@ -72,21 +71,17 @@ def _with(graph: Graph, book: PriceBook, grouping: Grouping, best: Sequence[_Pac
     lines = tuple(pieces for _, pieces in best)
     saved_ps = sum(piece.alone_ps - piece.share_ps for pieces in lines for piece in pieces)
     bound_ps = None if grouping.bound_ps is None else grouping.bound_ps - saved_ps
-    time_ps = sum(kernel.cost.time_ps for kernel in kernels)
-    notes = tuple([note.replace(NOT_SEARCHED, ONLY_PACKS) for note in grouping.notes])
-    stats = grouping.stats
+    n_packed = len(grouping.groups) - len(others)
     if packs:
-        known = already_optimal(stats.certified)
-        n_packed = len(grouping.groups) - len(others)
-        notes = tuple([note for note in notes if note != known])
-        notes += (f"{n_packed} kernels that a scalar ties together are packed into {len(packs)}",)
-        stats = replace(stats, certified="")
-    return replace(
+        grouping = grouping.uncertified()
+    notes = [note.replace(NOT_SEARCHED, ONLY_PACKS) for note in grouping.notes]
+    if packs:
+        notes.append(f"{n_packed} kernels that a scalar ties together are packed into {len(packs)}")
+    packed = replace(
         grouping,
         kernels=kernels,
-        status="OPTIMAL" if bound_ps == time_ps else "FEASIBLE",
         bound_ps=bound_ps,
         proof=None if grouping.proof is None else replace(grouping.proof, packs=lines),
-        notes=notes,
-        stats=stats,
+        notes=tuple(notes),
     )
+    return replace(packed, status="OPTIMAL" if bound_ps == packed.time_ps else "FEASIBLE")
