@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from fuseplan.cli.arguments import Deadline, Dtype, Json, Small, load, writable
+from fuseplan.cli.arguments import DEADLINE_S, Deadline, Dtype, Json, Small, load, writable
 
 
 def demo(
@@ -16,7 +16,7 @@ def demo(
     ] = Path("fuseplan-demo.html"),
     small: Small = False,
     dtype: Dtype = "float32",
-    deadline: Deadline = 3.0,
+    deadline: Deadline = DEADLINE_S,
     json: Json = False,
 ) -> None:
     """Plan a GPT-2 block and its gradient for three devices, and run both here."""
