@@ -19,11 +19,12 @@ class Floor:
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
     kernel, which waits for its first block, or at least two launches. A contraction of arrays
-    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``). Of copies of
+    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``), but where its
+    kernel may be a nest of loops, in which a block stays on chip: these are ``nested``. Of copies of
     an operation (``Graph.origins``) one is executed at least, and one result written.
     """
 
-    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+    def __init__(self, graph: Graph, device: DeviceSpec, nested: frozenset[int] = frozenset()) -> None:
         self.device = device
         wait_ps = TPU_STEP_PS if device.sequential_grid else HBM_LATENCY_PS
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
@@ -64,7 +65,7 @@ class Floor:
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self.work.append((matrix_ps, flops.vector, flops.transcendental))
-            if flops.matrix:
+            if flops.matrix and node.id not in nested:
                 key = load_key(graph, node)
                 if key not in alike:
                     alike[key] = Loads(graph, node, device)

@@ -49,7 +49,7 @@ class Floors:
         ]
         self._walks = sorted({i for n, i in position.items() if floor.walks[n]})
         self._empty = sorted({i for n, i in position.items() if floor.is_empty[n]})
-        self._anchors = sum({1 << i for n, i in position.items() if n in floor.loads})
+        self._anchors = sum({1 << i for n, i in position.items() if floor.work[n][0]})
 
     def one_kernel(self, groups: Sequence[int]) -> list[tuple[int, int]]:
         """For each group, picoseconds that it takes and bytes that it moves at least, as one kernel."""

@@ -143,8 +143,8 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
         key = (spec.node_axes[i] if spec.axes else (), i in again)
         flops = node.flops.times(times[i]) if times else node.flops
         terms[key] = terms.get(key, Flops()) + flops
-        if node.flops.matrix:
-            products.append((key[0], node.flops.matrix, graph.values[node.inputs[0]].dtype))
+        if flops.matrix:
+            products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))
     return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
 
 

@@ -17,7 +17,8 @@ from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from fuseplan.errors import InvalidPlanError
 from fuseplan.hubs import Hubs
-from fuseplan.legality import refuse
+from fuseplan.layout import contraction_axes
+from fuseplan.legality import refuse, refuse_nest
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
 from fuseplan.siblings import walked
@@ -46,9 +47,18 @@ def check_kernel(
         f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
         f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
     )
-    backend = "loops" if kernel.spec.backend == "loops" else device.backend
-    refused = refuse(graph, backend, kernel.spec.nodes, unifier, is_gated)
+    nodes = kernel.spec.nodes
+    if _is_nest(graph, kernel.spec):
+        refused = refuse_nest(graph, kernel.spec.backend, nodes, unifier)
+    else:
+        refused = refuse(graph, device.backend, nodes, unifier, is_gated)
     require(refused is None, f"{where} breaks a rule: {refused}")
+
+
+def _is_nest(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether the kernel is one of those that are offered beside what the rules allow."""
+    products = any(graph.nodes[n].flops.matrix for n in spec.nodes)
+    return spec.backend == "loops" or (products and bool(spec.passes))
 
 
 def require(ok: bool, what: str) -> None:
@@ -205,12 +215,13 @@ def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
 
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """A kernel has the passes that it claims, and skips no more tiles than there are."""
-    products = [graph.nodes[n].op for n in spec.nodes if graph.nodes[n].flops.matrix]
-    require(
-        spec.backend == "loops" or not products,
-        f"{where} walks an axis in passes beside {', '.join(products)}, which streams its own",
-    )
+    """A kernel has the passes that it claims, and skips no more tiles than there are; what it
+    multiplies on a tile are two matrices, or a CPU's arrays."""
+    tiles = tuple(axis.tile for axis in spec.axes)
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        flat = spec.backend == "loops" or not node.flops.matrix or contraction_axes(node, own).is_flat(tiles)
+        require(flat, f"{where}: a tile of n{n} {node.op} is no product of two matrices")
     program = program_of(graph, spec)
     require(program is not None, f"{where} needs a result before the loops that complete it are over")
     assert program is not None

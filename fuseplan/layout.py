@@ -51,6 +51,13 @@ class Contraction:
     columns: tuple[int, ...]
     depth: tuple[int, ...]
 
+    def is_flat(self, tiles: tuple[int, ...]) -> bool:
+        """Whether a tile of it, with these extents of each axis, is one product of two matrices."""
+        sides = (self.rows, self.columns, self.depth)
+        return all(tiles[a] == 1 for a in self.batch) and all(
+            sum(tiles[a] > 1 for a in side) <= 1 for side in sides
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Layout:

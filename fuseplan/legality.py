@@ -27,15 +27,12 @@ def refuse(
     """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
 
     ``axes_of`` gives a group's axes (``costmodel.axes.unify``), ``gated`` is
-    ``prologues.gated`` of the graph. What a tiled loop may hold (``"loops"``) is not
-    monotone: whether it has passes is tested with its schedule.
+    ``prologues.gated`` of the graph.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
-    refused = _barriers(members, backend)
-    if refused is None and backend != "loops":
-        refused = _contractions(members, features)
+    refused = _barriers(members, backend) or _contractions(members, features)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
     if refused is not None:
@@ -44,9 +41,22 @@ def refuse(
     if isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
-    if anchor is None or backend == "loops":
-        return None
-    return refuse_prologue(members, anchor, axes, gated)
+    return None if anchor is None else refuse_prologue(members, anchor, axes, gated)
+
+
+def refuse_nest(
+    graph: Graph,
+    backend: str,
+    nodes: tuple[int, ...],
+    axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
+) -> Verdict | None:
+    """Why ``nodes`` can be no loop nest of ``backend``, or None. What it may hold beyond that is not
+    monotone: whether it has passes is tested with its schedule."""
+    refused = _barriers([graph.nodes[n] for n in nodes], backend)
+    axes = axes_of(nodes)
+    if refused is None and isinstance(axes, Conflict):
+        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
+    return refused
 
 
 def _barriers(members: list[Node], backend: str) -> Verdict | None:

@@ -57,9 +57,7 @@ class Scheduler:
         self.device = device
         self.features = features
         self._gated = gated(graph)
-        self._floor = Floor(graph, device)
-        nests = features.loop_nests and device.backend == "xla"
-        self._nests = Nests(graph, device, lowered) if nests else None
+        self._nests = Nests(graph, device, lowered) if features.loop_nests else None
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
@@ -68,6 +66,15 @@ class Scheduler:
     def offers(self) -> tuple[tuple[int, ...], ...]:
         """Groups that may be tiled loops, beside those that ``compatible`` allows."""
         return () if self._nests is None else self._nests.offers
+
+    @cached_property
+    def nested(self) -> frozenset[int]:
+        """Contractions that an offered group holds."""
+        return frozenset(n for nodes in self.offers for n in nodes if self.graph.nodes[n].flops.matrix)
+
+    @cached_property
+    def _floor(self) -> Floor:
+        return Floor(self.graph, self.device, self.nested)
 
     def walked(self, n: int) -> tuple[int, ...]:
         """The arrays that node ``n`` walks; none for XLA, whose own loops each make one array."""

@@ -124,7 +124,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
-            options.append((_whole(size, backend),))
+            options.append((whole_tile(size, backend),))
         elif role == AxisRole.STREAMED:
             options.append(_up_to(size, _STREAM_TILES, backend))
         elif a in lanes:
@@ -132,7 +132,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
         elif a == row:
             options.append(_up_to(size, _ROW_TILES, backend))
         else:
-            options.append((1, _whole(size, backend)) if size <= _SMALL else (1,))
+            options.append((1, whole_tile(size, backend)) if size <= _SMALL else (1,))
     return options
 
 
@@ -151,12 +151,17 @@ def _matmul_options(
         elif role == AxisRole.RESIDENT:
             if a not in extra_depth:
                 return None
-            options.append((_whole(size, backend),))
+            options.append((whole_tile(size, backend),))
         elif a in long:
             options.append(_dot_tiles(size, _MATMUL_TILES[backend], backend))
         else:
             options.append((1,))
     return options
+
+
+def dot_tiles(size: int, backend: str) -> tuple[int, ...]:
+    """Tiles of an axis along which a kernel of several contractions is cut."""
+    return _dot_tiles(size, _MATMUL_TILES[backend], backend)
 
 
 def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
@@ -192,7 +197,7 @@ def _innermost(layout: Layout, axes: list[int]) -> int | None:
     return inner[-1] if inner else None
 
 
-def _whole(size: int, backend: str) -> int:
+def whole_tile(size: int, backend: str) -> int:
     """The tile that holds all of an axis: Triton's blocks are powers of two."""
     return 1 << max(size - 1, 0).bit_length() if backend == "triton" else max(size, 1)
 
@@ -200,7 +205,7 @@ def _whole(size: int, backend: str) -> int:
 def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole of it where that is no larger than the
     largest of them."""
-    whole = _whole(size, backend)
+    whole = whole_tile(size, backend)
     smaller = tuple(t for t in tiles if t < size)
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 

@@ -50,7 +50,7 @@ def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...]:
 def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Iterator[KernelSpec]:
     """The nests of the group that are priced, in a fixed order."""
     layout = group_layout(graph, nodes, axes, edge)
-    cut = _cuttable(layout, axes)
+    cut = cuttable(layout, axes)
     free = {a for a in cut if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
     options = [
         _tiles(layout.sizes[a], a in free) if a in cut else (layout.sizes[a],) for a in range(len(axes.sizes))
@@ -87,7 +87,7 @@ def _makers(
     return makers
 
 
-def _cuttable(layout: Layout, axes: GroupAxes) -> set[int]:
+def cuttable(layout: Layout, axes: GroupAxes) -> set[int]:
     """The axes of the largest inner values, but for those that some node needs whole."""
 
     def extent(access: Access) -> int:

@@ -1,7 +1,9 @@
-"""The best tiled loops of a group, and the groups worth asking for."""
+"""The best loop nest of a group, and the groups worth asking for."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -9,8 +11,10 @@ from costmodel.axes import Conflict, unify
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import KernelSpec
+from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from fuseplan.layout import boundary
+from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import nests, program_of
 from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
 from fuseplan.loops.walks import walked
@@ -40,7 +44,8 @@ class Nests:
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         self.graph, self.device, self.lowered = graph, device, lowered
-        self._positions = is_index_arithmetic(graph)
+        self._backend = "loops" if device.backend == "xla" else device.backend
+        self._positions = is_index_arithmetic(graph, self._backend)
         self._known: dict[Nodes, Kernel | None] = {}
         self._signatures = Signatures(graph)
         self._gaining: dict[tuple[int, ...], bool] = {}
@@ -49,7 +54,8 @@ class Nests:
     def offers(self) -> tuple[Nodes, ...]:
         """Groups whose intermediates exceed the cores' own caches, and that cost less as a nest
         than operation by operation."""
-        return tuple(r for r in regions(self.graph, least_bytes(self.device)) if self._gains(r))
+        every = regions(self.graph, least_bytes(self.device), self._backend)
+        return tuple(r for r in every if self._gains(r))
 
     def _gains(self, nodes: Nodes) -> bool:
         """Layers of one structure are asked about once."""
@@ -101,12 +107,14 @@ class Nests:
 
     def _search(self, nodes: Nodes) -> Kernel | None:
         graph = self.graph
-        if not all(loopable(graph.nodes[n]) for n in nodes):
+        if not all(loopable(graph.nodes[n], self._backend) for n in nodes):
             return None
         axes = unify(graph, nodes)
         if isinstance(axes, Conflict) or 0 in axes.sizes:
             return None
         edge = boundary(graph, nodes)
+        if self._backend != "loops":
+            return self._kernel(kernel_nests(graph, nodes, axes, edge, self._backend))
         priced = [
             (estimate(graph, spec, self.device).time_ps, i, spec)
             for i, spec in enumerate(nests(graph, nodes, axes, edge))
@@ -117,6 +125,17 @@ class Nests:
         limit_ps = min(k.cost.time_ps for k in kernels) * _AS_FAST[0] // _AS_FAST[1]
         fast = (k for k in kernels if k.cost.time_ps <= limit_ps)
         return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
+
+    def _kernel(self, specs: Iterable[KernelSpec]) -> Kernel | None:
+        """The fastest of some kernels of a GPU or a TPU that fit on chip; of equals, the one of the
+        largest tiles, which walks its stream in the fewest steps."""
+        fitting = ((spec, footprint(self.graph, spec, self.device)) for spec in specs)
+        kernels = [
+            Kernel(spec, estimate(self.graph, spec, self.device, need))
+            for spec, need in fitting
+            if need.fits(self.device)
+        ]
+        return min(kernels, key=_rank, default=None)
 
     def _priced(self, spec: KernelSpec) -> Kernel:
         if self._masked(spec.nodes):
@@ -129,3 +148,8 @@ class Nests:
         assert program is not None
         assert self.lowered is not None
         return replace(spec, walked=walked(self.lowered, spec, program))
+
+
+def _rank(kernel: Kernel) -> tuple[int, int, int]:
+    steps = math.prod(axis.n_tiles for axis in kernel.spec.axes)
+    return kernel.cost.time_ps, kernel.cost.hbm_bytes, steps

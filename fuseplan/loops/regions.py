@@ -25,12 +25,12 @@ _ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze
 Nodes = tuple[int, ...]
 
 
-def regions(graph: Graph, min_bytes: int) -> Iterator[Nodes]:
-    """Groups tied together by intermediates of at least ``min_bytes``, each once."""
+def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[Nodes]:
+    """Groups of ``backend`` tied together by intermediates of at least ``min_bytes``, each once."""
     found: set[Nodes] = set()
-    positions = [n for n, known in enumerate(is_index_arithmetic(graph)) if known]
+    positions = [n for n, known in enumerate(is_index_arithmetic(graph, backend)) if known]
     for large in levels(graph, min_bytes):
-        for nodes in tied(graph, large):
+        for nodes in tied(graph, large, backend):
             region = convex(graph, with_positions(graph, nodes, positions))
             region = with_positions(graph, region, positions)
             if region in found:
@@ -39,13 +39,22 @@ def regions(graph: Graph, min_bytes: int) -> Iterator[Nodes]:
             reduces = any(graph.nodes[n].kind >= OpKind.REDUCTION for n in nodes)
             new = [graph.nodes[n] for n in set(region).difference(nodes)]
             # A product between two large values belongs to another layer.
-            whole = all(loopable(node) and not node.flops.matrix for node in new)
-            if reduces and whole and _expands(graph, region):
+            whole = all(loopable(node, backend) and not node.flops.matrix for node in new)
+            if reduces and whole and _gains(graph, region, backend):
                 yield region
-                arranged = with_arrangement(graph, region)
+                arranged = with_arrangement(graph, region, backend)
                 if arranged != region and arranged not in found:
                     found.add(arranged)
                     yield arranged
+
+
+def _gains(graph: Graph, nodes: Nodes, backend: str) -> bool:
+    """Whether a nest may save traffic that no other kernel of the backend saves."""
+    if backend == "loops":
+        return _expands(graph, nodes)
+    # A contraction that nothing else is reduced beside is a kernel of its own kind (fuseplan.legality).
+    kinds = [graph.nodes[n].kind for n in nodes]
+    return OpKind.OUT_ELEMENTWISE_FUSABLE in kinds and sum(kind >= OpKind.REDUCTION for kind in kinds) > 1
 
 
 def _expands(graph: Graph, nodes: Nodes) -> bool:
@@ -78,15 +87,17 @@ class IsLarge:
         return self.most // self.part < size + (self.part == 1) and size <= self.most
 
 
-def tied(graph: Graph, is_large: IsLarge) -> Iterator[Nodes]:
-    """The operations that large values tie together, set by set."""
+def tied(graph: Graph, is_large: IsLarge, backend: str = "loops") -> Iterator[Nodes]:
+    """The operations of ``backend`` that large values tie together, set by set."""
     ties = rx.PyGraph(multigraph=False)
     index: dict[int, int] = {}
     for value in graph.values:
         # Readers of a value that is made elsewhere are not tied: nothing passes between them.
-        if value.producer < 0 or not is_large(value.size) or not loopable(graph.nodes[value.producer]):
+        if value.producer < 0 or not is_large(value.size):
             continue
-        ends = [value.producer, *(n for n in graph.consumers[value.id] if loopable(graph.nodes[n]))]
+        if not loopable(graph.nodes[value.producer], backend):
+            continue
+        ends = [value.producer, *(n for n in graph.consumers[value.id] if loopable(graph.nodes[n], backend))]
         for n in ends:
             if n not in index:
                 index[n] = ties.add_node(n)
@@ -95,12 +106,12 @@ def tied(graph: Graph, is_large: IsLarge) -> Iterator[Nodes]:
     yield from (tuple(group) for group in sorted(groups) if len(group) > 1)
 
 
-def loopable(node: Node) -> bool:
-    """Whether a tiled loop can hold the node."""
-    return "loops" in node.backends and not node.effects
+def loopable(node: Node, backend: str = "loops") -> bool:
+    """Whether a tiled loop, or another kernel of ``backend``, can hold the node."""
+    return backend in node.backends and not node.effects
 
 
-def with_arrangement(graph: Graph, nodes: Nodes) -> Nodes:
+def with_arrangement(graph: Graph, nodes: Nodes, backend: str = "loops") -> Nodes:
     """``nodes`` with the transposes and conversions that alone read one of their results, so
     that results are written where they belong at once."""
     inside = set(nodes)
@@ -112,7 +123,7 @@ def with_arrangement(graph: Graph, nodes: Nodes) -> Nodes:
         if v in results or len(readers) != 1 or readers[0] in inside:
             continue
         node = graph.nodes[readers[0]]
-        if node.op in _ARRANGING and loopable(node):
+        if node.op in _ARRANGING and loopable(node, backend):
             inside.add(node.id)
             queue += node.outputs
     return tuple(sorted(inside))
@@ -140,12 +151,12 @@ def convex(graph: Graph, nodes: Nodes) -> Nodes:
     return tuple(sorted(found))
 
 
-def is_index_arithmetic(graph: Graph) -> list[bool]:
+def is_index_arithmetic(graph: Graph, backend: str = "loops") -> list[bool]:
     """For each node, whether it depends on nothing but positions and literals."""
     known: list[bool] = []
     for node in graph.nodes:
         makers = [graph.values[v].producer for v in node.inputs]
-        known.append(loopable(node) and all(m >= 0 and known[m] for m in makers))
+        known.append(loopable(node, backend) and all(m >= 0 and known[m] for m in makers))
     return known
 
 

@@ -1,0 +1,91 @@
+"""Kernel nests: the tiles that a group with several contractions may have in one kernel of a GPU or
+a TPU.
+
+The axes of the group's largest inner values are cut: one that indexes all results, and that nothing
+reduces, is a grid axis; one other is the stream (``passes``); everything else is whole in every tile.
+So attention streams its keys, a gated layer what its two products contract, a cross-entropy its
+classes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from costmodel.axes import GroupAxes, NodeAxes
+from costmodel.graph import Graph, OpKind
+from costmodel.kernel import AxisRole, KernelSpec
+from fuseplan.layout import Boundary, Contraction, Layout, contraction_axes, group_layout
+from fuseplan.loops.nest import cuttable, program_of
+from fuseplan.spec import SpecMaker
+from fuseplan.tiles import Tiles, addressing, dot_tiles, whole_tile
+
+_WHOLE = 1024
+"""No longer axis is whole in a tile of a kernel that also streams another: 32 rows of it in float32 are
+all of a GPU's registers that values may have."""
+
+
+def kernel_nests(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, backend: str
+) -> Iterator[KernelSpec]:
+    """The kernels of the group that are priced, in a fixed order."""
+    layout = group_layout(graph, nodes, axes, edge)
+    dots = _contractions(graph, nodes, axes.node_axes)
+    can_address = addressing(layout, backend)
+    for roles in _roles(layout, axes, dots):
+        make_spec = SpecMaker(nodes, axes, layout, roles, backend)
+        program = program_of(graph, make_spec(axes.sizes))
+        if program is None or any(p.kept for p in program.passes):
+            continue
+        make_spec.passes = tuple(p.loop for p in program.passes)
+        for tiles in itertools.product(*_tiles(layout.sizes, roles, dots, backend)):
+            if can_address(tiles) and all(dot.is_flat(tiles) for dot in dots):
+                yield make_spec(tiles)
+
+
+def _contractions(
+    graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxes, ...]
+) -> list[Contraction]:
+    members = zip((graph.nodes[n] for n in nodes), node_axes, strict=True)
+    return [contraction_axes(node, own) for node, own in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
+
+
+def _roles(layout: Layout, axes: GroupAxes, dots: list[Contraction]) -> Iterator[tuple[AxisRole, ...]]:
+    """Roles of the axes, one way for each axis that can be the stream."""
+    cut = cuttable(layout, axes)
+    free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
+    apart = {a for dot in dots for a in dot.batch}
+    for stream in sorted(range(len(axes.sizes))):
+        if stream in free or axes.whole[stream] or not axes.reduced[stream]:
+            continue
+        roles = [
+            AxisRole.PARALLEL if a in free and (a in cut or a in apart or layout.sizes[a] > _WHOLE) else AxisRole.RESIDENT
+            for a in range(len(axes.sizes))
+        ]
+        roles[stream] = AxisRole.STREAMED
+        held = (a for a, role in enumerate(roles) if role == AxisRole.RESIDENT)
+        if all(layout.sizes[a] <= _WHOLE for a in held):
+            yield tuple(roles)
+
+
+def _is_free(a: int, layout: Layout, axes: GroupAxes) -> bool:
+    """Whether tiles of an axis can be computed apart from each other."""
+    return not axes.reduced[a] and not axes.whole[a] and all(a in w.axis_set for w in layout.writes)
+
+
+def _tiles(
+    sizes: Tiles, roles: tuple[AxisRole, ...], dots: list[Contraction], backend: str
+) -> list[tuple[int, ...]]:
+    """Tiles of each axis: what batches of products share is one matrix of them at a time."""
+    apart = {a for dot in dots for a in dot.batch}
+    beside = {a for dot in dots for side in (dot.rows, dot.columns) if len(side) > 1 for a in side}
+    options: list[tuple[int, ...]] = []
+    for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
+        if role == AxisRole.RESIDENT:
+            options.append((whole_tile(size, backend),))
+        elif a in apart:
+            options.append((1,))
+        else:
+            alone = (1,) if role == AxisRole.PARALLEL and a in beside else ()
+            options.append((*dot_tiles(size, backend), *alone))
+    return options
