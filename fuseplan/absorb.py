@@ -55,9 +55,10 @@ def absorb_moves(space: Space) -> Space:
         made = sum(values[v].nbytes for v in node.outputs)
         if reader < 0 or len(space.producers[i]) > 1 or read > made:
             continue
-        tied = any((offer >> i ^ offer >> reader) & 1 for offer in space.offers)
         together = merged.together(i, reader)
-        if not tied and not space.clashes(together) and not space.refused(together, space.crossing(together)):
+        if _is_cut(space, together):
+            continue
+        if not space.clashes(together) and not space.refused(together, space.crossing(together)):
             merged.merge(i, reader)
     return merged.space()
 
@@ -83,6 +84,8 @@ def absorb_renames(space: Space) -> Space:
                 continue
             pairs = list(zip(copies, around, strict=True))
             every = [merged.together(i, other) for i, other in pairs]
+            if any(_is_cut(space, m) for m in every):
+                continue
             if all(not space.clashes(m) and not isinstance(space.price(m), Verdict) for m in every):
                 for i, other in pairs:
                     merged.merge(i, other)
@@ -97,6 +100,11 @@ def fold(space: Space, parts: Iterable[Mask]) -> Space:
         for i in bits(mask):
             merged.merge((mask & -mask).bit_length() - 1, i)
     return merged.space()
+
+
+def _is_cut(space: Space, together: Mask) -> bool:
+    """Whether an offered group holds a part of ``together`` only."""
+    return any(offer & together not in (0, together) for offer in space.offers)
 
 
 def _single(space: Space, i: int) -> Node | None:
