@@ -21,6 +21,7 @@ from fuseplan.errors import ConstraintError, MemoryLimitError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.nests import least_bytes
 from fuseplan.loops.recompute import recompute
+from fuseplan.loops.streams import along_streams
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.again import Within
 from fuseplan.memory.limit import plan_within
@@ -69,6 +70,10 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         lowered, scheduler = columns or (lowered, None)
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
+    elif _may_recompute(options) and options.features.loop_nests:
+        found = clock.time("streams", lambda: along_streams(lowered, options.device, options.features))
+        streams = _possible(found, options)
+        lowered, scheduler = streams or (lowered, None)
     lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
     if again is not None:
         _, other = _attempt(again[0], _until(expires_at, options), clock, again[1])

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from costmodel.graph import Node, Value, check_graph, make_graph
+from fuseplan.layout import boundary
 from fuseplan.lower import Lowered
 from fuseplan.trace import Equation, Literal
 
@@ -15,6 +16,16 @@ Item: TypeAlias = tuple[int, int | None]
 
 ORIGINAL = None
 """The copy that an input is, and whatever else there is one of."""
+
+
+def part(lowered: Lowered, nodes: Sequence[int]) -> Lowered:
+    """The program of ``nodes`` (ascending) alone."""
+    edge = boundary(lowered.graph, tuple(nodes))
+    inputs = replace(lowered.graph, inputs=edge.reads)
+    rewriter = Rewriter(replace(lowered, graph=inputs, outputs=edge.writes))
+    for n in nodes:
+        rewriter.add(n, ORIGINAL, lambda v: (v, ORIGINAL))
+    return rewriter.finish(lambda v: (v, ORIGINAL))
 
 
 class Rewriter:

@@ -113,6 +113,11 @@ class Scheduler:
 
     def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
+        if self._nests is not None and len(nodes) > 1:
+            settled = next((n for n in nodes if n in self._nests.settled), None)
+            if settled is not None:
+                reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"
+                return Verdict("nest", reason, (settled,))
         gates = self._gated if is_gated is None else is_gated
         return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 

@@ -43,11 +43,11 @@ def kernel_nests(
                 yield make_spec(tiles)
 
 
-def _contractions(
-    graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxes, ...]
-) -> list[Contraction]:
+def _contractions(graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxes, ...]) -> list[Contraction]:
     members = zip((graph.nodes[n] for n in nodes), node_axes, strict=True)
-    return [contraction_axes(node, own) for node, own in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
+    return [
+        contraction_axes(node, own) for node, own in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+    ]
 
 
 def _roles(layout: Layout, axes: GroupAxes, dots: list[Contraction]) -> Iterator[tuple[AxisRole, ...]]:
@@ -59,7 +59,9 @@ def _roles(layout: Layout, axes: GroupAxes, dots: list[Contraction]) -> Iterator
         if stream in free or axes.whole[stream] or not axes.reduced[stream]:
             continue
         roles = [
-            AxisRole.PARALLEL if a in free and (a in cut or a in apart or layout.sizes[a] > _WHOLE) else AxisRole.RESIDENT
+            AxisRole.PARALLEL
+            if a in free and (a in cut or a in apart or layout.sizes[a] > _WHOLE)
+            else AxisRole.RESIDENT
             for a in range(len(axes.sizes))
         ]
         roles[stream] = AxisRole.STREAMED

@@ -28,6 +28,10 @@ _AS_FAST = (103, 100)
 """Tilings within 3 % of the fastest are as fast as it, for all the model knows: the one
 that needs the least memory is taken."""
 
+_SETTLED = (9, 10)
+"""By so much a nest has to be faster than its contractions alone, whose kernels may also write what is
+narrower than their results."""
+
 _SEARCHED = 24
 """Of all tilings, so many of the cheapest are looked at for tiles that a mask leaves out:
 finding them takes milliseconds, and a mask changes the order of tilings little."""
@@ -57,6 +61,24 @@ class Nests:
         every = regions(self.graph, least_bytes(self.device), self._backend)
         return tuple(r for r in every if self._gains(r))
 
+    @cached_property
+    def settled(self) -> frozenset[int]:
+        """Operations of a GPU's or a TPU's nests that no other kernel of several is asked for: alone, each
+        of the nest's contractions is a kernel, and these take longer than the nest."""
+        if self._backend == "loops":
+            return frozenset()
+        return frozenset(n for nodes in self.offers if self._settles(nodes) for n in nodes)
+
+    def _settles(self, nodes: Nodes) -> bool:
+        kernel = self.best(nodes)
+        assert kernel is not None, "what is offered has a nest"
+        products = (n for n in nodes if self.graph.nodes[n].flops.matrix)
+        return kernel.cost.time_ps * _SETTLED[1] < self._apart_ps(products) * _SETTLED[0]
+
+    def _apart_ps(self, nodes: Iterable[int]) -> int:
+        singles = (whole_array_spec(self.graph, (n,)) for n in nodes)
+        return sum(estimate(self.graph, spec, self.device).time_ps for spec in singles)
+
     def _gains(self, nodes: Nodes) -> bool:
         """Layers of one structure are asked about once."""
         key = self._signatures.of(nodes).key
@@ -66,8 +88,7 @@ class Nests:
 
     def _is_cheaper(self, nodes: Nodes) -> bool:
         kernel = self.best(nodes)
-        singles = (estimate(self.graph, whole_array_spec(self.graph, (n,)), self.device) for n in nodes)
-        return kernel is not None and kernel.cost.time_ps < sum(cost.time_ps for cost in singles)
+        return kernel is not None and kernel.cost.time_ps < self._apart_ps(nodes)
 
     @cached_property
     def _skipping_offers(self) -> tuple[frozenset[int], ...]:
@@ -79,6 +100,8 @@ class Nests:
         return any(offer <= inside for offer in self._skipping_offers)
 
     def _masked(self, nodes: Nodes) -> bool:
+        if self._backend != "loops":  # A kernel of a GPU or a TPU walks every tile.
+            return False
         return self.lowered is not None and any(self._positions[n] for n in nodes)
 
     def mask_makers(self, nodes: Nodes) -> Nodes:

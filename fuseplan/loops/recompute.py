@@ -33,7 +33,7 @@ def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
     for is_large in levels(lowered.graph, min_bytes):
         copies = _copies(new.graph, is_large)
         if copies:
-            new = _rewritten(new, copies)
+            new = rewritten(new, copies)
     return None if new is lowered else new
 
 
@@ -42,8 +42,7 @@ def _copies(graph: Graph, is_large: IsLarge) -> Copies:
     positions = is_index_arithmetic(graph)
     copies: Copies = {}
     for group in tied(graph, is_large):
-        stages = _stages(graph, group)
-        for stage in stages:
+        for stage in stages(graph, group):
             inside = set(stage)
             wanted = [
                 graph.values[v].producer
@@ -53,7 +52,7 @@ def _copies(graph: Graph, is_large: IsLarge) -> Copies:
                 and graph.values[v].producer not in inside
                 and (is_large(graph.values[v].size) or positions[graph.values[v].producer])
             ]
-            chain = _chain(graph, wanted, inside, is_large, positions)
+            chain = chain_of(graph, wanted, inside, is_large, positions)
             if chain and _gains(graph, chain, inside):
                 copies[stage] = chain
     return copies
@@ -66,7 +65,7 @@ def _gains(graph: Graph, chain: Nodes, readers: set[int]) -> bool:
     return any(v in graph.results or not own.issuperset(graph.consumers[v]) for v in made)
 
 
-def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
+def stages(graph: Graph, group: Nodes, backend: str = "loops") -> list[Nodes]:
     """``group`` in parts that can each be one nest: a part ends where a path leaves the group
     through an operation that no tiled loop of it could hold, and returns."""
     inside = set(group)
@@ -74,7 +73,7 @@ def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
     for n in paths(graph, group):
         node = graph.nodes[n]
         before = [level[m] for v in node.inputs if (m := graph.values[v].producer) in level]
-        foreign = n not in inside and (not loopable(node) or node.flops.matrix > 0)
+        foreign = n not in inside and (not loopable(node, backend) or node.flops.matrix > 0)
         # Odd levels are outside: a member behind them is on the next even one.
         now = max(before, default=0)
         if (foreign and now % 2 == 0) or (n in inside and now % 2):
@@ -86,8 +85,13 @@ def _stages(graph: Graph, group: Nodes) -> list[Nodes]:
     return [tuple(parts[k]) for k in sorted(parts)]
 
 
-def _chain(
-    graph: Graph, wanted: list[int], readers: set[int], is_large: IsLarge, positions: list[bool]
+def chain_of(
+    graph: Graph,
+    wanted: list[int],
+    readers: set[int],
+    is_large: IsLarge,
+    positions: list[bool],
+    backend: str = "loops",
 ) -> Nodes:
     """The operations that lead to ``wanted`` from values that are not large, in order; empty
     if one of them cannot be evaluated tile by tile."""
@@ -98,7 +102,7 @@ def _chain(
         if n in chain or n in readers:
             continue
         node = graph.nodes[n]
-        if not loopable(node):
+        if not loopable(node, backend):
             return ()
         chain.add(n)
         for v in node.inputs:
@@ -108,8 +112,9 @@ def _chain(
     return tuple(sorted(chain))
 
 
-def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
-    """The graph with the copies in it, and without what nobody reads any more."""
+def rewritten(lowered: Lowered, copies: Copies, named: bool = True) -> Lowered:
+    """The graph with the copies in it, and without what nobody reads any more; if ``named``, it says of
+    what they are copies (``Graph.origins``)."""
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]
@@ -137,7 +142,7 @@ def _rewritten(lowered: Lowered, copies: Copies) -> Lowered:
 
         node = rewriter.add(n, group, read)
         origins.append(first.setdefault(before[n], node))
-    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
+    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins) if named else ())
 
 
 def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:

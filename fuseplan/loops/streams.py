@@ -1,0 +1,162 @@
+"""Streams: large values are computed again for each axis along which something sums them up.
+
+A kernel of a GPU or a TPU keeps what it accumulates on chip, so that it streams one axis. What sums
+up a large value along two, as the gradients of attention by queries and by keys, takes a kernel each;
+lest the value stand in memory between them, each computes it for itself from what is small
+(FlashAttention's backward pass: Dao et al., arXiv:2205.14135, rederived from the axes). So does what a
+distant reader needs: between the forward and the backward pass of a layer lies the rest of a network.
+
+Which values: those of a set that large values tie together (``regions``) of which a quick plan is
+faster so. That is tried on the set alone, and once for all sets of one structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from costmodel.axes import Conflict, GroupAxes, compose, unify
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimRole, Graph
+from fuseplan.features import Features
+from fuseplan.loops.nests import least_bytes
+from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
+from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.lower import Lowered
+from fuseplan.planners import Budget, get_planner
+from fuseplan.rewrite import part
+from fuseplan.schedule import Scheduler
+from fuseplan.signature import Signatures
+
+_GAIN = (9, 10)
+"""The quick plan with copies has to be a tenth faster: of what is computed once, the solver's plan is
+up to 10 % faster than the quick one (``fuseplan bench solver``)."""
+
+
+def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> Lowered | None:
+    """``lowered`` with large values computed again for each axis along which they are summed up and
+    each pass of a network; None where that gains nothing."""
+    return _Streams(lowered, device, features).run()
+
+
+class _Streams:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features) -> None:
+        self.lowered, self.graph = lowered, lowered.graph
+        self.device, self.features = device, features
+        self.signatures = Signatures(lowered.graph)
+        self._pays: dict[object, bool] = {}
+
+    def run(self) -> Lowered | None:
+        graph, backend = self.graph, self.device.backend
+        copies: Copies = {}
+        taken: set[int] = set()
+        for is_large in levels(graph, least_bytes(self.device)):
+            for group in tied(graph, is_large, backend):
+                if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
+                    continue
+                found = _Sides(graph, group, is_large, backend).copies()
+                if len(found) > 1 and self._gains(group, found):
+                    copies |= found
+                    taken.update(group)
+        return rewritten(self.lowered, copies, named=False) if copies else None
+
+    def _gains(self, group: Nodes, copies: Copies) -> bool:
+        nodes = tuple(
+            sorted(
+                {*with_small(self.graph, group, self.device.backend), *chain.from_iterable(copies.values())}
+            )
+        )
+        place = {n: i for i, n in enumerate(nodes)}
+        here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
+        key = (self.signatures.of(nodes).key, tuple(here.items()))
+        if key not in self._pays:
+            alone = part(self.lowered, nodes)
+            again = rewritten(alone, here, named=False)
+            self._pays[key] = self._time_ps(again) * _GAIN[1] < self._time_ps(alone) * _GAIN[0]
+        return self._pays[key]
+
+    def _time_ps(self, lowered: Lowered) -> int:
+        scheduler = Scheduler(lowered.graph, self.device, lowered, self.features)
+        return get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
+
+
+class _Sides:
+    """Who reads the large values of a ``group``: a side for each axis, before and after whatever else
+    lies between."""
+
+    def __init__(self, graph: Graph, group: Nodes, is_large: IsLarge, backend: str) -> None:
+        self.graph, self.group, self.is_large, self.backend = graph, group, is_large, backend
+        self._positions = is_index_arithmetic(graph, backend)
+
+    def copies(self) -> Copies:
+        """For each side, what is copied for it; nothing unless all large values are used up by
+        sums."""
+        axes = unify(self.graph, self.group)
+        if isinstance(axes, Conflict) or not self._used_up():
+            return {}
+        found: Copies = {}
+        for sinks in self._by_axis(axes):
+            leading = self._chain(sinks)
+            if not leading:
+                return {}
+            for side in self._stages(sinks, leading):
+                found[side] = self._chain(side)
+        return found
+
+    def _used_up(self) -> bool:
+        """Whether no large value is wanted as a whole."""
+        inside = set(self.group)
+        made = [v for n in self.group for v in self.graph.nodes[n].outputs if self._is_large(v)]
+        return all(v not in self.graph.results and inside.issuperset(self.graph.consumers[v]) for v in made)
+
+    def _is_large(self, v: int) -> bool:
+        return self.is_large(self.graph.values[v].size)
+
+    def _by_axis(self, axes: GroupAxes) -> list[list[int]]:
+        """The nodes that make something small of large values, by the axes that they sum them up
+        along."""
+        sinks: dict[frozenset[int], list[int]] = {}
+        for n, own in zip(self.group, axes.node_axes, strict=True):
+            node = self.graph.nodes[n]
+            if any(map(self._is_large, node.outputs)):
+                continue
+            large = (m for v, m in zip(node.inputs, node.input_maps, strict=True) if self._is_large(v))
+            held = {a for m in large for dims in compose(m, own) for a in dims}
+            roles = zip(own, node.roles, strict=True)
+            reduced = {a for dims, role in roles if role == DimRole.REDUCED for a in dims}
+            if held:
+                sinks.setdefault(frozenset(held & reduced), []).append(n)
+        return list(sinks.values())
+
+    def _chain(self, sinks: Nodes | list[int]) -> Nodes:
+        wanted = [
+            producer
+            for n in sinks
+            for v in self.graph.nodes[n].inputs
+            if (producer := self.graph.values[v].producer) >= 0
+            and (self._is_large(v) or self._positions[producer])
+        ]
+        return chain_of(self.graph, wanted, set(sinks), self.is_large, self._positions, self.backend)
+
+    def _stages(self, sinks: list[int], leading: Nodes) -> Iterator[Nodes]:
+        wanted = set(sinks)
+        for stage in stages(self.graph, tuple(sorted({*sinks, *leading})), self.backend):
+            side = tuple(n for n in stage if n in wanted)
+            if side:
+                yield side
+
+
+def with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
+    """``group`` with what follows from its members alone without another contraction: what is made of
+    a maximum, say, before it is subtracted."""
+    found = set(group)
+    queue = list(group)
+    while queue:
+        for v in graph.nodes[queue.pop()].outputs:
+            for n in graph.consumers[v]:
+                node = graph.nodes[n]
+                alone = all(graph.values[u].producer in found for u in node.inputs)
+                if n not in found and alone and loopable(node, backend) and not node.flops.matrix:
+                    found.add(n)
+                    queue.append(n)
+    return tuple(sorted(found))
