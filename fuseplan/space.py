@@ -151,9 +151,9 @@ class Space:
 
     def breaks_rules(self, mask: Mask) -> bool:
         """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
-        # Offered groups tie together what the rules keep apart: nothing is to be learnt from sets
-        # that span them.
-        return self._clash(mask) is not None if self.offers else self._rules.refused(mask)
+        # XLA's loops are offered for sets of hundreds, from which nothing is to be learnt.
+        plain = self.offers and self.book.absorbs_moves
+        return self._clash(mask) is not None if plain else self._rules.refused(mask)
 
     def is_tight(self, mask: Mask) -> bool:
         """Whether the group may be too large for the chip, so that ``overflows`` is to be asked."""

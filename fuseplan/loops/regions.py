@@ -40,7 +40,7 @@ def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[No
             new = [graph.nodes[n] for n in set(region).difference(nodes)]
             # A product between two large values belongs to another layer.
             whole = all(loopable(node, backend) and not node.flops.matrix for node in new)
-            if reduces and whole and _gains(graph, region, backend):
+            if reduces and whole and _expands(graph, region) and _is_new(graph, region, backend):
                 yield region
                 arranged = with_arrangement(graph, region, backend)
                 if arranged != region and arranged not in found:
@@ -48,13 +48,12 @@ def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[No
                     yield arranged
 
 
-def _gains(graph: Graph, nodes: Nodes, backend: str) -> bool:
-    """Whether a nest may save traffic that no other kernel of the backend saves."""
-    if backend == "loops":
-        return _expands(graph, nodes)
-    # A contraction that nothing else is reduced beside is a kernel of its own kind (fuseplan.legality).
+def _is_new(graph: Graph, nodes: Nodes, backend: str) -> bool:
+    """Whether the rules refuse the group, so that it is possible as a nest only: a contraction that
+    something else is reduced beside (``fuseplan.legality``); on a CPU, any."""
     kinds = [graph.nodes[n].kind for n in nodes]
-    return OpKind.OUT_ELEMENTWISE_FUSABLE in kinds and sum(kind >= OpKind.REDUCTION for kind in kinds) > 1
+    several = OpKind.OUT_ELEMENTWISE_FUSABLE in kinds and sum(k >= OpKind.REDUCTION for k in kinds) > 1
+    return several or backend == "loops"
 
 
 def _expands(graph: Graph, nodes: Nodes) -> bool:
