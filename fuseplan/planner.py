@@ -72,8 +72,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
     elif _may_recompute(options) and options.features.loop_nests:
         found = clock.time("streams", lambda: along_streams(lowered, options.device, options.features))
-        streams = _possible(found, options)
-        lowered, scheduler = streams or (lowered, None)
+        lowered, scheduler = _possible(found, options) or (lowered, None)
     lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
     if again is not None:
         _, other = _attempt(again[0], _until(expires_at, options), clock, again[1])

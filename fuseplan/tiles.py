@@ -27,7 +27,7 @@ _SMALL = 32
 _MATMUL_TILES = {"triton": (32, 64, 128, 256), "mosaic_tpu": (128, 256, 512)}
 _DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_tpu": (128, 256, 512)}
 
-_LANES, _SUBLANES = 128, 8
+_LANES, SUBLANES = 128, 8
 """Mosaic: the last two dimensions of a block are multiples of these, or the array's own
 (Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
 
@@ -210,12 +210,12 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 
 
-def addressing(layout: Layout, backend: str) -> Callable[[Tiles], bool]:
+def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:
     """Whether the backend can load, compute and store blocks of any tiles. Mosaic reshapes
     blocks of rank two and more as it likes, but splits or merges no vector
-    (tests/aot/test_compile_kernels.py)."""
+    (tests/aot/test_compile_kernels.py). With ``lifts``, one of a single row is a block of its own."""
     sizes, blocks = layout.sizes, _blocks(layout)
-    return lambda tiles: _addressable(sizes, blocks, tiles, backend)
+    return lambda tiles: _addressable(sizes, blocks, tiles, backend, lifts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,12 +238,12 @@ def _blocks(layout: Layout) -> _Blocks:
     return _Blocks(tuple(merged), vectors, tuple(exchanged))
 
 
-def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str) -> bool:
+def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
     if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
         return False
     if backend != "mosaic_tpu":
         return True
-    return all(_mosaic_block(sizes, axes, tiles) for axes in blocks.exchanged) and not any(
+    return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(
         sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
     )
 
@@ -264,8 +264,11 @@ def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
     return True
 
 
-def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles) -> bool:
-    for dims, quantum in zip(reversed(axes), (_LANES, _SUBLANES), strict=False):
+def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool:
+    # Of a matrix, single rows would be a block each: more steps than work.
+    single = lifts and len(axes) > 2 and all(tiles[a] == 1 for dims in axes[:-1] for a in dims)
+    quanta = (_LANES,) if single else (_LANES, SUBLANES)
+    for dims, quantum in zip(reversed(axes), quanta, strict=False):
         block = extent = 1
         for a in dims:
             block *= tiles[a]

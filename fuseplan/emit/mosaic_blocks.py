@@ -6,6 +6,7 @@ several, then the stream.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jax.experimental.pallas import tpu as pltpu
 from costmodel.graph import DimMap, Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from costmodel.passes import pass_count, readers
+from fuseplan.tiles import SUBLANES
 
 PASS = -1
 """The grid dimension that counts passes, where axes are told by their index."""
@@ -60,6 +62,7 @@ def _block_spec(spec: KernelSpec, access: Access, needed: tuple[int, ...]) -> An
     if not access.axes:
         return pl.BlockSpec(memory_space=pltpu.SMEM)
     ones = 2 - len(access.axes)
+    lifted = is_lifted(spec, access)
 
     def index_map(*steps: Any) -> tuple[Any, ...]:
         position = dict(zip(grid_axes(spec), steps, strict=False))
@@ -71,9 +74,9 @@ def _block_spec(spec: KernelSpec, access: Access, needed: tuple[int, ...]) -> An
             for a in axes:
                 block = block * spec.axes[a].n_tiles + position.get(a, 0)
             index.append(block)
-        return tuple(index)
+        return (*index[:-1], 0, index[-1]) if lifted else tuple(index)
 
-    return pl.BlockSpec(outer_shape(spec.block_shape(access)), index_map)
+    return pl.BlockSpec(outer_shape(spec.block_shape(access), lifted), index_map)
 
 
 def _resting(spec: KernelSpec, p: Any, k: Any, needed: tuple[int, ...]) -> Any:
@@ -90,8 +93,19 @@ def _resting(spec: KernelSpec, p: Any, k: Any, needed: tuple[int, ...]) -> Any:
     return index
 
 
-def outer_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+def is_lifted(spec: KernelSpec, access: Access) -> bool:
+    """Whether an array crosses the boundary with one more dimension, of size one, before its last: of
+    ``x[B, H, T]``, a block of one head then is one that Mosaic can address."""
+    if len(access.axes) < 2:
+        return False
+    rows = math.prod(spec.axes[a].tile for a in access.axes[-2])
+    return rows % SUBLANES != 0 and rows != math.prod(spec.axes[a].size for a in access.axes[-2])
+
+
+def outer_shape(shape: tuple[int, ...], lifted: bool = False) -> tuple[int, ...]:
     """Arrays cross a kernel's boundary with two dimensions at least, as VMEM is laid out."""
+    if lifted:
+        return (*shape[:-1], 1, shape[-1])
     return (1,) * (2 - len(shape)) + tuple(shape)
 
 
@@ -104,14 +118,15 @@ def outer_dtype(aval: Any) -> Any:
     return aval.dtype
 
 
-def outer(aval: Any) -> jax.ShapeDtypeStruct:
+def outer(spec: KernelSpec, access: Access, aval: Any) -> jax.ShapeDtypeStruct:
     """An array as it crosses a kernel's boundary."""
-    return jax.ShapeDtypeStruct(outer_shape(aval.shape), outer_dtype(aval))
+    return jax.ShapeDtypeStruct(outer_shape(aval.shape, is_lifted(spec, access)), outer_dtype(aval))
 
 
-def to_outer(x: Any, aval: Any) -> Any:
+def to_outer(spec: KernelSpec, access: Access, x: Any, aval: Any) -> Any:
     """An array on its way into a kernel."""
-    return lax.reshape(jnp.asarray(x).astype(outer_dtype(aval)), outer_shape(aval.shape))
+    crossing = outer(spec, access, aval)
+    return lax.reshape(jnp.asarray(x).astype(crossing.dtype), crossing.shape)
 
 
 def from_outer(x: Any, aval: Any) -> Any:

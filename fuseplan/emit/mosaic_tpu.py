@@ -41,7 +41,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 
     call = pl.pallas_call(
         lambda *refs: run(refs),
-        out_shape=[blocks_of.outer(avals[w.value]) for w in spec.writes],
+        out_shape=[blocks_of.outer(spec, w, avals[w.value]) for w in spec.writes],
         grid=blocks_of.grid(spec),
         in_specs=blocks_of.read_specs(lowered.graph, spec),
         out_specs=blocks_of.write_specs(spec, made_in),
@@ -52,8 +52,8 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     )
 
     def group(*arrays: Any) -> tuple[Any, ...]:
-        outer = {v: blocks_of.to_outer(x, avals[v]) for v, x in zip(sources, arrays, strict=True)}
-        results = call(*(outer[r.value] for r in spec.reads))
+        given = dict(zip(sources, arrays, strict=True))
+        results = call(*(blocks_of.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads))
         return tuple(
             blocks_of.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
         )

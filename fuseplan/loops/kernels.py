@@ -31,7 +31,7 @@ def kernel_nests(
     """The kernels of the group that are priced, in a fixed order."""
     layout = group_layout(graph, nodes, axes, edge)
     dots = _contractions(graph, nodes, axes.node_axes)
-    can_address = addressing(layout, backend)
+    can_address = addressing(layout, backend, lifts=True)
     for roles in _roles(layout, axes, dots):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         program = program_of(graph, make_spec(axes.sizes))

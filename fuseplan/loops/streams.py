@@ -19,7 +19,8 @@ from costmodel.axes import Conflict, GroupAxes, compose, unify
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph
 from fuseplan.features import Features
-from fuseplan.loops.nests import least_bytes
+from fuseplan.loops.batches import batches_first
+from fuseplan.loops.nests import Nests, least_bytes
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
 from fuseplan.lower import Lowered
@@ -35,8 +36,13 @@ up to 10 % faster than the quick one (``fuseplan bench solver``)."""
 
 def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> Lowered | None:
     """``lowered`` with large values computed again for each axis along which they are summed up and
-    each pass of a network; None where that gains nothing."""
-    return _Streams(lowered, device, features).run()
+    each pass of a network; for a TPU, with operands whose blocks it can address. None where that gains
+    nothing."""
+    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    found = _Streams(first or lowered, device, features).run()
+    if found is None and first is not None and Nests(first.graph, device, first).offers:
+        return first
+    return found
 
 
 class _Streams:

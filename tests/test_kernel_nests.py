@@ -1,0 +1,71 @@
+"""Kernels of several contractions for GPUs and TPUs, in Pallas' interpreter: they compute what XLA
+computes, in tiles of several sizes, smaller than a device would have them, and ragged."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from costmodel.axes import Conflict, unify
+from costmodel.device import get_device
+from fuseplan import tiles
+from fuseplan.emit import emit, xla
+from fuseplan.emit.body import live_ins
+from fuseplan.features import ALL_FEATURES
+from fuseplan.layout import boundary
+from fuseplan.loops import nests, streams
+from fuseplan.loops.kernels import kernel_nests
+from fuseplan.loops.regions import regions
+from fuseplan.loops.streams import along_streams
+from fuseplan.lower import lower
+from fuseplan.trace import trace
+from tests.nest_cases import CASES
+from tests.nests import assert_close, describe
+from tests.quickly import on_both, run_quickly
+
+LARGE_BYTES = 512
+NAMES = [
+    *("attention", "sliding", "alibi", "capped", "lost_rows", "guarded_rows", "masked -inf", "grouped"),
+    *("over_queries", "two_softmaxes", "mlp", "gated", "gaussian", "laplacian", "forces", "k_means"),
+    *("softmax_columns", "gradient of attention", "gradient of capped", "gradient of grouped"),
+    *("gradient of masked", "gradient of gaussian"),
+]
+
+
+def in_kernels(f, args, device):
+    """The program, and a few kernels of each group that large values tie together."""
+    lowered = lower(trace(f, *args))
+    lowered = along_streams(lowered, device, ALL_FEATURES) or lowered
+    graph, found = lowered.graph, []
+    for nodes in regions(graph, LARGE_BYTES, device.backend):
+        axes = unify(graph, nodes)
+        if not isinstance(axes, Conflict):
+            specs = list(kernel_nests(graph, nodes, axes, boundary(graph, nodes), device.backend))
+            found += specs[:: max(len(specs) // 2, 1)]
+    return lowered, found
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+    """What is large is small, and so are tiles."""
+    for module in (nests, streams):
+        monkeypatch.setattr(module, "least_bytes", lambda device: LARGE_BYTES)
+    monkeypatch.setattr(tiles, "_MATMUL_TILES", {"triton": (16,), "mosaic_tpu": (8, 16)})
+    monkeypatch.setattr(tiles, "_LANES", 1)
+    monkeypatch.setattr(tiles, "SUBLANES", 1)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("name", on_both(NAMES, ("attention", "gradient of masked", "forces")))
+def test_agrees(name, device, small_tiles):
+    f, args = CASES[name]
+    args = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, args)
+    lowered, specs = in_kernels(f, args, get_device(device))
+    values = dict(zip(lowered.graph.inputs, [*lowered.consts, *jax.tree.leaves(args)], strict=True))
+    xla.run(lowered.equations, values)
+    assert specs, "no kernel was tested"
+    for spec in specs:
+        got = run_quickly(emit(spec, lowered, interpret=True), *(values[v] for v in live_ins(spec)))
+        for x, write in zip(got, spec.writes, strict=True):
+            assert_close(np.asarray(x), np.asarray(values[write.value]), 2e-4, 2e-5, describe(spec, lowered))
