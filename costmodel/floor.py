@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, OpKind
@@ -19,13 +21,17 @@ class Floor:
     sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
     kernel, which waits for its first block, or at least two launches. A contraction of arrays
-    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``), but where its
-    kernel may be a nest of loops, in which a block stays on chip: these are ``nested``. Of copies of
+    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``). But what is
+    ``nested`` may be part of a nest of loops, in which a block stays on chip, and which walks no
+    more than a share of its tiles (numerator, denominator). Of copies of
     an operation (``Graph.origins``) one is executed at least, and one result written.
     """
 
-    def __init__(self, graph: Graph, device: DeviceSpec, nested: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None
+    ) -> None:
         self.device = device
+        nested = nested or {}
         wait_ps = TPU_STEP_PS if device.sequential_grid else HBM_LATENCY_PS
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
         # What computes nothing, because an array is empty, is left to XLA whole.
@@ -61,7 +67,8 @@ class Floor:
             self.reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
             self.writes.append(() if node.bitcast else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
-            flops = node.flops
+            part, whole = nested.get(node.id, (1, 1))
+            flops = node.flops.share(min(part, whole), whole)
             rate = device.matrix_rate(graph.values[node.inputs[0]].dtype) if flops.matrix else 0
             matrix_ps = time_ps(flops.matrix, rate)
             self.work.append((matrix_ps, flops.vector, flops.transcendental))

@@ -71,6 +71,12 @@ class Flops:
         """These operations, ``count`` times over."""
         return Flops(self.matrix * count, self.vector * count, self.transcendental * count)
 
+    def share(self, part: int, whole: int) -> Flops:
+        """These operations, ``part / whole`` times over, rounded up."""
+        if part == whole:
+            return self
+        return Flops(*(-(-n * part // whole) for n in (self.matrix, self.vector, self.transcendental)))
+
     @property
     def total(self) -> int:
         return self.matrix + self.vector + self.transcendental

@@ -6,6 +6,9 @@ tile: the stream is walked several times because it is too long to be kept.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from costmodel.axes import compose
 from costmodel.graph import Graph
 from costmodel.kernel import Access, KernelSpec
@@ -16,13 +19,27 @@ def pass_count(spec: KernelSpec) -> int:
     return len(spec.passes) or 1
 
 
-def evaluations(spec: KernelSpec) -> tuple[int, ...]:
-    """For each node, in how many passes it is computed on every tile; one for what is not."""
+def evaluations(spec: KernelSpec) -> tuple[tuple[int, int], ...]:
+    """For each node, how often it is computed on every tile, as (numerator, denominator): in how many
+    passes, as far as these walk all tiles; once for what is not."""
+    every = tile_count(spec)
     counts = [0] * len(spec.nodes)
-    for positions in spec.passes:
+    for positions, walked in zip(spec.passes, spec.walked or (every,) * len(spec.passes), strict=True):
         for i in positions:
-            counts[i] += 1
-    return tuple([count or 1 for count in counts])
+            counts[i] += walked
+    return tuple([(count, every) if count else (1, 1) for count in counts])
+
+
+def tile_count(spec: KernelSpec) -> int:
+    """Tiles of all axes together."""
+    return math.prod([axis.n_tiles for axis in spec.axes])
+
+
+def walked_share(spec: KernelSpec, passes: Sequence[int]) -> tuple[int, int]:
+    """What part of their tiles some passes walk."""
+    if not spec.walked or not passes:
+        return 1, 1
+    return sum(spec.walked[k] for k in passes), tile_count(spec) * len(passes)
 
 
 def readers(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ...]]:

@@ -69,6 +69,10 @@ def estimate(
     vector_ps = time_ps(flops.vector, device.vector_flops_per_s)
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps
+    if spec.walked:  # Before tiles are left out, each array is looked at for infinities (fuseplan.skipping).
+        looked_at = {access.value for access in spec.reads}
+        launch_ps += device.launch_ps * len(looked_at)
+        launch_ps += time_ps(sum(graph.values[v].nbytes for v in looked_at), device.hbm_bytes_per_s)
     if not spec.axes and matrix_ps:
         products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]
         if device.platform == "cpu":
@@ -141,7 +145,7 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
         if not node.flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in again)
-        flops = node.flops.times(times[i]) if times else node.flops
+        flops = node.flops.share(*times[i]) if times else node.flops
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
             products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec
-from costmodel.passes import readers
+from costmodel.passes import readers, walked_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,11 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     walks = readers(graph, spec) if spec.passes else {}
     for access in spec.reads:
         nbytes = values[access.value].nbytes
-        loads, fetches = read_counts(spec, access, nbytes, device, len(walks.get(access, ())) or 1)
+        passes = walks.get(access, ())
+        loads, fetches = read_counts(spec, access, nbytes, device, len(passes) or 1)
+        if spec.walked and not device.sequential_grid:  # a TPU's pipeline copies every block
+            part, whole = walked_share(spec, passes)
+            loaded -= nbytes * loads * (whole - part) // whole
         loaded += nbytes * loads
         if nbytes <= device.cache_bytes:
             if access.value in served:

@@ -37,7 +37,7 @@ class Recomputing:
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
         self._scheduler = scheduler
         self._gated = gated(copies.graph)
-        nested = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.nested)
+        nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
         self.offers = tuple(copies.lifted(scheduler.offers))
 

@@ -67,10 +67,10 @@ class Scheduler:
         """Groups that may be tiled loops, beside those that ``compatible`` allows."""
         return () if self._nests is None else self._nests.offers
 
-    @cached_property
-    def nested(self) -> frozenset[int]:
-        """Contractions that an offered group holds."""
-        return frozenset(n for nodes in self.offers for n in nodes if self.graph.nodes[n].flops.matrix)
+    @property
+    def nested(self) -> dict[int, tuple[int, int]]:
+        """Of the operations that an offered group holds, what part of their tiles it walks at least."""
+        return {} if self._nests is None else self._nests.nested
 
     @cached_property
     def _floor(self) -> Floor:

@@ -3,12 +3,15 @@ computes, in tiles of several sizes, smaller than a device would have them, and 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
 
 from costmodel.axes import Conflict, unify
 from costmodel.device import get_device
+from costmodel.roofline import estimate
 from fuseplan import tiles
 from fuseplan.emit import emit, xla
 from fuseplan.emit.body import live_ins
@@ -16,6 +19,8 @@ from fuseplan.features import ALL_FEATURES
 from fuseplan.layout import boundary
 from fuseplan.loops import nests, streams
 from fuseplan.loops.kernels import kernel_nests
+from fuseplan.loops.nest import program_of
+from fuseplan.loops.ranges import walked_in_ranges
 from fuseplan.loops.regions import regions
 from fuseplan.loops.streams import along_streams
 from fuseplan.lower import lower
@@ -31,6 +36,7 @@ NAMES = [
     *("softmax_columns", "gradient of attention", "gradient of capped", "gradient of grouped"),
     *("gradient of masked", "gradient of gaussian"),
 ]
+MASKED = ("sliding", "masked -inf", "gradient of masked")
 
 
 def in_kernels(f, args, device):
@@ -44,6 +50,28 @@ def in_kernels(f, args, device):
             specs = list(kernel_nests(graph, nodes, axes, boundary(graph, nodes), device.backend))
             found += specs[:: max(len(specs) // 2, 1)]
     return lowered, found
+
+
+def in_ranges(lowered, specs):
+    """Those of which a mask leaves out tiles, without these."""
+    walks = [walked_in_ranges(lowered, spec, program_of(lowered.graph, spec)) for spec in specs]
+    return [replace(spec, walked=walked) for spec, walked in zip(specs, walks, strict=True) if walked]
+
+
+def evaluated(lowered, args):
+    values = dict(zip(lowered.graph.inputs, [*lowered.consts, *jax.tree.leaves(args)], strict=True))
+    xla.run(lowered.equations, values)
+    return values
+
+
+def check(spec, lowered, values):
+    got = run_quickly(emit(spec, lowered, interpret=True), *(values[v] for v in live_ins(spec)))
+    for x, write in zip(got, spec.writes, strict=True):
+        assert_close(np.asarray(x), np.asarray(values[write.value]), 2e-4, 2e-5, describe(spec, lowered))
+
+
+def in_float32(args):
+    return jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, args)
 
 
 @pytest.fixture
@@ -60,12 +88,37 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize("name", on_both(NAMES, ("attention", "gradient of masked", "forces")))
 def test_agrees(name, device, small_tiles):
     f, args = CASES[name]
-    args = jax.tree.map(lambda x: x.astype(np.float32) if x.dtype == np.float64 else x, args)
+    args = in_float32(args)
     lowered, specs = in_kernels(f, args, get_device(device))
-    values = dict(zip(lowered.graph.inputs, [*lowered.consts, *jax.tree.leaves(args)], strict=True))
-    xla.run(lowered.equations, values)
-    assert specs, "no kernel was tested"
+    assert any(spec.axes[spec.streamed].n_tiles > 1 for spec in specs), "no stream was walked"
+    values = evaluated(lowered, args)
     for spec in specs:
-        got = run_quickly(emit(spec, lowered, interpret=True), *(values[v] for v in live_ins(spec)))
-        for x, write in zip(got, spec.writes, strict=True):
-            assert_close(np.asarray(x), np.asarray(values[write.value]), 2e-4, 2e-5, describe(spec, lowered))
+        check(spec, lowered, values)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("name", on_both(MASKED, ("gradient of masked",)))
+def test_tiles_behind_a_mask_are_left_out(name, device, small_tiles):
+    f, args = CASES[name]
+    args = in_float32(args)
+    lowered, specs = in_kernels(f, args, get_device(device))
+    ranged = in_ranges(lowered, specs)
+    assert ranged, "no tile was left out"
+    values = evaluated(lowered, args)
+    for spec in ranged:
+        check(spec, lowered, values)
+        estimates = [estimate(lowered.graph, s, get_device(device)) for s in (spec, replace(spec, walked=()))]
+        assert estimates[0].flops.matrix < estimates[1].flops.matrix
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("operand", [0, 1, 2])
+def test_an_infinity_behind_a_mask_is_seen(operand, device, small_tiles):
+    """Zero times infinity is no number, wherever the zero comes from."""
+    f, args = CASES["masked -inf"]
+    args = [np.array(x) for x in in_float32(args)]
+    args[operand][:, -1] = np.inf
+    lowered, specs = in_kernels(f, tuple(args), get_device(device))
+    values = evaluated(lowered, tuple(args))
+    for spec in in_ranges(lowered, specs):
+        check(spec, lowered, values)

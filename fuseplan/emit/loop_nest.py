@@ -13,6 +13,7 @@ from costmodel.kernel import AxisRole, KernelSpec, block_shape
 from fuseplan.emit.body import Step, live_ins, make_step
 from fuseplan.emit.loop_tiles import Position
 from fuseplan.loops.nest import program_of
+from fuseplan.loops.ranges import Range, ranges_of
 from fuseplan.loops.scaling import reduced_axes
 from fuseplan.loops.walks import skips_of
 from fuseplan.lower import Lowered
@@ -37,8 +38,25 @@ class Nest:
             reduced_axes(node, own) & set(cut) for node, own in zip(nodes, spec.node_axes, strict=True)
         ]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
-        # A kernel of a GPU or a TPU walks every tile.
         self.skips = skips_of(lowered, spec, program) if spec.backend == "loops" else []
+        self.ranges: list[Range | None] = [None] * len(program.passes)
+        """Of a GPU's or a TPU's kernel, the tiles that each pass walks."""
+        if spec.backend != "loops" and spec.walked:
+            self.ranges = ranges_of(lowered, spec, program)
+
+    def tables(self, arrays: Sequence[Any]) -> list[Any]:
+        """The ranges of tiles that passes walk, int32 vectors, for the arrays that are read."""
+        values = dict(zip(self.reads, arrays, strict=True))
+        return [r.table(values) for r in self.ranges if r is not None]
+
+    def range_at(self, k: int, tables: Sequence[Any], position: Any) -> tuple[Any, Any]:
+        """The first tile that pass ``k`` walks at a position of the grid, and how many; ``tables``
+        are references to ``tables``."""
+        own = self.ranges[k]
+        assert own is not None
+        table = tables[sum(r is not None for r in self.ranges[:k])]
+        at = own.index(self.spec, position)
+        return table[at], table[at + 1]
 
     def accumulates_outside(self, i: int) -> bool:
         """Whether the result of a node is summed up over more than the stream."""

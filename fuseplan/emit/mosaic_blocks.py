@@ -43,6 +43,11 @@ def semantics(spec: KernelSpec) -> list[Any]:
     return [pltpu.ARBITRARY if a in ordered else pltpu.PARALLEL for a in grid_axes(spec)] or [pltpu.ARBITRARY]
 
 
+def table_specs(count: int) -> list[Any]:
+    """How tables of numbers are read, which decide what is computed: from scalar memory."""
+    return [pl.BlockSpec(memory_space=pltpu.SMEM)] * count
+
+
 def read_specs(graph: Graph, spec: KernelSpec) -> list[Any]:
     """How each array is read, block by block."""
     needed = readers(graph, spec)

@@ -64,7 +64,8 @@ class _PassStep(PassTurn):
 
     def __init__(self, nest: Nest, position: Position, refs: Sequence[Any]) -> None:
         super().__init__(nest, position, {})
-        ref = iter(refs)
+        n_tables = sum(r is not None for r in nest.ranges)
+        self.tables, ref = refs[:n_tables], iter(refs[n_tables:])
         self.in_refs = {access: next(ref) for access in nest.spec.reads}
         self.out_refs = {access: next(ref) for access in nest.spec.writes}
         self.totals_refs = {i: next(ref) for i in _sinks(nest)}
@@ -88,13 +89,20 @@ class _PassStep(PassTurn):
             for i in sinks:
                 blocks_of.write(self.totals_refs[i], neutral(self.nest.steps[i], self.out_shape(i)))
 
-        totals, _ = self.on_tile(passes[q], self.position, {i: self._total(i) for i in sinks}, {})
-        for i in sinks:
-            blocks_of.write(self.totals_refs[i], totals[i])
+        def step() -> None:
+            totals, _ = self.on_tile(passes[q], self.position, {i: self._total(i) for i in sinks}, {})
+            for i in sinks:
+                blocks_of.write(self.totals_refs[i], totals[i])
+
+        if self.nest.ranges[q] is None:
+            step()
+        else:
+            first, count = self.nest.range_at(q, self.tables, self.position)
+            pl.when((k >= first) & (k < first + count))(step)
 
         @pl.when(k == turns - 1)
         def finish() -> None:
-            self.after(passes[q], totals)
+            self.after(passes[q], {i: self._total(i) for i in sinks})
 
     def _total(self, i: int) -> Any:
         return blocks_of.read(self.totals_refs[i], self.nest.steps[i].out_axes[0], self.spec)

@@ -30,8 +30,10 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     """The group as one Mosaic kernel; see ``fuseplan.emit.emit``."""
     run: Callable[[Sequence[Any]], None]
     made_in: dict[int, int] = {}
-    if spec.passes:
-        nest = Nest(spec, lowered)
+    nest = Nest(spec, lowered) if spec.passes else None
+    n_tables = 0
+    if nest is not None:
+        n_tables = sum(r is not None for r in nest.ranges)
         run, scratch, made_in = partial(passes.run, nest), passes.scratch(nest), passes.made_in(nest)
     else:
         body = bodies.make_body(spec, lowered)
@@ -43,7 +45,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         lambda *refs: run(refs),
         out_shape=[blocks_of.outer(spec, w, avals[w.value]) for w in spec.writes],
         grid=blocks_of.grid(spec),
-        in_specs=blocks_of.read_specs(lowered.graph, spec),
+        in_specs=[*blocks_of.table_specs(n_tables), *blocks_of.read_specs(lowered.graph, spec)],
         out_specs=blocks_of.write_specs(spec, made_in),
         scratch_shapes=scratch,
         interpret=interpret,
@@ -53,7 +55,9 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 
     def group(*arrays: Any) -> tuple[Any, ...]:
         given = dict(zip(sources, arrays, strict=True))
-        results = call(*(blocks_of.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads))
+        tables = nest.tables(arrays) if nest is not None else []
+        outer = (blocks_of.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads)
+        results = call(*tables, *outer)
         return tuple(
             blocks_of.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
         )

@@ -48,7 +48,8 @@ an H100's, for conversions of layout in an epilogue (CUDA C++ Programming Guide,
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Triton kernel; see ``fuseplan.emit.emit``."""
-    body = None if spec.passes else bodies.make_body(spec, lowered)
+    nest = Nest(spec, lowered) if spec.passes else None
+    n_reads = len(bodies.live_ins(spec))
     out_shape = [
         jax.ShapeDtypeStruct(lowered.avals[w.value].shape, lowered.avals[w.value].dtype) for w in spec.writes
     ]
@@ -56,9 +57,13 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     programs = math.prod(spec.grid)
 
     def kernel(*refs: Any) -> None:
-        blocks = BlockRefs(spec, lowered, refs)
-        program = Passes(Nest(spec, lowered), blocks) if body is None else _Program(body, blocks)
-        program.run()
+        n_tables = len(refs) - n_reads - len(spec.writes)
+        tables, arrays = refs[n_reads : n_reads + n_tables], (*refs[:n_reads], *refs[n_reads + n_tables :])
+        blocks = BlockRefs(spec, lowered, arrays)
+        if nest is not None:
+            Passes(nest, blocks, tables).run()
+        else:
+            _Program(bodies.make_body(spec, lowered), blocks).run()
 
     call = pl.pallas_call(
         kernel,
@@ -70,7 +75,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     )
 
     def group(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(call(*arrays))
+        return tuple(call(*arrays, *(nest.tables(arrays) if nest is not None else ())))
 
     return group
 

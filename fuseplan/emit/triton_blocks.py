@@ -6,6 +6,7 @@ masked.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,7 +35,8 @@ class BlockRefs:
     def _position(self) -> list[Any]:
         """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
         position: list[Any] = [0] * len(self.spec.axes)
-        rest = self.program
+        # Behind a causal mask the last programs walk most tiles: they start first.
+        rest = math.prod(self.spec.grid) - 1 - self.program if self.spec.walked else self.program
         for a in reversed(range(len(self.spec.axes))):
             axis = self.spec.axes[a]
             if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:

@@ -6,6 +6,7 @@ arrays it loads again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
@@ -22,20 +23,20 @@ from fuseplan.loops.passes import Pass
 class Passes(PassTurn):
     """One program of the grid while it is traced."""
 
-    def __init__(self, nest: Nest, refs: BlockRefs) -> None:
+    def __init__(self, nest: Nest, refs: BlockRefs, tables: Sequence[Any]) -> None:
         super().__init__(nest, tuple(refs.position), {})
-        self.refs = refs
+        self.refs, self.tables = refs, tables
 
     def run(self) -> None:
         """Walk the stream once for each pass."""
         self.before()
         totals: Totals = {}
-        for p in self.nest.program.passes:
+        for q, p in enumerate(self.nest.program.passes):
             if p.loop:
-                totals |= self._walk(p)
+                totals |= self._walk(q, p)
             self.after(p, totals)
 
-    def _walk(self, p: Pass) -> Totals:
+    def _walk(self, q: int, p: Pass) -> Totals:
         stream = self.spec.streamed
         assert stream is not None
         # The compiler does not hoist loads out of loops by itself.
@@ -46,6 +47,9 @@ class Passes(PassTurn):
             return self.on_tile(p, position, totals, {})[0]
 
         start = {i: neutral(self.nest.steps[i], self.out_shape(i)) for i, _ in p.sinks}
+        if self.nest.ranges[q] is not None:
+            first, count = self.nest.range_at(q, self.tables, self.position)
+            return lax.fori_loop(first, first + count, turn, start)
         turns = self.spec.axes[stream].n_tiles
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
 

@@ -12,10 +12,12 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import KernelSpec
 from costmodel.memory import footprint
+from costmodel.passes import evaluations
 from costmodel.roofline import estimate
 from fuseplan.layout import boundary
 from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import nests, program_of
+from fuseplan.loops.ranges import walked_in_ranges
 from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
 from fuseplan.loops.walks import walked
 from fuseplan.lower import Lowered
@@ -31,6 +33,9 @@ that needs the least memory is taken."""
 _SETTLED = (9, 10)
 """By so much a nest has to be faster than its contractions alone, whose kernels may also write what is
 narrower than their results."""
+
+_RANGED = 4
+"""Of a GPU's and a TPU's kernels, so many of the fastest are looked at for tiles that a mask leaves out."""
 
 _SEARCHED = 24
 """Of all tilings, so many of the cheapest are looked at for tiles that a mask leaves out:
@@ -60,6 +65,17 @@ class Nests:
         than operation by operation."""
         every = regions(self.graph, least_bytes(self.device), self._backend)
         return tuple(r for r in every if self._gains(r))
+
+    @cached_property
+    def nested(self) -> dict[int, tuple[int, int]]:
+        """Of the operations of a GPU's or a TPU's nests, what part of their tiles they walk at least."""
+        shares: dict[int, tuple[int, int]] = {}
+        for nodes in self.offers if self._backend != "loops" else ():
+            kernel = self.best(nodes)
+            assert kernel is not None, "what is offered has a nest"
+            for n, share in zip(nodes, evaluations(kernel.spec), strict=True):
+                shares[n] = min(share, shares.get(n, share), key=lambda s: s[0] / s[1])
+        return shares
 
     @cached_property
     def settled(self) -> frozenset[int]:
@@ -95,13 +111,14 @@ class Nests:
         return tuple(frozenset(r) for r in self.offers if self._masked(r))
 
     def skips(self, nodes: Nodes) -> bool:
-        """Whether a partition of ``nodes`` may leave out work, that of tiles behind a mask."""
+        """Whether a partition of ``nodes`` may leave out work, that of tiles behind a mask, without a
+        floor for what is left (``nested``)."""
+        if self._backend != "loops":
+            return False
         inside = set(nodes)
         return any(offer <= inside for offer in self._skipping_offers)
 
     def _masked(self, nodes: Nodes) -> bool:
-        if self._backend != "loops":  # A kernel of a GPU or a TPU walks every tile.
-            return False
         return self.lowered is not None and any(self._positions[n] for n in nodes)
 
     def mask_makers(self, nodes: Nodes) -> Nodes:
@@ -158,7 +175,18 @@ class Nests:
             for spec, need in fitting
             if need.fits(self.device)
         ]
-        return min(kernels, key=_rank, default=None)
+        kernels.sort(key=_rank)
+        return min([*kernels, *map(self._in_ranges, kernels[:_RANGED])], key=_rank, default=None)
+
+    def _in_ranges(self, kernel: Kernel) -> Kernel:
+        """The same kernel, which leaves out the tiles at either end that a mask makes nothing of."""
+        spec = kernel.spec
+        program = program_of(self.graph, spec)
+        assert program is not None
+        if self.lowered is None or not self._masked(spec.nodes):
+            return kernel
+        spec = replace(spec, walked=walked_in_ranges(self.lowered, spec, program))
+        return Kernel(spec, estimate(self.graph, spec, self.device))
 
     def _priced(self, spec: KernelSpec) -> Kernel:
         if self._masked(spec.nodes):
