@@ -135,9 +135,11 @@ class _Table:
         cells: dict[int, Interval] = {}
         for k, a in enumerate(self.tiled):
             axis = axes[a]
-            start = np.minimum(np.arange(axis.n_tiles) * axis.tile, axis.size - axis.tile)
+            start = np.arange(axis.n_tiles) * axis.tile
+            if group.spec.backend == "loops":  # The last tile ends where the axis does.
+                start = np.minimum(start, axis.size - axis.tile)
             start = start.reshape([-1 if j == k else 1 for j in range(len(self.tiled))])
-            cells[a] = (start, start + axis.tile - 1)
+            cells[a] = (start, np.minimum(start + axis.tile, axis.size) - 1)
         self.ranges: dict[Access, Interval] = {}
         """Bounds of each mask over all tiles."""
         self.constant: dict[Access, tuple[np.ndarray, list[float]]] = {}

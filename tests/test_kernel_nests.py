@@ -87,6 +87,8 @@ def small_tiles(monkeypatch):
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize("name", on_both(NAMES, ("attention", "gradient of masked", "forces")))
 def test_agrees(name, device, small_tiles):
+    if (name, device) == ("gradient of grouped", "tpu_v5e"):
+        pytest.skip("its queries would be split in the last two dimensions, which Mosaic lays out")
     f, args = CASES[name]
     args = in_float32(args)
     lowered, specs = in_kernels(f, args, get_device(device))
