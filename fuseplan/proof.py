@@ -69,6 +69,10 @@ class Proof:
     """The operations that may be computed again, as nodes of the graph in which each stands once
     (``fuseplan.copies.whole``). Where there are any, all other numbers are those of nodes of the graph
     in which these are split."""
+    origins: tuple[int, ...] = ()
+    """For each node of the plan's graph, the first that computes the same operation of that graph, as
+    ``Graph.origins`` does; empty where that is the same. The graph may have had copies before the search
+    (``fuseplan.loops.streams``)."""
     packs: tuple[tuple[Piece, ...], ...] = ()
     """Lines of pieces: any run of pieces that follow each other in one may be a kernel."""
 

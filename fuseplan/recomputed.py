@@ -34,6 +34,9 @@ def realised(
     """
     places = _Places(copies, grouping.groups)
     program, node_id = places.program(lowered)
+    proof = grouping.proof
+    if proof is not None:
+        proof = replace(proof, roots=copies.roots, origins=_origins(copies, node_id))
     kernels: list[Kernel] = []
     pricing: Pricing | None = None
     for g, kernel in enumerate(grouping.kernels):
@@ -54,7 +57,7 @@ def realised(
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
         notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
-        proof=replace(grouping.proof, roots=copies.roots) if grouping.proof is not None else None,
+        proof=proof,
     )
     return program, again, _by_operation(copies, node_id)
 
@@ -64,6 +67,16 @@ def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tupl
     once; and for each operation of ``copies.whole`` the nodes that compute it."""
     program, node_id = _Places(copies, groups).program(lowered)
     return program, _by_operation(copies, node_id)
+
+
+def _origins(copies: Copies, node_id: dict[Item, int]) -> Nodes:
+    """For each node of the program, the first that computes the same operation of ``copies.whole``; empty
+    where that is what the program's graph says, because nothing stood twice in ``copies.whole``."""
+    if not copies.whole.origins:
+        return ()
+    first: dict[int, int] = {}
+    ordered = sorted(node_id.items(), key=lambda item: item[1])
+    return tuple(first.setdefault(n, node) for (n, _), node in ordered)
 
 
 def _by_operation(copies: Copies, node_id: dict[Item, int]) -> list[list[int]]:

@@ -226,7 +226,7 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     for axes in spec.node_axes:
         for own in axes:
             _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
-    if spec.backend != "loops" and (spec.walked or spec.keeps):
+    if (spec.keeps and spec.backend != "loops") or (spec.walked and not spec.passes):
         raise InvalidPlanError(
             f"{where}: only a loop nest skips tiles or keeps products, and this is {_shown(spec.backend)}"
         )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import textwrap
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from costmodel.device import DEVICES
@@ -115,6 +115,8 @@ def verify_plan(
     except NotCheckedError as error:
         status, reason = NOT_CHECKED, str(error)
     else:
+        if lowered is None and any(kernel.spec.walked for kernel in plan.kernels):
+            reason = "how many tiles its masks leave out is taken from the file"
         if bound_ps is None:
             reason = f"the planner {plan.planner!r} claims no bound: a faster plan may exist"
     return Verification(
@@ -189,7 +191,8 @@ def _verified_bound(
 def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
     if plan.proof is not None and plan.proof.roots:
-        graph = whole(plan.graph)
+        origins = plan.proof.origins or plan.graph.origins
+        graph = whole(replace(plan.graph, origins=origins))
         if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
             raise RefutedError("the proof is about computing again what is not worth that")
         copies = split(graph, plan.proof.roots)
@@ -198,8 +201,7 @@ def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
         pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
         limits = plan.constraints
         if limits is not None:
-            limits = limits.moved(operations_of(plan.graph)).moved(copies.places)
+            operations = operations_of(replace(plan.graph, origins=origins))
+            limits = limits.moved(operations).moved(copies.places)
         return limited(copies.graph, pricing, limits)
-    if plan.graph.origins and plan.device.backend != "xla":
-        raise RefutedError("the plan computes values again, which its proof says nothing of")
     return limited(plan.graph, Scheduler(plan.graph, plan.device, lowered, plan.features), plan.constraints)

@@ -49,6 +49,35 @@ def test_phases() -> None:
     assert names(body.after) == ["tanh", "mul"]
 
 
+def product_plus(x: Any, w: Any, *terms: Any) -> Any:
+    y = x @ w
+    for term in terms:
+        y = y + term
+    return jnp.tanh(y)
+
+
+PRODUCT = (Tiled(0, 0, P, 16), Tiled(0, 1, S, 16), Tiled(1, 1, P, 16))
+
+
+@pytest.mark.parametrize("term", [(32,), (64, 32)], ids=["bias", "residual"])
+def test_what_is_added_is_where_the_accumulator_starts(term: tuple[int, ...]) -> None:
+    args = (jnp.ones((64, 48)), jnp.ones((48, 32)), jnp.full(term, jnp.inf), jnp.ones((64, 32)))
+    lowered = whole_group(product_plus, *args)
+    body = make_body(hand_spec(lowered, "triton", *PRODUCT), lowered)
+    assert list(body.seeds) == [0]
+    assert names(body.after)[-2:] == ["add", "tanh"]  # the second term's
+    assert names((body.finals(0),)) == ["add"]
+    for backend in ("triton", "mosaic_tpu"):
+        (got,) = run(product_plus, backend, *args, tiled=PRODUCT)
+        np.testing.assert_array_equal(got, product_plus(*args))
+
+
+def test_a_narrower_sum_is_rounded_first() -> None:
+    args = [jnp.ones(shape, "bfloat16") for shape in ((64, 48), (48, 32), (64, 32))]
+    lowered = whole_group(product_plus, *args)
+    assert not make_body(hand_spec(lowered, "triton", *PRODUCT), lowered).seeds
+
+
 def test_second_pass_is_refused() -> None:
     lowered = whole_group(lambda x: x - x.sum(0), jnp.ones((64, 32)))
     with pytest.raises(InvalidPlanError, match="expected a single pass"):

@@ -7,12 +7,15 @@ axis. A backend decides only where blocks come from and where accumulators live:
     loop          is indexed by the streamed axis
     accumulators  reduce the streamed axis: their partial results are combined
     after         needs an accumulator's final value, or nothing of the loop at all
+
+What is added to the result of a contraction, a bias or a residual, is where its accumulator starts
+(``seeds``), as TVM's ``FuseReductionEpilogue`` has it: no sum is made after the loop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -60,6 +63,14 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Seed:
+    """A sum of an accumulator's result and of ``start``, which is known before the loop."""
+
+    step: Step
+    start: Access
+
+
+@dataclass(frozen=True, slots=True)
 class Body:
     """A group split into phases around its streamed axis; each in execution order."""
 
@@ -68,6 +79,12 @@ class Body:
     loop: tuple[Step, ...]
     accumulators: tuple[Step, ...]
     after: tuple[Step, ...]
+    seeds: dict[int, Seed] = field(default_factory=dict)
+    """For accumulators, by position, the sum that they are."""
+
+    def finals(self, i: int) -> Step:
+        """The step whose results an accumulator ends as."""
+        return self.seeds[i].step if i in self.seeds else self.accumulators[i]
 
     @property
     def invariant_reads(self) -> tuple[Access, ...]:
@@ -105,9 +122,32 @@ def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
             accumulators.append(step)
         if depends or (carries and step in accumulators):
             final.update(step.equation.outputs)
-    before = _needed(free, {r.value for step in (*loop, *accumulators) for r in step.reads})
-    late = [step for step in steps if step in after or (step in free and step not in before)]
-    return Body(spec, tuple(before), tuple(loop), tuple(accumulators), tuple(late))
+    seeds = _seeds(spec, accumulators, after)
+    starts = {seed.start.value for seed in seeds.values()}
+    before = _needed(free, starts | {r.value for step in (*loop, *accumulators) for r in step.reads})
+    added = [seed.step for seed in seeds.values()]
+    late = [s for s in steps if (s in after and s not in added) or (s in free and s not in before)]
+    return Body(spec, tuple(before), tuple(loop), tuple(accumulators), tuple(late), seeds)
+
+
+def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]) -> dict[int, Seed]:
+    """Contractions whose results are read by one sum alone, of the dtype that they accumulate in."""
+    written = {w.value for w in spec.writes}
+    final = {v for step in (*accumulators, *after) for v in step.equation.outputs}
+    found: dict[int, Seed] = {}
+    for i, step in enumerate(accumulators):
+        (v, *more), (axes, *_) = step.equation.outputs, step.out_axes
+        readers = [s for s in after if any(r.value == v for r in s.reads)]
+        is_product = step.equation.primitive.name == "dot_general"
+        if more or v in written or not is_product or len(readers) != 1:
+            continue
+        (reader,) = readers
+        others = [r for r in reader.reads if r.value != v]
+        dtypes = {step.equation.out_avals[0].dtype, *step.accumulator_dtypes()}
+        is_sum = reader.equation.primitive.name in ("add", "add_any") and len(others) == 1
+        if is_sum and len(dtypes) == 1 and others[0].axes == axes and others[0].value not in final:
+            found[i] = Seed(reader, others[0])
+    return found
 
 
 def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:

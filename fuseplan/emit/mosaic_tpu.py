@@ -101,7 +101,7 @@ class _Program:
             carried.append(
                 [(next(scratch), axes, part) for axes, part in zip(step.out_axes, parts, strict=True)]
             )
-        self._accumulate(carried)
+        self._accumulate(carried, blocks)
         streamed = spec.streamed
         assert streamed is not None
         turns = spec.axes[streamed].n_tiles
@@ -109,20 +109,21 @@ class _Program:
         @pl.when(self.position[streamed] == turns - 1)
         def _() -> None:
             final = dict(blocks)
-            for step, refs_and_parts in zip(body.accumulators, carried, strict=True):
+            for i, refs_and_parts in enumerate(carried):
                 totals = [blocks_of.read(ref, axes, spec) for ref, axes, _ in refs_and_parts]
-                bodies.put(step, totals, final)
+                bodies.put(body.finals(i), totals, final)
             self._finish(final)
 
-    def _accumulate(self, carried: list[list[tuple[Any, DimMap, Any]]]) -> None:
+    def _accumulate(self, carried: list[list[tuple[Any, DimMap, Any]]], blocks: bodies.Blocks) -> None:
         assert self.spec.streamed is not None
         k = self.position[self.spec.streamed]
 
         @pl.when(k == 0)
         def _() -> None:
-            for results in carried:
+            for i, results in enumerate(carried):
                 for ref, _, part in results:
-                    blocks_of.write(ref, part)
+                    seed = self.body.seeds.get(i)
+                    blocks_of.write(ref, part if seed is None else self._start(seed, blocks) + part)
 
         @pl.when(k > 0)
         def _() -> None:
@@ -130,6 +131,10 @@ class _Program:
                 for ref, axes, part in results:
                     combine = step.rule.reduction.combine  # type: ignore[union-attr]
                     blocks_of.write(ref, combine(blocks_of.read(ref, axes, self.spec), part))
+
+    def _start(self, seed: bodies.Seed, blocks: bodies.Blocks) -> Any:
+        key = seed.start.value, seed.start.axes
+        return blocks[key] if key in blocks else self._load(seed.start)
 
     def _finish(self, blocks: bodies.Blocks) -> None:
         """Evaluate what comes after the loop, and store the results."""

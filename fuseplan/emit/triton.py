@@ -93,10 +93,11 @@ class _Program:
         bodies.evaluate(body, body.before, blocks, position, load)
         if body.accumulators:
             # The compiler does not hoist loads out of loops by itself.
-            for access in body.invariant_reads:
-                blocks.setdefault((access.value, access.axes), load(access))
-            for step, totals in zip(body.accumulators, self._loop(blocks), strict=True):
-                bodies.put(step, totals, blocks)
+            for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
+                if (access.value, access.axes) not in blocks:
+                    blocks[access.value, access.axes] = load(access)
+            for i, totals in enumerate(self._loop(blocks)):
+                bodies.put(body.finals(i), totals, blocks)
         bodies.evaluate(body, body.after, blocks, position, load)
         for access in self.spec.writes:
             self.refs.store(access, blocks[access.value, access.axes], position)
@@ -119,6 +120,8 @@ class _Program:
             return combined
 
         start = [_neutral(self.spec, step) for step in body.accumulators]
+        for i, seed in body.seeds.items():
+            start[i] = [outer[seed.start.value, seed.start.axes]]
         turns = self.spec.axes[streamed].n_tiles
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
 

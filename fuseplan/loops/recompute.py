@@ -112,9 +112,8 @@ def chain_of(
     return tuple(sorted(chain))
 
 
-def rewritten(lowered: Lowered, copies: Copies, named: bool = True) -> Lowered:
-    """The graph with the copies in it, and without what nobody reads any more; if ``named``, it says of
-    what they are copies (``Graph.origins``)."""
+def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
+    """The graph with the copies in it, and without what nobody reads any more."""
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]
@@ -142,7 +141,7 @@ def rewritten(lowered: Lowered, copies: Copies, named: bool = True) -> Lowered:
 
         node = rewriter.add(n, group, read)
         origins.append(first.setdefault(before[n], node))
-    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins) if named else ())
+    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
 
 
 def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:

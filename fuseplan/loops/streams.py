@@ -64,7 +64,7 @@ class _Streams:
                 if len(found) > 1 and self._gains(group, found):
                     copies |= found
                     taken.update(group)
-        return rewritten(self.lowered, copies, named=False) if copies else None
+        return rewritten(self.lowered, copies) if copies else None
 
     def _gains(self, group: Nodes, copies: Copies) -> bool:
         nodes = tuple(
@@ -77,7 +77,7 @@ class _Streams:
         key = (self.signatures.of(nodes).key, tuple(here.items()))
         if key not in self._pays:
             alone = part(self.lowered, nodes)
-            again = rewritten(alone, here, named=False)
+            again = rewritten(alone, here)
             self._pays[key] = self._time_ps(again) * _GAIN[1] < self._time_ps(alone) * _GAIN[0]
         return self._pays[key]
 
