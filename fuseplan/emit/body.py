@@ -69,6 +69,10 @@ class Seed:
     step: Step
     start: Access
 
+    def block(self, start: Any, spec: KernelSpec) -> Any:
+        """Where the accumulator starts, given the block of ``start``."""
+        return jnp.broadcast_to(start, block_shape(spec.axes, self.step.out_axes[0]))
+
 
 @dataclass(frozen=True, slots=True)
 class Body:
@@ -145,7 +149,9 @@ def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]
         others = [r for r in reader.reads if r.value != v]
         dtypes = {step.equation.out_avals[0].dtype, *step.accumulator_dtypes()}
         is_sum = reader.equation.primitive.name in ("add", "add_any") and len(others) == 1
-        if is_sum and len(dtypes) == 1 and others[0].axes == axes and others[0].value not in final:
+        if not is_sum or len(dtypes) > 1 or others[0].value in final:
+            continue
+        if all(own in (dims, ()) for own, dims in zip(others[0].axes, axes, strict=True)):
             found[i] = Seed(reader, others[0])
     return found
 

@@ -134,7 +134,7 @@ class _Program:
 
     def _start(self, seed: bodies.Seed, blocks: bodies.Blocks) -> Any:
         key = seed.start.value, seed.start.axes
-        return blocks[key] if key in blocks else self._load(seed.start)
+        return seed.block(blocks[key] if key in blocks else self._load(seed.start), self.spec)
 
     def _finish(self, blocks: bodies.Blocks) -> None:
         """Evaluate what comes after the loop, and store the results."""

@@ -121,7 +121,7 @@ class _Program:
 
         start = [_neutral(self.spec, step) for step in body.accumulators]
         for i, seed in body.seeds.items():
-            start[i] = [outer[seed.start.value, seed.start.axes]]
+            start[i] = [seed.block(outer[seed.start.value, seed.start.axes], self.spec)]
         turns = self.spec.axes[streamed].n_tiles
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
 

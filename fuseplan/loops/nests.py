@@ -15,6 +15,7 @@ from costmodel.memory import footprint
 from costmodel.passes import evaluations
 from costmodel.roofline import estimate
 from fuseplan.layout import boundary
+from fuseplan.loops.joined import joined
 from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import nests, program_of
 from fuseplan.loops.ranges import walked_in_ranges
@@ -63,7 +64,9 @@ class Nests:
     def offers(self) -> tuple[Nodes, ...]:
         """Groups whose intermediates exceed the cores' own caches, and that cost less as a nest
         than operation by operation."""
-        every = regions(self.graph, least_bytes(self.device), self._backend)
+        every = dict.fromkeys(regions(self.graph, least_bytes(self.device), self._backend))
+        if self._backend != "loops":
+            every |= dict.fromkeys(joined(self.graph, self._backend))
         return tuple(r for r in every if self._gains(r))
 
     @cached_property
