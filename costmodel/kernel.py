@@ -17,6 +17,15 @@ class AxisRole(enum.IntEnum):
     """An inner loop over tiles with carried accumulators, such as the K of a matmul."""
     RESIDENT = 2
     """The whole extent is in the block."""
+    INNER = 3
+    """Contracted on every tile of the others, in a loop of its own over tiles of operands that are loaded
+    for that: what is too long to be in the block, such as the features of a row whose classes are
+    streamed."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether a tile of the other axes completes what is reduced along the axis."""
+        return self >= AxisRole.RESIDENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ class KernelSpec:
     all follow from ``axes`` and the accesses.
 
     ``axes`` is in grid order: parallel axes outermost first, then streamed ones, then
-    resident ones. With ``backend == "xla"`` the group is XLA's to compile: ``axes`` is
+    resident and inner ones. With ``backend == "xla"`` the group is XLA's to compile: ``axes`` is
     empty, and every access is of the whole array, once. A loop nest of the CPU (``"loops"``)
     may have several streamed axes, the innermost of them its *stream*; a kernel of any
     other backend has at most one.

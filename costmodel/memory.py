@@ -28,7 +28,7 @@ from costmodel import dtypes
 from costmodel.axes import compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Access, Axis, KernelSpec
+from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
 _STAGES = 2
 """Buffers of a streamed operand: one is filled while the other is used."""
@@ -284,7 +284,8 @@ def _shared(
                 v, tuple(tuple(a for d in dims for a in spec.node_axes[step][d]) for dims in dim_map)
             )
             if access in read:
-                operands[access] = read[access] * (_STAGES if streamed in access.axis_set else 1)
+                through = any(a == streamed or spec.axes[a].role == AxisRole.INNER for a in access.axis_set)
+                operands[access] = read[access] * (_STAGES if through else 1)
             elif i:
                 bits = dtypes.bits(graph.values[v].dtype)
                 operands[access] = blocks.symbol(access.axes, bits)

@@ -81,7 +81,7 @@ def read_counts(
     if device.sequential_grid:
         loads = pending = 1
         for i, axis in enumerate(spec.axes):  # outermost first: a later indexed axis settles `pending`
-            if axis.role == AxisRole.RESIDENT:
+            if axis.role.is_whole:
                 continue
             n = axis.n_tiles
             if i in indexed:
@@ -91,7 +91,11 @@ def read_counts(
             else:
                 pending *= n
         return loads, loads
-    loads = fetches = walks if spec.streamed in indexed else 1
+    streamed = spec.streamed
+    loads = fetches = walks if streamed in indexed else 1
+    is_inner = any(spec.axes[a].role == AxisRole.INNER for a in indexed)
+    if streamed is not None and streamed not in indexed and is_inner:  # not held from tile to tile
+        loads *= walks * spec.axes[streamed].n_tiles
     concurrent = device.core_count
     for i in range(len(spec.axes) - 1, -1, -1):  # innermost first: neighbours run together
         axis = spec.axes[i]

@@ -159,10 +159,12 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where}: the axes {axes} of n{n} do not make up its extent {extent}",
             )
             for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
-                accumulates = role == DimRole.REDUCED and axis.role == AxisRole.STREAMED
+                of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
+                loops = axis.role == AxisRole.STREAMED or (axis.role == AxisRole.INNER and of_reads)
+                accumulates = role == DimRole.REDUCED and loops
                 need = "combined" if role == DimRole.REDUCED else "whole"
                 require(
-                    role == DimRole.PARALLEL or accumulates,
+                    (role == DimRole.PARALLEL and axis.role != AxisRole.INNER) or accumulates,
                     f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
                     f"of {axis.tile}",
                 )

@@ -11,6 +11,7 @@ import pytest
 
 from costmodel.axes import Conflict, unify
 from costmodel.device import get_device
+from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
 from fuseplan import tiles
 from fuseplan.emit import emit, xla
@@ -25,7 +26,7 @@ from fuseplan.loops.regions import regions
 from fuseplan.loops.streams import along_streams
 from fuseplan.lower import lower
 from fuseplan.trace import trace
-from tests.nest_cases import CASES
+from tests.nest_cases import CASES, normal
 from tests.nests import assert_close, describe
 from tests.quickly import on_both, run_quickly
 
@@ -40,7 +41,8 @@ MASKED = ("sliding", "masked -inf", "gradient of masked")
 
 
 def in_kernels(f, args, device):
-    """The program, and a few kernels of each group that large values tie together."""
+    """The program, and the first, a middle and the last kernel of each group that large values tie
+    together."""
     lowered = lower(trace(f, *args))
     lowered = along_streams(lowered, device, ALL_FEATURES) or lowered
     graph, found = lowered.graph, []
@@ -48,7 +50,9 @@ def in_kernels(f, args, device):
         axes = unify(graph, nodes)
         if not isinstance(axes, Conflict):
             specs = list(kernel_nests(graph, nodes, axes, boundary(graph, nodes), device.backend))
-            found += specs[:: max(len(specs) // 2, 1)]
+            found += dict.fromkeys(
+                [*specs[:1], *specs[len(specs) // 2 :: max(len(specs) // 2, 1)], *specs[-1:]]
+            )
     return lowered, found
 
 
@@ -111,6 +115,22 @@ def test_tiles_behind_a_mask_are_left_out(name, device, small_tiles):
         check(spec, lowered, values)
         estimates = [estimate(lowered.graph, s, get_device(device)) for s in (spec, replace(spec, walked=()))]
         assert estimates[0].flops.matrix < estimates[1].flops.matrix
+
+
+def classes(x, w):
+    return jax.nn.logsumexp(x @ w, axis=-1), (x @ w).max(-1)
+
+
+def test_features_are_contracted_tile_by_tile(small_tiles):
+    """A row that is too long to be held while its classes are streamed."""
+    args = in_float32((normal(150, 140), normal(140, 170)))
+    device = get_device("h200")
+    lowered, specs = in_kernels(classes, args, device)
+    inner = [s for s in specs if any(a.role == AxisRole.INNER and a.n_tiles > 1 for a in s.axes)]
+    assert inner, "no kernel contracts tile by tile"
+    values = evaluated(lowered, args)
+    for spec in inner:
+        check(spec, lowered, values)
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])

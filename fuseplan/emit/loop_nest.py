@@ -31,12 +31,13 @@ class Nest:
         self.avals = lowered.avals
         self.reads = live_ins(spec)
         self.writes = tuple(w.value for w in spec.writes)
-        cut = [a for a, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT]
+        cut = [a for a, axis in enumerate(spec.axes) if not axis.role.is_whole]
         self.outer = [a for a in cut if a != program.stream]
         nodes = [lowered.graph.nodes[n] for n in spec.nodes]
         self.reduced = [
             reduced_axes(node, own) & set(cut) for node, own in zip(nodes, spec.node_axes, strict=True)
         ]
+        self.inner = [a for a, axis in enumerate(spec.axes) if axis.role == AxisRole.INNER]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
         self.skips = skips_of(lowered, spec, program) if spec.backend == "loops" else []
         self.ranges: list[Range | None] = [None] * len(program.passes)

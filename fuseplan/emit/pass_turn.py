@@ -84,7 +84,8 @@ class PassTurn:
         """Load what a pass reads that is the same on all of its tiles."""
         for i in p.loop:
             for access in self.nest.steps[i].reads:
-                if access.value in self.nest.reads and self.nest.program.stream not in access.axis_set:
+                changes = access.axis_set.intersection([self.nest.program.stream, *self.nest.inner])
+                if access.value in self.nest.reads and not changes:
                     self._operand(access, self.known, self.position)
 
     def on_tile(
@@ -185,8 +186,16 @@ class PassTurn:
             blocks[key] = self.load(access, position)
         return blocks[key]
 
+    def contracted(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
+        """The result of a contraction of arrays from outside, over tiles of an inner axis; only Triton's
+        kernels have any."""
+        raise NotImplementedError
+
     def _evaluate(self, step: Step, blocks: Blocks, position: Position) -> Sequence[Any]:
         assert step.rule.block is not None
+        for axis in self.nest.inner:
+            if any(axis in dims for dims in step.node_axes):
+                return self.contracted(step, axis, position)
         reads = iter(step.reads)
         operands = [
             scalar(v) if isinstance(v, Literal) else self._operand(next(reads), blocks, position)

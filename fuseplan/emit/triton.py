@@ -19,7 +19,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, KernelSpec, block_shape
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
 from fuseplan.emit.loop_nest import Nest
@@ -152,7 +152,7 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     turn_bytes = sum(
         math.prod(spec.block_shape(r)) * lowered.avals[r.value].dtype.itemsize
         for r in spec.reads
-        if spec.streamed in r.axis_set
+        if any(a == spec.streamed or spec.axes[a].role == AxisRole.INNER for a in r.axis_set)
     )
     deep = _DEEP_STAGES * turn_bytes + _made_bytes(spec, lowered) <= _DEEP_BYTES
     return max(warps, 4), _DEEP_STAGES if deep else _STAGES

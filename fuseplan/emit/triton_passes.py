@@ -11,7 +11,7 @@ from typing import Any
 
 from jax import lax
 
-from costmodel.kernel import Access
+from costmodel.kernel import Access, block_shape
 from fuseplan.emit.body import Blocks, Step
 from fuseplan.emit.loop_nest import Nest, neutral
 from fuseplan.emit.loop_tiles import Position
@@ -52,6 +52,20 @@ class Passes(PassTurn):
             return lax.fori_loop(first, first + count, turn, start)
         turns = self.spec.axes[stream].n_tiles
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+
+    def contracted(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
+        block, reduction = step.rule.block, step.rule.reduction
+        assert block is not None
+        assert reduction is not None
+
+        def turn(k: Any, total: Any) -> Any:
+            at = (*position[:axis], k, *position[axis + 1 :])
+            operands = [self.load(access, at) for access in step.reads]
+            (part,) = block(self.tile(self.spec, step, at), step.equation, operands)
+            return reduction.combine(total, part)
+
+        start = neutral(step, block_shape(self.spec.axes, step.out_axes[0]))
+        return [lax.fori_loop(0, self.spec.axes[axis].n_tiles, turn, start)]
 
     def load(self, access: Access, position: Position) -> Any:
         return self.refs.load(access, position)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from costmodel.axes import GroupAxes, NodeAxes
+from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.graph import Graph, OpKind
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.layout import Boundary, Contraction, Layout, contraction_axes, group_layout
@@ -24,6 +24,9 @@ _WHOLE = 1024
 """No longer axis is whole in a tile of a kernel that also streams another: 32 rows of it in float32 are
 all of a GPU's registers that values may have."""
 
+_NARROW = 128
+"""What is no longer than so is contracted at once: a head of an attention."""
+
 
 def kernel_nests(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, backend: str
@@ -32,7 +35,8 @@ def kernel_nests(
     layout = group_layout(graph, nodes, axes, edge)
     dots = _contractions(graph, nodes, axes.node_axes)
     can_address = addressing(layout, backend, lifts=True)
-    for roles in _roles(layout, axes, dots):
+    inner = _inner(graph, nodes, axes, edge) if backend == "triton" else set()
+    for roles in _roles(layout, axes, dots, inner):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         program = program_of(graph, make_spec(axes.sizes))
         if program is None or any(p.kept for p in program.passes):
@@ -50,7 +54,22 @@ def _contractions(graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxe
     ]
 
 
-def _roles(layout: Layout, axes: GroupAxes, dots: list[Contraction]) -> Iterator[tuple[AxisRole, ...]]:
+def _inner(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> set[int]:
+    """The axes that may be contracted in a loop of their own: only contractions of what is read have
+    them. (VMEM holds them whole.)"""
+    read, inner = set(edge.reads), {a for a, reduced in enumerate(axes.reduced) if reduced}
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        if not node.flops.matrix or not read.issuperset(node.inputs):
+            inner -= {a for dims in own for a in dims}
+        else:
+            inner -= {a for m in node.output_maps for dims in compose(m, own) for a in dims}
+    return inner
+
+
+def _roles(
+    layout: Layout, axes: GroupAxes, dots: list[Contraction], inner: set[int]
+) -> Iterator[tuple[AxisRole, ...]]:
     """Roles of the axes, one way for each axis that can be the stream."""
     cut = cuttable(layout, axes)
     free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
@@ -65,8 +84,14 @@ def _roles(layout: Layout, axes: GroupAxes, dots: list[Contraction]) -> Iterator
             for a in range(len(axes.sizes))
         ]
         roles[stream] = AxisRole.STREAMED
-        held = (a for a, role in enumerate(roles) if role == AxisRole.RESIDENT)
+        held = [a for a, role in enumerate(roles) if role == AxisRole.RESIDENT]
         if all(layout.sizes[a] <= _WHOLE for a in held):
+            yield tuple(roles)
+        for a in held:
+            if a in inner and layout.sizes[a] > _NARROW:
+                roles[a] = AxisRole.INNER
+        held = [a for a in held if roles[a] == AxisRole.RESIDENT]
+        if AxisRole.INNER in roles and all(layout.sizes[a] <= _WHOLE for a in held):
             yield tuple(roles)
 
 

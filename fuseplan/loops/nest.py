@@ -32,7 +32,7 @@ def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
         graph,
         spec.nodes,
         spec.node_axes,
-        frozenset(i for i, axis in enumerate(spec.axes) if axis.role != AxisRole.RESIDENT),
+        frozenset(i for i, axis in enumerate(spec.axes) if not axis.role.is_whole),
         spec.streamed,
         frozenset(w.value for w in spec.writes),
         spec.keeps,
