@@ -113,7 +113,7 @@ def _refused(lowered: Lowered, plan: Plan, compile_kernel: Compile) -> Iterator[
     """The kernels that do not compile by themselves, each with the reason."""
     signatures = Signatures(plan.graph)
     for kernel in filter(_is_ours, plan.kernels):
-        key = (compile_kernel, plan.device.platform, _described(kernel.spec, signatures))
+        key = (compile_kernel, plan.device.platform, described(kernel.spec, signatures))
         if key not in _known:
             _known[key] = _tried(kernel.spec, lowered, compile_kernel)
         refusal = _known[key]
@@ -131,7 +131,7 @@ def _tried(spec: KernelSpec, lowered: Lowered, compile_kernel: Compile) -> Refus
     return None
 
 
-def _described(spec: KernelSpec, signatures: Signatures) -> Hashable:
+def described(spec: KernelSpec, signatures: Signatures) -> Hashable:
     """The group and its schedule, whichever arrays it works on."""
     number = signatures.key(spec.nodes)[1]
 
