@@ -66,7 +66,9 @@ def jit(
 
     Returns:
         A ``JitFused``: called like ``jax.jit(f)``, with ``plan``, ``trace`` and ``lower``
-        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s.
+        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s. A kernel that
+        the device's compiler refuses is planned anew, twice at most, and then left to XLA, with a
+        ``CompilerRefusalWarning``.
 
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.

@@ -151,7 +151,8 @@ def test_the_next_call_costs_nothing(compiler):
         agree(g(X[:3]), softmax(X[:3]))
 
 
-def test_two_replans_at_most_and_then_xla(compiler):
+def test_two_replans_at_most_and_then_xla(compiler, monkeypatch, capsys):
+    monkeypatch.setenv("FUSEPLAN_DEBUG", "1")
     compiler.refuses = lambda spec, lowered: "INTERNAL: Mosaic failed to compile"
     f = fast(softmax)
     with pytest.warns(CompilerRefusalWarning, match="left to XLA") as caught:
@@ -162,6 +163,7 @@ def test_two_replans_at_most_and_then_xla(compiler):
     assert plan.stats.replans == fallback.MAX_REPLANS
     assert {kernel.spec.backend for kernel in plan.kernels} == {"xla"}
     assert plan.status == "FEASIBLE"
+    assert "refused kernels are left to XLA" in capsys.readouterr().err
 
 
 def test_an_operation_that_the_compiler_does_not_know_is_set_apart(compiler):
