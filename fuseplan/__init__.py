@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from fuseplan.api import JitFused, compare, jit, make_plan
 from fuseplan.constraints import Constraints
 from fuseplan.errors import (
+    CompilerRefusalWarning,
     ConstraintError,
     FuseplanError,
     FuseplanWarning,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 __all__ = [
+    "CompilerRefusalWarning",
     "ConstraintError",
     "Constraints",
     "Features",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -147,6 +147,12 @@ def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_opti
     # Also where nothing is passed in, the results say which device is meant.
     jitted = jax.jit(f, out_shardings=_placement(device))
     return lower_for(jitted, avals, {}, device).compile(compiler_options or None)
+
+
+@cache
+def compiler_for(device: str) -> Callable[[Callable[..., Any], Sequence[Any]], Any]:
+    """``compile_for`` that device, as a function of a function and its arguments' shapes; one a device."""
+    return lambda f, avals: compile_for(f, *avals, device=device)
 
 
 def lower_for(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:

@@ -6,23 +6,24 @@ from __future__ import annotations
 import functools
 import time
 import types
-import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from costmodel.device import DeviceSpec
+from fuseplan.calls import Calls
+from fuseplan.careful import Careful, lower_there
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
 from fuseplan.constraints import Constraints
-from fuseplan.errors import FuseplanError, FuseplanWarning, InvalidArgumentError
+from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.fused import fuse
+from fuseplan.fused import PlanOf, fuse
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_best, plan_function, plan_traced
+from fuseplan.planner import plan_best, plan_function
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
@@ -65,7 +66,9 @@ def jit(
 
     Returns:
         A ``JitFused``: called like ``jax.jit(f)``, with ``plan``, ``trace`` and ``lower``
-        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s.
+        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s. A kernel that
+        the device's compiler refuses is planned anew, twice at most, and then left to XLA, with a
+        ``CompilerRefusalWarning``.
 
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.
@@ -111,7 +114,9 @@ class JitFused:
         self._planning = (device, planner, deadline_s, strict, constraints)
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
-        self._jitted = jax.jit(self._emitted_for(None), **jit_options)
+        self._jitted = Careful(
+            self._name, self._emitted_for, self._reference, Calls(f, jit_options), jit_options
+        )
         self._choices: Choices | None = None
         if measure:
             self._choices = Choices(self._name, f, self._jitted, self._reference, jit_options)
@@ -121,12 +126,12 @@ class JitFused:
         # Resolved on first use: measuring the CPU takes seconds and may not be needed.
         return make_options(*self._planning)
 
-    def _emitted_for(self, platform: str | None) -> Callable[..., Any]:
+    def _emitted_for(self, platform: str | None, plan_of: PlanOf | None = None) -> Callable[..., Any]:
         f = self._f
 
         @functools.wraps(f)
         def fused(*args: Any, **kwargs: Any) -> Any:
-            return fuse(f, args, kwargs, self._options, platform or local_platform())
+            return fuse(f, args, kwargs, self._options, platform or local_platform(), plan_of)
 
         return fused
 
@@ -134,18 +139,7 @@ class JitFused:
         if is_disabled() or is_tracing():
             return self._reference(*args, **kwargs)
         expected = self._expected(args, kwargs) if is_checked() else None
-        try:
-            result = (self._choices or self._jitted)(*args, **kwargs)
-        except Exception as error:
-            if not _is_refusal_of_compiler(error):
-                raise
-            warnings.warn(
-                f"{self._name}: the compiler refused a fused kernel, so jax.jit's own result is used. "
-                f"It said: {str(error).splitlines()[0]}",
-                FuseplanWarning,
-                stacklevel=2,
-            )
-            return self._reference(*args, **kwargs)
+        result = (self._choices or self._jitted)(*args, **kwargs)
         if expected is not None:
             check_results(self._name, result, expected[0])
         return result
@@ -183,7 +177,9 @@ class JitFused:
         started = time.perf_counter()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
-        return plan_traced(flatten(traced.jaxpr), self._options, time.perf_counter() - started)[1]
+        trace_s = time.perf_counter() - started
+        plan_of = self._jitted.plan_of(args, kwargs)
+        return plan_of(flatten(traced.jaxpr), self._options, trace_s)[1]
 
     def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
         """What ``measure=True`` found, and keeps running, at arguments like these; None if it
@@ -194,19 +190,28 @@ class JitFused:
         """The fused function traced, as ``jax.jit(f).trace`` (a ``jax.stages.Traced``)."""
         return self._jitted.trace(*args, **kwargs)
 
-    def lower(self, *args: Any, device: str | None = None, **kwargs: Any) -> Any:
-        """The fused function lowered (a ``jax.stages.Lowered``; ``.compile()`` compiles it).
+    def lower(self, *args: Any, device: str | DeviceSpec | None = None, **kwargs: Any) -> Any:
+        """The fused function lowered (as a ``jax.stages.Lowered``; ``.compile()`` compiles it).
 
         With ``device`` it is planned and lowered for that device, which need not be here: that
-        takes the ``aot`` extra.
+        takes the ``aot`` extra. A kernel that the compiler refuses is planned anew, and in the end
+        left to XLA, with a ``CompilerRefusalWarning``.
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)
-        from fuseplan.aot import lower_for
+        from fuseplan.aot import compiler_for, lower_for
 
         other = JitFused(self._f, device, *self._planning[1:], self._jit_options)
-        platform = other._options.device.platform
-        return lower_for(jax.jit(other._emitted_for(platform), **self._jit_options), args, kwargs, device)
+        name = device if isinstance(device, str) else device.name
+        return lower_there(
+            self._name,
+            other._emitted_for,
+            self._reference,
+            other._options.device.platform,
+            lambda jitted: lower_for(jitted, args, kwargs, name),
+            compiler_for(name),
+            self._jit_options,
+        )
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
@@ -216,22 +221,13 @@ class JitFused:
         """Forget compiled programs, as ``jax.jit(f).clear_cache()``, and what was measured."""
         if self._choices:
             self._choices.clear()
-        for jitted in (self._jitted, self._reference):
-            jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
+        self._jitted.clear_cache()
+        self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
 def _require_function(caller: str, f: Any, remedy: str = "") -> None:
     if not callable(f):
         raise InvalidArgumentError(f"{caller} expects a function, got {type(f).__name__}{remedy}")
-
-
-def _is_refusal_of_compiler(error: Exception) -> bool:
-    """Whether Mosaic or Triton could not compile a kernel, rather than the user's function
-    having failed. On the CPU every kernel is XLA's own."""
-    if isinstance(error, FuseplanError) or local_platform() == "cpu":
-        return False
-    words = ("Mosaic", "Triton", "triton", "Shared memory size limit", "scoped vmem", "ptxas")
-    return "pallas" in type(error).__module__ or any(word in str(error) for word in words)
 
 
 def make_plan(

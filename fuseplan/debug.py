@@ -36,6 +36,15 @@ def report_plan(plan: Plan) -> None:
         _keep(plan, folder)
 
 
+def report_refused(plan: Plan, notes: list[str]) -> None:
+    """Print what the device's compiler refused, and the plan instead, if the environment asks."""
+    level = debug_level()
+    if level >= 1:
+        print("\n".join(notes), file=sys.stderr)
+    if level >= 3:
+        print(plan, file=sys.stderr)
+
+
 def report_measurement(name: str, measurement: Measurement) -> None:
     """Print which program ``fuseplan.jit(measure=True)`` keeps, if the environment asks."""
     if debug_level() >= 1:

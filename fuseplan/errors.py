@@ -82,6 +82,10 @@ class FuseplanWarning(UserWarning):
     """Something was left to XLA, or a limit was reached; the result is still right."""
 
 
+class CompilerRefusalWarning(FuseplanWarning):
+    """A device's compiler refused a fused kernel; another plan, or XLA, takes its place."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why a group is refused: the rule it breaks, and the particulars.

@@ -23,12 +23,23 @@ from fuseplan.runtime import make_runner
 from fuseplan.selectors import require_names
 from fuseplan.trace import Literal, Traced, trace
 
+PlanOf = Callable[..., tuple[Lowered, Plan]]
+"""Plans, as ``planner.plan_traced``."""
 
-def fuse(f: Callable[..., Any], args: Any, kwargs: Any, options: Options, platform: str) -> Any:
+
+def fuse(
+    f: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    options: Options,
+    platform: str,
+    plan_of: PlanOf | None = None,
+) -> Any:
     """Evaluate ``f`` on tracers by the kernels of its plan.
 
     Arguments without a tracer in them are static: ``f`` gets them as they are. With symbolic
-    shapes (``jax.export``) there is nothing to plan, and ``f`` is traced as it is.
+    shapes (``jax.export``) there is nothing to plan, and ``f`` is traced as it is. ``plan_of`` makes
+    the plans, by default ``plan_traced``.
     """
     dynamic, rebuild = _split(args, kwargs)
     symbolic = any(not isinstance(n, int) for a in dynamic for n in getattr(a, "shape", ()))
@@ -40,8 +51,8 @@ def fuse(f: Callable[..., Any], args: Any, kwargs: Any, options: Options, platfo
         return f(*inner_args, **inner_kwargs)
 
     traced = trace(flat_f, *dynamic)
-    lowered, plan = plan_traced(traced, options)
-    results = call_fused(traced, lowered, plan, options, platform)(*traced.consts, *dynamic)
+    lowered, plan = (plan_of or plan_traced)(traced, options)
+    results = call_fused(traced, lowered, plan, options, platform, plan_of)(*traced.consts, *dynamic)
     return jax.tree.unflatten(traced.out_tree, results)
 
 
@@ -69,7 +80,12 @@ def _split(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[Sequence[Any]],
 
 
 def call_fused(
-    traced: Traced, lowered: Lowered, plan: Plan, options: Options, platform: str
+    traced: Traced,
+    lowered: Lowered,
+    plan: Plan,
+    options: Options,
+    platform: str,
+    plan_of: PlanOf | None = None,
 ) -> Callable[..., Any]:
     """The flat function of a plan, with its rules for ``jax.grad`` and ``jax.vmap``."""
     run = make_runner(lowered, plan, platform=platform)
@@ -89,7 +105,7 @@ def call_fused(
         out_axes = [0 if batched else None for batched in out_batched]
         require_names(options.constraints)
         batched_f = jax.vmap(plain, in_axes=in_axes, out_axes=out_axes, axis_size=axis_size)
-        return tuple(fuse(batched_f, flat, {}, options, platform)), tuple(out_batched)
+        return tuple(fuse(batched_f, flat, {}, options, platform, plan_of)), tuple(out_batched)
 
     @jax.custom_jvp
     def differentiable(*flat: Any) -> Any:

@@ -7,7 +7,6 @@ measured without being noticed (side effects, several processes) is run by ``jax
 
 from __future__ import annotations
 
-import inspect
 import statistics
 import threading
 import warnings
@@ -17,14 +16,13 @@ from typing import Any
 
 import jax
 
+from fuseplan.calls import Calls
 from fuseplan.debug import report_measurement
 from fuseplan.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
 from fuseplan.race import OTHER, SIDES, Inputs, Program, RunError, Side, race, too_large
 
 _TIE = 0.03
 """Medians this close, relative to the smaller, are told apart by noise alone."""
-
-_ASPECTS = ("aval", "sharding", "shape", "dtype")
 
 # One measurement at a time, of any function: two would slow each other.
 _clock = threading.Lock()
@@ -78,13 +76,13 @@ class Choices:
     def __init__(self, name: str, f: Callable[..., Any], fused: Any, plain: Any, options: dict[str, Any]):
         self.fused, self.plain = fused, plain
         self._name = name
-        self._static_numbers, self._static_names = _static_parameters(f, options)
+        self._calls = Calls(f, options)
         self._kept: dict[Hashable, Callable[..., Any]] = {}
         self._measurements: dict[Hashable, Measurement] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
-            key = self._key(args, kwargs)
+            key = self._calls.key(args, kwargs)
             kept = self._kept.get(key)
         except (TypeError, ValueError):  # No key, no cache: jax.jit says what is wrong.
             return self.fused(*args, **kwargs)
@@ -105,7 +103,7 @@ class Choices:
     def measured(self, args: Any, kwargs: Any) -> Measurement | None:
         """The measurement at arguments like these, if there was one."""
         try:
-            return self._measurements.get(self._key(args, kwargs))
+            return self._measurements.get(self._calls.key(args, kwargs))
         except (TypeError, ValueError):  # As in a call: no key.
             return None
 
@@ -113,26 +111,6 @@ class Choices:
         """Forget, and measure anew."""
         self._kept.clear()
         self._measurements.clear()
-
-    def _key(self, args: Any, kwargs: Any) -> Hashable:
-        """What ``jax.jit`` would compile anew for; a tracer's type makes a key of its own."""
-        statics: Any = ()
-        if self._static_numbers or self._static_names:
-            statics, args, kwargs = self._split(args, kwargs)
-        leaves, tree = jax.tree.flatten((args, kwargs))
-        try:
-            kinds: list[Any] = [(x.aval, x.sharding) for x in leaves]
-        except AttributeError:  # Numbers, NumPy's arrays, tracers.
-            kinds = [tuple(getattr(x, a, None) for a in _ASPECTS) for x in leaves]
-        return tree, tuple(map(type, leaves)), tuple(kinds), statics
-
-    def _split(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
-        """Static arguments, each with its type (``1 == 1.0``), and the others."""
-        numbers = {n + len(args) if n < 0 else n for n in self._static_numbers}
-        statics = [(i, type(a), a) for i, a in enumerate(args) if i in numbers]
-        named = [(k, type(v), v) for k, v in sorted(kwargs.items()) if k in self._static_names]
-        dynamic = tuple(a for i, a in enumerate(args) if i not in numbers)
-        return (*statics, *named), dynamic, {k: v for k, v in kwargs.items() if k not in self._static_names}
 
     def _measure(self, args: Any, kwargs: Any) -> tuple[Measurement, Any]:
         jitted = {"fused": self.fused, "plain": self.plain}
@@ -159,7 +137,7 @@ class Choices:
             return settle(Measurement("plain", "it has side effects, so it is run once, by jax.jit"))
         if jax.process_count() > 1:
             return settle(Measurement("plain", "several processes must agree, so it is not timed"))
-        dynamic = self._split(args, kwargs)[1:]
+        dynamic = self._calls.split(args, kwargs)[1:]
         if len(jax.tree.leaves(dynamic)) != len(jax.tree.leaves(traced.args_info)):
             # Versions of JAX differ in what a negative position means where defaults are left out.
             return settle(Measurement("plain", "which arguments are static is unclear, so it is not timed"))
@@ -167,7 +145,7 @@ class Choices:
         programs: dict[Side, Program] = {}
         for side in SIDES:
             try:
-                programs[side] = Program(jitted[side].trace(*args, **kwargs).lower().compile())
+                programs[side] = Program(jitted[side].lower(*args, **kwargs).compile())
             except (UnsupportedOperationError, ConstraintError):
                 raise  # strict=True asked for it, or a constraint for what cannot be.
             except Exception as error:
@@ -194,24 +172,3 @@ def _is_staging(args: Any, kwargs: Any) -> bool:
     # An operation without operands shows what becomes of any, and transfers nothing.
     values = (jax.lax.iota("int32", 1), *jax.tree.leaves((args, kwargs)))
     return disabled or any(isinstance(x, jax.core.Tracer) for x in values)
-
-
-def _static_parameters(
-    f: Callable[..., Any], options: dict[str, Any]
-) -> tuple[tuple[int, ...], tuple[str, ...]]:
-    """Positions and names of static parameters; as in ``jax.jit``, each implies the other."""
-    numbers, names = options.get("static_argnums"), options.get("static_argnames")
-    n = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
-    s = () if names is None else (names,) if isinstance(names, str) else tuple(names)
-    try:
-        parameters = list(inspect.signature(f).parameters.values())
-    except (TypeError, ValueError):
-        return n, s
-    if not any(p.kind == p.VAR_POSITIONAL for p in parameters):
-        n = tuple(i + len(parameters) if i < 0 else i for i in n)
-    either = [(i, p.name) for i, p in enumerate(parameters) if p.kind == p.POSITIONAL_OR_KEYWORD]
-    if names is None:
-        s = tuple(name for i, name in either if i in n)
-    elif numbers is None:
-        n = tuple(i for i, name in either if name in s)
-    return n, s

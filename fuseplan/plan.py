@@ -52,6 +52,10 @@ class PlanStats:
     """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
     remembered: int = 0
     """Distinct components whose solution was remembered from an earlier plan."""
+    refused: int = 0
+    """Kernels that the device's compiler refused, of this plan and those before it."""
+    replans: int = 0
+    """How often it was planned anew for that."""
 
 
 def already_optimal(planner: str) -> str:

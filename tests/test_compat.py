@@ -44,6 +44,18 @@ def test_eval_jaxpr_evaluates():
     assert jnp.allclose(result, jnp.tanh(1.0) + 2)
 
 
+def test_calls_inside_transformations_are_not_eager():
+    seen = []
+
+    def f(x):
+        seen.append(_compat.is_eager())
+        return x
+
+    f(1.0), jax.jit(f)(1.0), jax.vmap(f)(jnp.ones(2)), jax.grad(f)(1.0)
+    assert seen == [True, False, False, False]
+    assert _compat.is_eager()
+
+
 def test_optimization_barrier_is_the_primitive_of_lax():
     closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jnp.ones(3))
     assert closed.jaxpr.eqns[0].primitive is _compat.optimization_barrier_p

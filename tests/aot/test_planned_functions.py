@@ -8,7 +8,7 @@ import pytest
 
 import fuseplan
 from experiments.workloads import WORKLOADS, get_workload
-from fuseplan import fused
+from fuseplan import careful
 from fuseplan.planner import plan_traced
 from tests.emit_cases import layernorm_rows, softmax_grad
 
@@ -28,7 +28,7 @@ def plans(monkeypatch):
         found.append(plan)
         return lowered, plan
 
-    monkeypatch.setattr(fused, "plan_traced", planned)
+    monkeypatch.setattr(careful, "plan_traced", planned)
     return found
 
 

@@ -1,0 +1,159 @@
+"""What a device's compiler says of one kernel: registers, spills and shared memory of a GPU's, as
+``ptxas -v`` counts them; VMEM and cycles of a TPU's, by libtpu's static profile.
+
+No device is needed. Cycles need ``dump_cycles`` to be called before libtpu is loaded.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fuseplan.aot import MissingCompilerError, compile_for
+
+_ARCHITECTURE = {"h200": "sm_90a", "h100": "sm_90a"}
+_PROFILE_FLAG = "--xla_jf_dump_static_llo_profile_to="
+
+_FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
+_SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
+_REGISTERS = re.compile(r"Used (\d+) registers")
+_SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized .* in the function '(?P<name>[^']+)'")
+_LAUNCH = re.compile(
+    r"(?P<name>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<threads>\d+)[\d, ]*\]\s*"
+    r"shared_memory: (?P<shared>\d+) bytes"
+)
+_CYCLES = re.compile(r"estimated_cycles: (\d+)\s+num_equivalent_hlos: (\d+)")
+_VMEM = re.compile(r'"memory_space":"1","offset":"\d+","size":"(\d+)"')
+
+
+@dataclass(frozen=True, slots=True)
+class GpuReport:
+    """The resources of one GPU kernel."""
+
+    registers: int
+    """Of a thread."""
+    spill_bytes: int
+    """Stored to local memory by a thread, loads not counted."""
+    shared_bytes: int
+    threads: int
+    serialized: bool
+    """Whether ``ptxas`` gives up running the tensor cores beside the rest (C7514)."""
+
+
+@dataclass(frozen=True, slots=True)
+class TpuReport:
+    """The resources of one program for a TPU, a kernel of ours or XLA's for the same."""
+
+    vmem_bytes: int | None
+    """The most that one of its operations may take; None where the compiler does not say."""
+    cycles: int | None
+    """Estimated for all of its operations; None where they are not dumped."""
+    hbm_bytes: int
+    """What XLA counts for its own operations; of a custom call, only what it writes."""
+
+
+def find_ptxas() -> str:
+    """The assembler that comes with JAX's CUDA wheels, or on the path.
+
+    Raises ``MissingCompilerError`` where there is none.
+    """
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in Path(folder).glob("*/bin/ptxas"):
+            return str(path)
+    found = shutil.which("ptxas")
+    if found is None:
+        raise MissingCompilerError("expected ptxas, which comes with pip install 'fuseplan[aot]'")
+    return found
+
+
+def gpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) -> dict[str, GpuReport]:
+    """Compile a function for a GPU that need not be there: the resources of each kernel, by name.
+
+    Raises what the compiler raises for a kernel that it refuses.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        compile_for(
+            kernel,
+            *avals,
+            device=device,
+            xla_dump_to=folder,
+            xla_gpu_dump_llvmir=True,
+            xla_dump_hlo_pass_re="^$",
+            xla_dump_emitter_re="ptx",
+        )
+        launches = {
+            found["name"]: found
+            for path in Path(folder).glob("*thunk_sequence.txt")
+            for found in _LAUNCH.finditer(path.read_text())
+        }
+        said = "".join(_assembled(path, device) for path in sorted(Path(folder).glob("*.ptx")))
+    serialized = {found["name"] for found in _SERIALIZED.finditer(said)}
+    return {
+        name: GpuReport(
+            registers, spill_bytes, int(launch["shared"]), int(launch["threads"]), name in serialized
+        )
+        for name, registers, spill_bytes in _functions(said)
+        if (launch := launches.get(name)) is not None
+    }
+
+
+def _assembled(path: Path, device: str) -> str:
+    """What ``ptxas -v`` says of a file of PTX."""
+    if not path.stat().st_size:
+        return ""
+    command = [find_ptxas(), "-v", f"-arch={_ARCHITECTURE[device]}", str(path), "-o", os.devnull]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
+
+
+def _functions(said: str) -> Iterator[tuple[str, int, int]]:
+    """Name, registers and bytes of spill stores of each function."""
+    starts = [*_FUNCTION.finditer(said)]
+    for start, end in zip(starts, [*(s.start() for s in starts[1:]), len(said)], strict=True):
+        text = said[start.end() : end]
+        spills, registers = _SPILLS.search(text), _REGISTERS.search(text)
+        if spills and registers:
+            yield start["name"], int(registers.group(1)), int(spills.group(2))
+
+
+_profiles: list[str] = []
+
+
+@contextmanager
+def dump_cycles() -> Iterator[None]:
+    """Within it ``tpu_report`` knows cycles; to be entered before libtpu is loaded, once a process."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = os.environ.get("LIBTPU_INIT_ARGS")
+        os.environ["LIBTPU_INIT_ARGS"] = " ".join(filter(None, (before, _PROFILE_FLAG + folder)))
+        _profiles.append(folder)
+        try:
+            yield
+        finally:
+            _profiles.pop()
+
+
+def tpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) -> TpuReport:
+    """Compile a function for a TPU that need not be there.
+
+    Raises what the compiler raises for a kernel that it refuses.
+    """
+    for folder in _profiles:  # of the last program
+        for path in Path(folder).glob("*"):
+            path.unlink()
+    compiled = compile_for(kernel, *avals, device=device)
+    cycles = None
+    if _profiles:
+        texts = [path.read_text() for path in Path(_profiles[-1]).glob("*.textproto")]
+        cycles = sum(int(c) * int(n) for text in texts for c, n in _CYCLES.findall(text))
+    vmem = [int(size) for size in _VMEM.findall(compiled.as_text())]
+    costs = compiled.cost_analysis() or {}
+    return TpuReport(max(vmem, default=None), cycles, int(costs.get("bytes accessed", 0)))

@@ -1,0 +1,118 @@
+"""Kernels of the workloads' plans do not spill, and what ``experiments.compiled`` tells of them."""
+
+from __future__ import annotations
+
+import csv
+
+import jax
+import pandas as pd
+import pytest
+from jax import numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from experiments import compiled
+from experiments.compiler_reports import gpu_report, tpu_report
+
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", ["layernorm_grad", "mlp"])
+def test_no_kernel_spills(name, dtype):
+    rows = list(compiled.rows_of((name, "h200", dtype)))
+    assert rows
+    for row in rows:
+        assert row.compiled, row.cause
+        assert row.spill_bytes == 0
+        assert 0 < row.registers <= 255
+        assert row.shared_bytes <= 232_448
+        assert row.threads in (32, 64, 128, 256, 512)
+
+
+def test_vmem_is_within_what_is_modelled():
+    (row,) = compiled.rows_of(("softmax", "tpu_v5e", "float32"))
+    assert row.compiled
+    assert 0 < row.vmem_bytes <= 16 * 2**20
+    # The model counts every block twice; the compiler reuses what it can.
+    assert row.vmem_bytes <= 1.1 * row.modelled_onchip_bytes
+
+
+def product(m: int, n: int):
+    """``[m, k] @ [k, n]`` in one program, by four warps."""
+
+    def kernel(a, b, out):
+        out[...] = jnp.dot(a[...], b[...], preferred_element_type=jnp.float32)
+
+    shape = jax.ShapeDtypeStruct((m, n), "float32")
+    params = plgpu.CompilerParams(num_warps=4, num_stages=1)
+    return pl.pallas_call(kernel, out_shape=shape, compiler_params=params, name="product")
+
+
+def test_spills_and_refusals_are_seen():
+    def report(m, n, k=16):
+        factors = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((m, k), (k, n))]
+        return gpu_report(product(m, n), factors, "h200")["product"]
+
+    assert report(64, 64).spill_bytes == 0
+    many = report(256, 128)  # 256 accumulators a thread, of 255 registers
+    assert many.spill_bytes > 0
+    assert many.registers == 255
+    with pytest.raises(Exception, match="Shared memory size limit"):
+        report(256, 256, 256)
+
+
+def test_a_program_of_xla_alone():
+    x = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    report = tpu_report(lambda x: jnp.tanh(x) + 1, [x], "tpu_v5e")
+    assert 0 < report.vmem_bytes <= 16 * 2**20
+    assert report.cycles is None
+    assert report.hbm_bytes >= 2 * 4 * 1024 * 1024
+
+
+def test_the_command(tmp_path, capsys):
+    out = tmp_path / "compiled.csv"
+    assert compiled.main(["--only", "softmax", "--devices", "h200", "--out", str(out)]) == 0
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(r["dtype"], r["compiled"], r["spill_bytes"]) for r in rows] == [
+        ("float32", "True", "0"),
+        ("bfloat16", "True", "0"),
+    ]
+    assert "100.0%" in capsys.readouterr().out
+
+
+def test_what_ends_the_process_is_compiled_without_cycles(monkeypatch):
+    a, b = ("a", "tpu_v5e", "float32"), ("b", "tpu_v5e", "float32")
+
+    def row(task, k, cycles):
+        return compiled.Row(*task, k, 1, "name", 2, "", True, cycles=cycles)
+
+    def received(work):
+        for task in work.tasks:
+            for k in range(work.first if task == work.tasks[0] else 0, 3):
+                if work.with_cycles and (task, k) == (a, 1):
+                    return  # The process is gone.
+                yield row(task, k, 7 if work.with_cycles else None)
+                if work.only_one:
+                    return
+            yield None
+
+    monkeypatch.setattr(compiled, "_received", received)
+    rows = [r for r in compiled._all_rows(compiled._Work((a, b), 1.0, True)) if r is not None]
+    assert [(r.workload, r.kernel, r.cycles) for r in rows] == [
+        ("a", 0, 7), ("a", 1, None), ("a", 2, 7), ("b", 0, 7), ("b", 1, 7), ("b", 2, 7),
+    ]  # fmt: skip
+
+
+def test_ratios_are_of_all_kernels_together():
+    rows = [
+        {"cycles": 10, "xla_cycles": 20, "cycles_us": 1, "xla_cycles_us": 4, "count": 3},
+        {"cycles": 30, "xla_cycles": 10, "cycles_us": 6, "xla_cycles_us": 1, "count": 1},
+    ]
+    same = {"workload": "w", "device": "tpu", "dtype": "f", "compiled": True, "spill_bytes": None}
+    frame = pd.DataFrame([same | {"serialized": None} | row for row in rows])
+    table = compiled.ratios(frame)
+    assert table.loc["w", ("cycles", "tpu f")] == pytest.approx(60 / 70, abs=0.005)
+    assert table.loc["w", ("time", "tpu f")] == pytest.approx(9 / 13, abs=0.005)
+    assert compiled.summary(frame).loc[0, "worst"] == 6.0

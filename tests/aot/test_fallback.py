@@ -1,0 +1,39 @@
+"""A kernel that the real compiler of a device refuses is planned anew."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fuseplan
+from costmodel.device import get_device
+from fuseplan.errors import CompilerRefusalWarning
+
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
+
+
+def product(a, b):
+    return jax.nn.gelu(jnp.einsum("htd,hds->hts", a, b))
+
+
+def test_shared_memory_of_a_gpu():
+    """The tile that 64 MiB of registers and shared memory would allow takes 328 kB, as Triton counts."""
+    huge = replace(get_device("h200"), onchip_bytes=2**26, register_bytes=2**26)
+    args = [jax.ShapeDtypeStruct(s, "float32") for s in ((4, 2048, 512), (4, 512, 2048))]
+    lowered = fuseplan.jit(product).lower(*args, device=huge)
+    with pytest.warns(CompilerRefusalWarning, match=r"dot_general.*has 232.4 kB; planned anew for h200-"):
+        text = lowered.compile().as_text()
+    assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 1
+
+
+def test_vmem_of_a_tpu():
+    """A row of 4 MiB, eight at a time, exceeds all of VMEM."""
+    huge = replace(get_device("tpu_v5e"), onchip_bytes=2**28)
+    rows = jax.ShapeDtypeStruct((64, 2**20), "float32")
+    lowered = fuseplan.jit(jax.nn.softmax).lower(rows, device=huge)
+    with pytest.warns(CompilerRefusalWarning, match="on chip, and has 134.2 MB; planned anew for tpu_v5e-"):
+        text = lowered.compile().as_text()
+    assert text.count('custom_call_target="tpu_custom_call"') >= 1
