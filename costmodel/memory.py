@@ -226,7 +226,8 @@ def _scan(
         carried = streamed is not None and _carries(node, node_axes, streamed)
         # A TPU's vector unit computes in 32 bits: narrower intermediates are kept so (v5e and
         # older; test_planned_functions.py::test_compiles[gelu_exact-tpu_v5e-bfloat16]).
-        floor = _ACCUMULATOR_BITS if carried or node.flops.matrix or tiled else 0
+        composed = bool(node.temporaries)  # of operations that are computed in float32
+        floor = _ACCUMULATOR_BITS if carried or node.flops.matrix or tiled or composed else 0
         made = freed = 0
         for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
             bits = max(dtypes.bits(graph.values[v].dtype), floor)
@@ -248,7 +249,9 @@ def _scan(
             if last[v] == step and v in live:
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
-        scratch = node.temporaries * made if tiled else 0  # Triton keeps them thread by thread
+        scratch = node.temporaries * made
+        if node.flops.matrix and not tiled:  # made in one layout, multiplied in another
+            scratch += live.get(node.inputs[0], 0)
         peaks[now + made + scratch - in_place] = None
         now += made - freed
         for v in node.outputs:
