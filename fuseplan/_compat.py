@@ -13,7 +13,15 @@ from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
 
-__all__ = ["all_unspecified", "eval_jaxpr", "optimization_barrier_p", "scope_names", "source_line"]
+__all__ = [
+    "all_unspecified",
+    "axis_effects",
+    "eval_jaxpr",
+    "optimization_barrier_p",
+    "scope_names",
+    "source_line",
+    "with_leading",
+]
 
 
 def source_line(source_info: Any) -> str:
@@ -45,3 +53,21 @@ def all_unspecified(shardings: Any) -> bool:
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def axis_effects(effects: Any, name: Any = None) -> frozenset[Any]:
+    """Those of a jaxpr's effects that only say which named axis a collective is over; with ``name``,
+    those that say it is that one.
+
+    ``jax.extend`` has no name for them.
+    """
+    named = (e for e in effects if isinstance(e, _core.NamedAxisEffect))
+    return frozenset(e for e in named if name is None or e.name == name)
+
+
+def with_leading(aval: Any, size: int, mesh_axis: Any = None) -> Any:
+    """What ``jax.vmap`` gives of an array with a batch axis in front.
+
+    ``jax.extend`` has no function on avals.
+    """
+    return _core.unmapped_aval(size, 0, aval, mesh_axis)

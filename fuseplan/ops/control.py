@@ -49,5 +49,6 @@ RULES: dict[str, Rule] = {
     "while": _opaque(_while_flops),
     "cond": _opaque(_cond_flops),
     "optimization_barrier": _opaque(no_flops),
+    "await_cotangents": _opaque(no_flops),
     **dict.fromkeys(("pjit", "jit", "shard_map", "closed_call", "custom_lin"), _opaque(_call_flops)),
 }

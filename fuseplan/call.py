@@ -1,0 +1,188 @@
+"""A fused function as one equation of a jaxpr: planned when it is compiled, batched as a whole.
+
+What JAX transforms away is never planned: under ``jax.vmap`` the batched function is, as one with
+another axis, and under ``jax.grad`` its two halves are (``fuseplan.derivative``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core as jex_core
+from jax.interpreters import batching, mlir
+
+from fuseplan import _compat
+from fuseplan.config import Options
+from fuseplan.planner import plan_traced
+from fuseplan.runtime import FlatFunction, make_runner
+from fuseplan.selectors import require_names
+from fuseplan.trace import Traced, depends_on, trace
+
+fused_p = jex_core.Primitive("fused")
+fused_p.multiple_results = True
+
+
+class Settings(NamedTuple):
+    """How a function is planned, and the platform (``cpu``, ``gpu``, ``tpu``) that runs it."""
+
+    options: Options
+    platform: str
+
+
+@dataclass(eq=False)
+class Call:
+    """What a fused equation computes, of flat arrays.
+
+    Some calls have *hints* after their arguments, or results beside those of the function: values
+    of the pass forward, kept for the pass back. They say nothing that the arguments do not, so
+    that the derivative is that of the function without, which ``bare`` traces.
+    """
+
+    settings: Settings
+    out_avals: tuple[Any, ...]
+    effects: frozenset[Any]
+    evaluate: Callable[..., Sequence[Any]]
+    """The same by JAX's own operations: what is batched."""
+    reaches: Callable[[Sequence[bool]], list[bool]]
+    """Which results depend on one of the marked arguments."""
+    make: Callable[[], FlatFunction]
+    """Plans it: the function of its kernels."""
+    n_args: int
+    """How many arguments there are before the hints."""
+    batches_by_rule: bool = False
+    bare: Callable[[], Call | None] | None = None
+
+    def __repr__(self) -> str:
+        return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
+
+    @functools.cached_property
+    def run(self) -> FlatFunction:
+        """By the kernels of its plan."""
+        return self.make()
+
+    @functools.cached_property
+    def base(self) -> Call | None:
+        """The function without hints and what is kept; None if it closes over a tracer."""
+        return self if self.bare is None else self.bare()
+
+    @functools.cached_property
+    def derivatives(self) -> dict[tuple[int, ...], Any]:
+        """Those with respect to some arguments that were asked for (``fuseplan.derivative``)."""
+        return {}
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """For use outside of any ``jax.jit``."""
+        return jax.jit(self.run)
+
+
+def call_of(traced: Traced, settings: Settings) -> Call:
+    """The call of a traced function; its arguments are the function's constants and arguments."""
+    shared = replace(traced, consts=())  # JAX's own tracers may be among them
+
+    def make() -> FlatFunction:
+        lowered, plan = plan_traced(shared, settings.options)
+        return make_runner(lowered, plan, platform=settings.platform)
+
+    return Call(
+        settings,
+        tuple(v.aval for v in traced.jaxpr.outvars),
+        _compat.axis_effects(traced.jaxpr.effects),
+        shared.evaluate,
+        functools.partial(depends_on, traced.equations, traced.inputs, traced.outputs),
+        make,
+        len(traced.inputs),
+        traced.batches_by_rule,
+    )
+
+
+def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:
+    """The call of ``f`` at these shapes; None if ``f`` closes over one of JAX's tracers, which
+    cannot be part of an equation."""
+    traced = trace(f, *avals)
+    if any(isinstance(value, jax.core.Tracer) for value in traced.consts):
+        return None
+    return bound(call_of(traced, settings), traced.consts)
+
+
+def bound(call: Call, consts: tuple[Any, ...]) -> Call:
+    """The call whose first arguments are ``consts``."""
+    if not consts:
+        return call
+    unmarked = [False] * len(consts)
+    return replace(
+        call,
+        evaluate=functools.partial(call.evaluate, *consts),
+        reaches=lambda marks: call.reaches([*unmarked, *marks]),
+        make=lambda: functools.partial(call.run, *consts),
+        n_args=call.n_args - len(consts),
+    )
+
+
+@fused_p.def_impl
+def _evaluated(*flat: Any, call: Call) -> Any:
+    return call.jitted(*flat)
+
+
+@fused_p.def_effectful_abstract_eval
+def _shapes(*_: Any, call: Call) -> Any:
+    return list(call.out_avals), set(call.effects)
+
+
+mlir.register_lowering(fused_p, mlir.lower_fun(lambda *flat, call: call.run(*flat), multiple_results=True))
+
+
+def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The results of a call with a new axis, at ``dims`` of its arguments, and where it is in them."""
+    over_axis = bool(_compat.axis_effects(call.effects, axis.name))
+    if all(dim is None for dim in dims) and not over_axis:
+        return fused_p.bind(*flat, call=call), [None] * len(call.out_avals)
+    require_names(call.settings.options.constraints)
+    marks = call.reaches([dim is not None for dim in dims])
+    out_dims = [0 if mark or over_axis else None for mark in marks]
+    f = with_axis(call.evaluate, axis, dims, out_dims)
+    avals = [jax.typeof(x) for x in flat]
+    new = closed_call(f, avals, call.settings)
+    if new is None:
+        return f(*flat), out_dims
+    if call.bare is not None:
+        new = replace(new, n_args=call.n_args, bare=lambda: _batched_base(call, axis, dims, out_dims, avals))
+    return fused_p.bind(*flat, call=new), out_dims
+
+
+def _batched_base(
+    call: Call, axis: Any, dims: Sequence[int | None], out_dims: Sequence[int | None], avals: Sequence[Any]
+) -> Call | None:
+    base, n = call.base, call.n_args
+    if base is None:
+        return None
+    f = with_axis(base.evaluate, axis, dims[:n], out_dims[: len(base.out_avals)])
+    return closed_call(f, avals[:n], call.settings)
+
+
+def with_axis(
+    f: Callable[..., Sequence[Any]], axis: Any, dims: Sequence[int | None], out_dims: Sequence[int | None]
+) -> Callable[..., Any]:
+    """``jax.vmap`` of a flat function over JAX's ``axis``."""
+
+    def tupled(*flat: Any) -> tuple[Any, ...]:
+        return tuple(f(*flat))
+
+    named = {"axis_name": axis.name, "axis_size": axis.size, "spmd_axis_name": axis.spmd_name}
+    if any(dim is not None for dim in dims):
+        return jax.vmap(tupled, tuple(dims), tuple(out_dims), **named)
+    # A psum of what is everywhere the same: jax.vmap wants something that has the axis.
+    vmapped = jax.vmap(lambda _, *flat: tupled(*flat), (0, *dims), tuple(out_dims), **named)
+    return lambda *flat: vmapped(jnp.zeros(axis.size), *flat)
+
+
+def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call) -> Any:
+    return batched(call, axis, dims, flat)
+
+
+batching.fancy_primitive_batchers[fused_p] = _batching_rule
