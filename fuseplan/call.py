@@ -15,13 +15,14 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.interpreters import batching, mlir
+from jax.interpreters import partial_eval as pe
 
 from fuseplan import _compat
 from fuseplan.config import Options
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import FlatFunction, make_runner
 from fuseplan.selectors import require_names
-from fuseplan.trace import Traced, depends_on, trace
+from fuseplan.trace import Flat, Traced, depends_on, trace
 
 fused_p = jex_core.Primitive("fused")
 fused_p.multiple_results = True
@@ -84,30 +85,43 @@ class Call:
 def call_of(traced: Traced, settings: Settings) -> Call:
     """The call of a traced function; its arguments are the function's constants and arguments."""
     shared = replace(traced, consts=())  # JAX's own tracers may be among them
-
-    def make() -> FlatFunction:
-        lowered, plan = plan_traced(shared, settings.options)
-        return make_runner(lowered, plan, platform=settings.platform)
-
     return Call(
         settings,
         tuple(v.aval for v in traced.jaxpr.outvars),
         _compat.axis_effects(traced.jaxpr.effects),
         shared.evaluate,
-        functools.partial(depends_on, traced.equations, traced.inputs, traced.outputs),
-        make,
+        reach_of(shared),
+        maker_of(shared, settings),
         len(traced.inputs),
         traced.batches_by_rule,
     )
+
+
+def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
+    """Which results depend on one of the marked inputs."""
+    return functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs)
+
+
+def maker_of(flat: Flat, settings: Settings) -> Callable[[], FlatFunction]:
+    """What plans the program."""
+
+    def make() -> FlatFunction:
+        lowered, plan = plan_traced(flat, settings.options)
+        return make_runner(lowered, plan, platform=settings.platform)
+
+    return make
 
 
 def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:
     """The call of ``f`` at these shapes; None if ``f`` closes over one of JAX's tracers, which
     cannot be part of an equation."""
     traced = trace(f, *avals)
-    if any(isinstance(value, jax.core.Tracer) for value in traced.consts):
-        return None
-    return bound(call_of(traced, settings), traced.consts)
+    return None if holds_tracer(traced) else bound(call_of(traced, settings), traced.consts)
+
+
+def holds_tracer(traced: Traced) -> bool:
+    """Whether the function closes over one of JAX's tracers."""
+    return any(isinstance(value, jax.core.Tracer) for value in traced.consts)
 
 
 def bound(call: Call, consts: tuple[Any, ...]) -> Call:
@@ -186,3 +200,19 @@ def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call) -> Any:
 
 
 batching.fancy_primitive_batchers[fused_p] = _batching_rule
+
+
+def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
+    """What nobody reads is not kept (``jax.checkpoint``'s pass forward, forward mode)."""
+    call, n_inputs = eqn.params["call"], len(eqn.invars)
+    if not any(used):
+        return [False] * n_inputs, None
+    if call.bare is not None and call.base is not None:
+        n, m = call.n_args, len(call.base.out_avals)
+        if m < len(used) and not any(used[m:]):
+            eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params={"call": call.base})
+            return [i < n for i in range(n_inputs)], eqn
+    return [True] * n_inputs, eqn
+
+
+pe.dce_rules[fused_p] = _without_kept

@@ -8,7 +8,7 @@ the function itself, never of how it is computed: what is kept for the pass back
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +16,14 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from fuseplan.call import Call, bound, closed_call, fused_p
-from fuseplan.halves import Halves, await_cotangents, evaluate, halves
+from fuseplan.call import Call, bound, call_of, closed_call, fused_p, holds_tracer, maker_of, reach_of
+from fuseplan.given import Expressions, given
+from fuseplan.halves import Halves, await_cotangents, halves
 from fuseplan.linear import Linear, linear_p, moves
 from fuseplan.planner import plan_traced
-from fuseplan.runtime import FlatFunction, Part, make_runner
+from fuseplan.runtime import Part, evaluator, make_runner
 from fuseplan.selectors import require_names
-from fuseplan.trace import trace
+from fuseplan.trace import Equation, Traced, trace
 
 class Derivative:
     """Of a call without hints, with respect to the arguments ``moving``."""
@@ -70,19 +71,18 @@ class Derivative:
         return of_moving, [flat[i] for i in self.moving]
 
     @functools.cached_property
-    def halves(self) -> tuple[Halves, tuple[Any, ...]] | None:
-        """The planned passes, and their first arguments, which are constants; None where JAX has no
-        pass back."""
+    def halves(self) -> tuple[Halves, Traced] | None:
+        """The planned passes, and the program of both; None where JAX has no pass back."""
         require_names(self.call.settings.options.constraints)
         try:
             traced = trace(self._both, *self.avals, *self.out_tangents)
         except Exception:  # a loop of unknown length, say: JAX says so when a pass back is asked for
             return None
-        if any(isinstance(value, jax.core.Tracer) for value in traced.consts):
+        if holds_tracer(traced):
             return None
         lowered, plan = plan_traced(traced, self.call.settings.options)
         n_args = len(traced.consts) + len(self.avals)
-        return halves(lowered, plan, n_args, len(self.call.out_avals)), traced.consts
+        return halves(lowered, plan, n_args, len(self.call.out_avals)), traced
 
     @functools.cached_property
     def forward(self) -> Call:
@@ -95,7 +95,8 @@ class Derivative:
         def by_rule(*flat: Any) -> Any:
             return [*self.call.evaluate(*flat), *(jnp.zeros(a.shape, a.dtype) for a in kept)]
 
-        return self._part(cut.forward, [*self.call.out_avals, *kept], lambda: self.call, by_rule)
+        out_avals = [*self.call.out_avals, *kept]
+        return self._part(cut.forward, out_avals, len(self.avals), lambda: self.call, by_rule)
 
     def hints(self, results: Sequence[Any]) -> list[Any]:
         """Those of the results of ``forward`` that the pass back reads."""
@@ -105,67 +106,101 @@ class Derivative:
         value = dict(zip(cut.forward.outputs, results, strict=True))
         return [value[v] for v in cut.hints]
 
-    def back(self, results: tuple[int, ...]) -> tuple[Call | None, bool]:
-        """The call from arguments and cotangents of some ``results`` to those of ``moving``, and whether
-        it takes hints; None if it closes over a tracer."""
-        if results == self.moved and self.halves is not None:
-            return self._back, True
-        return self._bare_back(results), False
-
     @functools.cached_property
-    def _back(self) -> Call:
-        assert self.halves is not None
-        bare = functools.cache(functools.partial(self._bare_back, self.moved))
-        by_rule = functools.partial(self.pull, results=self.moved)
-        return self._part(self.halves[0].back, self.tangents, bare, by_rule)
+    def linear(self) -> Linear:
+        """From arguments, hints, and tangents of ``moving`` to tangents of ``moved``."""
+        return Linear(self.call.effects, len(self.moving), self.out_tangents, self._push, self._transpose)
 
-    def _bare_back(self, results: tuple[int, ...]) -> Call | None:
-        cotangents = [self.call.out_avals[j].to_tangent_aval() for j in results]
+    def _push(self, *flat: Any) -> Any:
+        n, split = len(self.avals), len(flat) - len(self.moving)
+        args = (*flat[:n], *flat[split:])
+        call = self._aided(self.push, self.tangents)
+        return self.push(*args) if call is None else fused_p.bind(*args, *flat[n:split], call=call)
+
+    def _transpose(self, known: Sequence[Any], places: Sequence[int], cotangents: Sequence[Any]) -> Any:
+        n, results = len(self.avals), tuple([self.moved[k] for k in places])
+        args = (*known[:n], *cotangents)
+        call = self.back(results)
+        return self.pull(*args, results=results) if call is None else fused_p.bind(*args, *known[n:], call=call)
+
+    def back(self, results: tuple[int, ...]) -> Call | None:
+        """The call from arguments, cotangents of some ``results``, and hints to cotangents of
+        ``moving``; None if it closes over a tracer."""
         back = functools.partial(self.pull, results=results)
-        return closed_call(back, [*self.avals, *cotangents], self.call.settings)
+        cotangents = [self.call.out_avals[j].to_tangent_aval() for j in results]
+        if self.halves is None or results != self.moved:
+            return self._aided(back, cotangents)
+        n_args = len(self.avals) + len(cotangents)
+        bare = functools.cache(lambda: closed_call(back, [*self.avals, *cotangents], self.call.settings))
+        return self._part(self.halves[0].back, self.tangents, n_args, bare, back)
 
     def _part(
-        self, part: Part, out_avals: Sequence[Any], bare: Callable[[], Call | None], by_rule: Any
+        self,
+        part: Part,
+        out_avals: Sequence[Any],
+        n_args: int,
+        bare: Callable[[], Call | None],
+        by_rule: Callable[..., Any],
     ) -> Call:
+        """One half, of ``n_args`` arguments before its hints."""
         assert self.halves is not None
-        (cut, consts), platform = self.halves, self.call.settings.platform
-
-        def make() -> FlatFunction:
-            return make_runner(cut.lowered, cut.plan, platform=platform, part=part)
-
-        call = replace(
-            self.call,
-            out_avals=tuple(out_avals),
-            evaluate=evaluate(cut.lowered, part),
-            reaches=functools.partial(cut.reaches, part),
-            make=make,
-            n_args=len(part.inputs) - (len(cut.hints) if part is cut.back else 0),
-            bare=bare,
+        (cut, traced), settings = self.halves, self.call.settings
+        call = Call(
+            settings,
+            tuple(out_avals),
+            self.call.effects,
+            evaluator(cut.equations(part), part.inputs, part.outputs),
+            functools.partial(cut.reaches, part),
+            lambda: make_runner(cut.lowered, cut.plan, platform=settings.platform, part=part),
+            n_args + len(traced.consts),
+            traced.batches_by_rule,
+            bare,
         )
-        call = bound(call, consts)
+        call = bound(call, traced.consts)
         # Equations do not show a batching rule of the user's; with one, nobody reads hints.
         return replace(call, evaluate=by_rule) if call.batches_by_rule else call
 
-    @functools.cached_property
-    def linear(self) -> Linear:
-        """From arguments, hints and tangents of ``moving`` to tangents of ``moved``."""
-        return Linear(
-            self.call.settings,
-            self.call.effects,
-            self.avals,
-            self.tangents,
-            self.out_tangents,
-            self.push,
-            self._transpose,
+    def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
+        """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
+        hints that it can use; None if it closes over a tracer."""
+        settings, both = self.call.settings, [*self.avals, *avals]
+        traced = trace(f, *both)
+        if holds_tracer(traced):
+            return None
+        plain = bound(call_of(traced, settings), traced.consts)
+        if self.halves is None:
+            return plain
+        cut, _ = self.halves
+        flat = given(traced, self._known(traced), [cut.lowered.avals[v] for v in cut.hints])
+        call = replace(
+            call_of(traced, settings),
+            evaluate=evaluator(flat.equations, flat.inputs, flat.outputs),
+            reaches=reach_of(flat),
+            make=maker_of(flat, settings),
+            bare=lambda: plain,
         )
+        call = bound(call, traced.consts)
+        by_rule = lambda *some: plain.evaluate(*some[: plain.n_args])  # noqa: E731
+        return replace(call, evaluate=by_rule) if call.batches_by_rule else call
 
-    def _transpose(self, known: Sequence[Any], places: Sequence[int], cotangents: Sequence[Any]) -> Any:
-        results, n = tuple(self.moved[k] for k in places), len(self.avals)
-        call, hinted = self.back(results)
-        args = (*known[:n], *cotangents)
-        if call is None:
-            return self.pull(*args, results=results)
-        return fused_p.bind(*args, *(known[n:] if hinted else ()), call=call)
+    def _known(self, traced: Traced) -> list[int | None]:
+        """For each hint, the value of the program that it is."""
+        assert self.halves is not None
+        cut, both = self.halves
+        expressions = Expressions()
+        there = expressions.number(cut.lowered.equations, self._names(cut.lowered.graph.inputs, both))
+        here = expressions.number(traced.equations, self._names(traced.inputs, traced))
+        values = {here[e.outputs[0]]: e.outputs[0] for e in traced.equations if _makes_one(e, here)}
+        return [values.get(there.get(v, -1)) for v in cut.hints]
+
+    def _names(self, inputs: Sequence[int], traced: Traced) -> dict[int, Hashable]:
+        """What inputs that both programs have are known by."""
+        constants = [("constant", id(value)) for value in traced.consts]
+        return dict(zip(inputs, [*constants, *range(len(self.avals))], strict=False))
+
+
+def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
+    return len(eqn.outputs) == 1 and eqn.outputs[0] in known
 
 
 def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Derivative:

@@ -10,7 +10,7 @@ cut (Ford and Fulkerson, 1956; augmenting paths by breadth first, as Edmonds and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ import jax
 from jax.extend import core as jex_core
 
 from costmodel.graph import Graph
-from fuseplan.emit import xla
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel, Plan
 from fuseplan.runtime import Part
@@ -56,9 +55,13 @@ class Halves:
     hints: tuple[int, ...]
     """Values of the pass forward that the pass back reads: results, or ``kept``."""
 
+    def equations(self, part: Part) -> list[Equation]:
+        """Those of a part, in order."""
+        return [self.lowered.equations[n] for n in sorted(n for k in part.kernels for n in k.spec.nodes)]
+
     def reaches(self, part: Part, marks: Sequence[bool]) -> list[bool]:
         """Which outputs of a part depend on one of its marked inputs."""
-        return depends_on(_equations(self.lowered, part), part.inputs, part.outputs, marks)
+        return depends_on(self.equations(part), part.inputs, part.outputs, marks)
 
     @property
     def kept_bytes(self) -> int:
@@ -70,13 +73,14 @@ def halves(lowered: Lowered, plan: Plan, n_args: int, n_results: int) -> Halves:
     """Cut the plan of a program in two; its first ``n_args`` inputs are the function's, its first
     ``n_results`` outputs the results."""
     graph, outputs = lowered.graph, lowered.outputs
-    (wait,) = (node for node in graph.nodes if node.op == AWAIT)
-    cotangents = wait.outputs
-    forward, back = sides(plan, wait.id, _values(outputs[:n_results]))
+    # Where no cotangent matters, nothing waits for one.
+    wait = next((node for node in graph.nodes if node.op == AWAIT), None)
+    cotangents = graph.inputs[n_args:] if wait is None else wait.outputs
+    results = _values(outputs[:n_results])
+    forward, back = sides(plan, -1 if wait is None else wait.id, results)
     reads = {a.value for k in back for a in k.spec.reads} | _values(outputs[n_results:])
     made = {a.value for k in forward for a in k.spec.writes}
     hints = tuple(sorted(made & reads))
-    results = _values(outputs[:n_results])
     kept = tuple(v for v in hints if v not in results)
     inputs = graph.inputs[:n_args]
     return Halves(
@@ -93,30 +97,14 @@ def _values(outputs: Sequence[Operand]) -> set[int]:
     return {v for v in outputs if not isinstance(v, Literal)}
 
 
-def _equations(lowered: Lowered, part: Part) -> list[Equation]:
-    return [lowered.equations[n] for n in sorted(n for k in part.kernels for n in k.spec.nodes)]
-
-
-def evaluate(lowered: Lowered, part: Part) -> Callable[..., list[Any]]:
-    """A part by JAX's own operations."""
-    equations = _equations(lowered, part)
-
-    def run(*flat: Any) -> list[Any]:
-        values: dict[int, Any] = dict(zip(part.inputs, flat, strict=True))
-        xla.run(equations, values)
-        return [v.val if isinstance(v, Literal) else values[v] for v in part.outputs]
-
-    return run
-
-
 def sides(plan: Plan, wait: int, results: Collection[int]) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
     """The kernels before and after the node ``wait``, in order, without its own; ``results`` are
-    written before it."""
+    written before it. -1: there is none."""
     graph, kernels = plan.graph, plan.kernels
     maker = {a.value: k for k, kernel in enumerate(kernels) for a in kernel.spec.writes}
     needs = [{maker[a.value] for a in kernel.spec.reads if a.value in maker} for kernel in kernels]
-    (own,) = (k for k, kernel in enumerate(kernels) if wait in kernel.spec.nodes)
-    before = needs[own] | {maker[v] for v in results if v in maker}
+    own = next((k for k, kernel in enumerate(kernels) if wait in kernel.spec.nodes), -1)
+    before = {maker[v] for v in results if v in maker} | (needs[own] if own >= 0 else set())
     for k in reversed(range(len(kernels))):
         if k in before:
             before |= needs[k]
@@ -124,7 +112,7 @@ def sides(plan: Plan, wait: int, results: Collection[int]) -> tuple[tuple[Kernel
     for k, some in enumerate(needs):
         if some & after:
             after.add(k)
-    after.remove(own)
+    after.discard(own)
     free = [k for k in range(len(kernels)) if k != own and k not in before and k not in after]
     before |= _kept_free(graph, kernels, before, after, free, set(results))
     return (

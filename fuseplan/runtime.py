@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import KernelSpec
-from fuseplan.emit import emit
+from fuseplan.emit import emit, xla
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel, Plan
-from fuseplan.trace import Literal, Operand
+from fuseplan.trace import Equation, Literal, Operand
 
 FlatFunction = Callable[..., list[Any]]
 
@@ -55,6 +55,19 @@ def make_runner(
             for v in dead:
                 del env[v]
         return [_literal(o) if isinstance(o, Literal) else env[o] for o in part.outputs]
+
+    return run
+
+
+def evaluator(
+    equations: Iterable[Equation], inputs: Sequence[int], outputs: Sequence[Operand]
+) -> FlatFunction:
+    """A function by JAX's own operations."""
+
+    def run(*flat: Any) -> list[Any]:
+        values: dict[int, Any] = dict(zip(inputs, flat, strict=True))
+        xla.run(equations, values)
+        return [_literal(o) if isinstance(o, Literal) else values[o] for o in outputs]
 
     return run
 

@@ -153,7 +153,7 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
     flat = _Flattener()
     arguments = [flat.new(v.aval) for v in closed.jaxpr.invars]
     outputs = flat.run(closed.jaxpr, tuple(closed.consts), arguments)
-    equations = _live(flat.equations, outputs)
+    equations = live(flat.equations, outputs)
     constants = flat.constants.values()
     place = {key: i for i, key in enumerate(flat.constants)}
     return Traced(
@@ -299,7 +299,8 @@ class _Flattener:
         return body, ()
 
 
-def _live(equations: list[Equation], outputs: list[Operand]) -> tuple[Equation, ...]:
+def live(equations: Sequence[Equation], outputs: Sequence[Operand]) -> tuple[Equation, ...]:
+    """Those of the equations that an output, or an effect, needs."""
     needed = {v for v in outputs if not isinstance(v, Literal)}
     kept = []
     for eqn in reversed(equations):
