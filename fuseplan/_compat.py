@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax._src import core as _core
@@ -12,12 +13,14 @@ from jax._src import source_info_util as _source_info_util
 from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
+from jax.interpreters import partial_eval as _pe
 
 __all__ = [
     "all_unspecified",
     "axis_effects",
     "eval_jaxpr",
     "optimization_barrier_p",
+    "register_dead_code",
     "scope_names",
     "source_line",
     "with_leading",
@@ -71,3 +74,12 @@ def with_leading(aval: Any, size: int, mesh_axis: Any = None) -> Any:
     ``jax.extend`` has no function on avals.
     """
     return _core.unmapped_aval(size, 0, aval, mesh_axis)
+
+
+def register_dead_code(primitive: jex_core.Primitive, rule: Callable[[Sequence[bool], Any], Any]) -> None:
+    """Let ``rule`` say, from which results of an equation are read, which of its inputs are needed, and
+    by which equation (or None) to replace it.
+
+    From JAX 0.11 on, such rules are also told which inputs are live.
+    """
+    _pe.dce_rules[primitive] = lambda used, *more: rule(used, more[-1])

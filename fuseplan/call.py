@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax.extend import core as jex_core
 from jax.interpreters import batching, mlir
-from jax.interpreters import partial_eval as pe
 
 from fuseplan import _compat
 from fuseplan.config import Options
@@ -55,11 +54,17 @@ class Call:
     """Plans it: the function of its kernels."""
     n_args: int
     """How many arguments there are before the hints."""
+    jaxpr: jex_core.Jaxpr
+    """What it was traced from, for JAX to find meshes and shardings in."""
     batches_by_rule: bool = False
     bare: Callable[[], Call | None] | None = None
 
     def __repr__(self) -> str:
         return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
+
+    def bind(self, *flat: Any) -> list[Any]:
+        """The results, on arrays or tracers, as one equation."""
+        return fused_p.bind(*flat, call=self, jaxpr=self.jaxpr)
 
     @functools.cached_property
     def run(self) -> FlatFunction:
@@ -93,6 +98,7 @@ def call_of(traced: Traced, settings: Settings) -> Call:
         reach_of(shared),
         maker_of(shared, settings),
         len(traced.inputs),
+        traced.jaxpr,
         traced.batches_by_rule,
     )
 
@@ -139,23 +145,26 @@ def bound(call: Call, consts: tuple[Any, ...]) -> Call:
 
 
 @fused_p.def_impl
-def _evaluated(*flat: Any, call: Call) -> Any:
+def _evaluated(*flat: Any, call: Call, jaxpr: Any) -> Any:
     return call.jitted(*flat)
 
 
 @fused_p.def_effectful_abstract_eval
-def _shapes(*_: Any, call: Call) -> Any:
+def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
     return list(call.out_avals), set(call.effects)
 
 
-mlir.register_lowering(fused_p, mlir.lower_fun(lambda *flat, call: call.run(*flat), multiple_results=True))
+# In place: shard_map cannot be compiled in a function of its own.
+mlir.register_lowering(
+    fused_p, mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True), cacheable=False
+)
 
 
 def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[Any]) -> tuple[Any, list[Any]]:
     """The results of a call with a new axis, at ``dims`` of its arguments, and where it is in them."""
     over_axis = bool(_compat.axis_effects(call.effects, axis.name))
     if all(dim is None for dim in dims) and not over_axis:
-        return fused_p.bind(*flat, call=call), [None] * len(call.out_avals)
+        return call.bind(*flat), [None] * len(call.out_avals)
     require_names(call.settings.options.constraints)
     marks = call.reaches([dim is not None for dim in dims])
     out_dims = [0 if mark or over_axis else None for mark in marks]
@@ -166,7 +175,7 @@ def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[An
         return f(*flat), out_dims
     if call.bare is not None:
         new = replace(new, n_args=call.n_args, bare=lambda: _batched_base(call, axis, dims, out_dims, avals))
-    return fused_p.bind(*flat, call=new), out_dims
+    return new.bind(*flat), out_dims
 
 
 def _batched_base(
@@ -195,7 +204,7 @@ def with_axis(
     return lambda *flat: vmapped(jnp.zeros(axis.size), *flat)
 
 
-def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call) -> Any:
+def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> Any:
     return batched(call, axis, dims, flat)
 
 
@@ -210,9 +219,10 @@ def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
     if call.bare is not None and call.base is not None:
         n, m = call.n_args, len(call.base.out_avals)
         if m < len(used) and not any(used[m:]):
-            eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params={"call": call.base})
+            params = {"call": call.base, "jaxpr": call.base.jaxpr}
+            eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params=params)
             return [i < n for i in range(n_inputs)], eqn
     return [True] * n_inputs, eqn
 
 
-pe.dce_rules[fused_p] = _without_kept
+_compat.register_dead_code(fused_p, _without_kept)

@@ -115,13 +115,13 @@ class Derivative:
         n, split = len(self.avals), len(flat) - len(self.moving)
         args = (*flat[:n], *flat[split:])
         call = self._aided(self.push, self.tangents)
-        return self.push(*args) if call is None else fused_p.bind(*args, *flat[n:split], call=call)
+        return self.push(*args) if call is None else call.bind(*args, *flat[n:split])
 
     def _transpose(self, known: Sequence[Any], places: Sequence[int], cotangents: Sequence[Any]) -> Any:
         n, results = len(self.avals), tuple([self.moved[k] for k in places])
         args = (*known[:n], *cotangents)
         call = self.back(results)
-        return self.pull(*args, results=results) if call is None else fused_p.bind(*args, *known[n:], call=call)
+        return self.pull(*args, results=results) if call is None else call.bind(*args, *known[n:])
 
     def back(self, results: tuple[int, ...]) -> Call | None:
         """The call from arguments, cotangents of some ``results``, and hints to cotangents of
@@ -153,6 +153,7 @@ class Derivative:
             functools.partial(cut.reaches, part),
             lambda: make_runner(cut.lowered, cut.plan, platform=settings.platform, part=part),
             n_args + len(traced.consts),
+            traced.jaxpr,
             traced.batches_by_rule,
             bare,
         )
@@ -209,20 +210,20 @@ def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Der
     return base.derivatives[moving]
 
 
-def _rule(flat: Any, tangents: Any, *, call: Call) -> tuple[Any, Any]:
+def _rule(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
     base, n = call.base, call.n_args
     args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if moves(t))
     still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
     if not moving:
-        return fused_p.bind(*flat, call=call), still
+        return call.bind(*flat), still
     assert base is not None
     derivative = _derivative(base, args, moving)
-    results = fused_p.bind(*args, call=derivative.forward)
+    results = derivative.forward.bind(*args)
     some = [tangents[i] for i in moving]
     moved = linear_p.bind(*args, *derivative.hints(results), *some, linear=derivative.linear)
     results = results[: len(base.out_avals)]
     if len(call.out_avals) > len(results):
-        results = [*results, *fused_p.bind(*flat, call=call)[len(results) :]]
+        results = [*results, *call.bind(*flat)[len(results) :]]
     for j, tangent in zip(derivative.moved, moved, strict=True):
         still[j] = tangent
     return results, still

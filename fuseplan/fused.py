@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 import fuseplan.derivative  # its rules
-from fuseplan.call import Settings, call_of, fused_p
+from fuseplan.call import Settings, call_of
 from fuseplan.config import Options
 from fuseplan.trace import trace
 
@@ -36,7 +36,7 @@ def fuse(f: Callable[..., Any], args: Any, kwargs: Any, options: Options, platfo
     traced = trace(flat_f, *dynamic)
     call = call_of(traced, Settings(options, platform))
     # An equation would hide effects from JAX: their kernels are traced as they are.
-    bind = functools.partial(fused_p.bind, call=call) if traced.jaxpr.effects <= call.effects else call.run
+    bind = call.bind if traced.jaxpr.effects <= call.effects else call.run
     return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *dynamic))
 
 

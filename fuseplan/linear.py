@@ -51,7 +51,7 @@ def _shapes(*_: Any, linear: Linear) -> Any:
 
 
 mlir.register_lowering(
-    linear_p, mlir.lower_fun(lambda *flat, linear: linear.push(*flat), multiple_results=True)
+    linear_p, mlir.lower_fun(lambda *flat, linear: linear.push(*flat), multiple_results=True), cacheable=False
 )
 
 

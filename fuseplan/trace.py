@@ -65,15 +65,23 @@ class Equation:
 
     @property
     def is_set_apart(self) -> bool:
-        """Whether the user asked for it to run elsewhere (``compute_on``) or to carry metadata
-        to XLA: it is evaluated as it is, by itself."""
+        """Whether the user asked for it to run elsewhere (``compute_on``), to carry metadata to XLA, or
+        to work on arrays that are split over devices (axes of a mesh that are ``Explicit``): it is
+        evaluated as it is, by itself."""
         context = self.context
-        return bool(getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None))
+        if getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None):
+            return True
+        return any(map(_is_split, self.in_avals)) or any(map(_is_split, self.out_avals))
 
     def __str__(self) -> str:
         ins = ", ".join(a.str_short() for a in self.in_avals)
         outs = ", ".join(a.str_short() for a in self.out_avals)
         return f"{outs} = {self.primitive.name} {ins}"
+
+
+def _is_split(aval: Any) -> bool:
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and any(axes is not None for axes in sharding.spec)
 
 
 @dataclass(frozen=True, slots=True)
