@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.lax.lax import optimization_barrier_p
@@ -21,8 +24,11 @@ __all__ = [
     "eval_jaxpr",
     "optimization_barrier_p",
     "register_dead_code",
+    "same_in_all_shards",
     "scope_names",
     "source_line",
+    "varying",
+    "varying_axes",
     "with_leading",
 ]
 
@@ -83,3 +89,27 @@ def register_dead_code(primitive: jex_core.Primitive, rule: Callable[[Sequence[b
     From JAX 0.11 on, such rules are also told which inputs are live.
     """
     _pe.dce_rules[primitive] = lambda used, *more: rule(used, more[-1])
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """Along which mesh axes of a ``shard_map`` an array differs from shard to shard.
+
+    ``jax.typeof`` prints them; no public attribute has them on all supported versions.
+    """
+    manual = getattr(aval, "mat", None)
+    return frozenset(manual.varying) if manual is not None else frozenset()
+
+
+def varying(x: Any, aval: Any) -> Any:
+    """``x`` as one that differs between shards where ``aval`` does: primitives, unlike ``jax.lax``'s
+    functions, want all of their operands to."""
+    missing = varying_axes(aval) - varying_axes(jax.typeof(x))
+    if not missing:
+        return x
+    return jax.lax.pcast(jnp.asarray(x, aval.dtype), tuple(sorted(missing, key=str)), to="varying")
+
+
+def same_in_all_shards() -> Any:
+    """A context in which nothing is tracked of how arrays differ between shards, as under
+    ``shard_map(check_vma=False)``, which can only be said of a whole ``shard_map``."""
+    return _config._check_vma(False)

@@ -11,6 +11,7 @@ import numpy as np
 
 from costmodel.kernel import KernelSpec
 from fuseplan.emit import emit, xla
+from fuseplan.emit.apart import apart
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel, Plan
 from fuseplan.trace import Equation, Literal, Operand
@@ -45,7 +46,10 @@ def make_runner(
         spec = kernel.spec if native else left_to_xla(kernel.spec)
         reads = tuple(dict.fromkeys(a.value for a in spec.reads))
         writes = tuple(a.value for a in spec.writes)
-        steps.append((emit(spec, lowered, interpret=interpret), reads, writes))
+        kernel_of = emit(spec, lowered, interpret=interpret)
+        if spec.backend != "xla":
+            kernel_of = apart(kernel_of, [lowered.avals[v] for v in writes])
+        steps.append((kernel_of, reads, writes))
     release = _last_readers(part.outputs, [reads for _, reads, _ in steps])
 
     def run(*flat: Any) -> list[Any]:
