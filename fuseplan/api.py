@@ -15,9 +15,11 @@ import jax
 from costmodel.device import DeviceSpec
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
 from fuseplan.constraints import Constraints
+from fuseplan.derivative import plan_passes
 from fuseplan.errors import FuseplanError, FuseplanWarning, InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.fused import fuse
+from fuseplan.halves import Halves
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
@@ -184,6 +186,14 @@ class JitFused:
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         return plan_traced(flatten(traced.jaxpr), self._options, time.perf_counter() - started)[1]
+
+    def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
+        """How ``jax.grad`` of this function runs it: the plan of both passes, with respect to all
+        arguments that have a derivative, and what is kept between them; None where JAX has no
+        reverse mode."""
+        with tracing():
+            traced = self._reference.trace(*args, **kwargs)
+        return plan_passes(flatten(traced.jaxpr), self._options)
 
     def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
         """What ``measure=True`` found, and keeps running, at arguments like these; None if it

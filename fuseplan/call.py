@@ -18,9 +18,11 @@ from jax.interpreters import batching, mlir
 
 from fuseplan import _compat
 from fuseplan.config import Options
+from fuseplan.lower import Lowered, lower
+from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import FlatFunction, make_runner
-from fuseplan.selectors import require_names
+from fuseplan.selectors import of_derivative, require_names
 from fuseplan.trace import Flat, Traced, depends_on, trace
 
 fused_p = jex_core.Primitive("fused")
@@ -32,6 +34,8 @@ class Settings(NamedTuple):
 
     options: Options
     platform: str
+    derived: bool = False
+    """Whether it is a derivative of the function that the options were given for."""
 
 
 @dataclass(eq=False)
@@ -87,6 +91,15 @@ class Call:
         return jax.jit(self.run)
 
 
+def planned(flat: Flat, settings: Settings) -> tuple[Lowered, Plan]:
+    """The plan of a program, with the program that it is of."""
+    options = settings.options
+    if settings.derived and options.constraints is not None:
+        there = of_derivative(options.constraints, lower(flat))
+        options = replace(options, constraints=there)
+    return plan_traced(flat, options)
+
+
 def call_of(traced: Traced, settings: Settings) -> Call:
     """The call of a traced function; its arguments are the function's constants and arguments."""
     shared = replace(traced, consts=())  # JAX's own tracers may be among them
@@ -112,7 +125,7 @@ def maker_of(flat: Flat, settings: Settings) -> Callable[[], FlatFunction]:
     """What plans the program."""
 
     def make() -> FlatFunction:
-        lowered, plan = plan_traced(flat, settings.options)
+        lowered, plan = planned(flat, settings)
         return make_runner(lowered, plan, platform=settings.platform)
 
     return make
@@ -156,7 +169,9 @@ def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
 
 # In place: shard_map cannot be compiled in a function of its own.
 mlir.register_lowering(
-    fused_p, mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True), cacheable=False
+    fused_p,
+    mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True),
+    cacheable=False,
 )
 
 
@@ -165,7 +180,8 @@ def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[An
     over_axis = bool(_compat.axis_effects(call.effects, axis.name))
     if all(dim is None for dim in dims) and not over_axis:
         return call.bind(*flat), [None] * len(call.out_avals)
-    require_names(call.settings.options.constraints)
+    if not call.settings.derived:
+        require_names(call.settings.options.constraints)
     marks = call.reaches([dim is not None for dim in dims])
     out_dims = [0 if mark or over_axis else None for mark in marks]
     f = with_axis(call.evaluate, axis, dims, out_dims)

@@ -16,23 +16,34 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
-from fuseplan.call import Call, bound, call_of, closed_call, fused_p, holds_tracer, maker_of, reach_of
+from fuseplan.call import (
+    Call,
+    Settings,
+    bound,
+    call_of,
+    closed_call,
+    holds_tracer,
+    maker_of,
+    planned,
+    reach_of,
+)
+from fuseplan.config import Options
+from fuseplan.debug import report_passes
 from fuseplan.given import Expressions, given
 from fuseplan.halves import Halves, await_cotangents, halves
 from fuseplan.linear import Linear, linear_p, moves
-from fuseplan.planner import plan_traced
 from fuseplan.runtime import Part, evaluator, make_runner
-from fuseplan.selectors import require_names
 from fuseplan.trace import Equation, Traced, trace
+
 
 class Derivative:
     """Of a call without hints, with respect to the arguments ``moving``."""
 
     def __init__(self, call: Call, avals: Sequence[Any], moving: tuple[int, ...]) -> None:
         self.call, self.avals, self.moving = call, list(avals), moving
+        self.settings = call.settings._replace(derived=True)
         marks = call.reaches([i in moving for i in range(len(avals))])
-        varies = [mark and jnp.issubdtype(a.dtype, jnp.inexact) for mark, a in zip(marks, call.out_avals)]
-        self.moved = tuple(j for j, varying in enumerate(varies) if varying)
+        self.moved = tuple(j for j, mark in enumerate(marks) if mark and _varies(call.out_avals[j]))
         """Which results have a tangent."""
         self.tangents = [avals[i].to_tangent_aval() for i in moving]
         self.out_tangents = [call.out_avals[j].to_tangent_aval() for j in self.moved]
@@ -73,16 +84,17 @@ class Derivative:
     @functools.cached_property
     def halves(self) -> tuple[Halves, Traced] | None:
         """The planned passes, and the program of both; None where JAX has no pass back."""
-        require_names(self.call.settings.options.constraints)
         try:
             traced = trace(self._both, *self.avals, *self.out_tangents)
         except Exception:  # a loop of unknown length, say: JAX says so when a pass back is asked for
             return None
         if holds_tracer(traced):
             return None
-        lowered, plan = plan_traced(traced, self.call.settings.options)
+        lowered, plan = planned(traced, self.settings)
         n_args = len(traced.consts) + len(self.avals)
-        return halves(lowered, plan, n_args, len(self.call.out_avals)), traced
+        cut = halves(lowered, plan, n_args, len(self.call.out_avals))
+        report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)
+        return cut, traced
 
     @functools.cached_property
     def forward(self) -> Call:
@@ -131,7 +143,7 @@ class Derivative:
         if self.halves is None or results != self.moved:
             return self._aided(back, cotangents)
         n_args = len(self.avals) + len(cotangents)
-        bare = functools.cache(lambda: closed_call(back, [*self.avals, *cotangents], self.call.settings))
+        bare = functools.cache(lambda: closed_call(back, [*self.avals, *cotangents], self.settings))
         return self._part(self.halves[0].back, self.tangents, n_args, bare, back)
 
     def _part(
@@ -144,7 +156,7 @@ class Derivative:
     ) -> Call:
         """One half, of ``n_args`` arguments before its hints."""
         assert self.halves is not None
-        (cut, traced), settings = self.halves, self.call.settings
+        (cut, traced), settings = self.halves, self.settings
         call = Call(
             settings,
             tuple(out_avals),
@@ -164,20 +176,19 @@ class Derivative:
     def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
         """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
         hints that it can use; None if it closes over a tracer."""
-        settings, both = self.call.settings, [*self.avals, *avals]
-        traced = trace(f, *both)
+        traced = trace(f, *self.avals, *avals)
         if holds_tracer(traced):
             return None
-        plain = bound(call_of(traced, settings), traced.consts)
+        plain = bound(call_of(traced, self.settings), traced.consts)
         if self.halves is None:
             return plain
         cut, _ = self.halves
         flat = given(traced, self._known(traced), [cut.lowered.avals[v] for v in cut.hints])
         call = replace(
-            call_of(traced, settings),
+            call_of(traced, self.settings),
             evaluate=evaluator(flat.equations, flat.inputs, flat.outputs),
             reaches=reach_of(flat),
-            make=maker_of(flat, settings),
+            make=maker_of(flat, self.settings),
             bare=lambda: plain,
         )
         call = bound(call, traced.consts)
@@ -204,13 +215,28 @@ def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
     return len(eqn.outputs) == 1 and eqn.outputs[0] in known
 
 
+def plan_passes(traced: Traced, options: Options) -> Halves | None:
+    """The plan of a function and its derivative with respect to all arguments that have one; None where
+    JAX has no pass back."""
+    call, avals = call_of(traced, Settings(options, "")), [v.aval for v in traced.jaxpr.invars]
+    avals = [*(jax.typeof(value) for value in traced.consts), *avals]
+    moving = tuple(i for i, aval in enumerate(avals) if i >= len(traced.consts) and _varies(aval))
+    passes = Derivative(call, avals, moving).halves
+    return None if passes is None else passes[0]
+
+
+def _varies(aval: Any) -> bool:
+    return jnp.issubdtype(aval.dtype, jnp.inexact)
+
+
 def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Derivative:
     if moving not in base.derivatives:
         base.derivatives[moving] = Derivative(base, [jax.typeof(x) for x in flat], moving)
     return base.derivatives[moving]
 
 
-def _rule(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
+def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
+    """The rule of fused equations: results, and their tangents as a linear equation."""
     base, n = call.base, call.n_args
     args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if moves(t))
     still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
@@ -227,6 +253,3 @@ def _rule(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any
     for j, tangent in zip(derivative.moved, moved, strict=True):
         still[j] = tangent
     return results, still
-
-
-ad.primitive_jvps[fused_p] = _rule

@@ -6,16 +6,18 @@ Inside ``jax.jit``'s trace the user's function is traced once more and becomes o
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax.interpreters import ad
 
-import fuseplan.derivative  # its rules
-from fuseplan.call import Settings, call_of
+from fuseplan.call import Settings, call_of, fused_p
 from fuseplan.config import Options
+from fuseplan.derivative import differentiate
 from fuseplan.trace import trace
+
+ad.primitive_jvps[fused_p] = differentiate
 
 
 def fuse(f: Callable[..., Any], args: Any, kwargs: Any, options: Options, platform: str) -> Any:

@@ -42,7 +42,11 @@ def await_cotangents(results: Sequence[Any], cotangents: Sequence[Any]) -> list[
 
 @dataclass(frozen=True, slots=True)
 class Halves:
-    """A planned program of both passes, in two parts."""
+    """A planned program of both passes, in two parts.
+
+    ``plan`` is the whole, ``forward.kernels`` and ``back.kernels`` are those of each part (but for
+    the operation between them, which runs nothing), ``kept_bytes`` is what ``jax.vjp`` holds of it.
+    """
 
     lowered: Lowered
     plan: Plan

@@ -4,14 +4,19 @@ by a pass back that is planned together with the pass forward."""
 from __future__ import annotations
 
 import functools
+import types
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.extend import core as jex_core
 
 import fuseplan
+from fuseplan.calibrate import described_cpu
+from fuseplan.halves import sides
+from tests.graphs import GraphBuilder
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 X = jnp.linspace(-1.5, 2.0, 6).reshape(2, 3)
@@ -101,9 +106,11 @@ MODES = {
     "checkpoint of two": lambda h: jax.grad(total(jax.checkpoint(lambda x, w: h(h(x, w), w))), (0, 1)),
     "grad of vmap": lambda h: jax.grad(total(jax.vmap(h, (0, None))), (0, 1)),
     "vmap of grad": lambda h: jax.vmap(jax.grad(total(h), (0, 1)), (0, None)),
-    "vmap of vmap": lambda h: lambda x, w: jax.vmap(
-        jax.vmap(jax.value_and_grad(total(h)), (0, None)), (None, 1), out_axes=1
-    )(x, jnp.stack([w, 2 * w], 1)),
+    "vmap of vmap": lambda h: (
+        lambda x, w: jax.vmap(jax.vmap(jax.value_and_grad(total(h)), (0, None)), (None, 1), out_axes=1)(
+            x, jnp.stack([w, 2 * w], 1)
+        )
+    ),
     "vmap of jvp": lambda h: jax.vmap(lambda x, w: jax.jvp(h, (x, w), (x, w)), (0, None)),
     "vmap of hessian": lambda h: jax.vmap(jax.hessian(total(h), 1), (0, None)),
     "auxiliary": aux,
@@ -148,3 +155,144 @@ def test_custom_rules_at_every_order(name, outer):
     x = jnp.stack([X, -X]) if outer == "vmap" else X
     got, want = transform(J(f))(x, n), transform(jax.jit(f))(x, n)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), got, want)
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("qd,kd->qk", q, k)
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape, bool)), scores, -1e30)
+    return jax.nn.softmax(scores) @ v
+
+
+CPU = described_cpu()
+QKV = [jax.random.normal(jax.random.key(i), (2048, 16)) for i in range(3)]
+SCORES = 2048 * 2048 * 4
+N_ROWS = 2048 * 4
+
+
+def fused_equations(jaxpr):
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "fused":
+            yield eqn
+        else:
+            yield from (e for inner in jex_core.jaxprs_in_params(eqn.params) for e in fused_equations(inner))
+
+
+def test_the_pass_back_of_attention_keeps_statistics_of_rows():
+    fast = fuseplan.jit(attention, device=CPU)
+    passes = fast.plan_vjp(*QKV)
+    assert passes.plan.status == "OPTIMAL"
+    assert passes.plan.recomputed
+    assert passes.kept_bytes == 2 * N_ROWS  # of the softmax, the maximum and the sum
+    assert {k.spec.backend for k in (*passes.forward.kernels, *passes.back.kernels)} == {"loops"}
+    compiled = jax.jit(jax.grad(total(fast), (0, 1, 2))).lower(*QKV).compile()
+    plain = jax.jit(jax.grad(total(attention), (0, 1, 2))).lower(*QKV).compile()
+    assert plain.memory_analysis().temp_size_in_bytes > 2 * SCORES
+    assert compiled.memory_analysis().temp_size_in_bytes < SCORES
+    for got, want in zip(compiled(*QKV), plain(*QKV), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3)
+
+
+def test_what_is_kept_is_what_the_plan_says():
+    x = [jnp.ones((256, 256)), jnp.ones((256, 256))]
+    f = lambda x, w: jnp.tanh(jnp.exp(x) @ w)  # noqa: E731
+    fast = fuseplan.jit(f, device="test")
+    passes = fast.plan_vjp(*x)
+    assert passes.kept_bytes == sum(passes.plan.graph.values[v].nbytes for v in passes.kept)
+    jaxpr = jax.make_jaxpr(lambda *x: jax.vjp(fast, *x)[1](x[0]))(*x).jaxpr
+    forward, back = fused_equations(jaxpr)
+    assert len(forward.outvars) == 1 + len(passes.kept)
+    assert len(back.invars) == 2 + 1 + len(passes.hints)
+    # Each kernel on its side, and none on both; but for what stands between.
+    nodes = [n for part in (passes.forward, passes.back) for k in part.kernels for n in k.spec.nodes]
+    assert len(nodes) == len(set(nodes)) == len(passes.plan.graph.nodes) - 1
+
+
+def test_what_nobody_reads_is_not_kept():
+    fast = J(lambda x: jnp.tanh(jnp.exp(x) @ x))
+    f = jax.checkpoint(lambda x: fast(fast(x)))
+    closed = jax.make_jaxpr(jax.vjp, static_argnums=0)(f, jnp.ones((8, 8)))
+    assert [len(eqn.outvars) for eqn in fused_equations(closed.jaxpr)][:2] == [1, 1]
+
+
+def test_free_kernels_go_where_least_is_kept():
+    """Against all ways to place them."""
+    rng = np.random.default_rng(0)
+    for _ in range(30):
+        graph, kernels, wait, results = two_passes(rng)
+        plan = types.SimpleNamespace(graph=graph, kernels=kernels)
+        forward, back = sides(plan, wait, results)
+        names = {k.spec.nodes[0] for k in forward}
+        assert names | {k.spec.nodes[0] for k in back} == set(range(len(graph.nodes))) - {wait}
+        assert kept_bytes(graph, names, wait, results) == least_kept(graph, wait, results)
+
+
+def two_passes(rng):
+    """A random program, an operation a kernel, and which values are results before ``wait``."""
+    b = GraphBuilder()
+    values = [b.input((4,)), b.input((8,))]
+    n, wait = 9, 4
+    for node in range(n):
+        reads = rng.choice(len(values), size=min(2, len(values)), replace=False)
+        reads = [values[i] for i in reads]
+        if node == wait:
+            reads = [values[-1]]
+        if node == n - 1:
+            reads = [values[2 + wait], values[-1]]
+        values.append(b.opaque(*reads, shape=(int(rng.integers(1, 9)),)))
+    graph = b.build(values[1 + wait], values[-1])
+    spec = lambda node: types.SimpleNamespace(  # noqa: E731
+        nodes=(node.id,),
+        reads=[types.SimpleNamespace(value=v) for v in node.inputs],
+        writes=[types.SimpleNamespace(value=v) for v in node.outputs],
+    )
+    kernels = [types.SimpleNamespace(spec=spec(node)) for node in graph.nodes]
+    return graph, kernels, wait, {values[1 + wait]}
+
+
+def kept_bytes(graph, forward, wait, results):
+    read = {v for node in graph.nodes if node.id not in forward and node.id != wait for v in node.inputs}
+    made = {v for n in forward for v in graph.nodes[n].outputs}
+    return sum(graph.values[v].nbytes for v in (read & made) - results)
+
+
+def least_kept(graph, wait, results):
+    """Over every legal set of operations before ``wait``."""
+    n = len(graph.nodes)
+    makers = [{graph.values[v].producer for v in node.inputs} - {-1} for node in graph.nodes]
+    must = makers[wait] | {graph.values[v].producer for v in results}
+    best = None
+    for bits in range(1 << n):
+        before = {k for k in range(n) if bits >> k & 1}
+        if wait in before or not must <= before or any(not makers[k] <= before for k in before):
+            continue
+        kept = kept_bytes(graph, before, wait, results)
+        best = kept if best is None else min(best, kept)
+    return best
+
+
+def test_constraints_of_a_function_hold_for_its_derivative_by_name():
+    limits = fuseplan.Constraints(never_fuse=[("exp", "tanh"), "n0"], must_fuse=[("exp", "mul")])
+    f = lambda x: jnp.tanh(jnp.exp(x) * 2)  # noqa: E731
+    fast = fuseplan.jit(f, device="test", constraints=limits)
+    x = jnp.ones((64, 64))
+    np.testing.assert_allclose(jax.grad(total(fast))(x), jax.grad(total(f))(x), rtol=1e-6)
+    plan = fast.plan_vjp(x).plan
+    for kernel in plan.kernels:
+        assert not {"exp", "tanh"} <= {plan.graph.nodes[n].op for n in kernel.spec.nodes}
+
+
+def test_no_reverse_mode_is_jax_own_error():
+    f = lambda x: lax.while_loop(lambda c: c[0].sum() < 9, lambda c: (c[0] * 2, c[1] + 1), (x, 0))[0]  # noqa: E731
+    x = jnp.ones(3)
+    np.testing.assert_array_equal(jax.jvp(J(f), (x,), (x,))[1], jax.jvp(f, (x,), (x,))[1])
+    with pytest.raises(ValueError, match="Reverse-mode differentiation does not work"):
+        jax.grad(lambda x: J(f)(x).sum())(x)
+    assert J(f).plan_vjp(x) is None
+
+
+def test_a_plan_of_both_passes_is_reported(monkeypatch, capsys):
+    monkeypatch.setenv("FUSEPLAN_DEBUG", "1")
+    jax.grad(total(J(jnp.tanh)))(jnp.ones(8))
+    said = capsys.readouterr().err
+    assert "forward  1 kernels; back 1; 1 arrays kept, 32 B beside" in said
+    assert said.count("planned by greedy") == 1  # the function by itself is never planned

@@ -18,14 +18,14 @@ from fuseplan import _compat
 kernel_p = jex_core.Primitive("kernel_of_a_shard")
 kernel_p.multiple_results = True
 
-Kernel = Callable[..., Sequence[Any]]
+Kernel = Callable[..., tuple[Any, ...]]
 
 
 def apart(kernel: Kernel, out_avals: Sequence[Any]) -> Kernel:
     """``kernel``, or one that is traced apart where its results differ between shards."""
     if not any(map(_compat.varying_axes, out_avals)):
         return kernel
-    return lambda *arrays: kernel_p.bind(*arrays, kernel=kernel, out_avals=tuple(out_avals))
+    return lambda *arrays: tuple(kernel_p.bind(*arrays, kernel=kernel, out_avals=tuple(out_avals)))
 
 
 @kernel_p.def_abstract_eval
