@@ -44,7 +44,7 @@ class Call:
 
     Some calls have *hints* after their arguments, or results beside those of the function: values
     of the pass forward, kept for the pass back. They say nothing that the arguments do not, so
-    that the derivative is that of the function without, which ``bare`` traces.
+    that the derivative is that of the function without, which ``plain`` evaluates.
     """
 
     settings: Settings
@@ -61,7 +61,12 @@ class Call:
     jaxpr: jex_core.Jaxpr
     """What it was traced from, for JAX to find meshes and shardings in."""
     batches_by_rule: bool = False
-    bare: Callable[[], Call | None] | None = None
+    plain: Callable[..., Sequence[Any]] | None = None
+    """The function from arguments to results, by JAX's own operations; None if there is no more."""
+    bare: Call | None = None
+    """The call of ``plain``, once somebody has asked for it."""
+    n_results: int = 0
+    """How many results there are before what is kept."""
 
     def __repr__(self) -> str:
         return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
@@ -75,10 +80,14 @@ class Call:
         """By the kernels of its plan."""
         return self.make()
 
-    @functools.cached_property
-    def base(self) -> Call | None:
-        """The function without hints and what is kept; None if it closes over a tracer."""
-        return self if self.bare is None else self.bare()
+    def base(self, flat: Sequence[Any]) -> Call:
+        """The call without hints and what is kept, at arguments like these."""
+        if self.plain is None:
+            return self
+        if self.bare is None:
+            self.bare = closed_call(self.plain, [jax.typeof(x) for x in flat[: self.n_args]], self.settings)
+            assert self.bare is not None, "the call of both passes closes over no tracer"
+        return self.bare
 
     @functools.cached_property
     def derivatives(self) -> dict[tuple[int, ...], Any]:
@@ -189,19 +198,11 @@ def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[An
     new = closed_call(f, avals, call.settings)
     if new is None:
         return f(*flat), out_dims
-    if call.bare is not None:
-        new = replace(new, n_args=call.n_args, bare=lambda: _batched_base(call, axis, dims, out_dims, avals))
+    if call.plain is not None:
+        n = call.n_args
+        plain = with_axis(call.plain, axis, dims[:n], out_dims[: call.n_results])
+        new = replace(new, plain=plain, n_args=n, n_results=call.n_results)
     return new.bind(*flat), out_dims
-
-
-def _batched_base(
-    call: Call, axis: Any, dims: Sequence[int | None], out_dims: Sequence[int | None], avals: Sequence[Any]
-) -> Call | None:
-    base, n = call.base, call.n_args
-    if base is None:
-        return None
-    f = with_axis(base.evaluate, axis, dims[:n], out_dims[: len(base.out_avals)])
-    return closed_call(f, avals[:n], call.settings)
 
 
 def with_axis(
@@ -232,12 +233,11 @@ def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
     call, n_inputs = eqn.params["call"], len(eqn.invars)
     if not any(used):
         return [False] * n_inputs, None
-    if call.bare is not None and call.base is not None:
-        n, m = call.n_args, len(call.base.out_avals)
-        if m < len(used) and not any(used[m:]):
-            params = {"call": call.base, "jaxpr": call.base.jaxpr}
-            eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params=params)
-            return [i < n for i in range(n_inputs)], eqn
+    n, m = call.n_args, call.n_results
+    if call.bare is not None and m < len(used) and not any(used[m:]):
+        params = {"call": call.bare, "jaxpr": call.bare.jaxpr}
+        eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params=params)
+        return [i < n for i in range(n_inputs)], eqn
     return [True] * n_inputs, eqn
 
 

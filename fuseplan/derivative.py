@@ -21,7 +21,6 @@ from fuseplan.call import (
     Settings,
     bound,
     call_of,
-    closed_call,
     holds_tracer,
     maker_of,
     planned,
@@ -103,12 +102,8 @@ class Derivative:
             return self.call
         cut, _ = self.halves
         kept = [cut.lowered.avals[v] for v in cut.kept]
-
-        def by_rule(*flat: Any) -> Any:
-            return [*self.call.evaluate(*flat), *(jnp.zeros(a.shape, a.dtype) for a in kept)]
-
-        out_avals = [*self.call.out_avals, *kept]
-        return self._part(cut.forward, out_avals, len(self.avals), lambda: self.call, by_rule)
+        forward = self._part(cut.forward, len(self.avals), self.call.evaluate, self.call.out_avals, kept)
+        return replace(forward, bare=self.call)
 
     def hints(self, results: Sequence[Any]) -> list[Any]:
         """Those of the results of ``forward`` that the pass back reads."""
@@ -143,23 +138,22 @@ class Derivative:
         if self.halves is None or results != self.moved:
             return self._aided(back, cotangents)
         n_args = len(self.avals) + len(cotangents)
-        bare = functools.cache(lambda: closed_call(back, [*self.avals, *cotangents], self.settings))
-        return self._part(self.halves[0].back, self.tangents, n_args, bare, back)
+        return self._part(self.halves[0].back, n_args, back, self.tangents)
 
     def _part(
         self,
         part: Part,
-        out_avals: Sequence[Any],
         n_args: int,
-        bare: Callable[[], Call | None],
-        by_rule: Callable[..., Any],
+        plain: Callable[..., Any],
+        results: Sequence[Any],
+        kept: Sequence[Any] = (),
     ) -> Call:
         """One half, of ``n_args`` arguments before its hints."""
         assert self.halves is not None
         (cut, traced), settings = self.halves, self.settings
         call = Call(
             settings,
-            tuple(out_avals),
+            (*results, *kept),
             self.call.effects,
             evaluator(cut.equations(part), part.inputs, part.outputs),
             functools.partial(cut.reaches, part),
@@ -167,11 +161,10 @@ class Derivative:
             n_args + len(traced.consts),
             traced.jaxpr,
             traced.batches_by_rule,
-            bare,
+            plain,
+            n_results=len(results),
         )
-        call = bound(call, traced.consts)
-        # Equations do not show a batching rule of the user's; with one, nobody reads hints.
-        return replace(call, evaluate=by_rule) if call.batches_by_rule else call
+        return _by_rule(bound(call, traced.consts))
 
     def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
         """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
@@ -189,11 +182,11 @@ class Derivative:
             evaluate=evaluator(flat.equations, flat.inputs, flat.outputs),
             reaches=reach_of(flat),
             make=maker_of(flat, self.settings),
-            bare=lambda: plain,
+            plain=plain.evaluate,
+            bare=plain,
+            n_results=len(plain.out_avals),
         )
-        call = bound(call, traced.consts)
-        by_rule = lambda *some: plain.evaluate(*some[: plain.n_args])  # noqa: E731
-        return replace(call, evaluate=by_rule) if call.batches_by_rule else call
+        return _by_rule(bound(call, traced.consts))
 
     def _known(self, traced: Traced) -> list[int | None]:
         """For each hint, the value of the program that it is."""
@@ -209,6 +202,19 @@ class Derivative:
         """What inputs that both programs have are known by."""
         constants = [("constant", id(value)) for value in traced.consts]
         return dict(zip(inputs, [*constants, *range(len(self.avals))], strict=False))
+
+
+def _by_rule(call: Call) -> Call:
+    """``call``, as it is batched: equations do not show a batching rule of the user's. With one, nobody
+    reads hints."""
+    if not call.batches_by_rule or call.plain is None:
+        return call
+    plain, kept = call.plain, call.out_avals[call.n_results :]
+
+    def evaluate(*flat: Any) -> Any:
+        return [*plain(*flat[: call.n_args]), *(jnp.zeros(aval.shape, aval.dtype) for aval in kept)]
+
+    return replace(call, evaluate=evaluate)
 
 
 def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
@@ -237,12 +243,12 @@ def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Der
 
 def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
     """The rule of fused equations: results, and their tangents as a linear equation."""
-    base, n = call.base, call.n_args
+    n = call.n_args
     args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if moves(t))
     still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
     if not moving:
         return call.bind(*flat), still
-    assert base is not None
+    base = call.base(args)
     derivative = _derivative(base, args, moving)
     results = derivative.forward.bind(*args)
     some = [tangents[i] for i in moving]
