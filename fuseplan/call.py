@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend import core as jex_core
 from jax.interpreters import batching, mlir
 
 from fuseplan import _compat
@@ -23,9 +22,9 @@ from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import FlatFunction, make_runner
 from fuseplan.selectors import of_derivative, require_names
-from fuseplan.trace import Flat, Traced, depends_on, trace
+from fuseplan.trace import Flat, Primitive, Traced, depends_on, trace
 
-fused_p = jex_core.Primitive("fused")
+fused_p = Primitive("fused")
 fused_p.multiple_results = True
 
 
@@ -58,7 +57,7 @@ class Call:
     """Plans it: the function of its kernels."""
     n_args: int
     """How many arguments there are before the hints."""
-    jaxpr: jex_core.Jaxpr
+    jaxpr: Any
     """What it was traced from, for JAX to find meshes and shardings in."""
     batches_by_rule: bool = False
     plain: Callable[..., Sequence[Any]] | None = None

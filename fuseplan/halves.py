@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 
 from costmodel.graph import Graph
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel, Plan
 from fuseplan.runtime import Part
-from fuseplan.trace import Equation, Literal, Operand, depends_on
+from fuseplan.trace import Equation, Literal, Operand, Primitive, depends_on
 
 AWAIT = "await_cotangents"
-await_p = jex_core.Primitive(AWAIT)
+await_p = Primitive(AWAIT)
 """Takes the results, then their cotangents; gives the cotangents."""
 await_p.multiple_results = True
 

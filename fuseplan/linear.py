@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 from jax.interpreters import ad, batching, mlir
 
 from fuseplan import _compat
 from fuseplan.call import with_axis
+from fuseplan.trace import Primitive
 
-linear_p = jex_core.Primitive("fused_tangents")
+linear_p = Primitive("fused_tangents")
 linear_p.multiple_results = True
 
 

@@ -344,7 +344,7 @@ def test_a_planner_that_raises_is_a_warning(monkeypatch):
     def refuse(*_):
         raise fuseplan.InvalidPlanError("a bug")
 
-    monkeypatch.setattr("fuseplan.fused.plan_traced", refuse)
+    monkeypatch.setattr("fuseplan.call.plan_traced", refuse)
     with pytest.warns(fuseplan.FuseplanWarning, match="a bug"):
         np.testing.assert_allclose(J(fast)(X), fast(X), rtol=1e-6)
 

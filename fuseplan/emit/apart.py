@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.extend import core as jex_core
 from jax.interpreters import mlir
 
 from fuseplan import _compat
+from fuseplan.trace import Primitive
 
-kernel_p = jex_core.Primitive("kernel_of_a_shard")
+kernel_p = Primitive("kernel_of_a_shard")
 kernel_p.multiple_results = True
 
 Kernel = Callable[..., tuple[Any, ...]]
