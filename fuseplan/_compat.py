@@ -21,6 +21,7 @@ from jax.interpreters import partial_eval as _pe
 __all__ = [
     "all_unspecified",
     "axis_effects",
+    "closed",
     "eval_jaxpr",
     "optimization_barrier_p",
     "register_dead_code",
@@ -62,6 +63,14 @@ def all_unspecified(shardings: Any) -> bool:
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def closed(jaxpr: Any) -> jex_core.ClosedJaxpr:
+    """A jaxpr without constants as a closed one, whichever of the two it is.
+
+    Primitives keep the one or the other, some from version to version.
+    """
+    return jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
 
 
 def axis_effects(effects: Any, name: Any = None) -> frozenset[Any]:

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
 from fuseplan import _compat
+from fuseplan.bodies import with_planned_bodies
 from fuseplan.config import Options
 from fuseplan.lower import Lowered, lower
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
-from fuseplan.runtime import FlatFunction, make_runner
+from fuseplan.runtime import FlatFunction, Part, make_runner
 from fuseplan.selectors import of_derivative, require_names
 from fuseplan.trace import Flat, Primitive, Traced, depends_on, trace
 
@@ -134,9 +135,19 @@ def maker_of(flat: Flat, settings: Settings) -> Callable[[], FlatFunction]:
 
     def make() -> FlatFunction:
         lowered, plan = planned(flat, settings)
-        return make_runner(lowered, plan, platform=settings.platform)
+        return runner_of(lowered, plan, settings)
 
     return make
+
+
+def runner_of(lowered: Lowered, plan: Plan, settings: Settings, part: Part | None = None) -> FlatFunction:
+    """The function of a plan's kernels, or of a part of them, on the platform that is meant."""
+    if plan.device.platform == settings.platform:
+        # Constraints are about the operations that the function shows.
+        options = replace(settings.options, constraints=None, strict=False)
+        own = settings._replace(options=options)
+        lowered = with_planned_bodies(lowered, lambda traced: call_of(traced, own).bind)
+    return make_runner(lowered, plan, platform=settings.platform, part=part)
 
 
 def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:

@@ -25,13 +25,14 @@ from fuseplan.call import (
     maker_of,
     planned,
     reach_of,
+    runner_of,
 )
 from fuseplan.config import Options
 from fuseplan.debug import report_passes
 from fuseplan.given import Expressions, given
 from fuseplan.halves import Halves, await_cotangents, halves
 from fuseplan.linear import Linear, linear_p, moves
-from fuseplan.runtime import Part, evaluator, make_runner
+from fuseplan.runtime import Part, evaluator
 from fuseplan.trace import Equation, Traced, trace
 
 
@@ -157,7 +158,7 @@ class Derivative:
             self.call.effects,
             evaluator(cut.equations(part), part.inputs, part.outputs),
             functools.partial(cut.reaches, part),
-            lambda: make_runner(cut.lowered, cut.plan, platform=settings.platform, part=part),
+            lambda: runner_of(cut.lowered, cut.plan, settings, part),
             n_args + len(traced.consts),
             traced.jaxpr,
             traced.batches_by_rule,
