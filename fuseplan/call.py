@@ -71,6 +71,11 @@ class Call:
     def __repr__(self) -> str:
         return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is ``jaxpr``, no less and no more."""
+        return self.plain is None and not self.jaxpr.constvars and len(self.jaxpr.invars) == self.n_args
+
     def bind(self, *flat: Any) -> list[Any]:
         """The results, on arrays or tracers, as one equation."""
         return fused_p.bind(*flat, call=self, jaxpr=self.jaxpr)

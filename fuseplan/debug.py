@@ -42,7 +42,8 @@ def report_passes(forward: int, back: int, n_kept: int, kept_bytes: int) -> None
     if debug_level() >= 1:
         kept = f"{n_kept} arrays kept, {bytes_text(kept_bytes)}" if n_kept else "nothing kept"
         print(
-            f"forward  {forward} kernels; back {back}; {kept} beside arguments and results", file=sys.stderr
+            f"passes   {forward} kernels forward, {back} back; {kept} beside arguments and results",
+            file=sys.stderr,
         )
 
 

@@ -35,6 +35,7 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_vmap_call": "call",
+    "fused": "jaxpr",  # traced before an outer function was (``fuseplan.call``)
 }
 
 # Evaluated at once where all operands are scalar literals.
@@ -305,6 +306,8 @@ class _Flattener:
             if name in eqn.params and not _compat.all_unspecified(eqn.params[name]):
                 return None
         body = eqn.params[key]
+        if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:
+            return None
         if isinstance(body, jex_core.ClosedJaxpr):
             return body.jaxpr, tuple(body.consts)
         return body, ()

@@ -298,3 +298,16 @@ def test_a_plan_of_both_passes_is_reported(monkeypatch, capsys):
     said = capsys.readouterr().err
     assert "passes   1 kernels forward, " in said
     assert said.count("planned by greedy") == 1  # the function by itself is never planned
+
+
+def test_what_was_fused_before_is_seen_through():
+    """``jax.jit`` remembers a trace in which the inner function is an equation of its own."""
+    outer = jax.jit(lambda x: J(jnp.tanh)(x) + 1)
+    outer(jnp.ones(8))
+    plan = fuseplan.jit(outer, device="test").plan(jnp.ones(8))
+    assert [node.op for node in plan.graph.nodes] == ["tanh", "add"]
+    grad = jax.jit(jax.grad(total(J(lambda x: jnp.tanh(jnp.exp(x))))))
+    want = grad(X)
+    plan = fuseplan.jit(grad, device="test").plan(X)  # halves of a derivative stay as they are
+    assert [node.op for node in plan.graph.nodes].count("fused") == 2
+    np.testing.assert_allclose(fuseplan.jit(grad, device="test")(X), want, rtol=1e-6)
