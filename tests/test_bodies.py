@@ -14,6 +14,10 @@ from jax.sharding import PartitionSpec as P
 
 import fuseplan
 from fuseplan.calibrate import described_cpu
+from fuseplan.config import make_options
+from fuseplan.planner import plan_traced
+from fuseplan.runtime import make_runner
+from fuseplan.trace import trace
 
 J = functools.partial(fuseplan.jit, device=described_cpu())
 N = 1536
@@ -89,3 +93,19 @@ def test_effects_stay_where_they_are():
     jax.effects_barrier()
     assert said == [0, 1, 2, 3]
     jax.tree.map(np.testing.assert_allclose, got, jax.jit(f)(x))
+
+
+@pytest.mark.parametrize("device", ["tpu_v5e", "h200"])
+def test_pallas_kernels_run_in_a_shard(device):
+    """JAX wants to be told of every result of a ``pallas_call`` along which axes it differs."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
+
+    def shard(x):
+        traced = trace(lambda x: jax.nn.softmax(x * 2.0), x)
+        lowered, plan = plan_traced(traced, make_options(device))
+        assert plan.kernels[0].spec.backend != "xla"
+        return make_runner(lowered, plan, platform="cpu", interpret=True)(x)[0]
+
+    x = jnp.linspace(0.0, 1.0, 16 * 128).reshape(16, 128)
+    f = jax.shard_map(shard, mesh=mesh, in_specs=P("d"), out_specs=P("d"))
+    np.testing.assert_allclose(jax.jit(f)(x), jax.nn.softmax(x * 2.0), rtol=1e-6)
