@@ -311,3 +311,36 @@ def test_what_was_fused_before_is_seen_through():
     plan = fuseplan.jit(grad, device="test").plan(X)  # halves of a derivative stay as they are
     assert [node.op for node in plan.graph.nodes].count("fused") == 2
     np.testing.assert_allclose(fuseplan.jit(grad, device="test")(X), want, rtol=1e-6)
+
+
+def test_a_pass_back_from_some_results_uses_what_is_kept(monkeypatch, capsys):
+    def f(x):
+        y = jnp.tanh(jnp.exp(x) @ x)
+        return (y * y).sum(), jnp.cos(y) @ x
+
+    want = jax.grad(f, has_aux=True)(X[:, :2])
+    monkeypatch.setenv("FUSEPLAN_DEBUG", "4")
+    got = jax.grad(J(f), has_aux=True)(X[:, :2])
+    said = capsys.readouterr().err
+    assert said.count("planned by greedy") == 2  # both passes, and the pass back from one result
+    assert said.count("= exp ") == said.count("= cos ") == 1
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)
+
+
+def test_closures_kinds_of_numbers_and_results_without_derivative():
+    def outer(j):
+        inner = lambda s, x: jax.grad(lambda y: j(lambda y: jnp.sin(y * s) * s)(y).sum())(x).sum()  # noqa: E731
+        return jax.jit(jax.grad(inner))(2.0, X)
+
+    np.testing.assert_allclose(outer(J), outer(jax.jit), rtol=1e-5)
+    z = jnp.array([1 + 2j, 3 - 1j])
+    f = lambda z: jnp.abs(jnp.exp(z) * z).sum()  # noqa: E731
+    np.testing.assert_allclose(jax.grad(J(f))(z), jax.grad(f)(z), rtol=1e-6)
+    half = jnp.linspace(-1, 1, 8, dtype=jnp.bfloat16)
+    got = jax.grad(lambda x: J(jnp.tanh)(x).sum())(half)
+    assert got.dtype == jnp.bfloat16
+    none = np.zeros((), jax.dtypes.float0)
+    back = jax.vjp(J(lambda x: (x * 2, jnp.argmax(x))), X)[1]
+    np.testing.assert_array_equal(back((X, none))[0], 2 * X)
+    with jax.checking_leaks():
+        jax.jit(jax.grad(total(J(jnp.tanh))))(X)
