@@ -5,21 +5,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source_info_util
 from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
+from jax.interpreters import partial_eval as _pe
 
 __all__ = [
     "all_unspecified",
+    "axis_effects",
+    "closed",
     "eval_jaxpr",
     "is_eager",
     "optimization_barrier_p",
+    "register_dead_code",
+    "same_in_all_shards",
     "scope_names",
     "source_line",
+    "varying",
+    "varying_axes",
+    "with_leading",
 ]
 
 
@@ -60,3 +72,62 @@ def is_eager() -> bool:
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def closed(jaxpr: Any) -> jex_core.ClosedJaxpr:
+    """A jaxpr without constants as a closed one, whichever of the two it is.
+
+    Primitives keep the one or the other, some from version to version.
+    """
+    return jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
+
+
+def axis_effects(effects: Any, name: Any = None) -> frozenset[Any]:
+    """Those of a jaxpr's effects that only say which named axis a collective is over; with ``name``,
+    those that say it is that one.
+
+    ``jax.extend`` has no name for them.
+    """
+    named = (e for e in effects if isinstance(e, _core.NamedAxisEffect))
+    return frozenset(e for e in named if name is None or e.name == name)
+
+
+def with_leading(aval: Any, size: int, mesh_axis: Any = None) -> Any:
+    """What ``jax.vmap`` gives of an array with a batch axis in front.
+
+    ``jax.extend`` has no function on avals.
+    """
+    return _core.unmapped_aval(size, 0, aval, mesh_axis)
+
+
+def register_dead_code(primitive: jex_core.Primitive, rule: Callable[[Sequence[bool], Any], Any]) -> None:
+    """Let ``rule`` say, from which results of an equation are read, which of its inputs are needed, and
+    by which equation (or None) to replace it.
+
+    From JAX 0.11 on, such rules are also told which inputs are live.
+    """
+    _pe.dce_rules[primitive] = lambda used, *more: rule(used, more[-1])
+
+
+def varying_axes(aval: Any) -> frozenset[Any]:
+    """Along which mesh axes of a ``shard_map`` an array differs from shard to shard.
+
+    ``jax.typeof`` prints them; no public attribute has them on all supported versions.
+    """
+    manual = getattr(aval, "mat", None)
+    return frozenset(manual.varying) if manual is not None else frozenset()
+
+
+def varying(x: Any, aval: Any) -> Any:
+    """``x`` as one that differs between shards where ``aval`` does: primitives, unlike ``jax.lax``'s
+    functions, want all of their operands to."""
+    missing = varying_axes(aval) - varying_axes(jax.typeof(x))
+    if not missing:
+        return x
+    return jax.lax.pcast(jnp.asarray(x, aval.dtype), tuple(sorted(missing, key=str)), to="varying")
+
+
+def same_in_all_shards() -> Any:
+    """A context in which nothing is tracked of how arrays differ between shards, as under
+    ``shard_map(check_vma=False)``, which can only be said of a whole ``shard_map``."""
+    return _config._check_vma(False)

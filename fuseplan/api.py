@@ -12,18 +12,21 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from costmodel.device import DeviceSpec
+from fuseplan.call import PlanOf
 from fuseplan.calls import Calls
 from fuseplan.careful import Careful, lower_there
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
 from fuseplan.constraints import Constraints
+from fuseplan.derivative import plan_passes
 from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.fused import PlanOf, fuse
+from fuseplan.fused import fuse
+from fuseplan.halves import Halves
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_best, plan_function
+from fuseplan.planner import plan_best, plan_function, plan_traced
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
@@ -126,7 +129,7 @@ class JitFused:
         # Resolved on first use: measuring the CPU takes seconds and may not be needed.
         return make_options(*self._planning)
 
-    def _emitted_for(self, platform: str | None, plan_of: PlanOf | None = None) -> Callable[..., Any]:
+    def _emitted_for(self, platform: str | None, plan_of: PlanOf = plan_traced) -> Callable[..., Any]:
         f = self._f
 
         @functools.wraps(f)
@@ -180,6 +183,14 @@ class JitFused:
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
         return plan_of(flatten(traced.jaxpr), self._options, trace_s)[1]
+
+    def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
+        """How ``jax.grad`` of this function runs it: the plan of both passes, with respect to all
+        arguments that have a derivative, and what is kept between them; None where JAX has no
+        reverse mode."""
+        with tracing():
+            traced = self._reference.trace(*args, **kwargs)
+        return plan_passes(flatten(traced.jaxpr), self._options)
 
     def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
         """What ``measure=True`` found, and keeps running, at arguments like these; None if it

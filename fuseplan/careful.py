@@ -17,11 +17,11 @@ from typing import Any
 import jax
 
 from fuseplan import _compat
+from fuseplan.call import PlanOf
 from fuseplan.calls import Calls
 from fuseplan.config import Options
 from fuseplan.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.fallback import Compile, compile_here, has_kernels, plan_accepted
-from fuseplan.fused import PlanOf
 from fuseplan.local import local_platform
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan

@@ -49,7 +49,8 @@ class Constraints:
     reader, or by columns, a selector means all that came of an operation; what ``must_fuse`` names
     is computed once on GPUs and TPUs. In
     ``jax.vmap(fuseplan.jit(f))`` the batched function is planned, with nodes of its own: name
-    scopes and primitives, not ids.
+    scopes and primitives, not ids. In ``jax.grad(fuseplan.jit(f))`` both passes are planned as one,
+    within the limits and what ``never_fuse`` says by name; the rest is said of ``f`` itself.
 
     Raises:
         InvalidArgumentError: an entry or a limit is of the wrong form.

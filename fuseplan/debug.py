@@ -14,6 +14,7 @@ from fuseplan.config import debug_level, dump_dir
 from fuseplan.errors import FuseplanWarning
 from fuseplan.output import write_text
 from fuseplan.plan import Plan
+from fuseplan.text import bytes_text
 
 if TYPE_CHECKING:
     from fuseplan.measure import Measurement
@@ -43,6 +44,16 @@ def report_refused(plan: Plan, notes: list[str]) -> None:
         print("\n".join(notes), file=sys.stderr)
     if level >= 3:
         print(plan, file=sys.stderr)
+
+
+def report_passes(forward: int, back: int, n_kept: int, kept_bytes: int) -> None:
+    """Print how a plan of a function and its derivative was cut in two, if the environment asks."""
+    if debug_level() >= 1:
+        kept = f"{n_kept} arrays kept, {bytes_text(kept_bytes)}" if n_kept else "nothing kept"
+        print(
+            f"passes   {forward} kernels forward, {back} back; {kept} beside arguments and results",
+            file=sys.stderr,
+        )
 
 
 def report_measurement(name: str, measurement: Measurement) -> None:

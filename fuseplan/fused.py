@@ -1,30 +1,24 @@
-"""A fused function as a citizen of JAX: it composes with ``jit``, ``grad`` and ``vmap``.
+"""A fused function as a citizen of JAX: it composes with ``jit``, ``grad``, ``vmap`` and ``shard_map``.
 
-Inside ``jax.jit``'s trace the user's function is traced once more, planned, and replaced by
-its kernels. Differentiated, it falls back on its own equations, which JAX knows how to
-differentiate, custom rules included; batched, the batched function is planned anew, as one
-with another axis.
+Inside ``jax.jit``'s trace the user's function is traced once more and becomes one equation
+(``fuseplan.call``), which is planned when it is compiled.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax.custom_derivatives import SymbolicZero
+from jax.interpreters import ad
 
+from fuseplan.call import PlanOf, Settings, call_of, fused_p
 from fuseplan.config import Options
-from fuseplan.lower import Lowered
-from fuseplan.plan import Plan
+from fuseplan.derivative import differentiate
 from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.selectors import require_names
-from fuseplan.trace import Literal, Traced, trace
+from fuseplan.trace import trace
 
-PlanOf = Callable[..., tuple[Lowered, Plan]]
-"""Plans, as ``planner.plan_traced``."""
+ad.primitive_jvps[fused_p] = differentiate
 
 
 def fuse(
@@ -33,7 +27,7 @@ def fuse(
     kwargs: Any,
     options: Options,
     platform: str,
-    plan_of: PlanOf | None = None,
+    plan_of: PlanOf = plan_traced,
 ) -> Any:
     """Evaluate ``f`` on tracers by the kernels of its plan.
 
@@ -51,9 +45,10 @@ def fuse(
         return f(*inner_args, **inner_kwargs)
 
     traced = trace(flat_f, *dynamic)
-    lowered, plan = (plan_of or plan_traced)(traced, options)
-    results = call_fused(traced, lowered, plan, options, platform, plan_of)(*traced.consts, *dynamic)
-    return jax.tree.unflatten(traced.out_tree, results)
+    call = call_of(traced, Settings(options, platform, plan_of=plan_of))
+    # An equation would hide effects from JAX: their kernels are traced as they are.
+    bind = call.bind if traced.jaxpr.effects <= call.effects else call.run
+    return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *dynamic))
 
 
 def _split(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Any, Any]]]:
@@ -77,61 +72,3 @@ def _split(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[Sequence[Any]],
         return filled[: len(args)], dict(zip(kwargs, filled[len(args) :], strict=True))
 
     return arrays, rebuild
-
-
-def call_fused(
-    traced: Traced,
-    lowered: Lowered,
-    plan: Plan,
-    options: Options,
-    platform: str,
-    plan_of: PlanOf | None = None,
-) -> Callable[..., Any]:
-    """The flat function of a plan, with its rules for ``jax.grad`` and ``jax.vmap``."""
-    run = make_runner(lowered, plan, platform=platform)
-    if any(eqn.effects for eqn in lowered.equations):
-        # Custom rules would hide the effects from JAX; the kernels are left as they are.
-        return run
-    plain = traced.evaluate
-
-    @jax.custom_batching.custom_vmap
-    def batchable(*flat: Any) -> Any:
-        return tuple(run(*flat))
-
-    @batchable.def_vmap
-    def _batched(axis_size: int, in_batched: Any, *flat: Any) -> Any:
-        out_batched = depends_on(traced, in_batched)
-        in_axes = [0 if batched else None for batched in in_batched]
-        out_axes = [0 if batched else None for batched in out_batched]
-        require_names(options.constraints)
-        batched_f = jax.vmap(plain, in_axes=in_axes, out_axes=out_axes, axis_size=axis_size)
-        return tuple(fuse(batched_f, flat, {}, options, platform, plan_of)), tuple(out_batched)
-
-    @jax.custom_jvp
-    def differentiable(*flat: Any) -> Any:
-        return batchable(*flat)
-
-    @functools.partial(differentiable.defjvp, symbolic_zeros=True)
-    def _tangents(primals: Any, tangents: Any) -> Any:
-        # Only what varies is differentiated: the derivative of a constant may be infinite, and
-        # infinity times its zero tangent is no number.
-        moving = [i for i, t in enumerate(tangents) if not isinstance(t, SymbolicZero)]
-
-        def of_moving(*some: Any) -> tuple[Any, ...]:
-            filled = list(primals)
-            for i, value in zip(moving, some, strict=True):
-                filled[i] = value
-            return tuple(plain(*filled))
-
-        return jax.jvp(of_moving, [primals[i] for i in moving], [tangents[i] for i in moving])
-
-    return differentiable
-
-
-def depends_on(traced: Traced, inputs: Sequence[bool]) -> list[bool]:
-    """Which results depend on one of the marked inputs."""
-    marked = {v for v, mark in zip(traced.inputs, inputs, strict=True) if mark}
-    for eqn in traced.equations:
-        if any(not isinstance(v, Literal) and v in marked for v in eqn.inputs):
-            marked.update(eqn.outputs)
-    return [not isinstance(v, Literal) and v in marked for v in traced.outputs]

@@ -33,7 +33,7 @@ from fuseplan.planners.packs import with_packs
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
-from fuseplan.trace import Traced, trace
+from fuseplan.trace import Flat, trace
 
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
@@ -44,7 +44,7 @@ def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Option
 
 
 @collector_at_rest()
-def plan_traced(traced: Traced, options: Options, trace_s: float = 0.0) -> tuple[Lowered, Plan]:
+def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> tuple[Lowered, Plan]:
     """The flow from equations to a checked plan."""
     clock = Clock(trace_s)
     lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))

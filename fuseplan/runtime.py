@@ -2,45 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import KernelSpec
-from fuseplan.emit import emit
+from fuseplan.emit import emit, xla
+from fuseplan.emit.apart import apart
 from fuseplan.lower import Lowered
-from fuseplan.plan import Plan
-from fuseplan.trace import Literal
+from fuseplan.plan import Kernel, Plan
+from fuseplan.trace import Equation, Literal, Operand
 
 FlatFunction = Callable[..., list[Any]]
 
 
-def make_runner(lowered: Lowered, plan: Plan, *, platform: str, interpret: bool = False) -> FlatFunction:
-    """A function of the constants followed by the flat arguments, returning flat results.
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Kernels of a plan that are run by themselves, in order; all that they read is made by
+    one of them or among ``inputs``, values of the graph."""
+
+    kernels: tuple[Kernel, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[Operand, ...]
+
+
+def make_runner(
+    lowered: Lowered, plan: Plan, *, platform: str, interpret: bool = False, part: Part | None = None
+) -> FlatFunction:
+    """A function of the constants followed by the flat arguments, returning flat results; or of
+    a ``part``'s inputs, returning its outputs.
 
     Kernels written for another platform than ``platform`` (``cpu``, ``gpu``, ``tpu``) are
     left to XLA, which gives the same results; ``interpret=True`` runs them all the same, in
     Pallas' interpreter.
     """
     native = plan.device.platform == platform or interpret
+    part = part or Part(plan.kernels, lowered.graph.inputs, lowered.outputs)
     steps = []
-    for kernel in plan.kernels:
+    for kernel in part.kernels:
         spec = kernel.spec if native else left_to_xla(kernel.spec)
         reads = tuple(dict.fromkeys(a.value for a in spec.reads))
         writes = tuple(a.value for a in spec.writes)
-        steps.append((emit(spec, lowered, interpret=interpret), reads, writes))
-    release = _last_readers(lowered, [reads for _, reads, _ in steps])
+        kernel_of = emit(spec, lowered, interpret=interpret)
+        if spec.backend != "xla":
+            kernel_of = apart(kernel_of, [lowered.avals[v] for v in writes])
+        steps.append((kernel_of, reads, writes))
+    release = _last_readers(part.outputs, [reads for _, reads, _ in steps])
 
     def run(*flat: Any) -> list[Any]:
-        env: dict[int, Any] = dict(zip(lowered.graph.inputs, flat, strict=True))
+        env: dict[int, Any] = dict(zip(part.inputs, flat, strict=True))
         for (kernel, reads, writes), dead in zip(steps, release, strict=True):
             env.update(zip(writes, kernel(*(env[v] for v in reads)), strict=True))
             for v in dead:
                 del env[v]
-        return [_literal(o) if isinstance(o, Literal) else env[o] for o in lowered.outputs]
+        return [_literal(o) if isinstance(o, Literal) else env[o] for o in part.outputs]
+
+    return run
+
+
+def evaluator(
+    equations: Iterable[Equation], inputs: Sequence[int], outputs: Sequence[Operand]
+) -> FlatFunction:
+    """A function by JAX's own operations."""
+
+    def run(*flat: Any) -> list[Any]:
+        values: dict[int, Any] = dict(zip(inputs, flat, strict=True))
+        xla.run(equations, values)
+        return [_literal(o) if isinstance(o, Literal) else values[o] for o in outputs]
 
     return run
 
@@ -57,9 +88,9 @@ def _literal(literal: Literal) -> Any:
     return jnp.asarray(literal.val, dtype=aval.dtype)
 
 
-def _last_readers(lowered: Lowered, reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+def _last_readers(outputs: Sequence[Operand], reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """Values no later step reads, step by step, so that eager evaluation frees them."""
-    kept = {o for o in lowered.outputs if not isinstance(o, Literal)}
+    kept = {o for o in outputs if not isinstance(o, Literal)}
     last: dict[int, int] = {}
     for step, values in enumerate(reads):
         for v in values:

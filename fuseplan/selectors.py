@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from costmodel.graph import Graph
 from fuseplan.constraints import Apart, Constraints, Nodes, Resolved, Selector, Together
@@ -83,6 +84,15 @@ class Selectors:
             )
         return scoped or named or self._nothing(selector)
 
+    def names(self, selector: Selector) -> bool:
+        """Whether it is a name, and there is something of it."""
+        if _node_number(selector) is not None:
+            return False
+        try:
+            return bool(self.select(selector))
+        except ConstraintError:
+            return False
+
     def _all(self, paths: Iterable[Path]) -> Nodes:
         return tuple(sorted(n for path in paths for n in self._by_path[path]))
 
@@ -115,6 +125,20 @@ def require_names(constraints: Constraints | None) -> None:
                 "Select by a name scope or a primitive, or fuse the batched function: "
                 "fuseplan.jit(jax.vmap(f), constraints=...)"
             )
+
+
+def of_derivative(constraints: Constraints | None, lowered: Lowered) -> Constraints | None:
+    """What of the constraints on a function holds for its derivative, another function: what it must
+    keep apart, as far as that is there by name, and the limits."""
+    if constraints is None:
+        return None
+    index = Selectors(lowered)
+    apart = [entry for entry in constraints.never_fuse if all(map(index.names, _selectors(entry)))]
+    return replace(constraints, must_fuse=(), never_fuse=apart) or None
+
+
+def _selectors(entry: Selector | Sequence[Selector]) -> Sequence[Selector]:
+    return (entry,) if isinstance(entry, (int, str)) else entry
 
 
 def _inside(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:

@@ -8,7 +8,7 @@ that the same inner jaxpr can be inlined many times over.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,6 +35,7 @@ _INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_vmap_call": "call",
+    "fused": "jaxpr",  # traced before an outer function was (``fuseplan.call``)
 }
 
 # Evaluated at once where all operands are scalar literals.
@@ -65,15 +66,23 @@ class Equation:
 
     @property
     def is_set_apart(self) -> bool:
-        """Whether the user asked for it to run elsewhere (``compute_on``) or to carry metadata
-        to XLA: it is evaluated as it is, by itself."""
+        """Whether the user asked for it to run elsewhere (``compute_on``), to carry metadata to XLA, or
+        to work on arrays that are split over devices (axes of a mesh that are ``Explicit``): it is
+        evaluated as it is, by itself."""
         context = self.context
-        return bool(getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None))
+        if getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None):
+            return True
+        return any(map(_is_split, self.in_avals)) or any(map(_is_split, self.out_avals))
 
     def __str__(self) -> str:
         ins = ", ".join(a.str_short() for a in self.in_avals)
         outs = ", ".join(a.str_short() for a in self.out_avals)
         return f"{outs} = {self.primitive.name} {ins}"
+
+
+def _is_split(aval: Any) -> bool:
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and any(axes is not None for axes in sharding.spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +105,21 @@ class Flat:
 class Traced(Flat):
     """A function at given shapes."""
 
-    closed: jex_core.ClosedJaxpr
+    jaxpr: jex_core.Jaxpr
     """What was flattened: custom derivatives, ``checkpoint`` and batching rules are in it."""
+    constants: tuple[int, ...]
+    """For each constant of ``jaxpr``, its place among the function's."""
 
     def evaluate(self, *flat: Any) -> list[Any]:
         """JAX's own evaluation, of the constants followed by the arguments: with every custom
         rule, so it is what a fused function is differentiated and batched by."""
-        position = {id(value): i for i, value in enumerate(self.consts)}
-        consts = [flat[position[id(value)]] for value in self.closed.consts]
-        return _compat.eval_jaxpr(self.closed.jaxpr, consts, *flat[len(self.consts) :])
+        n_consts = len(self.inputs) - len(self.jaxpr.invars)
+        return _compat.eval_jaxpr(self.jaxpr, [flat[i] for i in self.constants], *flat[n_consts:])
+
+    @property
+    def batches_by_rule(self) -> bool:
+        """Whether a batching rule of the user's own was inlined: the equations do not show it."""
+        return _calls(self.jaxpr, "custom_vmap_call")
 
 
 _state = threading.local()
@@ -147,8 +162,9 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
     flat = _Flattener()
     arguments = [flat.new(v.aval) for v in closed.jaxpr.invars]
     outputs = flat.run(closed.jaxpr, tuple(closed.consts), arguments)
-    equations = _live(flat.equations, outputs)
+    equations = live(flat.equations, outputs)
     constants = flat.constants.values()
+    place = {key: i for i, key in enumerate(flat.constants)}
     return Traced(
         equations,
         tuple(flat.avals),
@@ -156,8 +172,29 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
         tuple(outputs),
         tuple(value for _, value in constants),
         out_tree,
-        closed,
+        closed.jaxpr,
+        tuple([place[id(value)] for value in closed.consts]),
     )
+
+
+def _calls(jaxpr: jex_core.Jaxpr, name: str) -> bool:
+    """Whether ``jaxpr``, or one inlined in it, has an equation of that name."""
+    for eqn in jaxpr.eqns:
+        inner = _Flattener.inlinable(eqn)
+        if eqn.primitive.name == name or (inner is not None and _calls(inner[0], name)):
+            return True
+    return False
+
+
+def depends_on(
+    equations: Iterable[Equation], inputs: Sequence[int], outputs: Sequence[Operand], marks: Sequence[bool]
+) -> list[bool]:
+    """Which outputs depend on one of the marked inputs."""
+    marked = {v for v, mark in zip(inputs, marks, strict=True) if mark}
+    for eqn in equations:
+        if any(not isinstance(v, Literal) and v in marked for v in eqn.inputs):
+            marked.update(eqn.outputs)
+    return [not isinstance(v, Literal) and v in marked for v in outputs]
 
 
 class _Flattener:
@@ -190,11 +227,14 @@ class _Flattener:
             env[var] = self.constant(value, var.aval)
         for eqn in jaxpr.eqns:
             operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
+            if eqn.primitive.name == "pvary":  # a matter of types under shard_map
+                env[eqn.outvars[0]] = operands[0]
+                continue
             folded = self._fold(eqn, operands)
             if folded is not None:
                 env[eqn.outvars[0]] = folded
                 continue
-            inner = self._inlinable(eqn)
+            inner = self.inlinable(eqn)
             # Inside a library function no frame is the user's: the call itself is.
             source = _compat.source_line(eqn.source_info) or caller
             scope = within + _compat.scope_names(eqn.source_info)
@@ -258,7 +298,7 @@ class _Flattener:
         return shielded
 
     @staticmethod
-    def _inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
+    def inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
         key = _INLINED.get(eqn.primitive.name)
         if key is None or key not in eqn.params:
             return None
@@ -266,12 +306,15 @@ class _Flattener:
             if name in eqn.params and not _compat.all_unspecified(eqn.params[name]):
                 return None
         body = eqn.params[key]
+        if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:
+            return None
         if isinstance(body, jex_core.ClosedJaxpr):
             return body.jaxpr, tuple(body.consts)
         return body, ()
 
 
-def _live(equations: list[Equation], outputs: list[Operand]) -> tuple[Equation, ...]:
+def live(equations: Sequence[Equation], outputs: Sequence[Operand]) -> tuple[Equation, ...]:
+    """Those of the equations that an output, or an effect, needs."""
     needed = {v for v in outputs if not isinstance(v, Literal)}
     kept = []
     for eqn in reversed(equations):

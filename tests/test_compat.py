@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import jax
+import jax.extend
+import jax.interpreters.partial_eval
 import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
 
 from fuseplan import _compat
 
@@ -59,3 +63,55 @@ def test_calls_inside_transformations_are_not_eager():
 def test_optimization_barrier_is_the_primitive_of_lax():
     closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jnp.ones(3))
     assert closed.jaxpr.eqns[0].primitive is _compat.optimization_barrier_p
+
+
+def test_collectives_name_their_axes():
+    jaxpr = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(1.0).jaxpr
+    assert len(_compat.axis_effects(jaxpr.effects)) == 1
+    assert _compat.axis_effects(jaxpr.effects, "i") == jaxpr.effects
+    assert not _compat.axis_effects(jaxpr.effects, "j")
+
+
+def test_what_differs_between_shards_is_seen_and_said():
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec, seen = jax.sharding.PartitionSpec, []
+
+    def copy(x_ref, o_ref):
+        o_ref[...] = x_ref[...]
+
+    copied = pl.pallas_call(copy, jax.ShapeDtypeStruct((3,), "float32"), interpret=True)
+
+    def f(x):
+        same = jnp.zeros(3)
+        differs = _compat.varying(same, jax.typeof(x))
+        seen.extend(_compat.varying_axes(jax.typeof(a)) for a in (x, same, differs))
+        with pytest.raises(ValueError, match="vma"):
+            copied(same)
+        with _compat.same_in_all_shards():
+            copied(same)
+        return x
+
+    jax.make_jaxpr(jax.shard_map(f, mesh=mesh, in_specs=spec("d"), out_specs=spec("d")))(jnp.ones(3))
+    assert seen == [{"d"}, set(), {"d"}]
+
+
+def test_a_batch_axis_in_front():
+    aval = _compat.with_leading(jax.typeof(jnp.ones((3, 4), jnp.int32)), 5)
+    assert (aval.shape, aval.dtype) == ((5, 3, 4), jnp.int32)
+
+
+def test_dead_code_is_replaced_by_rule():
+    primitive = jax.extend.core.Primitive("pair_of_tests")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x: [x, x])
+    asked = []
+    _compat.register_dead_code(primitive, lambda used, eqn: (asked.append(used), ([True], eqn))[1])
+    closed = jax.make_jaxpr(lambda x: primitive.bind(x)[0])(1.0)
+    jax.interpreters.partial_eval.dce_jaxpr(closed.jaxpr, [True])
+    assert [list(used) for used in asked] == [[True, False]]
+
+
+def test_closed_jaxprs_stay_as_they_are():
+    closed = traced()
+    assert _compat.closed(closed) is closed
+    assert _compat.closed(closed.jaxpr).jaxpr is closed.jaxpr

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from costmodel.kernel import KernelSpec
+from fuseplan import _compat
 from fuseplan.emit.body import live_ins
 from fuseplan.lower import Lowered
 from fuseplan.trace import Equation, Literal
@@ -37,6 +38,8 @@ def run(equations: Iterable[Equation], values: dict[int, Any]) -> None:
 def evaluate(equation: Equation, operands: Sequence[Any]) -> Sequence[Any]:
     """Evaluate one equation, whatever its primitive, on arrays or tracers."""
     primitive = equation.primitive
+    if any(map(_compat.varying_axes, equation.in_avals)):
+        operands = [_compat.varying(x, aval) for x, aval in zip(operands, equation.in_avals, strict=True)]
     # Calls of functions (custom_jvp_call …) are bound to the function, not to its jaxpr.
     results = primitive.bind(*operands, **primitive.get_bind_params(equation.params))
     return results if primitive.multiple_results else [results]

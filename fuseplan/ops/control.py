@@ -40,6 +40,12 @@ def _call_flops(eqn: Equation) -> Flops:
     return _inside(jaxpr) if jaxpr is not None else Flops()
 
 
+def _fused_flops(eqn: Equation) -> Flops:
+    """Of what it was traced from: both passes, where it is one of them, so a bound."""
+    jaxpr = eqn.params["jaxpr"]
+    return _inside(jex_core.ClosedJaxpr(jaxpr, [None] * len(jaxpr.constvars)))
+
+
 def _opaque(flops: Any) -> Rule:
     return Rule(OpKind.OPAQUE, whole_space, flops, None, PALLAS)
 
@@ -49,5 +55,8 @@ RULES: dict[str, Rule] = {
     "while": _opaque(_while_flops),
     "cond": _opaque(_cond_flops),
     "optimization_barrier": _opaque(no_flops),
+    "await_cotangents": _opaque(no_flops),
+    "fused": _opaque(_fused_flops),
+    "fused_tangents": _opaque(no_flops),
     **dict.fromkeys(("pjit", "jit", "shard_map", "closed_call", "custom_lin"), _opaque(_call_flops)),
 }

@@ -1,0 +1,141 @@
+"""Run in a process of its own, with eight simulated devices: each case prints a line, its name and
+how far a fused function is from ``jax.jit``'s, or how many loops there are in its program."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["JAX_PLATFORMS"] = "cpu"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import fuseplan
+from fuseplan.calibrate import described_cpu
+
+J = functools.partial(fuseplan.jit, device="test", planner="greedy")
+ON_CPU = functools.partial(fuseplan.jit, device=described_cpu())
+MESH = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Auto,))
+EXPLICIT = jax.make_mesh((8,), ("d",), axis_types=(AxisType.Explicit,))
+X = jnp.linspace(-1.0, 1.0, 128).reshape(16, 8)
+W = jnp.linspace(-0.5, 0.5, 64).reshape(8, 8)
+
+
+def layer(x, w):
+    return jnp.tanh(x @ w) * x
+
+
+def loss(x, w):
+    return jnp.mean(layer(x, w) ** 2)
+
+
+def shards(f, in_specs, out_specs, **options):
+    return jax.shard_map(f, mesh=MESH, in_specs=in_specs, out_specs=out_specs, **options)
+
+
+def data_parallel(j, inside=True):
+    """A training step: the gradient of each shard's loss, averaged over shards."""
+
+    def step(x, w):
+        value, grad = jax.value_and_grad(j(loss), 1)(x, w) if inside else jax.value_and_grad(loss, 1)(x, w)
+        return lax.pmean(value, "d"), w - 0.1 * lax.pmean(grad, "d")
+
+    return shards(step if inside else j(step), (P("d"), P()), (P(), P()), check_vma=False)
+
+
+def whole_loss(j, **options):
+    f = j(lambda x, w: lax.pmean(loss(x, w), "d"))
+    return jax.value_and_grad(shards(f, (P("d"), P()), P(), **options), (0, 1))
+
+
+def model_parallel(j):
+    """Rows of the weights on each shard: gathered for one product, summed after the other."""
+
+    def f(x, w):
+        gathered = lax.all_gather(w, "d", tiled=True)
+        partial = jnp.tanh(x @ gathered)[:, :1] * w
+        return lax.psum_scatter(partial, "d", scatter_dimension=0, tiled=True)
+
+    g = shards(j(f), (P(), P("d")), P("d"))
+    return jax.grad(lambda x, w: (g(x[:8], w) ** 2).sum(), (0, 1))
+
+
+def sharded(mesh, **options):
+    def case(j):
+        x = jax.device_put(X, NamedSharding(mesh, P("d")))
+        return lambda _, w: jax.value_and_grad(j(loss, **options), (0, 1))(
+            x, jax.device_put(w, NamedSharding(mesh, P()))
+        )
+
+    return case
+
+
+CASES = {
+    "shard_map of fused": lambda j: shards(j(layer), (P("d"), P()), P("d")),
+    "fused shard_map": lambda j: j(shards(layer, (P("d"), P()), P("d"))),
+    "gradient of fused shard_map": lambda j: jax.grad(
+        j(lambda x, w: (shards(layer, (P("d"), P()), P("d"))(x, w) ** 2).sum()), (0, 1)
+    ),
+    "collective inside, checked": whole_loss,
+    "collective inside, unchecked": functools.partial(whole_loss, check_vma=False),
+    "training step, fused loss": data_parallel,
+    "training step, all fused": functools.partial(data_parallel, inside=False),
+    "gathered and scattered": model_parallel,
+    "sharded arguments": sharded(MESH),
+    "explicitly sharded arguments": sharded(EXPLICIT),
+    "in_shardings": lambda j: j(
+        layer,
+        in_shardings=(NamedSharding(MESH, P("d")), NamedSharding(MESH, P())),
+        out_shardings=NamedSharding(MESH, P("d")),
+    ),
+    "vmap with a named axis": lambda j: jax.vmap(
+        jax.grad(j(lambda x, w: ((x - lax.pmean(x, "i")) @ w).sum() ** 2), (0, 1)), (0, None), axis_name="i"
+    ),
+}
+
+
+def attention(q, k, v):
+    scores = jnp.einsum("bqd,bkd->bqk", q, k) / 8
+    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -1e30)
+    return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
+
+
+def of_each_shard(j, check):
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    f = jax.shard_map(j(attention), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check)
+    return jax.grad(lambda x: (f(x, x, x) ** 2).sum())
+
+
+def say(name, **said):
+    print(json.dumps({"name": name, **said}), flush=True)
+
+
+def main():
+    for name, case in CASES.items():
+        got, want = jax.jit(case(J))(X, W), jax.jit(case(jax.jit))(X, W)
+        wrong = [
+            float(np.abs(np.asarray(a) - np.asarray(b)).max())
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+        ]
+        same = [
+            a.sharding.is_equivalent_to(b.sharding, a.ndim)
+            for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True)
+        ]
+        say(name, wrong=max(wrong), same_shardings=all(same))
+    x = jax.random.normal(jax.random.key(0), (2, 2048, 8))
+    for check in (True, False):
+        f = functools.partial(of_each_shard, check=check)
+        lowered = jax.jit(f(ON_CPU)).lower(x)
+        wrong = float(np.abs(np.asarray(lowered.compile()(x)) - np.asarray(jax.jit(f(jax.jit))(x))).max())
+        say(f"loops of each shard, {check}", wrong=wrong, loops=lowered.as_text().count("stablehlo.while"))
+
+
+if __name__ == "__main__":
+    main()
