@@ -1,4 +1,4 @@
-"""Kernels that cut arrays and join them: more cases of ``emit_cases``."""
+"""Kernels that cut arrays and join them, or pick one element a row: more cases of ``emit_cases``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests.emit_cases import BRAIN, FLOATS, WIDE, Case
-from tests.specs import P, Tiled
+from tests.specs import P, S, Tiled
 
 _HEADS = (40, 3, 32)
 _TABLE = (40, 1, 32)
@@ -58,6 +58,15 @@ def _gated(x: Any) -> Any:
 def _shifted(x: Any) -> Any:
     """The difference to the token before."""
     return x[1:] - x[:-1]
+
+
+def _losses(logits: Any, labels: Any) -> Any:
+    picked = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
+    return jax.nn.logsumexp(logits, -1) - picked
+
+
+def _losses_grad(logits: Any, labels: Any, dy: Any) -> Any:
+    return jax.vjp(lambda x: _losses(x, labels), logits)[1](dy)[0]
 
 
 WINDOWS: tuple[Case, ...] = (
@@ -157,4 +166,32 @@ WINDOWS: tuple[Case, ...] = (
         _ROWS_M,
         ("int32",),
     ),
+    Case("losses", _losses, ((40, 130), (40, "int32")), _ROWS_T, (), BRAIN),
+    Case(
+        "losses-streamed",
+        lambda x, i: jnp.exp(x).sum(-1) * jnp.take_along_axis(x, i[:, None], -1, mode="clip")[:, 0],
+        ((40, 300), (40, "int32")),
+        (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)),
+        (Tiled(0, 1, S, 128),),
+        BRAIN,
+    ),
+    Case(
+        "losses-passes",
+        _losses,
+        ((40, 300), (40, "int32")),
+        (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)),
+        (Tiled(0, 1, S, 128),),
+        BRAIN,
+    ),
+    Case("losses-grad", _losses_grad, ((40, 130), (40, "int32"), (40,)), _ROWS_T, (), BRAIN),
+    Case(
+        "losses-grad-passes",
+        _losses_grad,
+        ((40, 300), (40, "int32"), (40,)),
+        (Tiled(0, 0, P, 4), Tiled(0, 1, S, 64)),
+        (Tiled(0, 1, S, 128),),
+        BRAIN,
+    ),
+    # Labels are from -50 to 49: of 40 classes some are none, and the loss of their row is no number.
+    Case("no-such-class", _losses, ((40, 40), (40, "int32")), _ROWS_T, (), WIDE),
 )

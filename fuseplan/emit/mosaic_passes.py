@@ -26,7 +26,7 @@ def scratch(nest: Nest) -> list[Any]:
     (``costmodel.memory``)."""
     found = []
     for step in (nest.steps[i] for i in _sinks(nest)):
-        axes, (operand,) = step.out_axes[0], step.reads
+        axes, operand = step.out_axes[0], step.reads[0]
         if axes and nest.spec.streamed in operand.axes[-1]:
             axes = (*axes, ())
         found.append(blocks_of.accumulator(nest.spec, axes, step.accumulator_dtypes()[0]))

@@ -115,7 +115,7 @@ def _joined(pieces: Sequence[Any], dim: int) -> Any:
 
 def _padded(pieces: Sequence[Any]) -> list[Any]:
     """As many pieces as a power of two; what is past the end is masked when it is stored."""
-    return [*pieces, *pieces[:1] * (_power(len(pieces)) - len(pieces))]
+    return [*pieces, *[pieces[0]] * (_power(len(pieces)) - len(pieces))]
 
 
 def _interleaved(x: Any, dim: int, stride: int) -> tuple[int, ...]:
