@@ -72,9 +72,9 @@ def _losses_grad(logits: Any, labels: Any, dy: Any) -> Any:
 WINDOWS: tuple[Case, ...] = (
     Case("rope-slices", rope_by_slices, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, FLOATS),
     Case("rope-reshape", rope_by_reshape, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, WIDE),
-    Case("rope-pairs", rope_by_pairs, (_HEADS, _TABLE, _TABLE), _TOKENS_T, None, FLOATS),
+    Case("rope-pairs", rope_by_pairs, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, FLOATS),
     Case("rope-grad", rope_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, _MADE_M, BRAIN),
-    Case("pairs-grad", pairs_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, None, WIDE),
+    Case("pairs-grad", pairs_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, _MADE_M, WIDE),
     Case("gated", _gated, ((13, 256),), _ROWS_T, _ROWS_M, BRAIN),
     Case("gated-grad", jax.grad(lambda x: (_gated(x) ** 2).sum()), ((13, 256),), _ROWS_T, _ROWS_M, WIDE),
     Case(

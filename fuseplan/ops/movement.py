@@ -8,7 +8,18 @@ from typing import Any
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, OpKind
-from fuseplan.ops.rule import PALLAS, Rule, Space, Tile, no_flops, own_dims, reshaped, whole_space
+from fuseplan.ops.rule import (
+    PALLAS,
+    Rule,
+    Space,
+    Tile,
+    bind,
+    known_dtypes,
+    no_flops,
+    own_dims,
+    reshaped,
+    whole_space,
+)
 from fuseplan.trace import Equation
 
 _P, _W = DimRole.PARALLEL, DimRole.WHOLE
@@ -129,11 +140,20 @@ def _rev_space(eqn: Equation) -> Space:
 
 
 def _bitcast_space(eqn: Equation) -> Space:
-    """Elements keep their place unless the new type has another width."""
-    if eqn.in_avals[0].shape != eqn.out_avals[0].shape:
-        return whole_space(eqn)
+    """Elements keep their place."""
     dims, dim_map = own_dims(eqn.out_avals[0].shape)
     return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
+
+
+def _of_one_width(eqn: Equation, backend: str) -> bool:
+    """The scalar unit of a TPU has registers for each type."""
+    return known_dtypes(eqn, backend) and (backend != "mosaic_tpu" or eqn.out_avals[0].ndim > 0)
+
+
+def _regrouped(eqn: Equation) -> Rule | None:
+    """Of types of another width, one element becomes several."""
+    same = eqn.in_avals[0].dtype.itemsize == eqn.out_avals[0].dtype.itemsize
+    return None if same else Rule(OpKind.INJECTIVE, whole_space, no_flops)
 
 
 def _iota_space(eqn: Equation) -> Space:
@@ -158,6 +178,8 @@ RULES: dict[str, Rule] = {
     "expand_dims": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
     "iota": Rule(OpKind.BROADCAST, _iota_space, no_flops, _iota_block),
     "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
-    "bitcast_convert_type": Rule(OpKind.INJECTIVE, _bitcast_space, no_flops, None, PALLAS),
+    "bitcast_convert_type": Rule(
+        OpKind.INJECTIVE, _bitcast_space, no_flops, bind, supports=_of_one_width, special=_regrouped
+    ),
     "rev": Rule(OpKind.INJECTIVE, _rev_space, no_flops, None, PALLAS),
 }

@@ -96,17 +96,17 @@ def _power(n: int) -> int:
     return 1 << max(n - 1, 0).bit_length()
 
 
-def _cut(x: Any, dim: int, pieces: int) -> Sequence[Any]:
+def cut(x: Any, dim: int, pieces: int) -> Sequence[Any]:
     """``x`` in equal pieces."""
     return [x] if pieces == 1 else lax.split(x, (x.shape[dim] // pieces,) * pieces, dim)
 
 
-def _joined(pieces: Sequence[Any], dim: int) -> Any:
+def joined(pieces: Sequence[Any], dim: int) -> Any:
     """A power of two of equal pieces side by side, by what Triton has: pairs of elements."""
     if len(pieces) == 1:
         return pieces[0]
     half = len(pieces) // 2
-    pair = [_joined(side, dim) for side in (pieces[:half], pieces[half:])]
+    pair = [joined(side, dim) for side in (pieces[:half], pieces[half:])]
     shape, last = pair[0].shape, pair[0].ndim
     both = lax.concatenate([lax.expand_dims(x, (last,)) for x in pair], last)
     both = lax.transpose(both, (*range(dim), last, *range(dim, last)))
@@ -134,49 +134,43 @@ def taken(tile: Tile, x: Any, dim: int, w: Window) -> Any:
     if tile.backend == "triton":
         if w.stride > 1:
             x = lax.reshape(x, _interleaved(x, dim, w.stride))
-            x = _merged(_cut(x, dim + 1, w.stride)[w.phase], dim)
-        pieces = _cut(x, dim, _power(w.parts))
-        return _joined(_padded(pieces[w.first : w.first + w.count]), dim)
+            x = _merged(cut(x, dim + 1, w.stride)[w.phase], dim)
+        pieces = cut(x, dim, _power(w.parts))
+        return joined(_padded(pieces[w.first : w.first + w.count]), dim)
     unit = x.shape[dim] // (w.parts * w.stride)
     start, size = w.first * unit, w.count * unit
-    if w.stride > 1:
-        return lax.slice_in_dim(
-            x, start * w.stride + w.phase, (start + size) * w.stride, stride=w.stride, axis=dim
-        )
+    if w.stride > 1:  # Mosaic lowers no strided slice.
+        x = lax.reshape(x, _interleaved(x, dim, w.stride))
+        x = _merged(lax.slice_in_dim(x, w.phase, w.phase + 1, axis=dim + 1), dim)
     return lax.slice_in_dim(x, start, start + size, axis=dim)
 
 
 def placed(tile: Tile, shorts: Sequence[Any], dim: int, windows: Sequence[Window], fill: Any) -> Any:
     """The block of the long array with those of ``shorts``, which are in order, in their windows and
     ``fill`` around them."""
-    w = windows[0]
-    if tile.backend == "triton":
-        pieces: list[Any] = []
+    w, by_pairs = windows[0], tile.backend == "triton"
+    pieces: list[Any] = []
+    end = 0
+    if by_pairs:
         for x, window in zip(shorts, windows, strict=True):
-            own = list(_cut(x, dim, _power(window.count)))[: window.count]
+            own = cut(x, dim, _power(window.count))[: window.count]
             pieces += [jnp.full_like(own[0], fill)] * (window.first - len(pieces))
             pieces += own
         pieces += [jnp.full_like(pieces[0], fill)] * (w.parts - len(pieces))
-        whole = _joined(_padded(pieces), dim)
-        if w.stride == 1:
-            return whole
-        whole = lax.expand_dims(whole, (dim + 1,))
-        around = jnp.full_like(whole, fill)
-        return _merged(_joined([whole if i == w.phase else around for i in range(w.stride)], dim + 1), dim)
-    unit = shorts[0].shape[dim] // w.count
-    if w.stride > 1:
-        config = [(0, 0, 0)] * shorts[0].ndim
-        after = (w.parts - w.first - w.count) * unit * w.stride + w.stride - 1 - w.phase
-        config[dim] = (w.first * unit * w.stride + w.phase, after, w.stride - 1)
-        return lax.pad(shorts[0], jnp.asarray(fill, shorts[0].dtype), config)
-    segments: list[Any] = []
-    end = 0
-    for x, window in zip(shorts, windows, strict=True):
-        segments += _gap(x, dim, (window.first - end) * unit, fill)
-        segments.append(x)
-        end = window.first + window.count
-    segments += _gap(shorts[0], dim, (w.parts - end) * unit, fill)
-    return lax.concatenate(segments, dim) if len(segments) > 1 else segments[0]
+        whole = joined(_padded(pieces), dim)
+    else:
+        unit = shorts[0].shape[dim] // w.count
+        for x, window in zip(shorts, windows, strict=True):
+            pieces += [*_gap(x, dim, (window.first - end) * unit, fill), x]
+            end = window.first + window.count
+        pieces += _gap(shorts[0], dim, (w.parts - end) * unit, fill)
+        whole = lax.concatenate(pieces, dim) if len(pieces) > 1 else pieces[0]
+    if w.stride == 1:
+        return whole
+    whole = lax.expand_dims(whole, (dim + 1,))
+    around = jnp.full_like(whole, fill)
+    runs = [whole if i == w.phase else around for i in range(w.stride)]
+    return _merged(joined(runs, dim + 1) if by_pairs else lax.concatenate(runs, dim + 1), dim)
 
 
 def _gap(x: Any, dim: int, size: int, fill: Any) -> list[Any]:
@@ -316,7 +310,7 @@ def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) ->
 
 def _in_kernels(w: Window, backend: str) -> bool:
     if backend != "triton":
-        return w.stride == 1  # Mosaic lowers no strided slice.
+        return True
     # Blocks are powers of two: only the outermost of what a dimension merges may be padded.
     powers = w.stride == _power(w.stride) and (w.parts == 1 or w.rest == _power(w.rest))
     return powers and w.parts * w.stride <= _MOST_PIECES
