@@ -224,6 +224,13 @@ SAMPLES = {
     "stack": (lambda x, y: jnp.stack([x, y, y], 1), (F, G)),
     "pad": (lambda x: (jnp.pad(x, ((1, 2), (0, 7)), constant_values=2.0), _spread(x)), (F,)),
     "tile": (lambda x: jnp.tile(x, (2, 3)), (F,)),
+    "reduce_xor": (lambda x: lax.reduce_xor(x, (1,)), (I,)),
+    "bitcast_convert_type": (lambda x: lax.bitcast_convert_type(x, "int32"), (F,)),
+    "cumsum": (lambda x: (lax.cumsum(x, 1), lax.cumsum(x, 0, reverse=True)), (F,)),
+    "cumprod": (lambda x: lax.cumprod(x, 1), (F,)),
+    "cummax": (lambda x: lax.cummax(x, 0), (F,)),
+    "cummin": (lambda x: lax.cummin(x, 1, reverse=True), (F,)),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), (F,)),
     "argmax": (lambda x: lax.argmax(x, 1, "int32"), (F,)),
     "argmin": (lambda x: lax.argmin(x, 0, "int8"), (F,)),
 }  # fmt: skip
@@ -317,9 +324,9 @@ def test_keys_tokens_and_complex_numbers_have_no_tile_form():
 
 
 @pytest.mark.parametrize("combine", [jnp.bitwise_and, jnp.bitwise_or])
-def test_bitwise_reductions_of_integers_are_left_to_xla(combine):
-    (eqn,) = trace(lambda x: combine.reduce(x, axis=1), I).equations
-    assert rule_of(eqn).backends(eqn) == ("xla",)
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_bitwise_reductions_of_integers(combine, dtype):
+    check(lambda x: (combine.reduce(x, axis=1), combine.reduce(x, axis=0)), random(dtype))
 
 
 EINSUMS = {
