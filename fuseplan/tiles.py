@@ -48,7 +48,7 @@ def tilings(
     if in_passes:
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
-    yield from _sorted(options, layout.sizes, _blocks(layout), backend)
+    yield from _sorted(options, layout.sizes, _blocks(layout), backend, scattered=not in_passes)
 
 
 @lru_cache(maxsize=256)
@@ -59,10 +59,14 @@ def _matmul_tilings(
     return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
 
 
-def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
-    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
-        if _addressable(sizes, blocks, tiles, backend):
-            yield tiles
+def _sorted(
+    options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str, scattered: bool = False
+) -> Iterator[Tiles]:
+    """All tiles that can be addressed; if there are none, those ``scattered`` in memory: Triton loads
+    each element from where it is, but runs of neighbours are faster."""
+    ordered = sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t))
+    found = [tiles for tiles in ordered if _addressable(sizes, blocks, tiles, backend)]
+    yield from found or (ordered if scattered and backend == "triton" else ())
 
 
 class Deeper:

@@ -60,6 +60,17 @@ def _shifted(x: Any) -> Any:
     return x[1:] - x[:-1]
 
 
+def qkv(y: Any, b: Any) -> Any:
+    """Queries, keys and values of three heads from one projection, each with its heads outside."""
+    parts = jnp.split(y + b, 3, -1)
+    q, k, v = (x.reshape(x.shape[0], 3, -1).transpose(1, 0, 2) for x in parts)
+    return q * 0.125, k, v
+
+
+def qkv_grad(y: Any, b: Any, dq: Any, dk: Any, dv: Any) -> Any:
+    return jax.vjp(lambda y: qkv(y, b), y)[1]((dq, dk, dv))[0]
+
+
 def _losses(logits: Any, labels: Any) -> Any:
     picked = jnp.take_along_axis(logits, labels[:, None], -1)[:, 0]
     return jax.nn.logsumexp(logits, -1) - picked
@@ -165,6 +176,38 @@ WINDOWS: tuple[Case, ...] = (
         _ROWS_T,
         _ROWS_M,
         ("int32",),
+    ),
+    # Heads that are no power of two lie between the parts and the rest of a row.
+    Case("qkv", qkv, ((40, 288), (288,)), (Tiled(0, 0, P, 4), Tiled(-1, 0, P, 1)), _ROWS_M, FLOATS),
+    Case("qkv-all-heads", qkv, ((40, 288), (288,)), (Tiled(0, 0, P, 4), Tiled(-1, 0, P, 4)), None, WIDE),
+    Case("qkv-two-heads", qkv, ((40, 288), (288,)), (Tiled(0, 0, P, 4), Tiled(-1, 0, P, 2)), None, WIDE),
+    Case(
+        "qkv-grad",
+        qkv_grad,
+        ((40, 288), (288,), (3, 40, 32), (3, 40, 32), (3, 40, 32)),
+        (Tiled(-1, 0, P, 4), Tiled(2, 0, P, 2)),
+        (Tiled(-1, 0, P, 8),),
+        BRAIN,
+    ),
+    Case(
+        "sums-between-parts",
+        lambda x: (
+            (y := x.reshape(40, 3, 5, 7) * 2).max((1, 3)),
+            y.reshape(40, 105).sum(1),
+            jnp.cumsum(x, 1),
+        ),
+        ((40, 105),),
+        _ROWS_T,
+        None,
+        WIDE,
+    ),
+    Case(
+        "every-third",
+        lambda x: (x[:, ::3] * x[:, 2::3], jnp.tanh(x[:, 40:80])),
+        ((13, 120),),
+        _ROWS_T,
+        _ROWS_M,
+        WIDE,
     ),
     Case("losses", _losses, ((40, 130), (40, "int32")), _ROWS_T, (), BRAIN),
     Case(

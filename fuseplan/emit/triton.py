@@ -56,7 +56,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     programs = math.prod(spec.grid)
 
     def kernel(*refs: Any) -> None:
-        blocks = BlockRefs(spec, lowered, refs)
+        blocks = BlockRefs(spec, lowered, refs, interpret)
         program = Passes(Nest(spec, lowered), blocks) if body is None else _Program(body, blocks)
         program.run()
 

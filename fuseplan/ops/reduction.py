@@ -196,8 +196,7 @@ def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
         if tile.backend in XLA:
             return bind(tile, eqn, args)
         x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
-        if eqn.params["reverse"]:
-            x = masked(tile, 0, (dim,), x, neutral(x.dtype))
+        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
         x = scanned(tile, x, dim, combine, eqn.params["reverse"])
         return [x.astype(eqn.out_avals[0].dtype)]
 

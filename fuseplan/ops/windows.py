@@ -133,8 +133,8 @@ def taken(tile: Tile, x: Any, dim: int, w: Window) -> Any:
     pieces: Sequence[Any]
     if tile.backend == "triton":
         if w.stride > 1:
-            x = lax.reshape(x, _interleaved(x, dim, w.stride))
-            x = _merged(cut(x, dim + 1, w.stride)[w.phase], dim)
+            x = lax.reshape(x, _interleaved(x, dim, _power(w.stride)))
+            x = _merged(cut(x, dim + 1, _power(w.stride))[w.phase], dim)
         pieces = cut(x, dim, _power(w.parts))
         return joined(_padded(pieces[w.first : w.first + w.count]), dim)
     unit = x.shape[dim] // (w.parts * w.stride)
@@ -170,7 +170,7 @@ def placed(tile: Tile, shorts: Sequence[Any], dim: int, windows: Sequence[Window
     whole = lax.expand_dims(whole, (dim + 1,))
     around = jnp.full_like(whole, fill)
     runs = [whole if i == w.phase else around for i in range(w.stride)]
-    return _merged(joined(runs, dim + 1) if by_pairs else lax.concatenate(runs, dim + 1), dim)
+    return _merged(joined(_padded(runs), dim + 1) if by_pairs else lax.concatenate(runs, dim + 1), dim)
 
 
 def _gap(x: Any, dim: int, size: int, fill: Any) -> list[Any]:
@@ -311,9 +311,7 @@ def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) ->
 def _in_kernels(w: Window, backend: str) -> bool:
     if backend != "triton":
         return True
-    # Blocks are powers of two: only the outermost of what a dimension merges may be padded.
-    powers = w.stride == _power(w.stride) and (w.parts == 1 or w.rest == _power(w.rest))
-    return powers and w.parts * w.stride <= _MOST_PIECES
+    return _power(w.parts) * _power(w.stride) <= _MOST_PIECES
 
 
 def _partly_whole_space(eqn: Equation) -> Space:
