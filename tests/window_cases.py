@@ -83,9 +83,9 @@ def _losses_grad(logits: Any, labels: Any, dy: Any) -> Any:
 WINDOWS: tuple[Case, ...] = (
     Case("rope-slices", rope_by_slices, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, FLOATS),
     Case("rope-reshape", rope_by_reshape, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, WIDE),
-    Case("rope-pairs", rope_by_pairs, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, FLOATS),
+    Case("rope-pairs", rope_by_pairs, (_HEADS, _TABLE, _TABLE), _TOKENS_T, None, FLOATS),
     Case("rope-grad", rope_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, _MADE_M, BRAIN),
-    Case("pairs-grad", pairs_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, _MADE_M, WIDE),
+    Case("pairs-grad", pairs_grad, (_HEADS, _TABLE, _TABLE, _HEADS), _MADE_T, None, WIDE),
     Case("gated", _gated, ((13, 256),), _ROWS_T, _ROWS_M, BRAIN),
     Case("gated-grad", jax.grad(lambda x: (_gated(x) ** 2).sum()), ((13, 256),), _ROWS_T, _ROWS_M, WIDE),
     Case(
@@ -206,7 +206,15 @@ WINDOWS: tuple[Case, ...] = (
         lambda x: (x[:, ::3] * x[:, 2::3], jnp.tanh(x[:, 40:80])),
         ((13, 120),),
         _ROWS_T,
-        _ROWS_M,
+        None,
+        WIDE,
+    ),
+    Case(
+        "every-other-image",
+        lambda x: lax.pad(x[::2] * x[1::2], jnp.zeros((), x.dtype), ((1, 0, 1), (0, 0, 0), (0, 0, 0))) - x,
+        ((6, 16, 130),),
+        (Tiled(0, 1, P, 4),),
+        (Tiled(0, 1, P, 8),),
         WIDE,
     ),
     Case("losses", _losses, ((40, 130), (40, "int32")), _ROWS_T, (), BRAIN),

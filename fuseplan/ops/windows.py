@@ -295,8 +295,9 @@ def _without(dim_map: DimMap, eqn: Equation) -> DimMap:
 
 def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) -> Rule:
     def supports(eqn: Equation, backend: str) -> bool:
-        windows = [w for several in _found(find, eqn).values() for w in several]
-        return known_dtypes(eqn, backend) and all(_in_kernels(w, backend) for w in windows)
+        rank = max(a.ndim for a in (*eqn.in_avals, *eqn.out_avals))
+        windows = [(rank - d, w) for d, several in _found(find, eqn).items() for w in several]
+        return known_dtypes(eqn, backend) and all(_in_kernels(w, d, backend) for d, w in windows)
 
     return Rule(
         OpKind.INJECTIVE,
@@ -308,10 +309,12 @@ def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) ->
     )
 
 
-def _in_kernels(w: Window, backend: str) -> bool:
-    if backend != "triton":
-        return True
-    return _power(w.parts) * _power(w.stride) <= _MOST_PIECES
+def _in_kernels(w: Window, minor: int, backend: str) -> bool:
+    """Whether a backend cuts the ``minor``-th dimension from the last so."""
+    if backend == "triton":
+        return _power(w.parts) * _power(w.stride) <= _MOST_PIECES
+    # In the registers of a TPU a run of two is as long as a vector, or as many rows.
+    return w.stride == 1 or minor > 2
 
 
 def _partly_whole_space(eqn: Equation) -> Space:

@@ -148,7 +148,9 @@ def test_required_are_kept(backend: str) -> None:
         avals = (jax.ShapeDtypeStruct(table.X, dtype),)
         kept = _emittable(table.FLOAT_UNARY, backend, avals)
         assert set(REQUIRED) <= set(kept)
-        assert set(FLOATS) == set(_emittable(FLOATS, backend, avals))
+        # What is apart by one lane of a TPU's registers is XLA's.
+        apart = {"slice_strided", "pad_gaps"} if backend == "mosaic_tpu" else set()
+        assert set(FLOATS) - apart == set(_emittable(FLOATS, backend, avals))
         # The next number of 16 bits is not the next of 32.
         given_up = {"nextafter"} if dtype == "bfloat16" else set()
         assert set(SCALARS) - given_up == set(_emittable(SCALARS, backend, avals * 2))
