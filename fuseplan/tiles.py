@@ -48,7 +48,12 @@ def tilings(
     if in_passes:
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
-    yield from _sorted(options, layout.sizes, _blocks(layout), backend, scattered=not in_passes)
+    found = False
+    for tiles in _sorted(options, layout.sizes, _blocks(layout), backend):
+        found = True
+        yield tiles
+    if not found and backend == "triton" and not in_passes:
+        yield from _scattered(options, layout)
 
 
 @lru_cache(maxsize=256)
@@ -59,14 +64,18 @@ def _matmul_tilings(
     return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
 
 
-def _sorted(
-    options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str, scattered: bool = False
-) -> Iterator[Tiles]:
-    """All tiles that can be addressed; if there are none, those ``scattered`` in memory: Triton loads
-    each element from where it is, but runs of neighbours are faster."""
-    ordered = sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t))
-    found = [tiles for tiles in ordered if _addressable(sizes, blocks, tiles, backend)]
-    yield from found or (ordered if scattered and backend == "triton" else ())
+def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
+    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
+        if _addressable(sizes, blocks, tiles, backend):
+            yield tiles
+
+
+def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles]:
+    """Tiles whose blocks are in several places of memory: Triton loads each element from where it
+    is, though runs of neighbours are faster. What is needed whole has no gaps between its elements."""
+    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
+        if all(tiles[a] == layout.sizes[a] for dims in layout.joint for a in dims[1:]):
+            yield tiles
 
 
 class Deeper:

@@ -14,9 +14,9 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests import emit_cases
+from tests.cutting_cases import CUTTING
 from tests.emit_cases import BRAIN, WIDE, Case
 from tests.specs import P, S, Tiled
-from tests.window_cases import WINDOWS
 
 _ROWS_T, _COLUMNS_T = Tiled(-1, 0, P, 16), Tiled(-1, 1, P, 32)
 _ROWS_M, _COLUMNS_M = Tiled(-1, 0, P, 16), Tiled(-1, 1, P, 128)
@@ -169,7 +169,7 @@ PROLOGUES: tuple[Case, ...] = (
     ),
 )
 
-CASES = (*emit_cases.CASES, *PROLOGUES, *WINDOWS)
+CASES = (*emit_cases.CASES, *PROLOGUES, *CUTTING)
 BY_NAME = {case.name: case for case in CASES}
 
 

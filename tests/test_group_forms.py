@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tests.cutting_cases import rope_by_pairs, rope_by_reshape, rope_by_slices
 from tests.emit_cases import layernorm, rmsnorm
 from tests.quickly import run_quickly
 from tests.test_planned_kernels import run_planned
-from tests.window_cases import rope_by_pairs, rope_by_reshape, rope_by_slices
 
 pytestmark = pytest.mark.one_python
 

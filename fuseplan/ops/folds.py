@@ -11,8 +11,8 @@ from typing import Any
 
 from jax import lax
 
+from fuseplan.ops.cutting import cut, joined
 from fuseplan.ops.rule import Tile
-from fuseplan.ops.windows import cut, joined
 
 Combine = Callable[[Any, Any], Any]
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from costmodel.graph import Flops, OpKind
 from fuseplan.ops.picking import gather_rule, scatter_flops, scatter_rule
 from fuseplan.ops.rule import PALLAS, Rule, in_size, no_flops, whole_space
-from fuseplan.ops.windows import constant_slice
+from fuseplan.ops.slices import constant_slice
 from fuseplan.trace import Equation
 
 

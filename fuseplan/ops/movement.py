@@ -1,4 +1,4 @@
-"""Primitives that move data: broadcast, transpose, reshape. Those that cut are ``windows``."""
+"""Primitives that move data: broadcast, transpose, reshape. Those that cut are ``slices``."""
 
 from __future__ import annotations
 

@@ -189,6 +189,12 @@ def _scan_space(eqn: Equation) -> Space:
     return Space(dims, roles, (dim_map,) * len(eqn.in_avals), (dim_map,) * len(eqn.out_avals))
 
 
+def _scan_flops(eqn: Equation) -> Flops:
+    """Of a row of ``n`` each element is combined in ``log2 n`` steps, in any parallel form."""
+    n = eqn.in_avals[0].shape[int(eqn.params["axis"])]
+    return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
+
+
 def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
     """A result for each element of all before it, or behind it."""
 
@@ -200,7 +206,7 @@ def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
         x = scanned(tile, x, dim, combine, eqn.params["reverse"])
         return [x.astype(eqn.out_avals[0].dtype)]
 
-    return Rule(OpKind.REDUCTION, _scan_space, _one_an_element, block, supports=_scan_supports)
+    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, supports=_scan_supports)
 
 
 _LONGEST_SCAN = 4096

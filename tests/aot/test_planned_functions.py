@@ -10,8 +10,8 @@ import fuseplan
 from experiments.workloads import WORKLOADS, get_workload
 from fuseplan import fused
 from fuseplan.planner import plan_traced
+from tests.cutting_cases import qkv, qkv_grad, rope_by_pairs, rope_by_reshape, rope_by_slices, rope_grad
 from tests.emit_cases import layernorm_rows, softmax_grad
-from tests.window_cases import qkv, qkv_grad, rope_by_pairs, rope_by_reshape, rope_by_slices, rope_grad
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 

@@ -80,7 +80,7 @@ def _losses_grad(logits: Any, labels: Any, dy: Any) -> Any:
     return jax.vjp(lambda x: _losses(x, labels), logits)[1](dy)[0]
 
 
-WINDOWS: tuple[Case, ...] = (
+CUTTING: tuple[Case, ...] = (
     Case("rope-slices", rope_by_slices, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, FLOATS),
     Case("rope-reshape", rope_by_reshape, (_HEADS, _TABLE, _TABLE), _TOKENS_T, _TOKENS_M, WIDE),
     Case("rope-pairs", rope_by_pairs, (_HEADS, _TABLE, _TABLE), _TOKENS_T, None, FLOATS),
