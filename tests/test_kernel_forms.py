@@ -26,9 +26,9 @@ pytestmark = pytest.mark.one_python
 Functions = dict[str, Callable[..., Any]]
 
 BACKENDS = ("triton", "mosaic_tpu")
-FLOATS = {"triton": ("float32", "bfloat16", "float16"), "mosaic_tpu": ("float32", "bfloat16")}
+FLOATS = {"triton": ("float32", "float16"), "mosaic_tpu": ("float32", "bfloat16")}
 INTEGERS = {"triton": ("int32", "uint32", "int8"), "mosaic_tpu": ("int32", "uint32")}
-REDUCED = {backend: (*FLOATS[backend][:2], *INTEGERS[backend][:2]) for backend in BACKENDS}
+REDUCED = {"triton": ("bfloat16", "int32"), "mosaic_tpu": ("float32", "uint32")}
 
 # Units in the last place of the result, where more than this many are off.
 ULP = 6
@@ -158,7 +158,7 @@ def test_functions_of_one(backend, dtype):
     check(table.FLOAT_UNARY, backend, (numbers(dtype, (13, 257), 0),), *ELEMENTS[backend])
 
 
-@pytest.mark.parametrize(("backend", "dtype"), both(FLOATS)[:2] + both(FLOATS)[3:])
+@pytest.mark.parametrize(("backend", "dtype"), both(FLOATS))
 def test_functions_of_two(backend, dtype):
     x, y = (numbers(dtype, (13, 257), seed) for seed in (1, 2))
     check({**table.BINARY, **table.FLOAT_BINARY}, backend, (x, y), *ELEMENTS[backend])
@@ -208,7 +208,7 @@ def test_functions_of_the_whole(backend, dtype):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("dtype", [d for d in table.CAST_DTYPES if d not in ("int16", "uint8")])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float32", "int8", "bool"])
 def test_casts(backend, dtype):
     if backend == "mosaic_tpu" and dtype == "float16":
         return
