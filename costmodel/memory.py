@@ -235,7 +235,7 @@ def _scan(
             size = sizes.get(key, -1)
             if size < 0:
                 axes = compose(dim_map, node_axes)
-                in_rows = carried and spec.passes and len(node.inputs) == 1
+                in_rows = carried and spec.passes and node.kind == OpKind.REDUCTION
                 if in_rows and streamed in compose(node.input_maps[0], node_axes)[-1]:
                     axes = (*axes, ()) if axes else ()  # as it is carried (emit.mosaic_passes)
                 size = sizes[key] = blocks.symbol(axes, bits)

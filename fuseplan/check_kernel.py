@@ -158,6 +158,10 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 and math.prod(spec.axes[a].size for a in axes) == extent,
                 f"{where}: the axes {axes} of n{n} do not make up its extent {extent}",
             )
+            require(
+                role != DimRole.WHOLE or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
+                f"{where}: n{n} {node.op} needs {extent} elements whole, but its block has gaps between them",
+            )
             for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
                 of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
                 loops = axis.role == AxisRole.STREAMED or (axis.role == AxisRole.INNER and of_reads)

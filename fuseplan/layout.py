@@ -70,6 +70,8 @@ class Layout:
     contraction: Contraction | None
     element_bytes: tuple[int, ...] = ()
     """Of the arrays read, then of those written."""
+    joint: tuple[tuple[int, ...], ...] = ()
+    """Axes that a dimension which some node needs whole splits into, where they are several."""
 
 
 def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Layout:
@@ -78,9 +80,13 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
     reads: dict[Access, None] = {}
     writes: list[Access] = []
     inner: dict[Access, None] = {}
+    joint: dict[tuple[int, ...], None] = {}
     contraction: Contraction | None = None
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
+        for dims, role in zip(own, node.roles, strict=True):
+            if role == DimRole.WHOLE and len(dims) > 1:
+                joint[dims] = None
         for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
             if v in external:
                 reads[Access(v, compose(dim_map, own))] = None
@@ -100,6 +106,7 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
         tuple(inner),
         contraction,
         tuple(-(-dtypes.bits(graph.values[a.value].dtype) // 8) for a in (*reads, *ordered)),
+        tuple(joint),
     )
 
 

@@ -48,7 +48,12 @@ def tilings(
     if in_passes:
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
-    yield from _sorted(options, layout.sizes, _blocks(layout), backend)
+    found = False
+    for tiles in _sorted(options, layout.sizes, _blocks(layout), backend):
+        found = True
+        yield tiles
+    if not found and backend == "triton" and not in_passes:
+        yield from _scattered(options, layout)
 
 
 @lru_cache(maxsize=256)
@@ -62,6 +67,14 @@ def _matmul_tilings(
 def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
         if _addressable(sizes, blocks, tiles, backend):
+            yield tiles
+
+
+def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles]:
+    """Tiles whose blocks are in several places of memory: Triton loads each element from where it
+    is, though runs of neighbours are faster. What is needed whole has no gaps between its elements."""
+    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
+        if all(tiles[a] == layout.sizes[a] for dims in layout.joint for a in dims[1:]):
             yield tiles
 
 
@@ -120,7 +133,7 @@ def largest_block(layout: Layout) -> Callable[[Tiles], int]:
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
     lanes = _lanes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
-    row = _innermost(layout, rows)
+    tiled = _innermost(layout, rows)
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
@@ -129,7 +142,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
             options.append(_up_to(size, _STREAM_TILES, backend))
         elif a in lanes:
             options.append(_up_to(size, _LANE_TILES if len(lanes) == 1 else _TRANSPOSE_TILES, backend))
-        elif a == row:
+        elif a in tiled:
             options.append(_up_to(size, _ROW_TILES, backend))
         else:
             options.append((1, whole_tile(size, backend)) if size <= _SMALL else (1,))
@@ -190,11 +203,13 @@ def _minor(access: Access) -> int | None:
     return None
 
 
-def _innermost(layout: Layout, axes: list[int]) -> int | None:
-    """Of ``axes``, the one that lies innermost in the first written array."""
+def _innermost(layout: Layout, axes: list[int]) -> list[int]:
+    """Of ``axes``, those that lie innermost in the first written array, up to one that is long: a few
+    heads a token make no block."""
     order = [a for dims in layout.writes[0].axes for a in dims]
-    inner = [a for a in order if a in axes]
-    return inner[-1] if inner else None
+    inner = [a for a in reversed(order) if a in axes]
+    short = next((i for i, a in enumerate(inner) if layout.sizes[a] > _SMALL), len(inner))
+    return inner[: short + 1]
 
 
 def whole_tile(size: int, backend: str) -> int:

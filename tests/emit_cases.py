@@ -402,7 +402,7 @@ CASES: tuple[Case, ...] = (
         lambda a: ((a > 40).any(1), (a > -40).all(1)),
         ((200, 130, "int32"),),
         (Tiled(0, 0, P, 16), Tiled(0, 1, S, 32)),
-        None,
+        (Tiled(0, 0, P, 128),),
         ("int32",),
     ),
     Case(

@@ -14,6 +14,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from tests import emit_cases
+from tests.cutting_cases import CUTTING
 from tests.emit_cases import BRAIN, WIDE, Case
 from tests.specs import P, S, Tiled
 
@@ -168,7 +169,7 @@ PROLOGUES: tuple[Case, ...] = (
     ),
 )
 
-CASES = (*emit_cases.CASES, *PROLOGUES)
+CASES = (*emit_cases.CASES, *PROLOGUES, *CUTTING)
 BY_NAME = {case.name: case for case in CASES}
 
 

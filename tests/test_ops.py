@@ -151,7 +151,8 @@ def test_every_rule_is_complete():
         assert callable(rule.space), name
         assert callable(rule.flops), name
         assert rule.block is None or rule.kind != OpKind.OPAQUE, name
-        if rule.kind == OpKind.REDUCTION and rule.block is not None:
+        # Of a scan nothing is combined across tiles: its axis is whole.
+        if rule.kind == OpKind.REDUCTION and rule.block is not None and not name.startswith("cum"):
             assert rule.reduction is not None, name
 
 

@@ -168,6 +168,11 @@ def random(dtype="float32", shape=(ROWS, COLUMNS), seed=0):
     return (2 * rng.standard_normal(shape)).astype(jnp.dtype(dtype))
 
 
+def _spread(x):
+    """Elements with gaps between them, as the gradient of a strided slice has."""
+    return lax.pad(x, np.zeros((), x.dtype), ((0, 0, 0), (1, 0, 1)))
+
+
 F, I, B = random(), random("int32"), random("bool")  # noqa: E741
 G, J, C = random(seed=1), random("int32", seed=1), random("bool", seed=1)
 WIDE = random(shape=(3, 2, COLUMNS))
@@ -209,6 +214,23 @@ SAMPLES = {
     "reduce_min": (lambda x: x.min((0, 2)), (WIDE,)),
     "reduce_and": (lambda x: x.all(1), (B | C,)),
     "reduce_or": (lambda x: x.any(0), (B & C,)),
+    "slice": (
+        lambda x: (x[:, 2:4], x[:, 1:7:2], x[1:], lax.dynamic_slice(x, (0, 4), (ROWS, 4))),
+        (random(shape=(ROWS, 8)),),
+    ),
+    "split": (lambda x: jnp.split(x, [2, 6], 1), (random(shape=(ROWS, 8)),)),
+    "unstack": (lambda x: jnp.unstack(x, axis=1), (WIDE,)),
+    "concatenate": (lambda x, y: jnp.concatenate([x, y[:, :3], x], 1), (F, G)),
+    "stack": (lambda x, y: jnp.stack([x, y, y], 1), (F, G)),
+    "pad": (lambda x: (jnp.pad(x, ((1, 2), (0, 7)), constant_values=2.0), _spread(x)), (F,)),
+    "tile": (lambda x: jnp.tile(x, (2, 3)), (F,)),
+    "reduce_xor": (lambda x: lax.reduce_xor(x, (1,)), (I,)),
+    "bitcast_convert_type": (lambda x: lax.bitcast_convert_type(x, "int32"), (F,)),
+    "cumsum": (lambda x: (lax.cumsum(x, 1), lax.cumsum(x, 0, reverse=True)), (F,)),
+    "cumprod": (lambda x: lax.cumprod(x, 1), (F,)),
+    "cummax": (lambda x: lax.cummax(x, 0), (F,)),
+    "cummin": (lambda x: lax.cummin(x, 1, reverse=True), (F,)),
+    "cumlogsumexp": (lambda x: lax.cumlogsumexp(x, 1), (F,)),
     "argmax": (lambda x: lax.argmax(x, 1, "int32"), (F,)),
     "argmin": (lambda x: lax.argmin(x, 0, "int8"), (F,)),
 }  # fmt: skip
@@ -302,9 +324,9 @@ def test_keys_tokens_and_complex_numbers_have_no_tile_form():
 
 
 @pytest.mark.parametrize("combine", [jnp.bitwise_and, jnp.bitwise_or])
-def test_bitwise_reductions_of_integers_are_left_to_xla(combine):
-    (eqn,) = trace(lambda x: combine.reduce(x, axis=1), I).equations
-    assert rule_of(eqn).backends(eqn) == ("xla",)
+@pytest.mark.parametrize("dtype", ["int32", "uint8"])
+def test_bitwise_reductions_of_integers(combine, dtype):
+    check(lambda x: (combine.reduce(x, axis=1), combine.reduce(x, axis=0)), random(dtype))
 
 
 EINSUMS = {
@@ -407,7 +429,7 @@ def test_one_element_a_row_is_a_reduction(name):
     assert len(picked) == 1
     assert picked[0].roles.count(DimRole.REDUCED) == 1
     assert DimRole.WHOLE not in picked[0].roles
-    assert picked[0].backends == ("xla", "loops")
+    assert picked[0].backends == ("mosaic_tpu", "triton", "xla", "loops")
 
 
 @pytest.mark.parametrize("name", [n for n in PICKS if n not in ("narrow", "one column")])
@@ -418,7 +440,9 @@ def test_its_gradient_is_elementwise(name):
     )
     check(gradient, x, labels, op="scatter-add")
     (node,) = (n for n in lower(trace(gradient, x, labels)).graph.nodes if n.op == "scatter-add")
-    assert (node.kind, node.backends) == (OpKind.ELEMENTWISE, ("loops",))
+    assert node.kind == OpKind.ELEMENTWISE
+    assert set(node.backends) >= {"triton", "loops"}
+    assert "xla" not in node.backends
     assert set(node.roles) == {DimRole.PARALLEL}
     assert node.output_maps == node.input_maps[:1]
 

@@ -200,6 +200,8 @@ class BlockTile:
 
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
         axes = self._step.node_axes[node_dim]
+        if is_scattered(self._spec, axes):
+            return scattered_index(self._spec, axes, self._position, shape, dim)[0]
         start = first_index(self._spec, axes, self._position, shifted=self.shifted)
         return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
 
@@ -207,6 +209,8 @@ class BlockTile:
         axes = self._step.in_axes[operand]
         if axes is None:
             return None
+        if is_scattered(self._spec, axes[dim]):
+            return scattered_index(self._spec, axes[dim], self._position, self.in_shapes[operand], dim)[1]
         limit = valid_extent(self._spec, axes[dim], self._position)
         if limit is None:
             return None
@@ -245,6 +249,37 @@ def valid_extent(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any])
             return (axis.size - position[a] * axis.tile) * inner
         inner *= axis.tile
     return None
+
+
+def is_scattered(spec: KernelSpec, axes: Sequence[int]) -> bool:
+    """Whether a block's elements along a dimension that merges ``axes`` are in several places: an axis
+    but the innermost has several of them in a tile, and one inside it not all, or more."""
+    tiles = [spec.axes[a] for a in axes]
+    return any(
+        outer.tile > 1 and any(inner.tile != inner.size for inner in tiles[i + 1 :])
+        for i, outer in enumerate(tiles)
+    ) or any(inner.ragged for inner in tiles[1:])
+
+
+def scattered_index(
+    spec: KernelSpec, axes: Sequence[int], position: Sequence[Any], shape: tuple[int, ...], dim: int
+) -> tuple[Any, Any | None]:
+    """Where in the array the elements of the tile at ``position`` are along ``dim`` of a block of
+    ``shape``, which merges ``axes``, and which of them are in it; None where all are."""
+    at = lax.broadcasted_iota(jnp.int32, shape, dim)
+    index: Any = 0
+    inside: Any = None
+    inner = stride = 1
+    for a in reversed(axes):
+        axis = spec.axes[a]
+        own = lax.rem(lax.div(at, jnp.int32(inner)), jnp.int32(axis.tile))
+        own = own + jnp.int32(position[a] * axis.tile)
+        if axis.ragged:
+            counts = own < axis.size
+            inside = counts if inside is None else inside & counts
+        index = index + own * jnp.int32(stride)
+        inner, stride = inner * axis.tile, stride * axis.size
+    return index, inside
 
 
 def evaluate(

@@ -11,6 +11,7 @@ from typing import Any
 
 from jax.experimental import pallas as pl
 
+from costmodel.graph import OpKind
 from costmodel.kernel import Access
 from fuseplan.emit import mosaic_blocks as blocks_of
 from fuseplan.emit.body import Blocks, Step
@@ -27,7 +28,8 @@ def scratch(nest: Nest) -> list[Any]:
     found = []
     for step in (nest.steps[i] for i in _sinks(nest)):
         axes, operand = step.out_axes[0], step.reads[0]
-        if axes and len(step.reads) == 1 and nest.spec.streamed in operand.axes[-1]:
+        in_rows = step.rule.kind == OpKind.REDUCTION and nest.spec.streamed in operand.axes[-1]
+        if axes and in_rows:
             axes = (*axes, ())
         found.append(blocks_of.accumulator(nest.spec, axes, step.accumulator_dtypes()[0]))
     return found

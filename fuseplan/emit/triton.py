@@ -59,7 +59,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     def kernel(*refs: Any) -> None:
         n_tables = len(refs) - n_reads - len(spec.writes)
         tables, arrays = refs[n_reads : n_reads + n_tables], (*refs[:n_reads], *refs[n_reads + n_tables :])
-        blocks = BlockRefs(spec, lowered, arrays)
+        blocks = BlockRefs(spec, lowered, arrays, interpret)
         if nest is not None:
             Passes(nest, blocks, tables).run()
         else:

@@ -1,7 +1,7 @@
 """Blocks of arrays as one program of a Triton kernel loads and stores them.
 
-Arrays are handed over whole. Blocks are powers of two long; what reaches past an array's end is
-masked.
+Arrays are handed over whole. Blocks are powers of two long; what reaches past the end of an array,
+or of an axis inside a dimension, is masked.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ from fuseplan.lower import Lowered
 class BlockRefs:
     """The arrays of a kernel, and where one program of its grid is."""
 
-    def __init__(self, spec: KernelSpec, lowered: Lowered, refs: Sequence[Any]) -> None:
-        self.spec, self.lowered = spec, lowered
+    def __init__(
+        self, spec: KernelSpec, lowered: Lowered, refs: Sequence[Any], interpret: bool = False
+    ) -> None:
+        self.spec, self.lowered, self._interpret = spec, lowered, interpret
         values = (*bodies.live_ins(spec), *(w.value for w in spec.writes))
         self._refs = dict(zip(values, refs, strict=True))
         # Of a program index, also where there is but one: a traced zero.
@@ -59,6 +61,8 @@ class BlockRefs:
     def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
         """The slices of an array that are the tile's block, and the mask of what lies inside
         the array, or None."""
+        if any(bodies.is_scattered(self.spec, axes) for axes in access.axes):
+            return self._places(access, position)
         shape = self.spec.block_shape(access)
         window = []
         mask = None
@@ -72,3 +76,16 @@ class BlockRefs:
                 start = start + self.program * 0
             window.append(pl.ds(start, shape[dim]))
         return tuple(window), mask
+
+    def _places(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
+        """As ``_window``, where a block is in several pieces of memory: an index for each element."""
+        shape, sizes = self.spec.block_shape(access), self.lowered.avals[access.value].shape
+        places, mask = [], None
+        for dim, axes in enumerate(access.axes):
+            index, inside = bodies.scattered_index(self.spec, axes, position, shape, dim)
+            if inside is not None:
+                mask = inside if mask is None else mask & inside
+                if self._interpret:  # It stores what is masked, too: outside the array that is dropped.
+                    index = jnp.where(inside, index, sizes[dim])
+            places.append(jnp.broadcast_to(index, shape))
+        return tuple(places), mask

@@ -6,13 +6,14 @@ from jax.extend import core as jex_core
 
 from costmodel.graph import Flops, OpKind
 from fuseplan.errors import InvalidArgumentError
-from fuseplan.ops import contraction, control, elementwise, indexing, movement, random, reduction
+from fuseplan.ops import contraction, control, elementwise, indexing, movement, random, reduction, slices
 from fuseplan.ops.rule import Rule, in_size, out_size, whole_space
 from fuseplan.trace import Equation
 
 _RULES: dict[str, Rule] = {
     **elementwise.RULES,
     **movement.RULES,
+    **slices.RULES,
     **reduction.RULES,
     **contraction.RULES,
     **indexing.RULES,

@@ -1,13 +1,14 @@
-"""Control flow and other steps that stay whole: priced by what runs inside them."""
+"""Control flow, transforms, collectives and other steps that stay whole: priced by what runs inside."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jax.extend import core as jex_core
 
 from costmodel.graph import Flops, OpKind
-from fuseplan.ops.rule import PALLAS, Rule, no_flops, whole_space
+from fuseplan.ops.rule import PALLAS, Rule, in_size, no_flops, out_size, whole_space
 from fuseplan.trace import Equation, flatten
 
 
@@ -46,6 +47,17 @@ def _fused_flops(eqn: Equation) -> Flops:
     return _inside(jex_core.ClosedJaxpr(jaxpr, [None] * len(jaxpr.constvars)))
 
 
+def _fft_flops(eqn: Equation) -> Flops:
+    """``5 n log2 n`` of each transform of ``n`` (C. Van Loan, Computational Frameworks for the FFT)."""
+    n = math.prod(eqn.params["fft_lengths"])
+    return Flops(vector=round(5 * max(in_size(eqn), out_size(eqn)) * math.log2(max(n, 2))))
+
+
+def _each_flops(eqn: Equation) -> Flops:
+    """One operation an element, as a sum over devices has for each of them."""
+    return Flops(vector=in_size(eqn))
+
+
 def _opaque(flops: Any) -> Rule:
     return Rule(OpKind.OPAQUE, whole_space, flops, None, PALLAS)
 
@@ -58,5 +70,11 @@ RULES: dict[str, Rule] = {
     "await_cotangents": _opaque(no_flops),
     "fused": _opaque(_fused_flops),
     "fused_tangents": _opaque(no_flops),
+    "fft": _opaque(_fft_flops),
+    **dict.fromkeys(
+        ("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter"), _opaque(_each_flops)
+    ),
+    **dict.fromkeys(("all_gather", "all_gather_invariant", "all_to_all", "ppermute"), _opaque(no_flops)),
+    **dict.fromkeys(("axis_index", "pvary"), _opaque(no_flops)),
     **dict.fromkeys(("pjit", "jit", "shard_map", "closed_call", "custom_lin"), _opaque(_call_flops)),
 }

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
-from fuseplan.ops import composed
+from fuseplan.ops import composed, float8
 from fuseplan.ops.rule import (
     NONE,
     PALLAS,
@@ -82,14 +82,18 @@ def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
     return (wide_block if scalar else bind)(tile, eqn, args)
 
 
-def _lifted(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    if tile.backend in XLA or tile.out_shapes[0]:
-        return bind(tile, eqn, args)
-    return [lax.reshape(x, ()) for x in bind(tile, eqn, [jnp.full((1, 1), a) for a in args])]
+def _on_vectors(compute: BlockFn) -> BlockFn:
+    """``compute``, which only the vector unit can; of a scalar, on an array of one element."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if tile.backend in XLA or tile.out_shapes[0]:
+            return compute(tile, eqn, args)
+        return [lax.reshape(x, ()) for x in compute(tile, eqn, [jnp.full((1, 1), a) for a in args])]
+
+    return block
 
 
-_vector_block = _in_float32(_lifted)
-"""Functions that only the vector unit computes: of a scalar, on an array of one element."""
+_vector_block = _in_float32(_on_vectors(bind))
 
 
 def _composed(compute: Callable[..., Any], lacking: frozenset[str]) -> BlockFn:
@@ -101,18 +105,42 @@ def _composed(compute: Callable[..., Any], lacking: frozenset[str]) -> BlockFn:
         params = {"method": eqn.params["rounding_method"]} if "rounding_method" in eqn.params else {}
         return [compute(args[0], **params)]
 
-    return _in_float32(block)
+    return _in_float32(_on_vectors(block))
 
 
-def _extremum_block(logical: Callable[[Any, Any], Any]) -> BlockFn:
-    """``max`` and ``min``: of booleans, kernels know only the logical operation."""
+def _composite(
+    vector: int, transcendental: int, compute: Callable[..., Any], lacking: frozenset[str]
+) -> Rule:
+    """A function that ``lacking`` backends get from others, in float32: so not of 64 bits."""
+
+    def supports(eqn: Equation, backend: str) -> bool:
+        return known_dtypes(eqn, backend) and not (backend in lacking and "float64" in dtypes_of(eqn))
+
+    block = _composed(compute, lacking)
+    return elementwise(vector, transcendental, block=block, supports=supports, temporaries=_POLYNOMIAL)
+
+
+def _extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, Any], Any]) -> BlockFn:
+    """``max`` and ``min``: of booleans, kernels know only the logical operation; of unsigned integers,
+    TPUs can but compare."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if eqn.out_avals[0].dtype == jnp.bool_ and tile.backend not in XLA:
+        dtype = eqn.out_avals[0].dtype
+        if dtype == jnp.bool_ and tile.backend not in XLA:
             return [logical(args[0], args[1])]
+        if dtype == jnp.uint32 and tile.backend == "mosaic_tpu":
+            return [jnp.where(exceeds(args[0], args[1]), args[0], args[1])]
         return plain_block(tile, eqn, args)
 
     return block
+
+
+def _clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    if eqn.out_avals[0].dtype != jnp.uint32 or tile.backend != "mosaic_tpu":
+        return plain_block(tile, eqn, args)
+    low, x, high = args
+    raised = jnp.where(x > low, x, low)
+    return [jnp.where(raised < high, raised, high)]
 
 
 def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -169,16 +197,62 @@ def elementwise(
     return Rule(OpKind.ELEMENTWISE, elementwise_space, flops, block, lacks, None, supports, temporaries)
 
 
-def _signed_on_mosaic(eqn: Equation, backend: str) -> bool:
-    """TPU compilers have no unsigned extrema, which a selection among three compares by."""
-    return known_dtypes(eqn, backend) and not (backend == "mosaic_tpu" and "uint32" in dtypes_of(eqn))
+_NARROW = frozenset({"int8", "int16", "uint8", "uint16"})
 
 
 def _cast_supports(eqn: Equation, backend: str) -> bool:
-    """Mosaic converts narrow integers, though it computes with none."""
-    narrow = {"int8", "int16", "uint8", "uint16"} if backend == "mosaic_tpu" else set()
-    rest = dtypes_of(eqn) - narrow
-    return not rest or (rest <= kernel_dtypes(backend))
+    """Mosaic converts narrow integers, though it computes with none. Numbers of eight bits are
+    rounded once, from 32."""
+    dtypes = dtypes_of(eqn)
+    if not dtypes.isdisjoint(float8.NAMES):
+        scalar = backend == "mosaic_tpu" and not eqn.out_avals[0].ndim
+        if scalar or eqn.in_avals[0].dtype == jnp.float64:
+            return False
+        dtypes -= float8.NAMES
+    if backend == "mosaic_tpu":
+        dtypes -= _NARROW
+    return dtypes <= kernel_dtypes(backend)
+
+
+def _cast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    x, dtype = args[0], eqn.params["new_dtype"]
+    if tile.backend in XLA or dtypes_of(eqn).isdisjoint(float8.NAMES):
+        return bind(tile, eqn, args)
+    x = float8.from_float8(x) if str(x.dtype) in float8.NAMES else x.astype(jnp.float32)
+    return [float8.to_float8(x, dtype) if str(dtype) in float8.NAMES else x.astype(dtype)]
+
+
+def _of_dtypes(*names: str) -> Callable[[Equation, str], bool]:
+    return lambda eqn, backend: known_dtypes(eqn, backend) and dtypes_of(eqn) <= set(names)
+
+
+def _bits_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Counts of bits: Triton knows those of signed integers."""
+    dtype = eqn.out_avals[0].dtype
+    if tile.backend != "triton" or not jnp.issubdtype(dtype, jnp.unsignedinteger):
+        return bind(tile, eqn, args)
+    (count,) = bind(tile, eqn, [args[0].astype(f"int{8 * dtype.itemsize}")])
+    return [count.astype(dtype)]
+
+
+def _precision_supports(eqn: Equation, backend: str) -> bool:
+    """Kernels drop bits of the mantissa alone."""
+    exponent, dtype = eqn.params["exponent_bits"], eqn.out_avals[0].dtype
+    kept = _keeps_all(eqn) or (exponent == 8 and dtype == jnp.float32)
+    return kept and known_dtypes(eqn, backend)
+
+
+def _keeps_all(eqn: Equation) -> bool:
+    info = jnp.finfo(eqn.out_avals[0].dtype)
+    return bool(eqn.params["exponent_bits"] >= info.nexp and eqn.params["mantissa_bits"] >= info.nmant)
+
+
+def _precision_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    if tile.backend in XLA:
+        return bind(tile, eqn, args)
+    if _keeps_all(eqn):
+        return [args[0]]
+    return [composed.rounded_mantissa(args[0], eqn.params["mantissa_bits"])]
 
 
 # A polynomial with its branches, evaluated block by block (Mosaic): partial sums, powers and
@@ -190,44 +264,53 @@ _COMPARE = elementwise(1)
 _FREE = elementwise(0)
 _RARE = elementwise(4, 4, lacks=PALLAS)
 _MOSAIC = frozenset({"mosaic_tpu"})
-_TPU_LACKS = elementwise(2, 1, lacks=_MOSAIC)
+_COUNT = elementwise(
+    1, block=_on_vectors(_bits_block), supports=_of_dtypes("int32", "int64", "uint32", "uint64")
+)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "add_any", "sub", "mul", "abs", "sign"), elementwise(1)),
     "neg": elementwise(1, block=_neg_block),
-    "max": elementwise(1, block=_extremum_block(jnp.logical_or), supports=_signed_on_mosaic),
-    "min": elementwise(1, block=_extremum_block(jnp.logical_and), supports=_signed_on_mosaic),
+    "max": elementwise(1, block=_extremum_block(jnp.logical_or, jnp.greater)),
+    "min": elementwise(1, block=_extremum_block(jnp.logical_and, jnp.less)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
     **dict.fromkeys(("and", "or", "xor", "not"), elementwise(1)),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
     **dict.fromkeys(("floor", "ceil", "square"), elementwise(1)),
     **dict.fromkeys(("exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p", "log2"), _MATH),
     **dict.fromkeys(("sin", "cos", "tan"), elementwise(2, 1, temporaries=_POLYNOMIAL)),
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), elementwise(4, 4, lacks=_MOSAIC)),
-    **dict.fromkeys(("asin", "acos", "atan"), _TPU_LACKS),
+    "sinh": _composite(4, 4, composed.sinh, _MOSAIC),
+    "cosh": _composite(4, 4, composed.cosh, _MOSAIC),
+    "asinh": _composite(4, 4, composed.asinh, _MOSAIC),
+    "acosh": _composite(4, 4, composed.acosh, _MOSAIC),
+    "atanh": _composite(4, 4, composed.atanh, _MOSAIC),
+    "asin": _composite(2, 1, composed.asin, _MOSAIC),
+    "acos": _composite(2, 1, composed.acos, _MOSAIC),
+    "atan": _composite(2, 1, composed.atan, _MOSAIC),
     "atan2": elementwise(2, 1, temporaries=_POLYNOMIAL),
     **dict.fromkeys(("lgamma", "digamma", "igamma", "igammac", "bessel_i0e", "bessel_i1e"), _RARE),
     **dict.fromkeys(("regularized_incomplete_beta", "polygamma", "zeta"), _RARE),
     **dict.fromkeys(("eq_to", "le_to", "lt_to"), _COMPARE),
     "is_finite": elementwise(1, block=wide_block),
     **dict.fromkeys(("real", "imag", "conj", "complex"), elementwise(0, lacks=PALLAS)),
-    **dict.fromkeys(("population_count", "clz", "nextafter"), elementwise(1, lacks=PALLAS)),
+    **dict.fromkeys(("population_count", "clz"), _COUNT),
+    "nextafter": elementwise(1, block=bind, supports=_of_dtypes("float32")),
     **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=_identity_block)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
-    "reduce_precision": elementwise(0, lacks=PALLAS),
+    "reduce_precision": elementwise(0, block=_precision_block, supports=_precision_supports),
     "div": elementwise(1, block=wide_block),
     "rem": elementwise(2, block=wide_block),
-    "expm1": elementwise(1, 1, block=_composed(composed.expm1, _MOSAIC), temporaries=_POLYNOMIAL),
-    "cbrt": elementwise(0, 1, lacks=_MOSAIC),
-    "erf": elementwise(4, 1, block=_composed(composed.erf, TRITON), temporaries=_POLYNOMIAL),
-    "erfc": elementwise(4, 1, block=_composed(composed.erfc, PALLAS), temporaries=_POLYNOMIAL),
+    "expm1": _composite(1, 1, composed.expm1, _MOSAIC),
+    "cbrt": _composite(0, 1, composed.cbrt, _MOSAIC),
+    "erf": _composite(4, 1, composed.erf, TRITON),
+    "erfc": _composite(4, 1, composed.erfc, PALLAS),
     "erf_inv": elementwise(4, 4, block=_vector_block, temporaries=_POLYNOMIAL),
     "round": elementwise(1, block=_composed(composed.round_to, TRITON)),
     "logistic": elementwise(2, 1, block=_vector_block),
     "pow": elementwise(1, 2, block=_vector_block),
     "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
-    "select_n": elementwise(1, block=_select_block, supports=_signed_on_mosaic),
-    "clamp": elementwise(2, supports=_signed_on_mosaic),
-    "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),
+    "select_n": elementwise(1, block=_select_block),
+    "clamp": elementwise(2, block=_clamp_block),
+    "convert_element_type": elementwise(0, block=_cast_block, supports=_cast_supports),
     "threefry2x32": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(112, 0), None),
 }

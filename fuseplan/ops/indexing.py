@@ -9,6 +9,7 @@ from dataclasses import replace
 from costmodel.graph import Flops, OpKind
 from fuseplan.ops.picking import gather_rule, scatter_flops, scatter_rule
 from fuseplan.ops.rule import PALLAS, Rule, in_size, no_flops, whole_space
+from fuseplan.ops.slices import constant_slice
 from fuseplan.trace import Equation
 
 
@@ -24,7 +25,8 @@ _SCATTER = Rule(OpKind.OPAQUE, whole_space, scatter_flops, None, PALLAS)
 
 RULES: dict[str, Rule] = {
     "gather": replace(_MOVE, special=gather_rule),
-    **dict.fromkeys(("dynamic_slice", "dynamic_update_slice", "take_along_axis"), _MOVE),
+    "dynamic_slice": replace(_MOVE, special=constant_slice),
+    **dict.fromkeys(("dynamic_update_slice", "take_along_axis"), _MOVE),
     **dict.fromkeys(("scatter-add", "scatter_add"), replace(_SCATTER, special=scatter_rule)),
     **dict.fromkeys(("scatter", "scatter_mul", "scatter-mul", "scatter_min", "scatter_max"), _SCATTER),
     "sort": Rule(OpKind.OPAQUE, whole_space, _sort_flops, None, PALLAS),

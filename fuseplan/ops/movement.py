@@ -1,4 +1,4 @@
-"""Primitives that move data: broadcast, transpose, reshape, slice, concatenate, pad."""
+"""Primitives that move data: broadcast, transpose, reshape. Those that cut are ``slices``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,18 @@ from typing import Any
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, OpKind
-from fuseplan.ops.rule import PALLAS, Rule, Space, Tile, no_flops, own_dims, reshaped, whole_space
+from fuseplan.ops.rule import (
+    PALLAS,
+    Rule,
+    Space,
+    Tile,
+    bind,
+    known_dtypes,
+    no_flops,
+    own_dims,
+    reshaped,
+    whole_space,
+)
 from fuseplan.trace import Equation
 
 _P, _W = DimRole.PARALLEL, DimRole.WHOLE
@@ -27,6 +38,28 @@ def _broadcast_space(eqn: Equation) -> Space:
 def _broadcast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     dimensions = tuple(int(d) for d in eqn.params["broadcast_dimensions"])
     return [lax.broadcast_in_dim(args[0], tile.out_shapes[0], dimensions)]
+
+
+def _tile_space(eqn: Equation) -> Space:
+    """A repeated dimension merges how often and what."""
+    dims: list[int] = []
+    in_map: list[tuple[int, ...]] = []
+    out_map: list[tuple[int, ...]] = []
+    for extent, times in zip(eqn.in_avals[0].shape, eqn.params["reps"], strict=True):
+        own: list[tuple[int, ...]] = []
+        for n in (int(times), extent):
+            own.append(() if n == 1 else (len(dims),))
+            dims += [] if n == 1 else [n]
+        in_map.append(own[1])
+        out_map.append(own[0] + own[1])
+    return Space(tuple(dims), (_P,) * len(dims), (tuple(in_map),), (tuple(out_map),))
+
+
+def _tile_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    own, out = args[0].shape, tile.out_shapes[0]
+    repeated = tuple(n for block, kept in zip(out, own, strict=True) for n in (block // kept, kept))
+    dims = tuple(range(1, len(repeated), 2))
+    return [reshaped(lax.broadcast_in_dim(args[0], repeated, dims), out)]
 
 
 def _transpose_space(eqn: Equation) -> Space:
@@ -99,27 +132,6 @@ def _squeeze_space(eqn: Equation) -> Space:
     return Space(dims, (_P,) * len(dims), (in_map,), (out_map,))
 
 
-def _partly_whole_space(eqn: Equation) -> Space:
-    """Dimensions along which operands and result agree move together; the others are
-    needed whole, each with an extent of its own."""
-    out = eqn.out_avals[0].shape
-    moved = [d for d, n in enumerate(out) if any(a.shape[d] != n for a in eqn.in_avals if a.ndim)]
-    dims, out_map = own_dims(out)
-    roles = [_W if any(out_map[d] == (i,) for d in moved) else _P for i in range(len(dims))]
-    maps = []
-    for aval in eqn.in_avals:
-        operand_map: list[tuple[int, ...]] = []
-        for d, extent in enumerate(aval.shape):
-            if d in moved and extent != 1:
-                operand_map.append((len(dims),))
-                dims += (extent,)
-                roles.append(_W)
-            else:
-                operand_map.append(() if extent == 1 else out_map[d])
-        maps.append(tuple(operand_map))
-    return Space(dims, tuple(roles), tuple(maps), (out_map,))
-
-
 def _rev_space(eqn: Equation) -> Space:
     dims, out_map = own_dims(eqn.out_avals[0].shape)
     turned = {i for d in eqn.params["dimensions"] for i in out_map[d]}
@@ -128,11 +140,20 @@ def _rev_space(eqn: Equation) -> Space:
 
 
 def _bitcast_space(eqn: Equation) -> Space:
-    """Elements keep their place unless the new type has another width."""
-    if eqn.in_avals[0].shape != eqn.out_avals[0].shape:
-        return whole_space(eqn)
+    """Elements keep their place."""
     dims, dim_map = own_dims(eqn.out_avals[0].shape)
     return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
+
+
+def _of_one_width(eqn: Equation, backend: str) -> bool:
+    """The scalar unit of a TPU has registers for each type."""
+    return known_dtypes(eqn, backend) and (backend != "mosaic_tpu" or eqn.out_avals[0].ndim > 0)
+
+
+def _regrouped(eqn: Equation) -> Rule | None:
+    """Of types of another width, one element becomes several."""
+    same = eqn.in_avals[0].dtype.itemsize == eqn.out_avals[0].dtype.itemsize
+    return None if same else Rule(OpKind.INJECTIVE, whole_space, no_flops)
 
 
 def _iota_space(eqn: Equation) -> Space:
@@ -156,11 +177,9 @@ RULES: dict[str, Rule] = {
     "squeeze": Rule(OpKind.INJECTIVE, _squeeze_space, no_flops, _reshape_block),
     "expand_dims": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
     "iota": Rule(OpKind.BROADCAST, _iota_space, no_flops, _iota_block),
-    # Slices and joins are left to XLA: Pallas lowers them on the TPU alone.
-    "slice": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
-    "concatenate": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
-    "pad": Rule(OpKind.INJECTIVE, _partly_whole_space, no_flops, None, PALLAS),
-    "bitcast_convert_type": Rule(OpKind.INJECTIVE, _bitcast_space, no_flops, None, PALLAS),
+    "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
+    "bitcast_convert_type": Rule(
+        OpKind.INJECTIVE, _bitcast_space, no_flops, bind, supports=_of_one_width, special=_regrouped
+    ),
     "rev": Rule(OpKind.INJECTIVE, _rev_space, no_flops, None, PALLAS),
-    "split": Rule(OpKind.INJECTIVE, whole_space, no_flops, None, PALLAS),
 }

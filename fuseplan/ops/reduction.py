@@ -13,16 +13,15 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from costmodel.graph import DimRole, Flops, OpKind
+from fuseplan.ops.folds import folded, scanned
 from fuseplan.ops.rule import (
-    NONE,
     PALLAS,
-    TRITON,
     XLA,
     Reduction,
     Rule,
     Space,
     Tile,
-    dtypes_of,
+    bind,
     in_size,
     known_dtypes,
     own_dims,
@@ -63,17 +62,29 @@ def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) 
     return x
 
 
-def _supports(eqn: Equation, backend: str) -> bool:
-    """Mosaic reduces no unsigned integers."""
-    return known_dtypes(eqn, backend) and not (backend == "mosaic_tpu" and "uint32" in dtypes_of(eqn))
+def _bound(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
+    """The primitive itself, along ``axes``."""
+    params = {**eqn.params, "axes": axes}
+    if tile.backend != "mosaic_tpu" or x.dtype != jnp.uint32:
+        return eqn.primitive.bind(x, **params)
+    if eqn.primitive.name == "reduce_sum":
+        return eqn.primitive.bind(x.astype(jnp.int32), **params).astype(jnp.uint32)
+    flipped = (x ^ _TOP_BIT).astype(jnp.int32)
+    return eqn.primitive.bind(flipped, **params).astype(jnp.uint32) ^ _TOP_BIT
+
+
+_TOP_BIT = np.uint32(1 << 31)
+"""It orders signed integers as unsigned ones, of which a TPU reduces none."""
 
 
 def _reduce(
     combine: Callable[[Any, Any], Any],
     neutral: Callable[[Any], Any],
     *,
-    lacks: frozenset[str] = NONE,
+    folds: bool = False,
 ) -> Rule:
+    """A reduction; with ``folds`` one that kernels lack."""
+
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
         x = jnp.asarray(args[0], accumulator(eqn.out_avals[0].dtype))
@@ -86,8 +97,11 @@ def _reduce(
         real = tuple(d for d in dims if x.shape[d] != 1)
         if tile.backend == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
             x = _added_rows(x, len(real))
+        elif folds and tile.backend not in XLA:
+            for d in real:
+                x = folded(tile, x, d, combine)
         elif real:
-            x = eqn.primitive.bind(x, **{**eqn.params, "axes": real})
+            x = _bound(tile, eqn, x, real)
         return [reshaped(x, tile.out_shapes[0])]
 
     return Rule(
@@ -95,9 +109,7 @@ def _reduce(
         _reduce_space,
         _reduce_flops,
         block,
-        lacks,
-        Reduction(combine, neutral, accumulator),
-        _supports,
+        reduction=Reduction(combine, neutral, accumulator),
     )
 
 
@@ -119,8 +131,11 @@ def _added_rows(x: Any, leading: int) -> Any:
     return lax.dot_general(ones, x, ((axes, axes), ((), ())), precision=lax.Precision.HIGHEST)
 
 
-def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], neutral: int) -> Rule:
-    """``all`` and ``any``: extrema of zeros and ones, since Triton reduces no booleans."""
+def _quantifier(
+    reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], neutral: int, bitwise: Rule
+) -> Rule:
+    """``all`` and ``any``: extrema of zeros and ones, since Triton reduces no booleans; of integers,
+    ``bitwise``."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
@@ -137,15 +152,21 @@ def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], 
         _reduce_space,
         _reduce_flops,
         block,
-        # The TPU compiler that goes with JAX 0.10.2 cannot lay out the row of booleans.
-        frozenset({"mosaic_tpu"}),
-        Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
-        special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else _BITWISE,
+        reduction=Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
+        special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else bitwise,
     )
 
 
-_BITWISE = Rule(OpKind.REDUCTION, _reduce_space, _reduce_flops)
-"""Of integers, ``reduce_and`` and ``reduce_or`` combine bit by bit."""
+def _larger(a: Any, b: Any) -> Any:
+    return jnp.where(a > b, a, b) if a.dtype == jnp.uint32 else jnp.maximum(a, b)
+
+
+def _smaller(a: Any, b: Any) -> Any:
+    return jnp.where(a < b, a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
+
+
+def _ones(dtype: Any) -> Any:
+    return True if dtype == jnp.bool_ else np.asarray(~np.zeros((), dtype))[()]
 
 
 def _lowest(dtype: Any) -> Any:
@@ -166,6 +187,42 @@ def _scan_space(eqn: Equation) -> Space:
     along = set(dim_map[int(eqn.params["axis"])])
     roles = tuple(DimRole.WHOLE if i in along else DimRole.PARALLEL for i in range(len(dims)))
     return Space(dims, roles, (dim_map,) * len(eqn.in_avals), (dim_map,) * len(eqn.out_avals))
+
+
+def _scan_flops(eqn: Equation) -> Flops:
+    """Of a row of ``n`` each element is combined in ``log2 n`` steps, in any parallel form."""
+    n = eqn.in_avals[0].shape[int(eqn.params["axis"])]
+    return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
+
+
+def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
+    """A result for each element of all before it, or behind it."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if tile.backend in XLA:
+            return bind(tile, eqn, args)
+        x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
+        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
+        x = scanned(tile, x, dim, combine, eqn.params["reverse"])
+        return [x.astype(eqn.out_avals[0].dtype)]
+
+    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, supports=_scan_supports)
+
+
+_LONGEST_SCAN = 4096
+"""Elements of a row that one block holds: each doubling is a step of the kernel's code."""
+
+
+def _scan_supports(eqn: Equation, backend: str) -> bool:
+    short = eqn.in_avals[0].shape[int(eqn.params["axis"])] <= _LONGEST_SCAN
+    return short and known_dtypes(eqn, backend)
+
+
+def _log_add(a: Any, b: Any) -> Any:
+    """``log(exp(a) + exp(b))``, also of infinities."""
+    top = jnp.maximum(a, b)
+    rest = jnp.where(a == b, 0.0, jnp.abs(a - b)).astype(top.dtype)
+    return top + lax.log1p(lax.exp(-rest))
 
 
 def _one_an_element(eqn: Equation) -> Flops:
@@ -223,15 +280,19 @@ def _arg_extremum(
 
 RULES: dict[str, Rule] = {
     "reduce_sum": _reduce(lambda a, b: a + b, lambda dtype: 0),
-    "reduce_max": _reduce(jnp.maximum, _lowest),
-    "reduce_min": _reduce(jnp.minimum, _highest),
-    "reduce_prod": _reduce(lambda a, b: a * b, lambda dtype: 1, lacks=PALLAS),
-    "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1),
-    "reduce_or": _quantifier(lax.reduce_max_p, jnp.maximum, 0),
+    "reduce_max": _reduce(_larger, _lowest),
+    "reduce_min": _reduce(_smaller, _highest),
+    "reduce_prod": _reduce(jnp.multiply, lambda dtype: 1, folds=True),
+    "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1, _reduce(jnp.bitwise_and, _ones, folds=True)),
+    "reduce_or": _quantifier(
+        lax.reduce_max_p, jnp.maximum, 0, _reduce(jnp.bitwise_or, lambda dtype: 0, folds=True)
+    ),
+    "reduce_xor": _reduce(jnp.bitwise_xor, lambda dtype: 0, folds=True),
     "argmax": _arg_extremum(lax.reduce_max, jnp.greater, _lowest),
     "argmin": _arg_extremum(lax.reduce_min, jnp.less, _highest),
-    **dict.fromkeys(
-        ("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"),
-        Rule(OpKind.REDUCTION, _scan_space, _one_an_element, None, TRITON),
-    ),
+    "cumsum": _scan(jnp.add, lambda dtype: 0),
+    "cumprod": _scan(jnp.multiply, lambda dtype: 1),
+    "cummax": _scan(_larger, _lowest),
+    "cummin": _scan(_smaller, _highest),
+    "cumlogsumexp": _scan(_log_add, _lowest),
 }

@@ -26,6 +26,9 @@ FLOAT_UNARY: dict[str, Callable[..., Any]] = {
     "log1p": lax.log1p,
     "expm1": lax.expm1,
     "cbrt": lax.cbrt,
+    "bitcast": lambda x: lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}"),
+    "reduce_precision_kept": lambda x: lax.reduce_precision(x, 8, 23),
+    "reduce_precision_mantissa": lambda x: lax.reduce_precision(x, 8, 7),
     "sin": lax.sin,
     "cos": lax.cos,
     "tan": lax.tan,
@@ -122,6 +125,44 @@ REDUCTIONS: dict[str, Callable[..., Any]] = {
     "reduce_max_kept": lambda x: x - x.max(0, keepdims=True),
 }
 
+FOLDS: dict[str, Callable[..., Any]] = {
+    "reduce_prod_minor": lambda x: x.prod(1),
+    "reduce_prod_major": lambda x: x.prod(0),
+    "reduce_prod_all": lambda x: x.prod(),
+    "cumsum": lambda x: lax.cumsum(x, 1),
+    "cumsum_back": lambda x: lax.cumsum(x, 1, reverse=True),
+    "cumsum_major": lambda x: lax.cumsum(x, 0),
+    "cumprod": lambda x: lax.cumprod(x, 1),
+    "cummax": lambda x: lax.cummax(x, 1, reverse=True),
+    "cummin": lambda x: lax.cummin(x, 0),
+}
+
+FLOAT_FOLDS: dict[str, Callable[..., Any]] = {
+    "cumlogsumexp": lambda x: lax.cumlogsumexp(x, 1),
+    "cumlogsumexp_back": lambda x: lax.cumlogsumexp(x, 0, reverse=True),
+}
+
+BITWISE: dict[str, Callable[..., Any]] = {
+    "reduce_and_bits": lambda x: jnp.bitwise_and.reduce(x, axis=1),
+    "reduce_or_bits": lambda x: jnp.bitwise_or.reduce(x, axis=0),
+    "reduce_xor_bits": lambda x: lax.reduce_xor(x, (1,)),
+}
+
+WINDOWS: dict[str, Callable[..., Any]] = {
+    "slice": lambda x: x[:, 32:64] + x[:, 96:],
+    "slice_major": lambda x: x[:8] + x[16:],
+    "slice_strided": lambda x: x[:, ::2] + x[:, 1::2],
+    "dynamic_slice": lambda x: lax.dynamic_slice(x, (0, 64), (24, 64)),
+    "split": lambda x: tuple(jnp.split(x, 2, 1)),
+    "concatenate": lambda x: jnp.concatenate([x[:, 64:], x], 1),
+    "stack": lambda x: jnp.stack([x, x + x], 0),
+    "stack_minor": lambda x: jnp.stack([x[:, 64:], x[:, :64]], -1).reshape(24, 128),
+    "unstack": lambda x: jnp.unstack(x.reshape(3, 8, 128))[1],
+    "pad": lambda x: jnp.pad(x[:, :64], ((0, 0), (0, 64))),
+    "pad_gaps": lambda x: lax.pad(x[:, :64], jnp.zeros((), x.dtype), ((0, 0, 0), (1, 0, 1))),
+    "tile": lambda x: jnp.tile(x, (1, 2)),
+}
+
 QUANTIFIERS: dict[str, Callable[..., Any]] = {
     "reduce_and_minor": lambda x: (x > 0).all(1),
     "reduce_or_major": lambda x: (x > 0).any(0),
@@ -149,7 +190,19 @@ BOOLEAN_MOVEMENT: dict[str, Callable[..., Any]] = {
     "reduce_and": lambda x: x.all(),
 }
 
-CAST_DTYPES = ("float32", "bfloat16", "float16", "int32", "int8", "int16", "uint8", "uint32", "bool")
+CAST_DTYPES = (
+    "float8_e4m3fn",
+    "float8_e5m2",
+    "float32",
+    "bfloat16",
+    "float16",
+    "int32",
+    "int8",
+    "int16",
+    "uint8",
+    "uint32",
+    "bool",
+)
 
 
 def _cast(dtype: str) -> Callable[..., Any]:

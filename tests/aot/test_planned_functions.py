@@ -10,6 +10,7 @@ import fuseplan
 from experiments.workloads import WORKLOADS, get_workload
 from fuseplan import careful
 from fuseplan.planner import plan_traced
+from tests.cutting_cases import qkv, qkv_grad, rope_by_pairs, rope_by_reshape, rope_by_slices, rope_grad
 from tests.emit_cases import layernorm_rows, softmax_grad
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
@@ -55,3 +56,28 @@ def test_rows_in_passes_compile(f, device, dtype, plans):
     (plan,) = plans
     assert max(len(kernel.spec.passes) for kernel in plan.kernels) > 1
     assert text.count("custom_call_target=") >= 1
+
+
+HEADS, TABLE = (1024, 12, 64), (1024, 1, 64)
+CUT = {
+    rope_by_slices: (HEADS, TABLE, TABLE),
+    rope_by_reshape: (HEADS, TABLE, TABLE),
+    rope_by_pairs: (HEADS, TABLE, TABLE),
+    rope_grad: (HEADS, TABLE, TABLE, HEADS),
+    qkv: ((1024, 2304), (2304,)),
+    qkv_grad: ((1024, 2304), (2304,), (3, 1024, 256), (3, 1024, 256), (3, 1024, 256)),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("f", CUT, ids=lambda f: f.__name__)
+def test_what_cuts_and_joins_is_one_kernel(f, device, dtype, plans):
+    if (f, device) == (rope_by_pairs, "tpu_v5e"):
+        pytest.skip("what is apart by one lane is XLA's on a TPU")
+    args = [jax.ShapeDtypeStruct(s, dtype) for s in CUT[f]]
+    fuseplan.jit(f).lower(*args, device=device).compile()
+    (plan,) = plans
+    alone = [plan.graph.nodes[k.spec.nodes[0]] for k in plan.kernels if len(k.spec.nodes) == 1]
+    assert len(plan.kernels) - sum(node.bitcast for node in alone) == 1
+    assert plan.status == "OPTIMAL"
