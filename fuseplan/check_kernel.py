@@ -48,10 +48,13 @@ def check_kernel(
         f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
     )
     nodes = kernel.spec.nodes
+    refused = refuse(graph, device.backend, nodes, unifier, is_gated)
     if _is_nest(graph, kernel.spec):
+        require(
+            refused is not None or kernel.spec.backend == "loops",
+            f"{where} walks an axis in passes beside a contraction that streams its own",
+        )
         refused = refuse_nest(graph, kernel.spec.backend, nodes, unifier)
-    else:
-        refused = refuse(graph, device.backend, nodes, unifier, is_gated)
     require(refused is None, f"{where} breaks a rule: {refused}")
 
 

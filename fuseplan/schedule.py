@@ -148,8 +148,8 @@ class Scheduler:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
         refused = self.compatible(nodes, is_gated)
         if refused is not None:
-            nest = None if self._nests is None else self._nests.best(nodes)
-            return nest or refused
+            nests = self._nests
+            return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
         axes = self.axes(nodes)
         empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:

@@ -142,6 +142,14 @@ class Nests:
     def _index(self) -> IndexArithmetic | None:
         return None if self.lowered is None else IndexArithmetic(self.lowered)
 
+    def may_be(self, nodes: Nodes) -> bool:
+        """Whether a group that the rules refuse may be a nest all the same: on a GPU or a TPU, one that is
+        offered, or holds one that is, because it must (``fuseplan.Constraints``)."""
+        if self._backend == "loops":
+            return True
+        inside = frozenset(nodes)
+        return any(inside.issuperset(offer) for offer in self.offers)
+
     def best(self, nodes: Nodes) -> Kernel | None:
         """The cheapest nest of the group, or None."""
         if nodes not in self._known:
