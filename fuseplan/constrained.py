@@ -68,7 +68,7 @@ class Limited:
     def __init__(self, graph: Graph, pricing: Pricing, constraints: Resolved) -> None:
         self.graph = graph
         self.constraints = constraints
-        self._pricing = pricing
+        self._pricing = pricing = getattr(pricing, "unsettled", lambda: pricing)()
         self._marks = marks(graph, constraints)
         self.merges_copies: bool = getattr(pricing, "merges_copies", False)
         self._origin = graph.origins if self.merges_copies else ()

@@ -40,6 +40,9 @@ class Pricing(Protocol):
     And it may have ``offers``: convex, connected groups that planners should ask for although
     they break the monotone conditions. A plan may hold them beside the groups that do not.
 
+    Nodes that are ``settled``, a frozenset, are alone or in such a group: ``compatible`` refuses them
+    wherever they stand, whatever is said of others of their structure.
+
     And it may have a ``residency`` (``fuseplan.residency.Residency``), which tells for many
     groups at once that they are not ``oversized``.
 
@@ -132,6 +135,7 @@ class PriceBook:
         self.floors = getattr(pricing, "floors", lambda members: None)
         self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
         """Groups that break ``compatible`` and yet may have a price."""
+        self._settled: frozenset[int] = getattr(pricing, "settled", frozenset())
         self.residency: Residency | None = getattr(pricing, "residency", None)
         self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
         self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
@@ -150,6 +154,8 @@ class PriceBook:
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``."""
+        if not self._settled.isdisjoint(nodes):
+            return self._pricing.compatible(nodes)
         key = self.signatures.key(nodes)[0]
         if key not in self._compatible:
             self._compatible[key] = (nodes, self._pricing.compatible(nodes))

@@ -7,6 +7,7 @@ once, that writes a value only if some copy of it has a reader outside.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
@@ -39,7 +40,14 @@ class Recomputing:
         self._gated = gated(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
-        self.offers = tuple(copies.lifted(scheduler.offers))
+        self.offers = copies.lifted(scheduler.offers)
+        self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
+
+    def unsettled(self) -> Recomputing:
+        """As ``Scheduler.unsettled``."""
+        other = copy(self)
+        other._scheduler, other.settled = self._scheduler.unsettled(), frozenset()
+        return other
 
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``."""
@@ -98,7 +106,8 @@ class Recomputing:
         """As ``Pricing.imprint``."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
-        return f"{self._scheduler.settings}\n{signatures.text(nodes)}"
+        masks = self._scheduler.behind_masks(self._once(nodes))
+        return "\n".join([self._scheduler.settings, signatures.text(nodes), *masks])
 
     @cached_property
     def _signatures(self) -> Signatures:

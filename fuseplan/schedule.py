@@ -8,6 +8,7 @@ the backend can address and what fits on chip.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from functools import cached_property, lru_cache
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
@@ -58,6 +59,7 @@ class Scheduler:
         self.features = features
         self._gated = gated(graph)
         self._nests = Nests(graph, device, lowered) if features.loop_nests else None
+        self._settles = True
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
@@ -71,6 +73,17 @@ class Scheduler:
     def nested(self) -> dict[int, tuple[int, int]]:
         """Of the operations that an offered group holds, what part of their tiles it walks at least."""
         return {} if self._nests is None else self._nests.nested
+
+    @property
+    def settled(self) -> frozenset[int]:
+        """As ``Pricing.settled``."""
+        return self._nests.settled if self._nests is not None and self._settles else frozenset()
+
+    def unsettled(self) -> Scheduler:
+        """The same, where constraints may forbid what is offered: all that the rules allow is asked for."""
+        other = copy(self)
+        other._settles = False
+        return other
 
     @cached_property
     def _floor(self) -> Floor:
@@ -113,11 +126,10 @@ class Scheduler:
 
     def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
         """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
-        if self._nests is not None and len(nodes) > 1:
-            settled = next((n for n in nodes if n in self._nests.settled), None)
-            if settled is not None:
-                reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"
-                return Verdict("nest", reason, (settled,))
+        settled = next((n for n in nodes if n in self.settled), None)
+        if settled is not None and len(nodes) > 1:
+            reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"
+            return Verdict("nest", reason, (settled,))
         gates = self._gated if is_gated is None else is_gated
         return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 
@@ -215,11 +227,16 @@ class Scheduler:
         """As ``Pricing.imprint``: the device, and ``nodes`` with all that their masks come from."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
-        words = [self.settings, signatures.text(nodes)]
-        if self._nests is not None and (makers := self._nests.mask_makers(nodes)):
-            every = tuple(sorted({*makers, *nodes}))
-            words += [repr([every.index(n) for n in makers]), signatures.text(every)]
-        return "\n".join(words)
+        return "\n".join([self.settings, signatures.text(nodes), *self.behind_masks(nodes, signatures)])
+
+    def behind_masks(self, nodes: tuple[int, ...], signatures: Signatures | None = None) -> list[str]:
+        """What masks inside of ``nodes`` are computed by, beside them, in words."""
+        makers = () if self._nests is None else self._nests.mask_makers(nodes)
+        if not makers:
+            return []
+        every = tuple(sorted({*makers, *nodes}))
+        text = (signatures or self._signatures).text(every)
+        return [repr([every.index(n) for n in makers]), text]
 
     @cached_property
     def settings(self) -> str:

@@ -149,7 +149,8 @@ def _solve_space(
     always = [*best, *singles, *offers]
     few = min(budget.max_groups, _MANY_GROUPS)
     # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
-    most = few if space.offers and space.book.absorbs_moves else budget.max_groups
+    of_loops = bool(space.offers) and space.book.absorbs_moves
+    most = few if of_loops else budget.max_groups
     crowds = space.closure is not None and known is not None
     found, by_runs = _legal_groups(space, _CROWDED if crowds else few, expires_at)
     watch.lap("enumerate")
@@ -176,7 +177,7 @@ def _solve_space(
     else:
         result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
         if result.steady:
-            result.groups = best if most == few else improve(space, best, floor_ps, expires_at)
+            result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
             result.note = note
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
