@@ -13,7 +13,16 @@ from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
 
-__all__ = ["all_unspecified", "eval_jaxpr", "optimization_barrier_p", "scope_names", "source_line"]
+__all__ = [
+    "all_unspecified",
+    "eval_jaxpr",
+    "interpret_gpu",
+    "load_gmem",
+    "optimization_barrier_p",
+    "scope_names",
+    "source_line",
+    "store_gmem",
+]
 
 
 def source_line(source_info: Any) -> str:
@@ -45,3 +54,37 @@ def all_unspecified(shardings: Any) -> bool:
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
     return _core.eval_jaxpr(jaxpr, consts, *args)
+
+
+def load_gmem(ref: Any, layout: Any) -> Any:
+    """A block of an array in global memory, dealt to the threads of a Mosaic GPU kernel.
+
+    JAX 0.10 wants an index beside the reference.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    index = () if hasattr(plgpu, "store") else ((),)
+    return plgpu.load(ref, *index, layout=layout, optimized=False)
+
+
+def store_gmem(ref: Any, block: Any) -> None:
+    """Write a block to global memory, straight from the registers of a Mosaic GPU kernel.
+
+    JAX 0.10 does so with a plain assignment, which is refused since as slow.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, block, optimized=False)
+    else:
+        ref[...] = block
+
+
+def interpret_gpu(*, detect_races: bool) -> Any:
+    """The settings under which a Mosaic GPU kernel is interpreted on any device.
+
+    JAX 0.10 has them under a private name.
+    """
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams(detect_races=detect_races)

@@ -11,6 +11,7 @@ from functools import lru_cache
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from fuseplan.layout import Contraction, Layout
+from fuseplan.warpgroup import is_addressable
 
 _LANE_TILES = (128, 512, 2048)
 # Where two axes are both contiguous somewhere (a transpose), square tiles of a few cache
@@ -223,6 +224,7 @@ class _Blocks:
     """Axes that the only dimension of a value merges."""
     exchanged: tuple[DimMap, ...]
     """Of what is read and written."""
+    every: tuple[DimMap, ...]
 
 
 def _blocks(layout: Layout) -> _Blocks:
@@ -230,12 +232,14 @@ def _blocks(layout: Layout) -> _Blocks:
     every = dict.fromkeys([*exchanged, *(a.axes for a in layout.inner)])
     merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
     vectors = tuple(axes[0] for axes in every if len(axes) == 1)
-    return _Blocks(tuple(merged), vectors, tuple(exchanged))
+    return _Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every))
 
 
 def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str) -> bool:
     if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
         return False
+    if backend == "mosaic_gpu":
+        return is_addressable(tiles, blocks.every)
     if backend != "mosaic_tpu":
         return True
     return all(_mosaic_block(sizes, axes, tiles) for axes in blocks.exchanged) and not any(

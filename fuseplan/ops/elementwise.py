@@ -12,6 +12,7 @@ from jax import lax
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.ops import composed
 from fuseplan.ops.rule import (
+    MOSAIC_GPU,
     NONE,
     PALLAS,
     TRITON,
@@ -83,7 +84,7 @@ def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
 
 
 def _lifted(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    if tile.backend in XLA or tile.out_shapes[0]:
+    if tile.backend in XLA | MOSAIC_GPU or tile.out_shapes[0]:
         return bind(tile, eqn, args)
     return [lax.reshape(x, ()) for x in bind(tile, eqn, [jnp.full((1, 1), a) for a in args])]
 
@@ -181,6 +182,21 @@ def _cast_supports(eqn: Equation, backend: str) -> bool:
     return not rest or (rest <= kernel_dtypes(backend))
 
 
+def _integer_pow_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Mosaic GPU knows no negative powers."""
+    y = eqn.params["y"]
+    if tile.backend != "mosaic_gpu" or y >= 0:
+        return wide_block(tile, eqn, args)
+    x = jnp.asarray(args[0], jnp.float32)
+    return [(1.0 / lax.integer_pow(x, -y)).astype(eqn.out_avals[0].dtype)]
+
+
+def _rem_supports(eqn: Equation, backend: str) -> bool:
+    """Mosaic GPU has the remainder of integers alone."""
+    is_float = jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating)
+    return known_dtypes(eqn, backend) and not (backend == "mosaic_gpu" and is_float)
+
+
 # A polynomial with its branches, evaluated block by block (Mosaic): partial sums, powers and
 # selections that the TPU compiler's VMEM report shows for erfc: 4.5 blocks.
 _POLYNOMIAL = 5
@@ -190,7 +206,8 @@ _COMPARE = elementwise(1)
 _FREE = elementwise(0)
 _RARE = elementwise(4, 4, lacks=PALLAS)
 _MOSAIC = frozenset({"mosaic_tpu"})
-_TPU_LACKS = elementwise(2, 1, lacks=_MOSAIC)
+_EITHER = _MOSAIC | MOSAIC_GPU
+_TPU_LACKS = elementwise(2, 1, lacks=_EITHER)
 
 RULES: dict[str, Rule] = {
     **dict.fromkeys(("add", "add_any", "sub", "mul", "abs", "sign"), elementwise(1)),
@@ -200,32 +217,37 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
     **dict.fromkeys(("and", "or", "xor", "not"), elementwise(1)),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
-    **dict.fromkeys(("floor", "ceil", "square"), elementwise(1)),
-    **dict.fromkeys(("exp", "log", "tanh", "sqrt", "rsqrt", "exp2", "log1p", "log2"), _MATH),
-    **dict.fromkeys(("sin", "cos", "tan"), elementwise(2, 1, temporaries=_POLYNOMIAL)),
-    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), elementwise(4, 4, lacks=_MOSAIC)),
+    "floor": elementwise(1, block=_composed(composed.floor, MOSAIC_GPU)),
+    "ceil": elementwise(1, block=_composed(composed.ceil, MOSAIC_GPU)),
+    "square": elementwise(1),
+    **dict.fromkeys(("exp", "log", "tanh", "rsqrt", "exp2", "log2"), _MATH),
+    "sqrt": elementwise(0, 1, block=_composed(composed.sqrt, MOSAIC_GPU)),
+    "log1p": elementwise(0, 1, block=_composed(composed.log1p, MOSAIC_GPU)),
+    **dict.fromkeys(("sin", "cos"), elementwise(2, 1, temporaries=_POLYNOMIAL)),
+    "tan": elementwise(2, 1, lacks=MOSAIC_GPU, temporaries=_POLYNOMIAL),
+    **dict.fromkeys(("sinh", "cosh", "asinh", "acosh", "atanh"), elementwise(4, 4, lacks=_EITHER)),
     **dict.fromkeys(("asin", "acos", "atan"), _TPU_LACKS),
-    "atan2": elementwise(2, 1, temporaries=_POLYNOMIAL),
+    "atan2": elementwise(2, 1, lacks=MOSAIC_GPU, temporaries=_POLYNOMIAL),
     **dict.fromkeys(("lgamma", "digamma", "igamma", "igammac", "bessel_i0e", "bessel_i1e"), _RARE),
     **dict.fromkeys(("regularized_incomplete_beta", "polygamma", "zeta"), _RARE),
     **dict.fromkeys(("eq_to", "le_to", "lt_to"), _COMPARE),
-    "is_finite": elementwise(1, block=wide_block),
+    "is_finite": elementwise(1, block=_composed(composed.is_finite, MOSAIC_GPU)),
     **dict.fromkeys(("real", "imag", "conj", "complex"), elementwise(0, lacks=PALLAS)),
     **dict.fromkeys(("population_count", "clz", "nextafter"), elementwise(1, lacks=PALLAS)),
     **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=_identity_block)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
     "reduce_precision": elementwise(0, lacks=PALLAS),
     "div": elementwise(1, block=wide_block),
-    "rem": elementwise(2, block=wide_block),
-    "expm1": elementwise(1, 1, block=_composed(composed.expm1, _MOSAIC), temporaries=_POLYNOMIAL),
-    "cbrt": elementwise(0, 1, lacks=_MOSAIC),
-    "erf": elementwise(4, 1, block=_composed(composed.erf, TRITON), temporaries=_POLYNOMIAL),
+    "rem": elementwise(2, block=wide_block, supports=_rem_supports),
+    "expm1": elementwise(1, 1, block=_composed(composed.expm1, _EITHER), temporaries=_POLYNOMIAL),
+    "cbrt": elementwise(0, 1, lacks=_EITHER),
+    "erf": elementwise(4, 1, block=_composed(composed.erf, TRITON | MOSAIC_GPU), temporaries=_POLYNOMIAL),
     "erfc": elementwise(4, 1, block=_composed(composed.erfc, PALLAS), temporaries=_POLYNOMIAL),
-    "erf_inv": elementwise(4, 4, block=_vector_block, temporaries=_POLYNOMIAL),
+    "erf_inv": elementwise(4, 4, block=_vector_block, lacks=MOSAIC_GPU, temporaries=_POLYNOMIAL),
     "round": elementwise(1, block=_composed(composed.round_to, TRITON)),
     "logistic": elementwise(2, 1, block=_vector_block),
-    "pow": elementwise(1, 2, block=_vector_block),
-    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, wide_block),
+    "pow": elementwise(1, 2, block=_vector_block, lacks=MOSAIC_GPU),
+    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, _integer_pow_block),
     "select_n": elementwise(1, block=_select_block, supports=_signed_on_mosaic),
     "clamp": elementwise(2, supports=_signed_on_mosaic),
     "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),

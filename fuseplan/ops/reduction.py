@@ -137,8 +137,8 @@ def _quantifier(reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], 
         _reduce_space,
         _reduce_flops,
         block,
-        # The TPU compiler that goes with JAX 0.10.2 cannot lay out the row of booleans.
-        frozenset({"mosaic_tpu"}),
+        # The TPU compiler that goes with JAX 0.10.2 cannot lay out the row of booleans, nor can Mosaic GPU.
+        frozenset({"mosaic_tpu", "mosaic_gpu"}),
         Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
         special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else _BITWISE,
     )

@@ -1,0 +1,100 @@
+"""Steps of a group on blocks that have lost their axes of one, as a Mosaic GPU kernel holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from costmodel.graph import DimMap, OpKind
+from costmodel.kernel import KernelSpec
+from fuseplan.emit.body import Body, BlockTile, Step, first_index
+from fuseplan.emit.loop_tiles import LoopTile
+from fuseplan.ops.rule import Tile
+from fuseplan.trace import Equation, Primitive
+from fuseplan.warpgroup import held
+
+
+def squeezed(spec: KernelSpec, dim_map: DimMap) -> DimMap:
+    """The dimensions that a block has in registers, each one axis."""
+    return tuple((a,) for a in held([axis.tile for axis in spec.axes], dim_map))
+
+
+def squeeze_body(body: Body) -> Body:
+    """The body, its steps with rules for squeezed blocks."""
+    phases = {
+        name: tuple(squeeze(body.spec, step) for step in getattr(body, name))
+        for name in ("before", "loop", "accumulators", "after")
+    }
+    return replace(body, **phases)
+
+
+def squeeze(spec: KernelSpec, step: Step) -> Step:
+    """The step with a rule for squeezed blocks; its axes still tell apart what it reads."""
+    inner = replace(
+        step,
+        in_axes=tuple(None if m is None else squeezed(spec, m) for m in step.in_axes),
+        out_axes=tuple(squeezed(spec, m) for m in step.out_axes),
+    )
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        assert isinstance(tile, BlockTile)
+        return _evaluate(_SqueezedTile(inner, tile), inner, args)
+
+    return replace(step, rule=replace(step.rule, block=block))
+
+
+class _SqueezedTile(LoopTile):
+    """The tile of a step without its axes of one."""
+
+    def __init__(self, step: Step, outer: BlockTile) -> None:
+        super().__init__(outer._spec, step, outer._position)
+
+    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
+        axes = self._step.node_axes[node_dim]
+        start = jnp.int32(first_index(self._spec, axes, self._position, shifted=True))
+        along = [d for d, own in enumerate(self._step.out_axes[0]) if own[0] in axes]
+        return lax.broadcasted_iota(jnp.int32, shape, along[0]) + start if along else jnp.full(shape, start)
+
+
+def _evaluate(tile: _SqueezedTile, step: Step, args: Sequence[Any]) -> Sequence[Any]:
+    rule, target = step.rule, step.out_axes[0]
+    assert rule.block is not None
+    if rule.kind == OpKind.INJECTIVE:
+        return args  # Axes of one come and go, the others stay where they are.
+    if rule.kind == OpKind.REDUCTION:
+        gone = tuple(d for d, axes in enumerate(step.in_axes[0] or ()) if axes not in target)
+        params = {**step.equation.params, "axes": gone}
+        eqn = replace(step.equation, params=params, primitive=_OneByOne(step.equation.primitive))
+        return rule.block(tile, eqn, args)
+    args = [
+        _spread(x, axes, target, tile.out_shapes[0]) if aval.ndim or rule.kind == OpKind.BROADCAST else x
+        for x, axes, aval in zip(args, step.in_axes, step.equation.in_avals, strict=True)
+    ]
+    return args if rule.kind == OpKind.BROADCAST and args else rule.block(tile, step.equation, args)
+
+
+def _spread(x: Any, axes: DimMap | None, target: DimMap, shape: tuple[int, ...]) -> Any:
+    """An operand in the shape of the result."""
+    if axes == target:
+        return x
+    return lax.broadcast_in_dim(x, shape, [target.index(dims) for dims in axes or ()])
+
+
+@dataclass(frozen=True)
+class _OneByOne:
+    """A reduction of one axis after the other: Mosaic GPU reduces no two at once."""
+
+    primitive: Primitive
+
+    @property
+    def name(self) -> str:
+        return self.primitive.name
+
+    def bind(self, x: Any, *, axes: Sequence[int], **params: Any) -> Any:
+        for axis in sorted(axes, reverse=True):
+            x = self.primitive.bind(x, axes=(axis,), **params)
+        return x
