@@ -11,6 +11,8 @@ On a core the accounting follows what each backend's compiler does with a block:
   What a streamed operand is computed from passes through shared memory too, in one buffer
   less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
   65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
+- *Mosaic GPU*: registers hold everything but the operands of contractions, too, and one warpgroup
+  computes a tile.
 - Of a kernel in several passes the fullest counts, with all that is known once and needed on
   every tile: accumulators, and what follows from them.
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
@@ -41,6 +43,10 @@ _LANES, _SUBLANE_BITS = 128, 8 * 32
 the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array layouts)."""
 
 
+_WARPGROUP_SHARE = 2
+"""A tile of Mosaic GPU is one warpgroup's: 128 threads of 255 registers are half of a core's file."""
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """What one tile occupies on a core."""
@@ -48,7 +54,7 @@ class Footprint:
     onchip_bytes: int
     """Shared memory, VMEM or cache, against ``DeviceSpec.onchip_bytes``."""
     register_bytes: int = 0
-    """Simultaneously live blocks held in registers (Triton), else 0."""
+    """Simultaneously live blocks held in registers (a GPU's), else 0."""
 
     def fits(self, device: DeviceSpec) -> bool:
         """Whether a kernel of this footprint can run without spilling. Half of the register
@@ -83,11 +89,12 @@ class Occupancy:
         blocks = self._blocks = _Blocks()
         bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
         read = {a: blocks.symbol(a.axes, bits[a.value]) for a in spec.reads}
-        if spec.backend == "triton":
+        if spec.backend in ("triton", "mosaic_gpu"):
             shared, loaded = _shared(graph, spec, read, blocks)
             accumulators, peaks = _scan_all(graph, spec, loaded, tiled, blocks)
             self._onchip: tuple[int, ...] = (shared,)
-            self._registers = tuple([peak + accumulators for peak in peaks])
+            share = _WARPGROUP_SHARE if spec.backend == "mosaic_gpu" else 1
+            self._registers = tuple([share * (peak + accumulators) for peak in peaks])
         else:
             accumulators, peaks = _scan_all(graph, spec, {}, tiled, blocks)
             written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)

@@ -7,7 +7,7 @@ a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
@@ -47,6 +47,14 @@ def refuse(
     if anchor is None or backend == "loops":
         return None
     return refuse_prologue(members, anchor, axes, gated)
+
+
+def refuse_exchange(graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]) -> Verdict | None:
+    """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
+    a few bits. Not monotone: a larger group may make them and use them up."""
+    if backend == "mosaic_gpu" and any(graph.values[v].dtype == "bool" for v in values):
+        return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
+    return None
 
 
 def _barriers(members: list[Node], backend: str) -> Verdict | None:

@@ -24,6 +24,8 @@ class Walks:
             graph, [n for n in graph.nodes if n.kind != OpKind.OUT_ELEMENTWISE_FUSABLE]
         )
         self._rows = None if device.sequential_grid else _rows(graph, self._classes)
+        if device.backend == "mosaic_gpu":  # no kernel of it is in passes
+            self._rows = frozenset()
         self._held = [self._held_by(n) for n in range(len(graph.nodes))]
 
     def held(self, n: int) -> frozenset[int]:

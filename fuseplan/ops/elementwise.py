@@ -116,6 +116,11 @@ def _extremum_block(logical: Callable[[Any, Any], Any]) -> BlockFn:
     return block
 
 
+def _add_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Of gradients, too, which Mosaic GPU knows no sum of."""
+    return [lax.add(*args)] if tile.backend == "mosaic_gpu" else plain_block(tile, eqn, args)
+
+
 def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     if tile.backend == "triton" and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
         # Pallas would compute 0 - x, which loses the sign of zero.
@@ -210,7 +215,8 @@ _EITHER = _MOSAIC | MOSAIC_GPU
 _TPU_LACKS = elementwise(2, 1, lacks=_EITHER)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "add_any", "sub", "mul", "abs", "sign"), elementwise(1)),
+    **dict.fromkeys(("add", "sub", "mul", "abs", "sign"), elementwise(1)),
+    "add_any": elementwise(1, block=_add_block),
     "neg": elementwise(1, block=_neg_block),
     "max": elementwise(1, block=_extremum_block(jnp.logical_or), supports=_signed_on_mosaic),
     "min": elementwise(1, block=_extremum_block(jnp.logical_and), supports=_signed_on_mosaic),
@@ -230,7 +236,7 @@ RULES: dict[str, Rule] = {
     "atan2": elementwise(2, 1, lacks=MOSAIC_GPU, temporaries=_POLYNOMIAL),
     **dict.fromkeys(("lgamma", "digamma", "igamma", "igammac", "bessel_i0e", "bessel_i1e"), _RARE),
     **dict.fromkeys(("regularized_incomplete_beta", "polygamma", "zeta"), _RARE),
-    **dict.fromkeys(("eq_to", "le_to", "lt_to"), _COMPARE),
+    **dict.fromkeys(("eq_to", "le_to", "lt_to"), elementwise(1, lacks=MOSAIC_GPU)),
     "is_finite": elementwise(1, block=_composed(composed.is_finite, MOSAIC_GPU)),
     **dict.fromkeys(("real", "imag", "conj", "complex"), elementwise(0, lacks=PALLAS)),
     **dict.fromkeys(("population_count", "clz", "nextafter"), elementwise(1, lacks=PALLAS)),
