@@ -22,6 +22,7 @@ __all__ = [
     "scope_names",
     "source_line",
     "store_gmem",
+    "transposed",
 ]
 
 
@@ -78,6 +79,16 @@ def store_gmem(ref: Any, block: Any) -> None:
         plgpu.store(ref, block, optimized=False)
     else:
         ref[...] = block
+
+
+def transposed(ref: Any) -> Any:
+    """A matrix in shared memory with its dimensions exchanged.
+
+    JAX 0.10 does so with a function of Mosaic GPU, which is deprecated since.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    return ref.T if hasattr(plgpu, "store") else plgpu.transpose_ref(ref, (1, 0))
 
 
 def interpret_gpu(*, detect_races: bool) -> Any:

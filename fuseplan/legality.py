@@ -35,7 +35,7 @@ def refuse(
         return None
     refused = _barriers(members, backend)
     if refused is None and backend != "loops":
-        refused = _contractions(members, features)
+        refused = _contractions(members, features, backend)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
     if refused is not None:
@@ -68,9 +68,9 @@ def _barriers(members: list[Node], backend: str) -> Verdict | None:
     return None
 
 
-def _contractions(members: list[Node], features: Features) -> Verdict | None:
+def _contractions(members: list[Node], features: Features, backend: str) -> Verdict | None:
     """A contraction takes elementwise work and movement on its operands and on its result,
-    nothing else."""
+    nothing else. Mosaic GPU copies operands from memory to where they are multiplied."""
     anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     if not anchors:
         return None
@@ -82,7 +82,8 @@ def _contractions(members: list[Node], features: Features) -> Verdict | None:
             tuple(n.id for n in anchors),
         )
     made = {v for n in members for v in n.outputs}
-    if not features.prologues and made.intersection(anchor.inputs):
+    prologues = features.prologues and backend != "mosaic_gpu"
+    if not prologues and made.intersection(anchor.inputs):
         return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
     if not features.epilogues and any(set(anchor.outputs).intersection(n.inputs) for n in members):
         return Verdict("shapes", f"nothing is fused onto the result of {anchor.op}", (anchor.id,))

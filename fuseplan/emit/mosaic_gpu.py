@@ -1,7 +1,7 @@
 """Emit a group as a Pallas Mosaic GPU kernel (NVIDIA Hopper and newer).
 
 One warpgroup computes one tile: it loads all that the tile reads, loops over the streamed axis
-if there is one with accumulators in registers, and stores.
+if there is one with accumulators in registers, and stores. A contraction has a module of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from jax import lax
 from jax import numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
 from fuseplan.emit.mosaic_gpu_blocks import BlockRefs
+from fuseplan.emit.mosaic_gpu_product import Product
 from fuseplan.emit.mosaic_gpu_steps import squeeze_body, squeezed
 from fuseplan.emit.naming import kernel_name
 from fuseplan.lower import Lowered
@@ -29,10 +31,14 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     """The group as one Mosaic GPU kernel; see ``fuseplan.emit.emit``. Interpreted, it raises
     where two threads race, unless some elements are computed twice for the last tile to be full."""
     shifted = any(axis.ragged for axis in spec.axes)
-    body = squeeze_body(bodies.make_body(spec, lowered))
+    body = bodies.make_body(spec, lowered)
+    product = next((Product(spec, lowered, s) for s in body.accumulators if s.rule.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+    body = squeeze_body(body)
+    count = len(bodies.live_ins(spec)) + len(spec.writes)
 
     def kernel(*refs: Any) -> None:
-        _Program(body, BlockRefs(spec, lowered, refs, interpret)).run()
+        arrays = BlockRefs(spec, lowered, refs[:count], interpret)
+        _Program(body, arrays, product, refs[count:]).run()
 
     kernel.__name__ = kernel_name(spec, lowered)
     call = plgpu.kernel(
@@ -40,6 +46,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         out_type=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lowered.avals[w.value] for w in spec.writes)],
         grid=(math.prod(spec.grid),),
         grid_names=("program",),
+        scratch_types=[] if product is None else product.scratch(),
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=_compat.interpret_gpu(detect_races=not shifted) if interpret else None,
     )
@@ -53,15 +60,19 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 class _Program:
     """One program of the grid while it is traced."""
 
-    def __init__(self, body: Body, refs: BlockRefs) -> None:
+    def __init__(self, body: Body, refs: BlockRefs, product: Product | None, scratch: Sequence[Any]) -> None:
         self.body, self.refs, self.spec = body, refs, body.spec
+        self.product, self.scratch = product, scratch
 
     def run(self) -> None:
         body, position = self.body, self.refs.position
         blocks: bodies.Blocks = {}
         load = self._loader(position)
         bodies.evaluate(body, body.before, blocks, position, load)
-        if body.accumulators:
+        if self.product is not None:
+            (step,) = body.accumulators
+            bodies.put(step, [self.product.run(self.refs, self.scratch)], blocks)
+        elif body.accumulators:
             for access in body.invariant_reads:
                 blocks.setdefault((access.value, access.axes), load(access))
             for step, totals in zip(body.accumulators, self._loop(blocks), strict=True):

@@ -39,10 +39,16 @@ class Registers:
             for node, own in zip(nodes, spec.node_axes, strict=True)
             for m in node.output_maps
         ]
-        order = block_order(self.tiles, [*(a.axes for a in (*spec.reads, *spec.writes)), *made])
+        product = any(node.flops.matrix for node in nodes)
+        depth = {a for a, axis in enumerate(spec.axes) if product and axis.role != AxisRole.PARALLEL}
+        exchanged = [a.axes for a in (*spec.reads, *spec.writes) if depth.isdisjoint(a.axis_set)]
+        order = block_order(self.tiles, [*exchanged, *made])
         assert order is not None, "the schedule offers no block that threads cannot hold"
         self.order = order
-        self._whole = _layout(len(order), _vector(spec, lowered, order)) if order else None
+        if product:
+            self._whole = plgpu.Layout.WGMMA
+        elif order:
+            self._whole = _layout(len(order), _vector(spec, lowered, order))
 
     def layout(self, dim_map: DimMap) -> Any:
         """The layout of a block; None of a scalar."""
@@ -100,7 +106,7 @@ class BlockRefs:
 
     def load(self, access: Access, position: Sequence[Any]) -> Any:
         """The block at ``position``."""
-        ref = self._window(access, position)
+        ref = self.window(access, position)
         layout = self._registers.layout(access.axes)
         if layout is None or self.interpret:  # there are no threads to deal it to
             return ref[...]
@@ -108,13 +114,13 @@ class BlockRefs:
 
     def store(self, access: Access, block: Any, position: Sequence[Any]) -> None:
         """Write the block at ``position``."""
-        ref = self._window(access, position)
+        ref = self.window(access, position)
         if not block.shape or self.interpret:
             ref[...] = block
         else:
             _compat.store_gmem(ref, block)
 
-    def _window(self, access: Access, position: Sequence[Any]) -> Any:
+    def window(self, access: Access, position: Sequence[Any]) -> Any:
         """The part of an array that is the tile's block, without dimensions of one."""
         window: list[Any] = []
         for axes in access.axes:
