@@ -11,8 +11,8 @@ On a core the accounting follows what each backend's compiler does with a block:
   What a streamed operand is computed from passes through shared memory too, in one buffer
   less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
   65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
-- *Mosaic GPU*: registers hold everything but the operands of contractions, too, and one warpgroup
-  computes a tile.
+- *Mosaic GPU*: registers hold everything but the operands of contractions, too, but those of the
+  one or two warpgroups that compute a tile (``warpgroups``).
 - Of a kernel in several passes the fullest counts, with all that is known once and needed on
   every tile: accumulators, and what follows from them.
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
@@ -44,7 +44,13 @@ the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array la
 
 
 _WARPGROUP_SHARE = 2
-"""A tile of Mosaic GPU is one warpgroup's: 128 threads of 255 registers are half of a core's file."""
+"""A warpgroup is 128 threads of at most 255 registers: half of a core's file."""
+
+
+def warpgroups(rows: int) -> int:
+    """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
+    64 at least (wgmma.m64n8k16). Any other tile is one warpgroup's."""
+    return 2 if rows >= 128 else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,8 @@ class Occupancy:
         self._empty = not spec.axes or spec.backend == "loops"
         if self._empty:
             return
+        self._warpgroups = spec.backend == "mosaic_gpu"
+        self._rows = _rows(graph, spec) if self._warpgroups else None
         self._tiled = tiled = device.sequential_grid
         blocks = self._blocks = _Blocks()
         bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
@@ -93,8 +101,7 @@ class Occupancy:
             shared, loaded = _shared(graph, spec, read, blocks)
             accumulators, peaks = _scan_all(graph, spec, loaded, tiled, blocks)
             self._onchip: tuple[int, ...] = (shared,)
-            share = _WARPGROUP_SHARE if spec.backend == "mosaic_gpu" else 1
-            self._registers = tuple([share * (peak + accumulators) for peak in peaks])
+            self._registers = tuple([peak + accumulators for peak in peaks])
         else:
             accumulators, peaks = _scan_all(graph, spec, {}, tiled, blocks)
             written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)
@@ -106,7 +113,23 @@ class Occupancy:
         if self._empty:
             return Footprint(0)
         nbytes = self._blocks.nbytes(axes, self._tiled)
-        return Footprint(_largest(self._onchip, nbytes), _largest(self._registers, nbytes))
+        registers = _largest(self._registers, nbytes)
+        if self._warpgroups:
+            count = 1 if self._rows is None else warpgroups(axes[self._rows].tile)
+            registers = registers * _WARPGROUP_SHARE // count
+        return Footprint(_largest(self._onchip, nbytes), registers)
+
+
+def _rows(graph: Graph, spec: KernelSpec) -> int | None:
+    """The innermost of the axes that only the left operand and the result of a contraction have."""
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        if node.flops.matrix:
+            lhs, rhs, out = (
+                [a for dims in compose(m, own) for a in dims] for m in (*node.input_maps, node.output_maps[0])
+            )
+            return next((a for a in reversed(out) if a in lhs and a not in rhs), None)
+    return None
 
 
 _DIGIT_BITS = 32

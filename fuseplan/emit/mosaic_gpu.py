@@ -20,7 +20,7 @@ from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
-from fuseplan.emit.mosaic_gpu_blocks import BlockRefs
+from fuseplan.emit.mosaic_gpu_blocks import BlockRefs, position_of
 from fuseplan.emit.mosaic_gpu_product import Product
 from fuseplan.emit.mosaic_gpu_steps import squeeze_body, squeezed
 from fuseplan.emit.naming import kernel_name
@@ -31,14 +31,20 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     """The group as one Mosaic GPU kernel; see ``fuseplan.emit.emit``. Interpreted, it raises
     where two threads race, unless some elements are computed twice for the last tile to be full."""
     shifted = any(axis.ragged for axis in spec.axes)
-    body = bodies.make_body(spec, lowered)
-    product = next((Product(spec, lowered, s) for s in body.accumulators if s.rule.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
-    body = squeeze_body(body)
+    product = _product(spec, lowered)
+    own = spec if product is None else product.own
+    body = squeeze_body(bodies.make_body(own, lowered))
     count = len(bodies.live_ins(spec)) + len(spec.writes)
 
     def kernel(*refs: Any) -> None:
-        arrays = BlockRefs(spec, lowered, refs[:count], interpret)
-        _Program(body, arrays, product, refs[count:]).run()
+        arrays, scratch = refs[:count], refs[count:]
+        position = position_of(lax.axis_index("program"), spec)
+        if product is None:
+            _Program(body, BlockRefs(spec, lowered, arrays, interpret), position).run()
+            return
+        total = product.run(BlockRefs(spec, lowered, arrays, interpret), position, scratch)
+        program = _Program(body, BlockRefs(own, lowered, arrays, interpret), product.own_position(position))
+        program.finish({}, [[total]])
 
     kernel.__name__ = kernel_name(spec, lowered)
     call = plgpu.kernel(
@@ -47,6 +53,8 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         grid=(math.prod(spec.grid),),
         grid_names=("program",),
         scratch_types=[] if product is None else product.scratch(),
+        num_threads=None if product is None else product.warpgroups,
+        thread_name=None if product is None else "warpgroup",
         compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
         interpret=_compat.interpret_gpu(detect_races=not shifted) if interpret else None,
     )
@@ -60,24 +68,27 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 class _Program:
     """One program of the grid while it is traced."""
 
-    def __init__(self, body: Body, refs: BlockRefs, product: Product | None, scratch: Sequence[Any]) -> None:
-        self.body, self.refs, self.spec = body, refs, body.spec
-        self.product, self.scratch = product, scratch
+    def __init__(self, body: Body, refs: BlockRefs, position: Sequence[Any]) -> None:
+        self.body, self.refs, self.spec, self.position = body, refs, body.spec, position
 
     def run(self) -> None:
-        body, position = self.body, self.refs.position
+        body = self.body
         blocks: bodies.Blocks = {}
-        load = self._loader(position)
-        bodies.evaluate(body, body.before, blocks, position, load)
-        if self.product is not None:
-            (step,) = body.accumulators
-            bodies.put(step, [self.product.run(self.refs, self.scratch)], blocks)
-        elif body.accumulators:
-            for access in body.invariant_reads:
-                blocks.setdefault((access.value, access.axes), load(access))
-            for step, totals in zip(body.accumulators, self._loop(blocks), strict=True):
-                bodies.put(step, totals, blocks)
-        bodies.evaluate(body, body.after, blocks, position, load)
+        load = self._loader(self.position)
+        bodies.evaluate(body, body.before, blocks, self.position, load)
+        if not body.accumulators:
+            self.finish(blocks, [])
+            return
+        for access in body.invariant_reads:
+            blocks.setdefault((access.value, access.axes), load(access))
+        self.finish(blocks, self._loop(blocks))
+
+    def finish(self, blocks: bodies.Blocks, totals: Sequence[Sequence[Any]]) -> None:
+        """Evaluate what comes after the loop, which left ``totals``, and store the results."""
+        body, position = self.body, self.position
+        for step, total in zip(body.accumulators, totals, strict=True):
+            bodies.put(step, total, blocks)
+        bodies.evaluate(body, body.after, blocks, position, self._loader(position))
         for access in self.spec.writes:
             self.refs.store(access, blocks[access.value, access.axes], position)
 
@@ -86,7 +97,7 @@ class _Program:
         assert streamed is not None
 
         def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
-            position = list(self.refs.position)
+            position = list(self.position)
             position[streamed] = k
             blocks, load = dict(outer), self._loader(position)
             bodies.evaluate(body, body.loop, blocks, position, load)
@@ -103,6 +114,14 @@ class _Program:
 
     def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
         return lambda access: self.refs.load(access, position)
+
+
+def _product(spec: KernelSpec, lowered: Lowered) -> Product | None:
+    """The contraction of a kernel, if it has one."""
+    for position, n in enumerate(spec.nodes):
+        if lowered.graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            return Product(spec, lowered, bodies.make_step(spec, lowered, position))
+    return None
 
 
 def _neutral(spec: KernelSpec, step: Step) -> list[Any]:

@@ -84,25 +84,25 @@ def _vector(spec: KernelSpec, lowered: Lowered, order: tuple[int, ...]) -> int:
     return vector
 
 
+def position_of(program: Any, spec: KernelSpec) -> list[Any]:
+    """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
+    position: list[Any] = [0] * len(spec.axes)
+    for a in reversed(range(len(spec.axes))):
+        axis = spec.axes[a]
+        if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:
+            position[a] = lax.rem(program, jnp.int32(axis.n_tiles))
+            program = lax.div(program, jnp.int32(axis.n_tiles))
+    return position
+
+
 class BlockRefs:
-    """The arrays of a kernel, and where one program of its grid is."""
+    """The arrays of a kernel."""
 
     def __init__(self, spec: KernelSpec, lowered: Lowered, refs: Sequence[Any], interpret: bool) -> None:
         self.spec, self.interpret = spec, interpret
         values = (*bodies.live_ins(spec), *(w.value for w in spec.writes))
         self._refs = dict(zip(values, refs, strict=True))
         self._registers = Registers(spec, lowered)
-        self.position = self._position(lax.axis_index("program"))
-
-    def _position(self, rest: Any) -> list[Any]:
-        """Tile indices of the parallel axes, the outermost slowest; 0 along the others."""
-        position: list[Any] = [0] * len(self.spec.axes)
-        for a in reversed(range(len(self.spec.axes))):
-            axis = self.spec.axes[a]
-            if axis.role == AxisRole.PARALLEL and axis.n_tiles > 1:
-                position[a] = lax.rem(rest, jnp.int32(axis.n_tiles))
-                rest = lax.div(rest, jnp.int32(axis.n_tiles))
-        return position
 
     def load(self, access: Access, position: Sequence[Any]) -> Any:
         """The block at ``position``."""
