@@ -70,16 +70,13 @@ def _evaluate(tile: _SqueezedTile, step: Step, args: Sequence[Any]) -> Sequence[
         params = {**step.equation.params, "axes": gone}
         eqn = replace(step.equation, params=params, primitive=_OneByOne(step.equation.primitive))
         return rule.block(tile, eqn, args)
-    args = [
-        _spread(x, axes, target, tile.out_shapes[0]) if aval.ndim or rule.kind == OpKind.BROADCAST else x
-        for x, axes, aval in zip(args, step.in_axes, step.equation.in_avals, strict=True)
-    ]
+    args = [_spread(x, axes, target, tile.out_shapes[0]) for x, axes in zip(args, step.in_axes, strict=True)]
     return args if rule.kind == OpKind.BROADCAST and args else rule.block(tile, step.equation, args)
 
 
 def _spread(x: Any, axes: DimMap | None, target: DimMap, shape: tuple[int, ...]) -> Any:
-    """An operand in the shape of the result."""
-    if axes == target:
+    """An operand, or a literal, in the shape of the result."""
+    if (axes or ()) == target:
         return x
     return lax.broadcast_in_dim(x, shape, [target.index(dims) for dims in axes or ()])
 

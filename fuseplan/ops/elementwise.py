@@ -122,7 +122,7 @@ def _add_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    if tile.backend == "triton" and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
+    if tile.backend in TRITON | MOSAIC_GPU and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
         # Pallas would compute 0 - x, which loses the sign of zero.
         return [args[0] * np.asarray(-1, eqn.out_avals[0].dtype)[()]]
     return plain_block(tile, eqn, args)
@@ -187,13 +187,28 @@ def _cast_supports(eqn: Equation, backend: str) -> bool:
     return not rest or (rest <= kernel_dtypes(backend))
 
 
-def _integer_pow_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """Mosaic GPU knows no negative powers."""
-    y = eqn.params["y"]
-    if tile.backend != "mosaic_gpu" or y >= 0:
-        return wide_block(tile, eqn, args)
-    x = jnp.asarray(args[0], jnp.float32)
-    return [(1.0 / lax.integer_pow(x, -y)).astype(eqn.out_avals[0].dtype)]
+def _integer_pow(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Mosaic GPU knows no powers below two."""
+    (x,), y = args, eqn.params["y"]
+    if tile.backend != "mosaic_gpu" or y > 1:
+        return bind(tile, eqn, args)
+    power = lax.integer_pow(x, -y) if y < -1 else x
+    return [jnp.ones_like(x) if y == 0 else x if y == 1 else 1.0 / power]
+
+
+def _sign(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Of a NaN and of zeros it is themselves, but not to Mosaic GPU."""
+    x, (sign,) = args[0], plain_block(tile, eqn, args)
+    if tile.backend != "mosaic_gpu" or not jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
+        return [sign]
+    return [jnp.where(jnp.abs(x) > 0, sign, x)]
+
+
+def _cast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Whatever is not zero is true, though Mosaic GPU would look at its last bit."""
+    if tile.backend == "mosaic_gpu" and eqn.out_avals[0].dtype == jnp.bool_:
+        return [args[0] != np.zeros((), eqn.in_avals[0].dtype)[()]]
+    return bind(tile, eqn, args)
 
 
 def _rem_supports(eqn: Equation, backend: str) -> bool:
@@ -215,7 +230,8 @@ _EITHER = _MOSAIC | MOSAIC_GPU
 _TPU_LACKS = elementwise(2, 1, lacks=_EITHER)
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(("add", "sub", "mul", "abs", "sign"), elementwise(1)),
+    **dict.fromkeys(("add", "sub", "mul", "abs"), elementwise(1)),
+    "sign": elementwise(1, block=_sign),
     "add_any": elementwise(1, block=_add_block),
     "neg": elementwise(1, block=_neg_block),
     "max": elementwise(1, block=_extremum_block(jnp.logical_or), supports=_signed_on_mosaic),
@@ -253,9 +269,9 @@ RULES: dict[str, Rule] = {
     "round": elementwise(1, block=_composed(composed.round_to, TRITON)),
     "logistic": elementwise(2, 1, block=_vector_block),
     "pow": elementwise(1, 2, block=_vector_block, lacks=MOSAIC_GPU),
-    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, _integer_pow_block),
+    "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, _in_float32(_integer_pow)),
     "select_n": elementwise(1, block=_select_block, supports=_signed_on_mosaic),
     "clamp": elementwise(2, supports=_signed_on_mosaic),
-    "convert_element_type": elementwise(0, block=bind, supports=_cast_supports),
+    "convert_element_type": elementwise(0, block=_cast_block, supports=_cast_supports),
     "threefry2x32": Rule(OpKind.ELEMENTWISE, elementwise_space, _per_element(112, 0), None),
 }
