@@ -128,6 +128,16 @@ def _neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     return plain_block(tile, eqn, args)
 
 
+def _opposite(tile: Tile, x: Any) -> Any:
+    """``~x`` of booleans, which Mosaic GPU would widen and cut off again."""
+    return x ^ np.True_ if tile.backend == "mosaic_gpu" else ~x
+
+
+def _not_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    boolean = eqn.out_avals[0].dtype == jnp.bool_
+    return [_opposite(tile, args[0])] if boolean else plain_block(tile, eqn, args)
+
+
 def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Kernels know two cases; more are nested. Booleans are selected by logic."""
     which, *cases = args
@@ -138,7 +148,7 @@ def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
     for i, case in enumerate(cases[1:], start=1):
         chosen = which if jnp.result_type(which) == jnp.bool_ else which == np.int32(i)
         if boolean:
-            result = (chosen & case) | (~chosen & result)
+            result = (chosen & case) | (_opposite(tile, chosen) & result)
         else:
             result = jnp.where(chosen, case, result)
     return [result]
@@ -237,7 +247,8 @@ RULES: dict[str, Rule] = {
     "max": elementwise(1, block=_extremum_block(jnp.logical_or), supports=_signed_on_mosaic),
     "min": elementwise(1, block=_extremum_block(jnp.logical_and), supports=_signed_on_mosaic),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
-    **dict.fromkeys(("and", "or", "xor", "not"), elementwise(1)),
+    **dict.fromkeys(("and", "or", "xor"), elementwise(1)),
+    "not": elementwise(1, block=_not_block),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
     "floor": elementwise(1, block=_composed(composed.floor, MOSAIC_GPU)),
     "ceil": elementwise(1, block=_composed(composed.ceil, MOSAIC_GPU)),

@@ -12,15 +12,17 @@ from typing import Any
 import jax
 import pytest
 
+from costmodel.axes import compose
 from fuseplan.aot import compile_for
 from fuseplan.lower import lower
 from fuseplan.trace import trace
+from fuseplan.warpgroup import is_addressable
 from tests.aot import primitives as table
 from tests.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 
-DEVICES = {"triton": "h200", "mosaic_tpu": "tpu_v5e"}
+DEVICES = {"triton": "h200", "mosaic_gpu": "h200", "mosaic_tpu": "tpu_v5e"}
 Table = dict[str, Callable[..., Any]]
 
 FLOATS = {**table.REDUCTIONS, **table.QUANTIFIERS, **table.MOVEMENT}
@@ -49,10 +51,22 @@ def _emittable(functions: Table, backend: str, avals: tuple[Any, ...]) -> Table:
     """Those whose every primitive the rules allow."""
     kept = {}
     for name, f in functions.items():
+        if backend == "mosaic_gpu" and not _is_one_block(f, avals):
+            continue
         nodes = lower(trace(f, *avals)).graph.nodes
         if nodes and all(backend in node.backends for node in nodes):
             kept[name] = f
     return kept
+
+
+def _is_one_block(f: Callable[..., Any], avals: tuple[Any, ...]) -> bool:
+    """Whether a warpgroup holds all of the arrays as they are."""
+    lowered = whole_group(f, *avals)
+    spec = hand_spec(lowered, "mosaic_gpu")
+    nodes = zip(lowered.graph.nodes, spec.node_axes, strict=True)
+    made = [compose(m, own) for node, own in nodes for m in node.output_maps]
+    sizes = [axis.size for axis in spec.axes]
+    return is_addressable(sizes, sizes, [*(a.axes for a in (*spec.reads, *spec.writes)), *made])
 
 
 def _on_mosaic(functions: Table, dtype: str) -> bool:
@@ -60,16 +74,33 @@ def _on_mosaic(functions: Table, dtype: str) -> bool:
     return dtype != "float16" and (dtype not in ("int16", "uint8") or functions is table.CASTS)
 
 
+def _on_mosaic_gpu(functions: Table, dtype: str) -> bool:
+    return dtype not in ("int8", "int16", "uint8")
+
+
+def _exchanged(f: Callable[..., Any], dtype: str) -> Callable[..., Any]:
+    """``f`` of integers that stand for booleans, and making such: Mosaic GPU reads and writes no others."""
+
+    def g(*args: Any) -> Any:
+        y = f(*((x != 0 for x in args) if dtype == "bool" else args))
+        return y.astype("int32") if y.dtype == "bool" else y
+
+    return g
+
+
 CASES = [
     pytest.param(backend, *run[1:], id=f"{run[0]}-{backend}")
     for backend in DEVICES
     for run in RUNS
-    if backend != "mosaic_tpu" or _on_mosaic(run[1], run[2])
+    if {"mosaic_tpu": _on_mosaic, "mosaic_gpu": _on_mosaic_gpu}.get(backend, lambda *_: True)(*run[1:3])
 ]
 
 
 @pytest.mark.parametrize(("backend", "functions", "dtype", "arity", "shape"), CASES)
 def test_lowers(backend: str, functions: Table, dtype: str, arity: int, shape: tuple[int, ...]) -> None:
+    if backend == "mosaic_gpu":
+        functions = {name: _exchanged(f, dtype) for name, f in functions.items()}
+        dtype = "int32" if dtype == "bool" else dtype
     avals = (jax.ShapeDtypeStruct(shape, dtype),) * arity
     chosen = _emittable(functions, backend, avals)
     assert chosen, f"{backend} kernels compute nothing of it in {dtype}"
@@ -127,14 +158,20 @@ REQUIRED = (
 )
 
 
+QUANTIFIED = {name for name in FLOATS if name.startswith(("reduce_and", "reduce_or"))}
+GIVEN_UP = {
+    "triton": set(),
+    "mosaic_tpu": QUANTIFIED,  # it reduces to no booleans (fuseplan/ops/reduction.py)
+    "mosaic_gpu": {*QUANTIFIED, "tan", "erf_inv", "rem", "atan2", "pow", "pow_integer", "transpose", "reshape"},
+}
+
+
 @pytest.mark.parametrize("backend", list(DEVICES))
 def test_required_are_kept(backend: str) -> None:
     for dtype in ("float32", "bfloat16"):
         avals = (jax.ShapeDtypeStruct(table.X, dtype),)
         kept = _emittable(table.FLOAT_UNARY, backend, avals)
-        assert set(REQUIRED) <= set(kept)
-        # Mosaic reduces to no booleans (fuseplan/ops/reduction.py).
-        quantifiers = {name for name in FLOATS if name.startswith(("reduce_and", "reduce_or"))}
-        given_up = quantifiers if backend == "mosaic_tpu" else set()
+        given_up = GIVEN_UP[backend]
+        assert set(REQUIRED) - given_up <= set(kept)
         assert set(FLOATS) - given_up == set(_emittable(FLOATS, backend, avals))
-        assert set(SCALARS) - {"nextafter"} == set(_emittable(SCALARS, backend, avals * 2))
+        assert set(SCALARS) - given_up - {"nextafter"} == set(_emittable(SCALARS, backend, avals * 2))
