@@ -49,7 +49,9 @@ def refuse(
     return refuse_prologue(members, anchor, axes, gated)
 
 
-def refuse_exchange(graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]) -> Verdict | None:
+def refuse_exchange(
+    graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]
+) -> Verdict | None:
     """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
     a few bits. Not monotone: a larger group may make them and use them up."""
     if backend == "mosaic_gpu" and any(graph.values[v].dtype == "bool" for v in values):

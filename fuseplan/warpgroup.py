@@ -18,7 +18,7 @@ SWIZZLED = 64
 """16-bit elements in the 128 bytes over which shared memory is swizzled; rows of a wgmma, too."""
 
 _COPY = 256
-"""Elements along a dimension that one asynchronous copy takes (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
+"""Elements along a dimension that one copy takes (CUDA driver API, ``cuTensorMapEncodeTiled``)."""
 
 
 def held(tiles: Sequence[int], dim_map: DimMap) -> tuple[int, ...]:

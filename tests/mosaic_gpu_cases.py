@@ -97,7 +97,10 @@ CASES = (
     _case("sum", lambda x: (x * x * 0.01).sum(), ((60, 256),), (Tiled(0, 0, S, 8),)),
     _case(
         "integers",
-        lambda a, b: (jnp.where((a > b) & (b != 3), a << 1, jnp.maximum(b, 3) % 7 - (a >> 1)), a.astype(bool) * b),
+        lambda a, b: (
+            jnp.where((a > b) & (b != 3), a << 1, jnp.maximum(b, 3) % 7 - (a >> 1)),
+            a.astype(bool) * b,
+        ),
         ((13, 257, "int32"), (13, 257, "int32")),
         _BOTH,
         INTEGER,

@@ -44,6 +44,12 @@ def test_eval_jaxpr_evaluates():
     assert jnp.allclose(result, jnp.tanh(1.0) + 2)
 
 
+def test_the_interpreter_of_mosaic_gpu_looks_for_races():
+    """The other names of Mosaic GPU are run in tests/test_emit_mosaic_gpu.py and compiled in tests/aot."""
+    assert _compat.interpret_gpu(detect_races=True).detect_races
+    assert not _compat.interpret_gpu(detect_races=False).detect_races
+
+
 def test_optimization_barrier_is_the_primitive_of_lax():
     closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jnp.ones(3))
     assert closed.jaxpr.eqns[0].primitive is _compat.optimization_barrier_p

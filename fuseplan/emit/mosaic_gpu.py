@@ -49,7 +49,9 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     kernel.__name__ = kernel_name(spec, lowered)
     call = plgpu.kernel(
         kernel,
-        out_type=[jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lowered.avals[w.value] for w in spec.writes)],
+        out_type=[
+            jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (lowered.avals[w.value] for w in spec.writes)
+        ],
         grid=(math.prod(spec.grid),),
         grid_names=("program",),
         scratch_types=[] if product is None else product.scratch(),

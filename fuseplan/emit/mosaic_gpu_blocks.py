@@ -35,9 +35,7 @@ class Registers:
         self.tiles = tuple(axis.tile for axis in spec.axes)
         nodes = [lowered.graph.nodes[n] for n in spec.nodes]
         made = [
-            compose(m, own)
-            for node, own in zip(nodes, spec.node_axes, strict=True)
-            for m in node.output_maps
+            compose(m, own) for node, own in zip(nodes, spec.node_axes, strict=True) for m in node.output_maps
         ]
         product = any(node.flops.matrix for node in nodes)
         depth = {a for a, axis in enumerate(spec.axes) if product and axis.role != AxisRole.PARALLEL}

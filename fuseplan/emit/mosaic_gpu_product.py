@@ -51,9 +51,7 @@ class Product:
         axes[self.row] = replace(axes[self.row], tile=self.shape[0])
         self.own = replace(spec, axes=tuple(axes))
         self.turns = spec.axes[spec.streamed].n_tiles
-        turn_bytes = sum(
-            math.prod(b) * d.itemsize for b, d in zip(self._blocks, self._dtypes, strict=True)
-        )
+        turn_bytes = sum(math.prod(b) * d.itemsize for b, d in zip(self._blocks, self._dtypes, strict=True))
         deep = _DEEP_STAGES * turn_bytes <= _DEEP_BYTES
         self.stages = min(_DEEP_STAGES if deep else _STAGES, self.turns)
 

@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import KernelSpec
-from fuseplan.emit.body import Body, BlockTile, Step, first_index
+from fuseplan.emit.body import BlockTile, Body, Step, first_index
 from fuseplan.emit.loop_tiles import LoopTile
 from fuseplan.ops.rule import Tile
 from fuseplan.trace import Equation, Primitive

@@ -162,7 +162,17 @@ QUANTIFIED = {name for name in FLOATS if name.startswith(("reduce_and", "reduce_
 GIVEN_UP = {
     "triton": set(),
     "mosaic_tpu": QUANTIFIED,  # it reduces to no booleans (fuseplan/ops/reduction.py)
-    "mosaic_gpu": {*QUANTIFIED, "tan", "erf_inv", "rem", "atan2", "pow", "pow_integer", "transpose", "reshape"},
+    "mosaic_gpu": {
+        *QUANTIFIED,
+        "tan",
+        "erf_inv",
+        "rem",
+        "atan2",
+        "pow",
+        "pow_integer",
+        "transpose",
+        "reshape",
+    },
 }
 
 
