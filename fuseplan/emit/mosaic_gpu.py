@@ -20,7 +20,7 @@ from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body, Step
-from fuseplan.emit.mosaic_gpu_blocks import BlockRefs, position_of
+from fuseplan.emit.mosaic_gpu_blocks import BlockRefs, Registers, position_of
 from fuseplan.emit.mosaic_gpu_product import Product
 from fuseplan.emit.mosaic_gpu_steps import squeeze_body, squeezed
 from fuseplan.emit.naming import kernel_name
@@ -33,17 +33,18 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     shifted = any(axis.ragged for axis in spec.axes)
     product = _product(spec, lowered)
     own = spec if product is None else product.own
-    body = squeeze_body(bodies.make_body(own, lowered))
+    registers = Registers(own, lowered)
+    body = squeeze_body(bodies.make_body(own, lowered), (lambda x, _: x) if interpret else registers.place)
     count = len(bodies.live_ins(spec)) + len(spec.writes)
 
     def kernel(*refs: Any) -> None:
         arrays, scratch = refs[:count], refs[count:]
         position = position_of(lax.axis_index("program"), spec)
         if product is None:
-            _Program(body, BlockRefs(spec, lowered, arrays, interpret), position).run()
+            _Program(body, BlockRefs(spec, registers, arrays, interpret), position).run()
             return
-        total = product.run(BlockRefs(spec, lowered, arrays, interpret), position, scratch)
-        program = _Program(body, BlockRefs(own, lowered, arrays, interpret), product.own_position(position))
+        total = product.run(BlockRefs(spec, registers, arrays, interpret), position, scratch)
+        program = _Program(body, BlockRefs(own, registers, arrays, interpret), product.own_position(position))
         program.finish({}, [[total]])
 
     kernel.__name__ = kernel_name(spec, lowered)
@@ -57,7 +58,10 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         scratch_types=[] if product is None else product.scratch(),
         num_threads=None if product is None else product.warpgroups,
         thread_name=None if product is None else "warpgroup",
-        compiler_params=plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Warpgroup),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
+            reduction_scratch_bytes=registers.scratch_bytes,
+        ),
         interpret=_compat.interpret_gpu(detect_races=not shifted) if interpret else None,
     )
 

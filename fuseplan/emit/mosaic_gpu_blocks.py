@@ -17,7 +17,7 @@ from jax.experimental.mosaic.gpu.fragmented_array import Tiling
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from costmodel.axes import compose
-from costmodel.graph import DimMap
+from costmodel.graph import DimMap, DimRole
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
@@ -26,6 +26,12 @@ from fuseplan.warpgroup import LANES, WARPS, block_order, held
 
 _VECTOR_BYTES = 16
 """The widest load of one thread (CUDA C++ Programming Guide, "Device Memory Accesses")."""
+
+_WORD_BYTES = 4
+_WORDS = 4
+_SCRATCH_BYTES = WARPS * LANES * _WORDS * _WORD_BYTES
+"""Shared memory through which warps exchange partial results, four words of a thread at a time: down
+the columns of a block, a word for each of them and each warp."""
 
 
 class Registers:
@@ -43,10 +49,25 @@ class Registers:
         order = block_order(self.tiles, [*exchanged, *made])
         assert order is not None, "the schedule offers no block that threads cannot hold"
         self.order = order
+        crossed = len(order) == 2 and any(
+            role == DimRole.REDUCED and order[0] in dims
+            for node, own in zip(nodes, spec.node_axes, strict=True)
+            for dims, role in zip(own, node.roles, strict=True)
+        )
+        self.scratch_bytes = _SCRATCH_BYTES
         if product:
             self._whole = plgpu.Layout.WGMMA
         elif order:
-            self._whole = _layout(len(order), _vector(spec, lowered, order))
+            self._whole = _layout(
+                len(order), min(_vector(spec, lowered, order), _WORDS if crossed else _VECTOR_BYTES)
+            )
+        if crossed:
+            self.scratch_bytes = max(_SCRATCH_BYTES, WARPS * _WORD_BYTES * self.tiles[order[1]])
+
+    def place(self, block: Any, dim_map: DimMap) -> Any:
+        """A block dealt to the threads as its axes are."""
+        layout = self.layout(dim_map)
+        return block if layout is None else plgpu.layout_cast(block, layout)
 
     def layout(self, dim_map: DimMap) -> Any:
         """The layout of a block; None of a scalar."""
@@ -96,11 +117,10 @@ def position_of(program: Any, spec: KernelSpec) -> list[Any]:
 class BlockRefs:
     """The arrays of a kernel."""
 
-    def __init__(self, spec: KernelSpec, lowered: Lowered, refs: Sequence[Any], interpret: bool) -> None:
-        self.spec, self.interpret = spec, interpret
+    def __init__(self, spec: KernelSpec, registers: Registers, refs: Sequence[Any], interpret: bool) -> None:
+        self.spec, self.interpret, self._registers = spec, interpret, registers
         values = (*bodies.live_ins(spec), *(w.value for w in spec.writes))
         self._refs = dict(zip(values, refs, strict=True))
-        self._registers = Registers(spec, lowered)
 
     def load(self, access: Access, position: Sequence[Any]) -> Any:
         """The block at ``position``."""

@@ -90,26 +90,27 @@ class Product:
             for access, buffer in zip(self.operands, buffers, strict=True):
                 plgpu.copy_gmem_to_smem(refs.window(access, at), buffer.at[stage], copied.at[stage])
 
-        def turn(k: Any, _: None) -> None:
+        def turn(k: Any, carry: None) -> None:
             stage = lax.rem(k, jnp.int32(self.stages))
             plgpu.barrier_wait(copied.at[stage])
             plgpu.wgmma(total, self._left(buffers[0].at[stage]), self._right(buffers[1].at[stage]))
             plgpu.wgmma_wait(0)
 
+            def copy_next() -> None:
+                plgpu.barrier_wait(used.at[stage])
+                copy(k + self.stages, stage)
+
             @pl.when(k + self.stages < self.turns)
             def _() -> None:
                 # Each warp has waited for its own rows, but all of them read the right operand.
                 plgpu.barrier_arrive(used.at[stage])
+                pl.when(copies)(copy_next)
 
-                @pl.when(copies)
-                def _() -> None:
-                    plgpu.barrier_wait(used.at[stage])
-                    copy(k + self.stages, stage)
-
-        @pl.when(copies)
-        def _() -> None:
+        def start() -> None:
             for stage in range(self.stages):
                 copy(stage, stage)
+
+        pl.when(copies)(start)
 
         lax.fori_loop(0, self.turns, turn, None)
         return total[...]

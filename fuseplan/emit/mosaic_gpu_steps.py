@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,16 +23,18 @@ def squeezed(spec: KernelSpec, dim_map: DimMap) -> DimMap:
     return tuple((a,) for a in held([axis.tile for axis in spec.axes], dim_map))
 
 
-def squeeze_body(body: Body) -> Body:
-    """The body, its steps with rules for squeezed blocks."""
-    phases = {
-        name: tuple(squeeze(body.spec, step) for step in getattr(body, name))
-        for name in ("before", "loop", "accumulators", "after")
-    }
-    return replace(body, **phases)
+Place = Callable[[Any, DimMap], Any]
+"""A block dealt to the threads as its axes are."""
 
 
-def squeeze(spec: KernelSpec, step: Step) -> Step:
+def squeeze_body(body: Body, place: Place) -> Body:
+    """The body, its steps with rules for squeezed blocks, whose results are put in their ``place``:
+    where nothing that is loaded has all axes, the compiler would not know."""
+    phases = (body.before, body.loop, body.accumulators, body.after)
+    return Body(body.spec, *(tuple(_squeeze(body.spec, step, place) for step in phase) for phase in phases))
+
+
+def _squeeze(spec: KernelSpec, step: Step, place: Place) -> Step:
     """The step with a rule for squeezed blocks; its axes still tell apart what it reads."""
     inner = replace(
         step,
@@ -42,7 +44,8 @@ def squeeze(spec: KernelSpec, step: Step) -> Step:
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(tile, BlockTile)
-        return _evaluate(_SqueezedTile(inner, tile), inner, args)
+        results = _evaluate(_SqueezedTile(inner, tile), inner, args)
+        return [place(x, axes) for x, axes in zip(results, inner.out_axes, strict=True)]
 
     return replace(step, rule=replace(step.rule, block=block))
 
@@ -68,7 +71,8 @@ def _evaluate(tile: _SqueezedTile, step: Step, args: Sequence[Any]) -> Sequence[
     if rule.kind == OpKind.REDUCTION:
         gone = tuple(d for d, axes in enumerate(step.in_axes[0] or ()) if axes not in target)
         params = {**step.equation.params, "axes": gone}
-        eqn = replace(step.equation, params=params, primitive=_OneByOne(step.equation.primitive))
+        primitive: Any = _OneByOne(step.equation.primitive)
+        eqn = replace(step.equation, params=params, primitive=primitive)
         return rule.block(tile, eqn, args)
     args = [_spread(x, axes, target, tile.out_shapes[0]) for x, axes in zip(args, step.in_axes, strict=True)]
     return args if rule.kind == OpKind.BROADCAST and args else rule.block(tile, step.equation, args)
