@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 from jax._src import core as _core
@@ -22,7 +23,6 @@ __all__ = [
     "scope_names",
     "source_line",
     "store_gmem",
-    "transposed",
 ]
 
 
@@ -64,7 +64,7 @@ def load_gmem(ref: Any, layout: Any) -> Any:
     """
     from jax.experimental.pallas import mosaic_gpu as plgpu
 
-    index = () if hasattr(plgpu, "store") else ((),)
+    index = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
     return plgpu.load(ref, *index, layout=layout, optimized=False)
 
 
@@ -79,16 +79,6 @@ def store_gmem(ref: Any, block: Any) -> None:
         plgpu.store(ref, block, optimized=False)
     else:
         ref[...] = block
-
-
-def transposed(ref: Any) -> Any:
-    """A matrix in shared memory with its dimensions exchanged.
-
-    JAX 0.10 does so with a function of Mosaic GPU, which is deprecated since.
-    """
-    from jax.experimental.pallas import mosaic_gpu as plgpu
-
-    return ref.T if hasattr(plgpu, "store") else plgpu.transpose_ref(ref, (1, 0))
 
 
 def interpret_gpu(*, detect_races: bool) -> Any:

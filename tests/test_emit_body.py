@@ -279,6 +279,6 @@ def test_unknown_backend() -> None:
     assert backends() == ("xla", "loops", "mosaic_gpu", "mosaic_tpu", "triton")
     other = KernelSpec(spec.nodes, spec.axes, spec.node_axes, spec.reads, spec.writes, "metal")
     with pytest.raises(
-        UnknownNameError, match=r"for one of xla, loops, mosaic_tpu, triton, got one for 'metal'"
+        UnknownNameError, match=r"for one of xla, loops, mosaic_gpu, mosaic_tpu, triton, got one for 'metal'"
     ):
         emit(other, lowered)

@@ -15,7 +15,6 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from costmodel.kernel import KernelSpec
 from costmodel.memory import warpgroups
-from fuseplan import _compat
 from fuseplan.emit.body import Step
 from fuseplan.emit.mosaic_gpu_blocks import BlockRefs
 from fuseplan.lower import Lowered
@@ -119,8 +118,8 @@ class Product:
         """This warpgroup's rows of the left operand."""
         rows = pl.ds(self._warpgroup() * self.shape[0], self.shape[0])
         if self._transposed[0]:
-            return _compat.transposed(block.at[:, rows])
+            return block.at[:, rows].T
         return block.at[rows]
 
     def _right(self, block: Any) -> Any:
-        return _compat.transposed(block) if self._transposed[1] else block
+        return block.T if self._transposed[1] else block
