@@ -49,8 +49,8 @@ _WARPGROUP_SHARE = 2
 
 def warpgroups(rows: int) -> int:
     """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
-    64 at least (wgmma.m64n8k16). Any other tile is one warpgroup's."""
-    return 2 if rows >= 128 else 1
+    a multiple of 64 (wgmma.m64n8k16). Any other tile is one warpgroup's."""
+    return 1 if rows % 128 else 2
 
 
 @dataclass(frozen=True, slots=True)

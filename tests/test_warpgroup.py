@@ -125,10 +125,9 @@ def test_a_warpgroup_has_half_of_the_registers():
     assert need.register_bytes == 2 * whole.register_bytes
 
 
-@pytest.mark.parametrize(("rows", "share"), [(64, 2), (128, 1), (256, 1)])
-def test_two_warpgroups_multiply_from_128_rows_on(rows, share):
-    x = jnp.zeros((256, 256), "bfloat16")
-    lowered = whole_group(epilogue, x, x)
+@pytest.mark.parametrize(("rows", "share"), [(64, 2), (128, 1), (192, 2), (256, 1)])
+def test_two_warpgroups_multiply_multiples_of_128_rows(rows, share):
+    lowered = whole_group(epilogue, jnp.zeros((768, 256), "bfloat16"), jnp.zeros((256, 256), "bfloat16"))
     spec = hand_spec(lowered, "mosaic_gpu", Tiled(-1, 0, P, rows), Tiled(-1, 1, P, 64), Tiled(0, 1, S, 64))
     triton = dataclasses.replace(spec, backend="triton")
     need, whole = (footprint(lowered.graph, s, H200) for s in (spec, triton))
