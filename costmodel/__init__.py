@@ -8,8 +8,10 @@ from costmodel.device import (
     TEST_DEVICE,
     DeviceSpec,
     UnknownDeviceError,
+    backends_of,
     device_names,
     get_device,
+    with_backend,
 )
 from costmodel.graph import (
     DimMap,
@@ -48,6 +50,7 @@ __all__ = [
     "Traffic",
     "UnknownDeviceError",
     "Value",
+    "backends_of",
     "block_shape",
     "bytes_moved",
     "check_graph",
@@ -58,4 +61,5 @@ __all__ = [
     "make_graph",
     "onchip_bytes",
     "peak_bytes",
+    "with_backend",
 ]

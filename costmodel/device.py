@@ -8,7 +8,7 @@ correctly even where no kernel reaches the peak.
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _KIB = 1024
 _MIB = 1024 * _KIB
@@ -49,7 +49,7 @@ class DeviceSpec:
     platform: str
     """``gpu``, ``tpu`` or ``cpu``."""
     backend: str
-    """What fused kernels are written in: ``triton``, ``mosaic_tpu`` or ``xla``."""
+    """What fused kernels are written in: ``triton``, ``mosaic_gpu``, ``mosaic_tpu`` or ``xla``."""
     core_count: int
     hbm_capacity_bytes: int
     hbm_bytes_per_s: int
@@ -434,31 +434,69 @@ def device_names() -> tuple[str, ...]:
     return (*DEVICES, "cpu")
 
 
+# Mosaic GPU needs Hopper; its matrix products are those of Hopper, and of no later device yet.
+_FURTHER_BACKENDS = {"h100": ("mosaic_gpu",), "h200": ("mosaic_gpu",)}
+
+
+def backends_of(device: DeviceSpec) -> tuple[str, ...]:
+    """What kernels for a device may be written in, its own backend first.
+
+    Example:
+        >>> backends_of(get_device("h200"))
+        ('triton', 'mosaic_gpu')
+    """
+    own, _, _ = device.name.partition(":")
+    further = _FURTHER_BACKENDS.get(own, ())
+    base = DEVICES.get(own, device)
+    return (base.backend, *further)
+
+
+def with_backend(device: DeviceSpec, backend: str) -> DeviceSpec:
+    """The device with kernels of another backend, called ``device:backend``; ``""`` and its own
+    change nothing.
+
+    Raises:
+        UnknownDeviceError: the device has no such backend; the message lists those it has.
+    """
+    if backend in ("", device.backend):
+        return device
+    known = backends_of(device)
+    if backend not in known:
+        names = " or ".join(repr(f"{device.name}:{b}") for b in known)
+        raise UnknownDeviceError(
+            f"unknown backend {backend!r} of the device {device.name!r}: expected {names}"
+        )
+    return replace(device, name=f"{device.name}:{backend}", backend=backend)
+
+
 def get_device(name: str | DeviceSpec) -> DeviceSpec:
-    """The device called ``name``; a ``DeviceSpec`` is returned as it is. ``cpu`` is this
+    """The device called ``name``, or ``name:backend`` for kernels of another of its backends
+    (``backends_of``); a ``DeviceSpec`` is returned as it is. ``cpu`` is this
     machine, measured by NumPy on first use and then read from a file (``costmodel.calibrate``);
     ``fuseplan`` plans for the CPU as XLA drives it, ``fuseplan.calibrate.local_cpu``.
 
     Raises:
-        UnknownDeviceError: no such device; the message lists all and the closest.
+        UnknownDeviceError: no such device, or no such backend of it; the message lists all and
+            the closest.
 
     Example:
         >>> get_device("h200").core_count
         132
+        >>> get_device("h200:mosaic_gpu").backend
+        'mosaic_gpu'
     """
     if isinstance(name, DeviceSpec):
         return name
-    if name == "cpu":
+    device, _, backend = str(name).partition(":")
+    if device == "cpu":
         from costmodel import calibrate  # imported late: it needs this module, and numpy
 
-        return calibrate.cached_cpu()
-    try:
-        return DEVICES[name]
-    except (KeyError, TypeError):
-        pass
+        return with_backend(calibrate.cached_cpu(), backend)
+    if device in DEVICES:
+        return with_backend(DEVICES[device], backend)
     known = device_names()
-    close = difflib.get_close_matches(str(name).lower().replace("-", "_"), known, n=1, cutoff=0.4)
+    close = difflib.get_close_matches(device.lower().replace("-", "_"), known, n=1, cutoff=0.4)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     raise UnknownDeviceError(
         f"unknown device {name!r}: expected one of {', '.join(known)}, or a DeviceSpec.{hint}"
-    ) from None
+    )

@@ -11,6 +11,8 @@ On a core the accounting follows what each backend's compiler does with a block:
   What a streamed operand is computed from passes through shared memory too, in one buffer
   less, and of the operands made so the right one lies there: (silu(x) * y) @ w in 2 stages
   65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
+- *Mosaic GPU*: registers hold everything but the operands of contractions, too, but those of the
+  one or two warpgroups that compute a tile (``warpgroups``).
 - Of a kernel in several passes the fullest counts, with all that is known once and needed on
   every tile: accumulators, and what follows from them.
 - *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
@@ -41,6 +43,16 @@ _LANES, _SUBLANE_BITS = 128, 8 * 32
 the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array layouts)."""
 
 
+_WARPGROUP_SHARE = 2
+"""A warpgroup is 128 threads of at most 255 registers: half of a core's file."""
+
+
+def warpgroups(rows: int) -> int:
+    """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
+    a multiple of 64 (wgmma.m64n8k16). Any other tile is one warpgroup's."""
+    return 1 if rows % 128 else 2
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """What one tile occupies on a core."""
@@ -48,7 +60,7 @@ class Footprint:
     onchip_bytes: int
     """Shared memory, VMEM or cache, against ``DeviceSpec.onchip_bytes``."""
     register_bytes: int = 0
-    """Simultaneously live blocks held in registers (Triton), else 0."""
+    """Simultaneously live blocks held in registers (a GPU's), else 0."""
 
     def fits(self, device: DeviceSpec) -> bool:
         """Whether a kernel of this footprint can run without spilling. Half of the register
@@ -79,11 +91,13 @@ class Occupancy:
         self._empty = not spec.axes or spec.backend == "loops"
         if self._empty:
             return
+        self._warpgroups = spec.backend == "mosaic_gpu"
+        self._rows = _rows(graph, spec) if self._warpgroups else None
         self._tiled = tiled = device.sequential_grid
         blocks = self._blocks = _Blocks()
         bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
         read = {a: blocks.symbol(a.axes, bits[a.value]) for a in spec.reads}
-        if spec.backend == "triton":
+        if spec.backend in ("triton", "mosaic_gpu"):
             shared, loaded = _shared(graph, spec, read, blocks)
             accumulators, peaks = _scan_all(graph, spec, loaded, tiled, blocks)
             self._onchip: tuple[int, ...] = (shared,)
@@ -99,7 +113,23 @@ class Occupancy:
         if self._empty:
             return Footprint(0)
         nbytes = self._blocks.nbytes(axes, self._tiled)
-        return Footprint(_largest(self._onchip, nbytes), _largest(self._registers, nbytes))
+        registers = _largest(self._registers, nbytes)
+        if self._warpgroups:
+            count = 1 if self._rows is None else warpgroups(axes[self._rows].tile)
+            registers = registers * _WARPGROUP_SHARE // count
+        return Footprint(_largest(self._onchip, nbytes), registers)
+
+
+def _rows(graph: Graph, spec: KernelSpec) -> int | None:
+    """The innermost of the axes that only the left operand and the result of a contraction have."""
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        if node.flops.matrix:
+            lhs, rhs, out = (
+                [a for dims in compose(m, own) for a in dims] for m in (*node.input_maps, node.output_maps[0])
+            )
+            return next((a for a in reversed(out) if a in lhs and a not in rhs), None)
+    return None
 
 
 _DIGIT_BITS = 32
@@ -250,7 +280,7 @@ def _scan(
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
         scratch = node.temporaries * made
-        if node.flops.matrix and not tiled:  # made in one layout, multiplied in another
+        if node.flops.matrix and spec.backend == "triton":  # made in one layout, multiplied in another
             scratch += live.get(node.inputs[0], 0)
         peaks[now + made + scratch - in_place] = None
         now += made - freed

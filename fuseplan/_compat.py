@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,12 +24,15 @@ __all__ = [
     "axis_effects",
     "closed",
     "eval_jaxpr",
+    "interpret_gpu",
     "is_eager",
+    "load_gmem",
     "optimization_barrier_p",
     "register_dead_code",
     "same_in_all_shards",
     "scope_names",
     "source_line",
+    "store_gmem",
     "varying",
     "varying_axes",
     "with_leading",
@@ -131,3 +135,37 @@ def same_in_all_shards() -> Any:
     """A context in which nothing is tracked of how arrays differ between shards, as under
     ``shard_map(check_vma=False)``, which can only be said of a whole ``shard_map``."""
     return _config._check_vma(False)
+
+
+def load_gmem(ref: Any, layout: Any) -> Any:
+    """A block of an array in global memory, dealt to the threads of a Mosaic GPU kernel.
+
+    JAX 0.10 wants an index beside the reference.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    index = ((),) if "idx" in inspect.signature(plgpu.load).parameters else ()
+    return plgpu.load(ref, *index, layout=layout, optimized=False)
+
+
+def store_gmem(ref: Any, block: Any) -> None:
+    """Write a block to global memory, straight from the registers of a Mosaic GPU kernel.
+
+    JAX 0.10 does so with a plain assignment, which is refused since as slow.
+    """
+    from jax.experimental.pallas import mosaic_gpu as plgpu
+
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, block, optimized=False)
+    else:
+        ref[...] = block
+
+
+def interpret_gpu(*, detect_races: bool) -> Any:
+    """The settings under which a Mosaic GPU kernel is interpreted on any device.
+
+    JAX 0.10 has them under a private name.
+    """
+    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams
+
+    return InterpretGPUParams(detect_races=detect_races)

@@ -86,6 +86,8 @@ def target_platform(device: str) -> str:
 
 
 def _target(device: str) -> Target:
+    # In which language a kernel is written is nothing to the compiler: "h200:mosaic_gpu" is an H200.
+    device = device.partition(":")[0]
     if device not in _TARGETS:
         raise UnknownNameError(
             f"expected a device to compile for among {', '.join(_TARGETS)}, got {device!r}. "

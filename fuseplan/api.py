@@ -52,8 +52,9 @@ def jit(
 
     Args:
         f: the function; without it, a decorator is returned.
-        device: a name of ``fuseplan.devices()`` or a ``costmodel.DeviceSpec``; None is the
-            device JAX runs on. Kernels planned for a device that is not here are left to XLA.
+        device: a name of ``fuseplan.devices()``, ``name:backend`` (``"h200:mosaic_gpu"``) for
+            kernels of another of its backends, or a ``costmodel.DeviceSpec``; None is the device
+            JAX runs on. Kernels planned for a device that is not here are left to XLA.
         planner: a name of ``fuseplan.planner_names()``.
         deadline_s: wall-clock seconds for planning; after it a heuristic's plan is used.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of

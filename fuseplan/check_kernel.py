@@ -22,6 +22,7 @@ from fuseplan.legality import refuse, refuse_nest
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
 from fuseplan.siblings import walked
+from fuseplan.walks import walks_in_passes
 
 
 def check_kernel(
@@ -31,6 +32,8 @@ def check_kernel(
     of the function, ``is_gated`` what may be computed inside a contraction, ``hubs`` those of the graph."""
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
+    walks = walks_in_passes(device.backend) or not kernel.spec.passes
+    require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
     _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
     _check_boundary(graph, kernel.spec, results, where)
     _check_axes(graph, kernel.spec, where)

@@ -7,7 +7,7 @@ a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
@@ -32,7 +32,7 @@ def refuse(
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
-    refused = _barriers(members, backend) or _contractions(members, features)
+    refused = _barriers(members, backend) or _contractions(members, features, backend)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
     if refused is not None:
@@ -59,6 +59,16 @@ def refuse_nest(
     return refused
 
 
+def refuse_exchange(
+    graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]
+) -> Verdict | None:
+    """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
+    a few bits. Not monotone: a larger group may make them and use them up."""
+    if backend == "mosaic_gpu" and any(graph.values[v].dtype == "bool" for v in values):
+        return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
+    return None
+
+
 def _barriers(members: list[Node], backend: str) -> Verdict | None:
     for node in members:
         if node.effects:
@@ -70,9 +80,9 @@ def _barriers(members: list[Node], backend: str) -> Verdict | None:
     return None
 
 
-def _contractions(members: list[Node], features: Features) -> Verdict | None:
+def _contractions(members: list[Node], features: Features, backend: str) -> Verdict | None:
     """A contraction takes elementwise work and movement on its operands and on its result,
-    nothing else."""
+    nothing else. Mosaic GPU copies operands from memory to where they are multiplied."""
     anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     if not anchors:
         return None
@@ -84,7 +94,8 @@ def _contractions(members: list[Node], features: Features) -> Verdict | None:
             tuple(n.id for n in anchors),
         )
     made = {v for n in members for v in n.outputs}
-    if not features.prologues and made.intersection(anchor.inputs):
+    prologues = features.prologues and backend != "mosaic_gpu"
+    if not prologues and made.intersection(anchor.inputs):
         return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
     if not features.epilogues and any(set(anchor.outputs).intersection(n.inputs) for n in members):
         return Verdict("shapes", f"nothing is fused onto the result of {anchor.op}", (anchor.id,))

@@ -6,7 +6,7 @@ import warnings
 
 import jax
 
-from costmodel.device import DeviceSpec, get_device
+from costmodel.device import DeviceSpec, get_device, with_backend
 from fuseplan.calibrate import local_cpu
 from fuseplan.errors import FuseplanWarning
 
@@ -39,9 +39,10 @@ def find_device(name: str | DeviceSpec) -> DeviceSpec:
     """``costmodel.get_device``, but ``cpu`` is this machine's as XLA drives it.
 
     Raises:
-        costmodel.UnknownDeviceError: no such device.
+        costmodel.UnknownDeviceError: no such device, or no such backend of it.
     """
-    return local_cpu() if name == "cpu" else get_device(name)
+    device, _, backend = str(name).partition(":")
+    return with_backend(local_cpu(), backend) if device == "cpu" else get_device(name)
 
 
 def local_device() -> DeviceSpec:

@@ -22,7 +22,7 @@ from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout, roles_in_passes
-from fuseplan.legality import refuse
+from fuseplan.legality import refuse, refuse_exchange
 from fuseplan.loops.nest import passes_of
 from fuseplan.loops.nests import Nests
 from fuseplan.lower import Lowered
@@ -158,7 +158,7 @@ class Scheduler:
             return self._left_to_xla(nodes, edge)
         if len(edge.writes) > 1 and not self.features.several_results:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        refused = self.compatible(nodes, is_gated)
+        refused = self.compatible(nodes, is_gated) or self._exchange(nodes, edge)
         if refused is not None:
             nests = self._nests
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
@@ -196,7 +196,7 @@ class Scheduler:
         edge = boundary(self.graph, nodes)
         if len(edge.writes) > 1 and not self.features.several_results:
             return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        refused = self.compatible(nodes)
+        refused = self.compatible(nodes) or self._exchange(nodes, edge)
         if refused is not None:
             return refused
         axes = self.axes(nodes)
@@ -210,6 +210,9 @@ class Scheduler:
             if need.fits(self.device):
                 return Kernel(spec, estimate(self.graph, spec, self.device, need))
         return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
+
+    def _exchange(self, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
+        return refuse_exchange(self.graph, self.device.backend, nodes, (*edge.reads, *edge.writes))
 
     def renames(self, n: int) -> bool:
         """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a

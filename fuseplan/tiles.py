@@ -11,6 +11,7 @@ from functools import lru_cache
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from fuseplan.layout import Contraction, Layout
+from fuseplan.warpgroup import is_addressable
 
 _LANE_TILES = (128, 512, 2048)
 # Where two axes are both contiguous somewhere (a transpose), square tiles of a few cache
@@ -24,8 +25,12 @@ _SMALL = 32
 
 # Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
 # the systolic array of a TPU; warps of a GPU want at least 16 (mma.m16n8k16).
-_MATMUL_TILES = {"triton": (32, 64, 128, 256), "mosaic_tpu": (128, 256, 512)}
-_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_tpu": (128, 256, 512)}
+_MATMUL_TILES = {
+    "triton": (32, 64, 128, 256),
+    "mosaic_gpu": (64, 128, 256),
+    "mosaic_tpu": (128, 256, 512),
+}
+_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_gpu": (64, 128), "mosaic_tpu": (128, 256, 512)}
 
 _LANES, SUBLANES = 128, 8
 """Mosaic: the last two dimensions of a block are multiples of these, or the array's own
@@ -243,6 +248,9 @@ class _Blocks:
     """Axes that the only dimension of a value merges."""
     exchanged: tuple[DimMap, ...]
     """Of what is read and written."""
+    every: tuple[DimMap, ...]
+    depth: tuple[int, ...]
+    """Axes that are contracted."""
 
 
 def _blocks(layout: Layout) -> _Blocks:
@@ -250,12 +258,15 @@ def _blocks(layout: Layout) -> _Blocks:
     every = dict.fromkeys([*exchanged, *(a.axes for a in layout.inner)])
     merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
     vectors = tuple(axes[0] for axes in every if len(axes) == 1)
-    return _Blocks(tuple(merged), vectors, tuple(exchanged))
+    depth = layout.contraction.depth if layout.contraction is not None else ()
+    return _Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every), depth)
 
 
 def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
     if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
         return False
+    if backend == "mosaic_gpu":
+        return is_addressable(sizes, tiles, blocks.every, blocks.depth)
     if backend != "mosaic_tpu":
         return True
     return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from costmodel.device import DEVICES
+from costmodel.device import DEVICES, UnknownDeviceError, get_device
 from costmodel.graph import Graph
 from fuseplan.check import check_plan
 from fuseplan.constrained import limited
@@ -147,9 +147,13 @@ def _check_kernels(plan: Plan) -> None:
 
 def _check_device(plan: Plan) -> None:
     """A device that fuseplan knows has the figures that fuseplan knows."""
-    device, known = plan.device, DEVICES.get(plan.device.name)
-    if known is None:
+    device = plan.device
+    if device.name.partition(":")[0] not in DEVICES:
         return
+    try:
+        known = get_device(device.name)
+    except UnknownDeviceError as error:
+        raise RefutedError(str(error)) from None
     for field in fields(device):
         given, own = getattr(device, field.name), getattr(known, field.name)
         if given != own:

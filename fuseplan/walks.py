@@ -15,6 +15,12 @@ from costmodel.graph import DimRole, Graph, OpKind
 from fuseplan.axis_classes import Classes, axis_classes
 
 
+def walks_in_passes(backend: str) -> bool:
+    """Whether kernels of ``backend`` may walk a stream more than once, or hold several contractions. Of
+    Mosaic GPU a kernel is one loop, if any, and its only contraction reads what lies in memory."""
+    return backend != "mosaic_gpu"
+
+
 class Walks:
     """The axes of a graph that kernels of a device may walk in passes."""
 
@@ -24,6 +30,8 @@ class Walks:
             graph, [n for n in graph.nodes if n.kind != OpKind.OUT_ELEMENTWISE_FUSABLE]
         )
         self._rows = None if device.sequential_grid else _rows(graph, self._classes)
+        if not walks_in_passes(device.backend):
+            self._rows = frozenset()
         self._held = [self._held_by(n) for n in range(len(graph.nodes))]
 
     def held(self, n: int) -> frozenset[int]:

@@ -60,6 +60,12 @@ def test_calls_inside_transformations_are_not_eager():
     assert _compat.is_eager()
 
 
+def test_the_interpreter_of_mosaic_gpu_looks_for_races():
+    """The other names of Mosaic GPU are run in tests/test_emit_mosaic_gpu.py and compiled in tests/aot."""
+    assert _compat.interpret_gpu(detect_races=True).detect_races
+    assert not _compat.interpret_gpu(detect_races=False).detect_races
+
+
 def test_optimization_barrier_is_the_primitive_of_lax():
     closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jnp.ones(3))
     assert closed.jaxpr.eqns[0].primitive is _compat.optimization_barrier_p

@@ -16,7 +16,8 @@ pytestmark = pytest.mark.one_python
 PROMISED = {
     "sinh": (np.sinh, 6), "cosh": (np.cosh, 4), "asinh": (np.arcsinh, 4), "acosh": (np.arccosh, 4),
     "atanh": (np.arctanh, 4), "asin": (np.arcsin, 4), "acos": (np.arccos, 4), "atan": (np.arctan, 6),
-    "cbrt": (np.cbrt, 2),
+    "cbrt": (np.cbrt, 2), "log1p": (np.log1p, 5), "sqrt": (np.sqrt, 3), "floor": (np.floor, 0),
+    "ceil": (np.ceil, 0),
 }  # fmt: skip
 SPECIAL = np.array([np.inf, -np.inf, np.nan, 0.0, -0.0, 1.0, -1.0, 2.0, -2.0], np.float32)
 

@@ -12,6 +12,7 @@ from costmodel import (
     TEST_DEVICE,
     DeviceSpec,
     UnknownDeviceError,
+    backends_of,
     calibrate,
     device_names,
     get_device,
@@ -53,6 +54,28 @@ class TestEveryDevice:
 
     def test_equal_specs_hash_equal(self, device: DeviceSpec) -> None:
         assert hash(device) == hash(dataclasses.replace(device))
+
+
+def test_a_backend_changes_nothing_else() -> None:
+    own, other = get_device("h200"), get_device("h200:mosaic_gpu")
+    assert get_device("h200:triton") == own
+    assert other == dataclasses.replace(own, name="h200:mosaic_gpu", backend="mosaic_gpu")
+    assert backends_of(other) == backends_of(own) == ("triton", "mosaic_gpu")
+    assert all(backends_of(d)[0] == d.backend for d in DEVICES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a100:mosaic_gpu", "unknown backend 'mosaic_gpu' of the device 'a100': expected 'a100:triton'"),
+        ("tpu_v5e:triton", "expected 'tpu_v5e:mosaic_tpu'"),
+        ("h200:cuda", "expected 'h200:triton' or 'h200:mosaic_gpu'"),
+        ("h201:mosaic_gpu", "unknown device 'h201:mosaic_gpu': .*Did you mean 'h200'"),
+    ],
+)
+def test_backends_that_a_device_has_not(name: str, message: str) -> None:
+    with pytest.raises(UnknownDeviceError, match=message):
+        get_device(name)
 
 
 def test_ridge_point_of_the_test_device_is_200_flops_a_byte() -> None:

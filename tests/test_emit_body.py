@@ -180,6 +180,16 @@ def test_composed_accuracy() -> None:
     assert _relative(composed.erf(x), np.array([math.erf(v) for v in x])) < 5e-7
     assert _relative(composed.expm1(x), np.array([math.expm1(v) for v in x])) < 5e-7
     assert _relative(composed.erfc(x), np.array([math.erfc(v) for v in x])) < 1e-5
+    positive = np.concatenate([np.geomspace(1e-30, 1e30, 2_001), -np.geomspace(1e-30, 0.99, 2_001)])
+    positive = positive.astype(np.float32)
+    assert _relative(composed.log1p(positive), np.log1p(positive.astype(np.float64))) < 5e-7
+    assert _relative(composed.sqrt(positive[:2_001]), np.sqrt(positive[:2_001].astype(np.float64))) < 5e-7
+    np.testing.assert_array_equal(
+        composed.log1p(jnp.float32([-1, 0, np.inf, np.nan, -2])), [-np.inf, 0, np.inf, np.nan, np.nan]
+    )
+    np.testing.assert_array_equal(
+        composed.sqrt(jnp.float32([0, np.inf, np.nan, -1])), [0, np.inf, np.nan, np.nan]
+    )
     for g, limits in ((composed.erf, (-1, 1)), (composed.erfc, (2, 0)), (composed.expm1, (-1, np.inf))):
         ends = np.asarray(g(jnp.asarray([-np.inf, np.inf, np.nan])))
         np.testing.assert_array_equal(ends, [*limits, np.nan])
@@ -191,6 +201,14 @@ def test_composed_rounding(method: lax.RoundingMethod) -> None:
         [-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 0.49999997, 8388609.0, 1e30, -np.inf, np.inf, np.nan], np.float32
     )
     np.testing.assert_array_equal(composed.round_to(jnp.asarray(x), method), lax.round(x, method))
+
+
+def test_composed_floors() -> None:
+    x = np.array([-2.5, -1.0, -0.3, -0.0, 0.0, 0.3, 0.7, 1.5, 8388609.0, -np.inf, np.inf, np.nan], np.float32)
+    for g, want in ((composed.floor, np.floor(x)), (composed.ceil, np.ceil(x))):
+        np.testing.assert_array_equal(g(jnp.asarray(x)), want)
+        np.testing.assert_array_equal(np.signbit(g(jnp.asarray(x))[:-1]), np.signbit(want[:-1]))
+    np.testing.assert_array_equal(composed.is_finite(jnp.asarray(x)), np.isfinite(x))
 
 
 SPECIAL: dict[str, Callable[..., Any]] = {
@@ -287,9 +305,9 @@ def test_xla_evaluates_any_primitive() -> None:
 def test_unknown_backend() -> None:
     lowered = whole_group(jnp.sin, jnp.ones((8, 128)))
     spec = hand_spec(lowered, "triton")
-    assert backends() == ("xla", "loops", "mosaic_tpu", "triton")
+    assert backends() == ("xla", "loops", "mosaic_gpu", "mosaic_tpu", "triton")
     other = KernelSpec(spec.nodes, spec.axes, spec.node_axes, spec.reads, spec.writes, "metal")
     with pytest.raises(
-        UnknownNameError, match=r"for one of xla, loops, mosaic_tpu, triton, got one for 'metal'"
+        UnknownNameError, match=r"for one of xla, loops, mosaic_gpu, mosaic_tpu, triton, got one for 'metal'"
     ):
         emit(other, lowered)

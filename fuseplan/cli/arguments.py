@@ -28,11 +28,19 @@ _WORKLOAD_HELP = "A named workload, or package.module:function returning (f, arg
 WorkloadName = Annotated[str, typer.Argument(metavar="WORKLOAD", help=_WORKLOAD_HELP, show_default=False)]
 Device = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME", help="One of `fuseplan devices`. Default: this machine's."),
+    typer.Option(
+        "--device",
+        metavar="NAME",
+        help="One of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
+    ),
 ]
 Devices = Annotated[
     str | None,
-    typer.Option("--device", metavar="NAME[,NAME]", help="Of `fuseplan devices`. Default: this machine's."),
+    typer.Option(
+        "--device",
+        metavar="NAME[,NAME]",
+        help="Of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
+    ),
 ]
 Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS}.")]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]

@@ -19,7 +19,7 @@ def devices(json: Json = False) -> None:
     rows = [
         (
             device["name"],
-            device["description"][:29],
+            device["backends"],
             f"{device['hbm_gb']:.0f}",
             f"{device['hbm_gb_per_s']:,.0f}",
             _significant(device["bf16_tflops"]),
@@ -29,8 +29,9 @@ def devices(json: Json = False) -> None:
         )
         for device in known
     ]
-    head = ("device", "description", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
+    head = ("device", "backends", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
     print_table(head, rows, right=(2, 3, 4, 5, 6, 7))
+    print("backends: what kernels are in; --device h200:mosaic_gpu asks for the second.")
     print("bf16 and f32: matrix units, vector: the others, in Tflop/s; ridge: bf16 flops per HBM byte.")
 
 

@@ -15,6 +15,7 @@ Emitter = Callable[..., Callable[..., tuple[Any, ...]]]
 _MODULES = {
     "xla": "fuseplan.emit.xla",
     "loops": "fuseplan.emit.loops",
+    "mosaic_gpu": "fuseplan.emit.mosaic_gpu",
     "mosaic_tpu": "fuseplan.emit.mosaic_tpu",
     "triton": "fuseplan.emit.triton",
 }

@@ -98,8 +98,8 @@ class Body:
         return tuple(r for r in reads if r.value not in made and self.spec.streamed not in r.axis_set)
 
 
-def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
-    """Split the group of ``spec`` into phases.
+def make_body(spec: KernelSpec, lowered: Lowered, *, seeded: bool = True) -> Body:
+    """Split the group of ``spec`` into phases; unless ``seeded``, all accumulators start at nothing.
 
     Raises ``InvalidPlanError`` where a step of the loop depends on a result of the loop:
     no single pass computes that.
@@ -126,7 +126,7 @@ def make_body(spec: KernelSpec, lowered: Lowered) -> Body:
             accumulators.append(step)
         if depends or (carries and step in accumulators):
             final.update(step.equation.outputs)
-    seeds = _seeds(spec, accumulators, after)
+    seeds = _seeds(spec, accumulators, after) if seeded else {}
     starts = {seed.start.value for seed in seeds.values()}
     before = _needed(free, starts | {r.value for step in (*loop, *accumulators) for r in step.reads})
     added = [seed.step for seed in seeds.values()]

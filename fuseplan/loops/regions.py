@@ -15,6 +15,7 @@ import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.layout import boundary
+from fuseplan.walks import walks_in_passes
 
 _SMALLER = (1, 4)
 """Values of this part of the largest one's size count as large, too: the summands of a squared
@@ -106,8 +107,8 @@ def tied(graph: Graph, is_large: IsLarge, backend: str = "loops") -> Iterator[No
 
 
 def loopable(node: Node, backend: str = "loops") -> bool:
-    """Whether a tiled loop, or another kernel of ``backend``, can hold the node."""
-    return backend in node.backends and not node.effects
+    """Whether a tiled loop, or another nest of ``backend``, can hold the node."""
+    return backend in node.backends and not node.effects and walks_in_passes(backend)
 
 
 def with_arrangement(graph: Graph, nodes: Nodes, backend: str = "loops") -> Nodes:

@@ -169,6 +169,10 @@ def _sum(x: Any, axis: int) -> Any:
 def _dot_supports(eqn: Equation, backend: str) -> bool:
     """Floats, and int8 into int32. Mosaic takes one precision for both sides."""
     lhs, rhs = (str(a.dtype) for a in eqn.in_avals)
+    if backend == "mosaic_gpu":
+        # Of 32 bits, tensor cores take operands that lie along the contracted axis alone (wgmma.m64nNk8).
+        plain = not isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset))
+        return plain and lhs == rhs in ("bfloat16", "float16") and known_dtypes(eqn, backend)
     if lhs.startswith(("int", "uint")) or rhs.startswith(("int", "uint")):
         return lhs == rhs == "int8" and str(eqn.out_avals[0].dtype) == "int32"
     if "bool" in (lhs, rhs) or not known_dtypes(eqn, backend):

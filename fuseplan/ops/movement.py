@@ -146,8 +146,9 @@ def _bitcast_space(eqn: Equation) -> Space:
 
 
 def _of_one_width(eqn: Equation, backend: str) -> bool:
-    """The scalar unit of a TPU has registers for each type."""
-    return known_dtypes(eqn, backend) and (backend != "mosaic_tpu" or eqn.out_avals[0].ndim > 0)
+    """The scalar unit of a TPU has registers for each type. To Mosaic GPU what moves is what it was."""
+    scalar = backend == "mosaic_tpu" and not eqn.out_avals[0].ndim
+    return known_dtypes(eqn, backend) and not scalar and backend != "mosaic_gpu"
 
 
 def _regrouped(eqn: Equation) -> Rule | None:

@@ -20,7 +20,7 @@ from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.ops.reduction import accumulator, masked
-from fuseplan.ops.rule import Reduction, Rule, Space, Tile, no_flops, own_dims, reshaped
+from fuseplan.ops.rule import MOSAIC_GPU, Reduction, Rule, Space, Tile, no_flops, own_dims, reshaped
 from fuseplan.trace import Equation
 
 _Mode = lax.GatherScatterMode
@@ -181,7 +181,7 @@ def _selecting(pick: Pick, fill: float, reduces: bool) -> Rule:
 
     kind = OpKind.REDUCTION if reduces else OpKind.INJECTIVE
     combined = Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator)
-    return Rule(kind, space, no_flops, block, reduction=combined)
+    return Rule(kind, space, no_flops, block, MOSAIC_GPU, combined)
 
 
 def scatter_rule(eqn: Equation) -> Rule | None:
@@ -204,7 +204,7 @@ def _adding(pick: Pick) -> Rule:
         return [jnp.where(_hit(tile, eqn, pick, index, x.shape), x + update, x)]
 
     # XLA runs a scatter on its own, as a loop over its updates.
-    return Rule(OpKind.ELEMENTWISE, space, scatter_flops, block, frozenset({"xla"}))
+    return Rule(OpKind.ELEMENTWISE, space, scatter_flops, block, MOSAIC_GPU | {"xla"})
 
 
 def scatter_flops(eqn: Equation) -> Flops:

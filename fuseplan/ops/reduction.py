@@ -15,6 +15,8 @@ from jax.extend import core as jex_core
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.ops.folds import folded, scanned
 from fuseplan.ops.rule import (
+    MOSAIC_GPU,
+    NONE,
     PALLAS,
     XLA,
     Reduction,
@@ -83,7 +85,8 @@ def _reduce(
     *,
     folds: bool = False,
 ) -> Rule:
-    """A reduction; with ``folds`` one that kernels lack."""
+    """A reduction; with ``folds`` one that kernels lack. A block in the registers of Mosaic GPU is not
+    cut in halves."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
@@ -109,7 +112,8 @@ def _reduce(
         _reduce_space,
         _reduce_flops,
         block,
-        reduction=Reduction(combine, neutral, accumulator),
+        MOSAIC_GPU if folds else NONE,
+        Reduction(combine, neutral, accumulator),
     )
 
 
@@ -152,7 +156,9 @@ def _quantifier(
         _reduce_space,
         _reduce_flops,
         block,
-        reduction=Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
+        # Its registers hold no row of booleans.
+        MOSAIC_GPU,
+        Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
         special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else bitwise,
     )
 
@@ -206,7 +212,7 @@ def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
         x = scanned(tile, x, dim, combine, eqn.params["reverse"])
         return [x.astype(eqn.out_avals[0].dtype)]
 
-    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, supports=_scan_supports)
+    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, MOSAIC_GPU, supports=_scan_supports)
 
 
 _LONGEST_SCAN = 4096

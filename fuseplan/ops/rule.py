@@ -13,12 +13,13 @@ from jax import numpy as jnp
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.trace import Equation
 
-BACKENDS = ("mosaic_tpu", "triton", "xla", "loops")
+BACKENDS = ("mosaic_tpu", "triton", "mosaic_gpu", "xla", "loops")
 """Every backend that can emit a kernel: ``xla`` evaluates a group as it is, ``loops`` on one
 tile after another."""
 
 TRITON = frozenset({"triton"})
-PALLAS = frozenset({"triton", "mosaic_tpu"})
+MOSAIC_GPU = frozenset({"mosaic_gpu"})
+PALLAS = frozenset({"triton", "mosaic_tpu", "mosaic_gpu"})
 XLA = frozenset({"xla", "loops"})
 """The backends whose compiler is XLA: it has every primitive, for every dtype, so that what
 Pallas lacks needs no detour there, and a tile gets the very bits that the array would."""
@@ -90,6 +91,8 @@ _DTYPES = {
     "triton": frozenset({"bool", "float16", "bfloat16", "float32", "float64", *_INTEGERS}),
     # Narrower integers can be converted, but have no arithmetic of their own.
     "mosaic_tpu": frozenset({"bool", "bfloat16", "float32", "int32", "uint32"}),
+    # Narrower integers are converted, but are not added or compared.
+    "mosaic_gpu": frozenset({"bool", "float16", "bfloat16", "float32", "int32", "uint32"}),
 }
 
 

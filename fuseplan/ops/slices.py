@@ -10,7 +10,17 @@ from jax import lax
 
 from costmodel.graph import DimMap, DimRole, OpKind
 from fuseplan.ops.cutting import Window, Windows, is_cut_in_kernels, placed, taken, window_space, windows_in
-from fuseplan.ops.rule import BlockFn, Rule, Space, Tile, known_dtypes, no_flops, own_dims, reshaped
+from fuseplan.ops.rule import (
+    MOSAIC_GPU,
+    BlockFn,
+    Rule,
+    Space,
+    Tile,
+    known_dtypes,
+    no_flops,
+    own_dims,
+    reshaped,
+)
 from fuseplan.trace import Equation, Literal
 
 _P, _W = DimRole.PARALLEL, DimRole.WHOLE
@@ -132,6 +142,8 @@ def _without(dim_map: DimMap, eqn: Equation) -> DimMap:
 
 
 def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) -> Rule:
+    """A rule that cuts blocks, as threads of Mosaic GPU, each with its own elements, do not."""
+
     def supports(eqn: Equation, backend: str) -> bool:
         rank = max(a.ndim for a in (*eqn.in_avals, *eqn.out_avals))
         windows = [(rank - d, w) for d, several in _found(find, eqn).items() for w in several]
@@ -142,6 +154,7 @@ def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) ->
         space,
         no_flops,
         block,
+        MOSAIC_GPU,
         supports=supports,
         special=lambda eqn: _WHOLE if find(eqn) is None else None,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from costmodel.device import DEVICES, DeviceSpec, device_names
+from costmodel.device import DEVICES, DeviceSpec, backends_of, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan.local import find_device
@@ -139,7 +139,7 @@ def _device_row(device: DeviceSpec) -> dict[str, object]:
         "name": device.name,
         "description": device.description,
         "platform": device.platform,
-        "backend": device.backend,
+        "backends": ", ".join(backends_of(device)),
         "cores": device.core_count,
         "hbm_gb": device.hbm_capacity_bytes / 1e9,
         "hbm_gb_per_s": device.hbm_bytes_per_s / 1e9,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fuseplan.aot import compile_for
+from tests import mosaic_gpu_cases as mosaic_gpu
 from tests.prologue_cases import BY_NAME, CASES
 from tests.specs import hand_spec, kernel_function, whole_group
 
@@ -12,6 +13,9 @@ pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 
 GPU = [(c.name, d) for c in CASES if c.triton is not None for d in c.dtypes]
 TPU = [(c.name, d) for c in CASES if c.mosaic is not None for d in c.dtypes if d != "float16"]
+
+
+MOSAIC_GPU = [(c.case.name, d) for c in mosaic_gpu.CASES for d in c.case.dtypes if d != "float16"]
 
 
 def _compile(name: str, dtype: str, backend: str, device: str) -> None:
@@ -31,3 +35,12 @@ def test_h200(name: str, dtype: str) -> None:
 @pytest.mark.parametrize(("name", "dtype"), TPU)
 def test_tpu_v5e(name: str, dtype: str) -> None:
     _compile(name, dtype, "mosaic_tpu", "tpu_v5e")
+
+
+@pytest.mark.parametrize(("name", "dtype"), MOSAIC_GPU)
+def test_h200_mosaic_gpu(name: str, dtype: str) -> None:
+    case, tiles = mosaic_gpu.BY_NAME[name].case, mosaic_gpu.BY_NAME[name].tiles
+    args = case.arguments(dtype)
+    lowered = whole_group(case.f, *args)
+    spec = hand_spec(lowered, "mosaic_gpu", *tiles)
+    compile_for(kernel_function(spec, lowered, interpret=False), *args, device="h200")

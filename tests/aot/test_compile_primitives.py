@@ -16,11 +16,12 @@ from fuseplan.aot import compile_for
 from fuseplan.lower import lower
 from fuseplan.trace import trace
 from tests.aot import primitives as table
+from tests.mosaic_gpu_cases import exchanged, is_dealt
 from tests.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 
-DEVICES = {"triton": "h200", "mosaic_tpu": "tpu_v5e"}
+DEVICES = {"triton": "h200", "mosaic_gpu": "h200", "mosaic_tpu": "tpu_v5e"}
 Table = dict[str, Callable[..., Any]]
 
 FLOATS = {
@@ -55,6 +56,8 @@ def _emittable(functions: Table, backend: str, avals: tuple[Any, ...]) -> Table:
     """Those whose every primitive the rules allow."""
     kept = {}
     for name, f in functions.items():
+        if backend == "mosaic_gpu" and not is_dealt(f, avals):
+            continue
         nodes = lower(trace(f, *avals)).graph.nodes
         if nodes and all(backend in node.backends for node in nodes):
             kept[name] = f
@@ -66,16 +69,24 @@ def _on_mosaic(functions: Table, dtype: str) -> bool:
     return dtype != "float16" and (dtype not in ("int16", "uint8") or functions is table.CASTS)
 
 
+def _on_mosaic_gpu(functions: Table, dtype: str) -> bool:
+    """It computes with 32 bits, and with floats of 16."""
+    return dtype not in ("int8", "int16", "uint8", "float8_e4m3fn", "float8_e5m2")
+
+
 CASES = [
     pytest.param(backend, *run[1:], id=f"{run[0]}-{backend}")
     for backend in DEVICES
     for run in RUNS
-    if backend != "mosaic_tpu" or _on_mosaic(run[1], run[2])
+    if {"mosaic_tpu": _on_mosaic, "mosaic_gpu": _on_mosaic_gpu}.get(backend, lambda *_: True)(*run[1:3])
 ]
 
 
 @pytest.mark.parametrize(("backend", "functions", "dtype", "arity", "shape"), CASES)
 def test_lowers(backend: str, functions: Table, dtype: str, arity: int, shape: tuple[int, ...]) -> None:
+    if backend == "mosaic_gpu":
+        functions = {name: exchanged(f, dtype) for name, f in functions.items()}
+        dtype = "int32" if dtype == "bool" else dtype
     avals = (jax.ShapeDtypeStruct(shape, dtype),) * arity
     chosen = _emittable(functions, backend, avals)
     assert chosen, f"{backend} kernels compute nothing of it in {dtype}"
@@ -142,15 +153,43 @@ REQUIRED = (
 )
 
 
+# What no kernel of a backend holds: of a TPU what is apart by one lane of its registers; of Mosaic GPU what
+# cuts a block, or deals it to the threads in another way.
+GIVEN_UP: dict[str, set[str]] = {
+    "triton": set(),
+    "mosaic_tpu": {"slice_strided", "pad_gaps"},
+    "mosaic_gpu": {
+        *table.QUANTIFIERS,
+        *table.FOLDS,
+        *table.FLOAT_FOLDS,
+        *table.WINDOWS,
+        "tan",
+        "erf_inv",
+        "asinh",
+        "acosh",
+        "atanh",
+        "asin",
+        "acos",
+        "atan",
+        "rem",
+        "atan2",
+        "pow",
+        "pow_integer",
+        "nextafter",
+        "transpose",
+        "reshape",
+    },
+}
+
+
 @pytest.mark.parametrize("backend", list(DEVICES))
 def test_required_are_kept(backend: str) -> None:
     for dtype in ("float32", "bfloat16"):
         avals = (jax.ShapeDtypeStruct(table.X, dtype),)
         kept = _emittable(table.FLOAT_UNARY, backend, avals)
-        assert set(REQUIRED) <= set(kept)
-        # What is apart by one lane of a TPU's registers is XLA's.
-        apart = {"slice_strided", "pad_gaps"} if backend == "mosaic_tpu" else set()
-        assert set(FLOATS) - apart == set(_emittable(FLOATS, backend, avals))
+        given_up = GIVEN_UP[backend]
+        assert set(REQUIRED) - given_up <= set(kept)
+        assert set(FLOATS) - given_up == set(_emittable(FLOATS, backend, avals))
         # The next number of 16 bits is not the next of 32.
-        given_up = {"nextafter"} if dtype == "bfloat16" else set()
+        given_up = given_up | ({"nextafter"} if dtype == "bfloat16" else set())
         assert set(SCALARS) - given_up == set(_emittable(SCALARS, backend, avals * 2))
