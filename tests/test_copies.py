@@ -50,7 +50,7 @@ def split_programs(g):
     return copies if copies is not None and len(copies.graph.nodes) <= MOST else None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs())
 def test_what_is_computed_again_is_decided_optimally(g):
     copies = split_programs(g)
@@ -63,7 +63,7 @@ def test_what_is_computed_again_is_decided_optimally(g):
     assert objectives(plan) == brute_force(copies.graph, ByHand(copies.graph, QUICK), tuple(pairs))[0]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs())
 def test_groups_of_copies_are_those_of_the_definition(g):
     copies = split_programs(g)
@@ -254,7 +254,8 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
     assert plan.peak_bytes < once.peak_bytes
     again = planned("gpt2_block_grad")
     assert again.kernels == plan.kernels
-    assert again.stats.remembered == again.stats.distinct_components
+    # One component is a single operation between two nests: there is nothing to remember of it.
+    assert again.stats.remembered == again.stats.distinct_components - 1
     assert again.status == plan.status
 
 

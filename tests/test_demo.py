@@ -10,7 +10,7 @@ from experiments.workloads import get_workload
 from fuseplan import demo
 from fuseplan.console import Steps
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.xdist_group("demo")]
 
 
 class Counted(Steps):

@@ -553,7 +553,7 @@ NEST_MUTATIONS = {
         lambda p: nest_of(p)["passes"][0].append(99), r"passes\[0\]: expected one of .* positions",
     ),
     "a negative position": (lambda p: nest_of(p)["passes"][0].append(-1), r"passes\[0\]: .* got -1"),
-    "a pass less": (lambda p: nest_of(p).update(passes=[]), "claims passes"),
+    "a pass less": (lambda p: nest_of(p).update(passes=[]), "only a loop nest skips tiles"),
     "another pass": (lambda p: nest_of(p)["passes"][0].pop(), "claims passes"),
     "no tiles walked": (lambda p: nest_of(p).update(walked=[0]), "walked: expected at least 1, got 0"),
     "fewer tiles walked": (
@@ -570,7 +570,7 @@ NEST_MUTATIONS = {
                                     reads=[], writes=[]),
         "axes: expected the axes of a loop nest",
     ),
-    "passes of no nest": (lambda p: nest_of(p).update(backend="xla"), "only a loop nest skips tiles"),
+    "passes of no nest": (lambda p: nest_of(p).update(backend="xla"), "none of a kernel that streams"),
     "what no nest keeps": (
         lambda p: next(k for k in p["kernels"] if k["spec"]["backend"] == "xla")["spec"].update(keeps=True),
         "only a loop nest skips tiles",

@@ -52,7 +52,7 @@ def assert_legal(g, grouping, siblings=()):
         done.update(nodes)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 @given(graphs(), st.sampled_from([99, 3, 2]), st.sampled_from([99, 2]), st.booleans(), st.booleans())
 def test_solver_is_optimal(g, max_nodes, max_made, floor, foresees):
     pricing = Bytes(g, max_nodes, max_made, floor, foresees)
@@ -266,7 +266,7 @@ class WithFloor(Scheduler):
         self.floor = Floor(g, device)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(programs(), st.sampled_from([Scheduler, WithFloor]))
 def test_solver_is_optimal_with_real_prices(g, scheduler):
     pricing = scheduler(g, TEST_DEVICE)

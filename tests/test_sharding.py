@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+# One process of eight devices is enough for all of them.
+pytestmark = pytest.mark.xdist_group("sharding")
+
 
 @pytest.fixture(scope="module")
 def said():
