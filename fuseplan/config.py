@@ -14,7 +14,7 @@ from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.local import find_device, local_device
 from fuseplan.planners import get_planner
 
-DEFAULT_DEADLINE_S = 10.0
+DEFAULT_DEADLINE_S = 20.0
 """Wall-clock seconds the planner may take before it settles for a heuristic's plan."""
 
 

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fuseplan.constraints import Constraints
 
 ALL_PLANNERS = "unfused,greedy,best_first,solver"
-DEADLINE_S = 10.0
+DEADLINE_S = 20.0
+"""As ``fuseplan.config.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
 
 
 def writable(path: Path | None) -> Path | None:

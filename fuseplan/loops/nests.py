@@ -24,6 +24,7 @@ from fuseplan.loops.walks import walked
 from fuseplan.lower import Lowered
 from fuseplan.masks import IndexArithmetic
 from fuseplan.plan import Kernel
+from fuseplan.pricing import relocate
 from fuseplan.signature import Signatures
 from fuseplan.spec import whole_array_spec
 
@@ -57,6 +58,7 @@ class Nests:
         self._backend = "loops" if device.backend == "xla" else device.backend
         self._positions = is_index_arithmetic(graph, self._backend)
         self._known: dict[Nodes, Kernel | None] = {}
+        self._alike: dict[object, tuple[tuple[int, ...], Kernel | None]] = {}
         self._signatures = Signatures(graph)
         self._gaining: dict[tuple[int, ...], bool] = {}
 
@@ -151,10 +153,21 @@ class Nests:
         return any(inside.issuperset(offer) for offer in self.offers)
 
     def best(self, nodes: Nodes) -> Kernel | None:
-        """The cheapest nest of the group, or None."""
+        """The cheapest nest of the group, or None; layers of one structure are searched once."""
         if nodes not in self._known:
-            self._known[nodes] = self._search(nodes)
+            structure = self._signatures.of(nodes)
+            key = (structure.key, self._behind(nodes))
+            if key not in self._alike:
+                self._alike[key] = (structure.values, self._search(nodes))
+            values, kernel = self._alike[key]
+            self._known[nodes] = kernel and relocate(kernel, nodes, values, structure.values)
         return self._known[nodes]
+
+    def _behind(self, nodes: Nodes) -> tuple[object, ...]:
+        """How masks inside of ``nodes`` are computed beside them."""
+        makers = self.mask_makers(nodes)
+        every = tuple(sorted({*makers, *nodes}))
+        return (self._signatures.of(every).key, tuple(every.index(n) for n in makers)) if makers else ()
 
     def _search(self, nodes: Nodes) -> Kernel | None:
         graph = self.graph
