@@ -35,6 +35,10 @@ from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
 from fuseplan.trace import Flat, trace
 
+_STREAMS = 5
+"""How many times as long as to lower a program it takes to find what is computed again for each axis (a
+training step of GPT-2 of 24 layers: 5)."""
+
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
     """Trace ``f`` at the shapes of its arguments, then plan it."""
@@ -70,7 +74,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         lowered, scheduler = columns or (lowered, None)
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    elif _may_recompute(options) and options.features.loop_nests:
+    elif _may_stream(options, clock.seconds.get("lower", 0.0)):
         found = clock.time("streams", lambda: along_streams(lowered, options.device, options.features))
         lowered, scheduler = _possible(found, options) or (lowered, None)
     lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
@@ -209,6 +213,12 @@ def _may_recompute(options: Options) -> bool:
     """Whether the solver also decides what kernels compute again."""
     decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
     return decides and options.device.backend != "xla"
+
+
+def _may_stream(options: Options, lower_s: float) -> bool:
+    """Whether large values may be computed again before the search, which no deadline can cut short."""
+    has_time = options.deadline_s >= _STREAMS * lower_s
+    return _may_recompute(options) and options.features.loop_nests and has_time
 
 
 def _may_pack(options: Options) -> bool:

@@ -9,16 +9,19 @@ import jax
 import numpy as np
 import pytest
 
+import fuseplan
 from costmodel.axes import Conflict, unify
 from costmodel.device import get_device
 from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
-from fuseplan import tiles
+from experiments.workloads import get_workload
+from fuseplan import Features, Plan, tiles
 from fuseplan.emit import emit, xla
 from fuseplan.emit.body import live_ins
 from fuseplan.features import ALL_FEATURES
 from fuseplan.layout import boundary
 from fuseplan.loops import nests, streams
+from fuseplan.loops.joined import joined
 from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import program_of
 from fuseplan.loops.ranges import walked_in_ranges
@@ -148,3 +151,52 @@ def test_an_infinity_behind_a_mask_is_seen(operand, device, small_tiles):
     values = evaluated(lowered, tuple(args))
     for spec in in_ranges(lowered, specs):
         check(spec, lowered, values)
+
+
+def plan_of(name, device, **options):
+    f, args = get_workload(name).build(dtype="bfloat16")
+    return fuseplan.make_plan(f, device=device, deadline_s=100, **options)(*args)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize(("name", "kernels"), [("causal_attention", 1), ("causal_attention_grad", 2)])
+def test_no_scores_are_stored(name, kernels, device):
+    """Attention is a kernel that streams its keys, and its gradient one by queries and one by keys."""
+    plan = plan_of(name, device)
+    products = [k for k in plan.kernels if any(plan.graph.nodes[n].flops.matrix for n in k.spec.nodes)]
+    assert len(products) == kernels
+    assert all(k.spec.passes and k.spec.walked for k in products)
+    written = [plan.graph.values[w.value].size for k in plan.kernels for w in k.spec.writes]
+    assert max(written) < 4096 * 4096
+    assert plan.status == "OPTIMAL"
+    without = plan_of(name, device, features=Features(loop_nests=False))
+    assert 2 * plan.objective_ps < without.objective_ps
+    assert plan.verify().status == "verified"
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def test_a_gate_and_what_it_gates_share_a_loop(small_tiles):
+    def gated(x, gate, up):
+        return jax.nn.silu(x @ gate) * (x @ up)
+
+    args = in_float32((normal(20, 40), normal(40, 36), normal(40, 36, seed=1)))
+    lowered = lower(trace(gated, *args))
+    graph, values = lowered.graph, evaluated(lowered, args)
+    (group,) = joined(graph, "triton")
+    assert len(group) == len(graph.nodes)
+    specs = list(kernel_nests(graph, group, unify(graph, group), boundary(graph, group), "triton"))
+    assert {len(spec.passes) for spec in specs} == {1}
+    check(specs[0], lowered, values)
+
+
+def test_what_is_constrained_is_not_settled():
+    """A group that may not be one kernel leaves its operations to others."""
+    plan = plan_of("causal_attention", "h200", constraints=fuseplan.Constraints(max_group_size=6))
+    assert max(len(k.spec.nodes) for k in plan.kernels) == 6
+
+
+def test_batches_come_first_on_a_tpu():
+    plan = plan_of("causal_attention", "tpu_v5e")
+    (nest,) = (k.spec for k in plan.kernels if k.spec.passes)
+    shapes = [plan.graph.values[r.value].shape for r in nest.reads]
+    assert shapes == [(1, 8, 4096, 64)] * 3

@@ -51,6 +51,7 @@ class _Streams:
         self.lowered, self.graph = lowered, lowered.graph
         self.device, self.features = device, features
         self.signatures = Signatures(lowered.graph)
+        self.positions = is_index_arithmetic(lowered.graph, device.backend)
         self._pays: dict[object, bool] = {}
 
     def run(self) -> Lowered | None:
@@ -61,18 +62,15 @@ class _Streams:
             for group in tied(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue
-                found = _Sides(graph, group, is_large, backend).copies()
+                found = _Sides(graph, group, is_large, self.positions, backend).copies()
                 if len(found) > 1 and self._gains(group, found):
                     copies |= found
                     taken.update(group)
         return rewritten(self.lowered, copies) if copies else None
 
     def _gains(self, group: Nodes, copies: Copies) -> bool:
-        nodes = tuple(
-            sorted(
-                {*with_small(self.graph, group, self.device.backend), *chain.from_iterable(copies.values())}
-            )
-        )
+        inside = with_small(self.graph, group, self.device.backend)
+        nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
         place = {n: i for i, n in enumerate(nodes)}
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
         key = (self.signatures.of(nodes).key, tuple(here.items()))
@@ -93,9 +91,11 @@ class _Sides:
     """Who reads the large values of a ``group``: a side for each axis, before and after whatever else
     lies between."""
 
-    def __init__(self, graph: Graph, group: Nodes, is_large: IsLarge, backend: str) -> None:
+    def __init__(
+        self, graph: Graph, group: Nodes, is_large: IsLarge, positions: list[bool], backend: str
+    ) -> None:
         self.graph, self.group, self.is_large, self.backend = graph, group, is_large, backend
-        self._positions = is_index_arithmetic(graph, backend)
+        self._positions = positions
 
     def copies(self) -> Copies:
         """For each side, what is copied for it; nothing unless all large values are used up by
