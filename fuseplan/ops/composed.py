@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
@@ -190,3 +191,18 @@ def rounded_mantissa(x: Any, kept: int) -> Any:
     half = (1 << dropped - 1) - 1 + ((bits >> dropped) & 1)
     rounded = lax.bitcast_convert_type((bits + half) & -(1 << dropped), jnp.float32)
     return jnp.where(x != x, x, rounded)
+
+
+TOP_BIT = np.uint32(1 << 31)
+"""It orders signed integers as unsigned ones, of which a TPU reduces and compares none."""
+
+
+def unsigned_greater(a: Any, b: Any) -> Any:
+    """``a > b`` of uint32, by signed numbers: a TPU's vector unit has no other order, and what its compiler
+    makes of a comparison and a choice between the same two is an extremum that it does not have."""
+    return (a ^ TOP_BIT).astype(jnp.int32) > (b ^ TOP_BIT).astype(jnp.int32)
+
+
+def unsigned_less(a: Any, b: Any) -> Any:
+    """``a < b`` of uint32; see ``unsigned_greater``."""
+    return unsigned_greater(b, a)

@@ -153,8 +153,8 @@ def _clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any
     if eqn.out_avals[0].dtype != jnp.uint32 or tile.backend != "mosaic_tpu":
         return plain_block(tile, eqn, args)
     low, x, high = args
-    raised = jnp.where(x > low, x, low)
-    return [jnp.where(raised < high, raised, high)]
+    raised = jnp.where(composed.unsigned_greater(x, low), x, low)
+    return [jnp.where(composed.unsigned_greater(high, raised), raised, high)]
 
 
 def _add_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -333,8 +333,8 @@ RULES: dict[str, Rule] = {
     "sign": elementwise(1, block=_sign),
     "add_any": elementwise(1, block=_add_block),
     "neg": elementwise(1, block=_neg_block),
-    "max": elementwise(1, block=_extremum_block(jnp.logical_or, jnp.greater)),
-    "min": elementwise(1, block=_extremum_block(jnp.logical_and, jnp.less)),
+    "max": elementwise(1, block=_extremum_block(jnp.logical_or, composed.unsigned_greater)),
+    "min": elementwise(1, block=_extremum_block(jnp.logical_and, composed.unsigned_less)),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
     **dict.fromkeys(("and", "or", "xor"), elementwise(1)),
     "not": elementwise(1, block=_not_block),

@@ -13,6 +13,7 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from costmodel.graph import DimRole, Flops, OpKind
+from fuseplan.ops.composed import TOP_BIT, unsigned_greater
 from fuseplan.ops.folds import folded, scanned
 from fuseplan.ops.rule import (
     MOSAIC_GPU,
@@ -71,12 +72,8 @@ def _bound(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
         return eqn.primitive.bind(x, **params)
     if eqn.primitive.name == "reduce_sum":
         return eqn.primitive.bind(x.astype(jnp.int32), **params).astype(jnp.uint32)
-    flipped = (x ^ _TOP_BIT).astype(jnp.int32)
-    return eqn.primitive.bind(flipped, **params).astype(jnp.uint32) ^ _TOP_BIT
-
-
-_TOP_BIT = np.uint32(1 << 31)
-"""It orders signed integers as unsigned ones, of which a TPU reduces none."""
+    flipped = (x ^ TOP_BIT).astype(jnp.int32)
+    return eqn.primitive.bind(flipped, **params).astype(jnp.uint32) ^ TOP_BIT
 
 
 def _reduce(
@@ -164,11 +161,11 @@ def _quantifier(
 
 
 def _larger(a: Any, b: Any) -> Any:
-    return jnp.where(a > b, a, b) if a.dtype == jnp.uint32 else jnp.maximum(a, b)
+    return jnp.where(unsigned_greater(a, b), a, b) if a.dtype == jnp.uint32 else jnp.maximum(a, b)
 
 
 def _smaller(a: Any, b: Any) -> Any:
-    return jnp.where(a < b, a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
+    return jnp.where(unsigned_greater(b, a), a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
 
 
 def _ones(dtype: Any) -> Any:
