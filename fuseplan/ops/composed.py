@@ -200,7 +200,12 @@ TOP_BIT = np.uint32(1 << 31)
 def unsigned_greater(a: Any, b: Any) -> Any:
     """``a > b`` of uint32, by signed numbers: a TPU's vector unit has no other order, and what its compiler
     makes of a comparison and a choice between the same two is an extremum that it does not have."""
-    return (a ^ TOP_BIT).astype(jnp.int32) > (b ^ TOP_BIT).astype(jnp.int32)
+    return in_signed_order(a) > in_signed_order(b)
+
+
+def in_signed_order(x: Any) -> Any:
+    """int32 that compare as these uint32 do."""
+    return (x ^ TOP_BIT).astype(jnp.int32)
 
 
 def unsigned_less(a: Any, b: Any) -> Any:

@@ -149,6 +149,13 @@ def _extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, 
     return block
 
 
+def _compare_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Of unsigned integers, a TPU's by the order of signed ones (``composed.unsigned_greater``)."""
+    if tile.backend == "mosaic_tpu" and jnp.uint32 in (jnp.result_type(a) for a in args):
+        args = [composed.in_signed_order(a) for a in args]
+    return plain_block(tile, eqn, args)
+
+
 def _clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     if eqn.out_avals[0].dtype != jnp.uint32 or tile.backend != "mosaic_tpu":
         return plain_block(tile, eqn, args)
@@ -316,7 +323,6 @@ def _rem_supports(eqn: Equation, backend: str) -> bool:
 _POLYNOMIAL = 5
 
 _MATH = elementwise(0, 1)
-_COMPARE = elementwise(1)
 _FREE = elementwise(0)
 _RARE = elementwise(4, 4, lacks=PALLAS)
 _MOSAIC = frozenset({"mosaic_tpu"})
@@ -335,7 +341,8 @@ RULES: dict[str, Rule] = {
     "neg": elementwise(1, block=_neg_block),
     "max": elementwise(1, block=_extremum_block(jnp.logical_or, composed.unsigned_greater)),
     "min": elementwise(1, block=_extremum_block(jnp.logical_and, composed.unsigned_less)),
-    **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge"), _COMPARE),
+    **dict.fromkeys(("eq", "ne"), elementwise(1)),
+    **dict.fromkeys(("lt", "le", "gt", "ge"), elementwise(1, block=_compare_block)),
     **dict.fromkeys(("and", "or", "xor"), elementwise(1)),
     "not": elementwise(1, block=_not_block),
     **dict.fromkeys(("shift_left", "shift_right_logical", "shift_right_arithmetic"), elementwise(1)),
