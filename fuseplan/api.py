@@ -26,7 +26,7 @@ from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_best, plan_function, plan_traced
+from fuseplan.planner import plan_best, plan_function
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
@@ -130,7 +130,7 @@ class JitFused:
         # Resolved on first use: measuring the CPU takes seconds and may not be needed.
         return make_options(*self._planning)
 
-    def _emitted_for(self, platform: str | None, plan_of: PlanOf = plan_traced) -> Callable[..., Any]:
+    def _emitted_for(self, platform: str | None, plan_of: PlanOf) -> Callable[..., Any]:
         f = self._f
 
         @functools.wraps(f)

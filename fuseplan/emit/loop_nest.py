@@ -45,6 +45,11 @@ class Nest:
         if spec.backend != "loops" and spec.walked:
             self.ranges = ranges_of(lowered, spec, program)
 
+    @property
+    def n_tables(self) -> int:
+        """How many ``tables`` the kernel reads."""
+        return sum(r is not None for r in self.ranges)
+
     def tables(self, arrays: Sequence[Any]) -> list[Any]:
         """The ranges of tiles that passes walk, int32 vectors, for the arrays that are read."""
         values = dict(zip(self.reads, arrays, strict=True))

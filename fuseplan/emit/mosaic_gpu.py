@@ -12,18 +12,19 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax import numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
-from fuseplan.emit.body import Body, Step
+from fuseplan.emit.body import Body
+from fuseplan.emit.loop_nest import neutral
 from fuseplan.emit.mosaic_gpu_blocks import BlockRefs, Registers, position_of
 from fuseplan.emit.mosaic_gpu_product import Product
 from fuseplan.emit.mosaic_gpu_steps import squeeze_body, squeezed
 from fuseplan.emit.naming import kernel_name
+from fuseplan.emit.register_loop import Totals, accumulated
 from fuseplan.lower import Lowered
 
 
@@ -100,25 +101,11 @@ class _Program:
         for access in self.spec.writes:
             self.refs.store(access, blocks[access.value, access.axes], position)
 
-    def _loop(self, outer: bodies.Blocks) -> list[list[Any]]:
-        body, streamed = self.body, self.spec.streamed
-        assert streamed is not None
-
-        def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
-            position = list(self.position)
-            position[streamed] = k
-            blocks, load = dict(outer), self._loader(position)
-            bodies.evaluate(body, body.loop, blocks, position, load)
-            combined = []
-            for step, total in zip(body.accumulators, totals, strict=True):
-                parts = bodies.partial_results(body, step, blocks, position, load)
-                combine = step.rule.reduction.combine  # type: ignore[union-attr]
-                combined.append([combine(t, p) for t, p in zip(total, parts, strict=True)])
-            return combined
-
-        start = [_neutral(self.spec, step) for step in body.accumulators]
-        turns = self.spec.axes[streamed].n_tiles
-        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+    def _loop(self, outer: bodies.Blocks) -> Totals:
+        body, spec = self.body, self.spec
+        shapes = (block_shape(spec.axes, squeezed(spec, step.out_axes[0])) for step in body.accumulators)
+        start = [[neutral(step, shape)] for step, shape in zip(body.accumulators, shapes, strict=True)]
+        return accumulated(body, outer, self.position, self.refs.load, start)
 
     def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
         return lambda access: self.refs.load(access, position)
@@ -130,11 +117,3 @@ def _product(spec: KernelSpec, lowered: Lowered) -> Product | None:
         if lowered.graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
             return Product(spec, lowered, bodies.make_step(spec, lowered, position))
     return None
-
-
-def _neutral(spec: KernelSpec, step: Step) -> list[Any]:
-    assert step.rule.reduction is not None
-    shapes = [block_shape(spec.axes, squeezed(spec, axes)) for axes in step.out_axes]
-    dtypes = step.accumulator_dtypes()
-    neutral = step.rule.reduction.neutral
-    return [jnp.full(shape, neutral(d), d) for shape, d in zip(shapes, dtypes, strict=True)]

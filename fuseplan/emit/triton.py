@@ -12,8 +12,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
-from jax import lax
-from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
@@ -21,9 +19,10 @@ from costmodel.axes import compose
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.emit import body as bodies
-from fuseplan.emit.body import Body, Step
-from fuseplan.emit.loop_nest import Nest
+from fuseplan.emit.body import Body
+from fuseplan.emit.loop_nest import Nest, neutral
 from fuseplan.emit.naming import kernel_name
+from fuseplan.emit.register_loop import Totals, accumulated
 from fuseplan.emit.triton_blocks import BlockRefs
 from fuseplan.emit.triton_passes import Passes
 from fuseplan.lower import Lowered
@@ -57,7 +56,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     programs = math.prod(spec.grid)
 
     def kernel(*refs: Any) -> None:
-        n_tables = len(refs) - n_reads - len(spec.writes)
+        n_tables = 0 if nest is None else nest.n_tables
         tables, arrays = refs[n_reads : n_reads + n_tables], (*refs[:n_reads], *refs[n_reads + n_tables :])
         blocks = BlockRefs(spec, lowered, arrays, interpret)
         if nest is not None:
@@ -102,39 +101,15 @@ class _Program:
         for access in self.spec.writes:
             self.refs.store(access, blocks[access.value, access.axes], position)
 
-    def _loop(self, outer: bodies.Blocks) -> list[list[Any]]:
-        body = self.body
-        streamed = self.spec.streamed
-        assert streamed is not None
-
-        def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
-            position = list(self.refs.position)
-            position[streamed] = k
-            blocks, load = dict(outer), self._loader(position)
-            bodies.evaluate(body, body.loop, blocks, position, load)
-            combined = []
-            for step, total in zip(body.accumulators, totals, strict=True):
-                parts = bodies.partial_results(body, step, blocks, position, load)
-                combine = step.rule.reduction.combine  # type: ignore[union-attr]
-                combined.append([combine(t, p) for t, p in zip(total, parts, strict=True)])
-            return combined
-
-        start = [_neutral(self.spec, step) for step in body.accumulators]
+    def _loop(self, outer: bodies.Blocks) -> Totals:
+        body, spec = self.body, self.spec
+        start = [[neutral(step, block_shape(spec.axes, step.out_axes[0]))] for step in body.accumulators]
         for i, seed in body.seeds.items():
-            start[i] = [seed.block(outer[seed.start.value, seed.start.axes], self.spec)]
-        turns = self.spec.axes[streamed].n_tiles
-        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+            start[i] = [seed.block(outer[seed.start.value, seed.start.axes], spec)]
+        return accumulated(body, outer, self.refs.position, self.refs.load, start)
 
     def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
         return lambda access: self.refs.load(access, position)
-
-
-def _neutral(spec: KernelSpec, step: Step) -> list[Any]:
-    assert step.rule.reduction is not None
-    shapes = [block_shape(spec.axes, axes) for axes in step.out_axes]
-    dtypes = step.accumulator_dtypes()
-    neutral = step.rule.reduction.neutral
-    return [jnp.full(shape, neutral(d), d) for shape, d in zip(shapes, dtypes, strict=True)]
 
 
 def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:

@@ -39,7 +39,7 @@ def kernel_nests(
     for roles in _roles(layout, axes, dots, inner):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         program = program_of(graph, make_spec(axes.sizes))
-        if program is None or any(p.kept for p in program.passes):
+        if program is None:
             continue
         make_spec.passes = tuple(p.loop for p in program.passes)
         for tiles in itertools.product(*_tiles(layout.sizes, roles, dots, backend)):
@@ -74,7 +74,7 @@ def _roles(
     cut = cuttable(layout, axes)
     free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
     apart = {a for dot in dots for a in dot.batch}
-    for stream in sorted(range(len(axes.sizes))):
+    for stream in range(len(axes.sizes)):
         if stream in free or axes.whole[stream] or not axes.reduced[stream]:
             continue
         roles = [

@@ -69,7 +69,7 @@ class _Streams:
         return rewritten(self.lowered, copies) if copies else None
 
     def _gains(self, group: Nodes, copies: Copies) -> bool:
-        inside = with_small(self.graph, group, self.device.backend)
+        inside = _with_small(self.graph, group, self.device.backend)
         nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
         place = {n: i for i, n in enumerate(nodes)}
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
@@ -155,7 +155,7 @@ class _Sides:
                 yield side
 
 
-def with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
+def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
     """``group`` with what follows from its members alone without another contraction: what is made of
     a maximum, say, before it is subtracted."""
     found = set(group)
