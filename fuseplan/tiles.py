@@ -32,7 +32,7 @@ _MATMUL_TILES = {
 }
 _DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_gpu": (64, 128), "mosaic_tpu": (128, 256, 512)}
 
-_LANES, SUBLANES = 128, 8
+LANES, SUBLANES = 128, 8
 """Mosaic: the last two dimensions of a block are multiples of these, or the array's own
 (Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
 
@@ -293,7 +293,7 @@ def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
 def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool:
     # Of a matrix, single rows would be a block each: more steps than work.
     single = lifts and len(axes) > 2 and all(tiles[a] == 1 for dims in axes[:-1] for a in dims)
-    quanta = (_LANES,) if single else (_LANES, SUBLANES)
+    quanta = (LANES,) if single else (LANES, SUBLANES)
     for dims, quantum in zip(reversed(axes), quanta, strict=False):
         block = extent = 1
         for a in dims:

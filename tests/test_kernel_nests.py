@@ -88,7 +88,7 @@ def small_tiles(monkeypatch):
     for module in (nests, streams):
         monkeypatch.setattr(module, "least_bytes", lambda device: LARGE_BYTES)
     monkeypatch.setattr(tiles, "_MATMUL_TILES", {"triton": (16,), "mosaic_tpu": (8, 16)})
-    monkeypatch.setattr(tiles, "_LANES", 1)
+    monkeypatch.setattr(tiles, "LANES", 1)
     monkeypatch.setattr(tiles, "SUBLANES", 1)
 
 

@@ -159,8 +159,11 @@ def load(ref: Any, access: Access, spec: KernelSpec, aval: Any) -> Any:
 
 
 def write(ref: Any, block: Any) -> None:
-    """Put a block into scratch memory, or into a result as it crosses the boundary."""
+    """Put a block into scratch memory, or into a result as it crosses the boundary, in its dtype there."""
+    if block.dtype == jnp.bool_:
+        # Bits alone cannot be turned from columns into rows (tests/aot/test_compile_kernels.py).
+        block = block.astype(jnp.int32)
     if not jnp.ndim(block):
-        ref[0, 0] = block
+        ref[0, 0] = block.astype(ref.dtype)
     else:
-        ref[...] = lax.reshape(block, ref.shape)
+        ref[...] = lax.reshape(block, ref.shape).astype(ref.dtype)

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax import lax
+from jax import numpy as jnp
 from jax.experimental import pallas as pl
 
-from costmodel.graph import OpKind
+from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import Access
 from fuseplan.emit import mosaic_blocks as blocks_of
 from fuseplan.emit.body import Blocks, Step
@@ -19,6 +21,7 @@ from fuseplan.emit.loop_nest import Nest, neutral
 from fuseplan.emit.loop_tiles import Position
 from fuseplan.emit.mosaic_blocks import PASS
 from fuseplan.emit.pass_turn import PassTurn, Results
+from fuseplan.tiles import LANES
 
 
 def scratch(nest: Nest) -> list[Any]:
@@ -66,8 +69,7 @@ class _PassStep(PassTurn):
 
     def __init__(self, nest: Nest, position: Position, refs: Sequence[Any]) -> None:
         super().__init__(nest, position, {})
-        n_tables = sum(r is not None for r in nest.ranges)
-        self.tables, ref = refs[:n_tables], iter(refs[n_tables:])
+        self.tables, ref = refs[: nest.n_tables], iter(refs[nest.n_tables :])
         self.in_refs = {access: next(ref) for access in nest.spec.reads}
         self.out_refs = {access: next(ref) for access in nest.spec.writes}
         self.totals_refs = {i: next(ref) for i in _sinks(nest)}
@@ -106,6 +108,20 @@ class _PassStep(PassTurn):
         def finish() -> None:
             self.after(passes[q], {i: self._total(i) for i in sinks})
 
+    def _aligned(self, x: Any, axes: DimMap, step: Step) -> Any:
+        out_axes = step.out_axes[0]
+        if not self._is_row(axes, out_axes) or x.size % LANES or x.dtype != jnp.float32:
+            return super()._aligned(x, axes, step)
+        # What was reduced along rows is a column, and a compiler's own way to a row of it may take as much
+        # memory as the block that it scales (tests/aot/test_planned_functions.py).
+        columns = jnp.broadcast_to(lax.reshape(x, (x.size, 1)), (x.size, LANES))
+        return lax.reshape(columns.T[:1], (*(1 for _ in out_axes[1:]), x.size))
+
+    def _is_row(self, axes: DimMap, out_axes: DimMap) -> bool:
+        """Whether what has ``axes`` lies along the last of several dimensions."""
+        tiled = [a for dims in axes for a in dims if self.spec.axes[a].tile > 1]
+        return len(out_axes) > 1 and tiled == [a for a in out_axes[-1] if self.spec.axes[a].tile > 1]
+
     def _total(self, i: int) -> Any:
         return blocks_of.read(self.totals_refs[i], self.nest.steps[i].out_axes[0], self.spec)
 
@@ -115,6 +131,5 @@ class _PassStep(PassTurn):
     def written(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
         for v, axes in zip(step.equation.outputs, step.out_axes, strict=True):
             if v in self.nest.writes and not self.is_replay:
-                outer = blocks_of.outer_dtype(self.nest.avals[v])
-                blocks_of.write(self.out_refs[Access(v, axes)], blocks[v, axes].astype(outer))
+                blocks_of.write(self.out_refs[Access(v, axes)], blocks[v, axes])
         return results

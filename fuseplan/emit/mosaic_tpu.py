@@ -31,9 +31,8 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     run: Callable[[Sequence[Any]], None]
     made_in: dict[int, int] = {}
     nest = Nest(spec, lowered) if spec.passes else None
-    n_tables = 0
+    n_tables = 0 if nest is None else nest.n_tables
     if nest is not None:
-        n_tables = sum(r is not None for r in nest.ranges)
         run, scratch, made_in = partial(passes.run, nest), passes.scratch(nest), passes.made_in(nest)
     else:
         body = bodies.make_body(spec, lowered)
@@ -140,8 +139,7 @@ class _Program:
         """Evaluate what comes after the loop, and store the results."""
         bodies.evaluate(self.body, self.body.after, blocks, self.position, self._load)
         for access, ref in zip(self.spec.writes, self.out_refs, strict=True):
-            block = blocks[access.value, access.axes]
-            blocks_of.write(ref, block.astype(blocks_of.outer_dtype(self.lowered.avals[access.value])))
+            blocks_of.write(ref, blocks[access.value, access.axes])
 
     def _load(self, access: Access) -> Any:
         aval = self.lowered.avals[access.value]

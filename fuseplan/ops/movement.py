@@ -15,6 +15,7 @@ from fuseplan.ops.rule import (
     Tile,
     bind,
     known_dtypes,
+    moved,
     no_flops,
     own_dims,
     reshaped,
@@ -37,7 +38,10 @@ def _broadcast_space(eqn: Equation) -> Space:
 
 def _broadcast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     dimensions = tuple(int(d) for d in eqn.params["broadcast_dimensions"])
-    return [lax.broadcast_in_dim(args[0], tile.out_shapes[0], dimensions)]
+    shape = tile.out_shapes[0]
+    if not dimensions or dimensions[-1] == len(shape) - 1:
+        return [lax.broadcast_in_dim(args[0], shape, dimensions)]
+    return [moved(tile, args[0], lambda x: lax.broadcast_in_dim(x, shape, dimensions))]
 
 
 def _tile_space(eqn: Equation) -> Space:

@@ -169,8 +169,9 @@ def _selecting(pick: Pick, fill: float, reduces: bool) -> Rule:
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         x, index = args[0], _index(eqn, pick, args[1], args[0].shape)
+        x = x.astype(accumulator(x.dtype))
         x = jnp.where(_hit(tile, eqn, pick, index, x.shape), x, jnp.zeros((), x.dtype))
-        x = masked(tile, 0, (pick.dim,), x, 0).astype(accumulator(x.dtype))
+        x = masked(tile, 0, (pick.dim,), x, 0)
         total = lax.expand_dims(lax.reduce_sum(x, axes=(pick.dim,)), (pick.dim,))
         if fill != 0:
             inside = (index >= 0) & (index < eqn.in_avals[0].shape[pick.dim])
@@ -201,7 +202,10 @@ def _adding(pick: Pick) -> Rule:
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         x, index = args[0], _index(eqn, pick, args[1], args[0].shape)
         update = _aligned(args[2], pick.window, x.shape, pick.dim)
-        return [jnp.where(_hit(tile, eqn, pick, index, x.shape), x + update, x)]
+        hit, added = _hit(tile, eqn, pick, index, x.shape), x + update
+        # As in select_n, in 32 bits.
+        wide = accumulator(x.dtype) if tile.backend == "mosaic_tpu" else x.dtype
+        return [jnp.where(hit, added.astype(wide), x.astype(wide)).astype(x.dtype)]
 
     # XLA runs a scatter on its own, as a loop over its updates.
     return Rule(OpKind.ELEMENTWISE, space, scatter_flops, block, MOSAIC_GPU | {"xla"})

@@ -141,7 +141,7 @@ def _quantifier(
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
         native = tile.backend in XLA
-        x = args[0] if native else jnp.where(args[0], jnp.int32(1), jnp.int32(0))
+        x = args[0] if native else args[0].astype(jnp.int32)
         x = masked(tile, 0, dims, x, neutral)
         real = tuple(d for d in dims if x.shape[d] != 1)
         if real:

@@ -169,6 +169,15 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
     return x if jnp.shape(x) == shape else lax.reshape(x, shape)
 
 
+def moved(tile: Tile, x: Any, move: Callable[[Any], Any]) -> Any:
+    """``move(x)``, which puts a dimension of size one last; of narrow numbers on a TPU in 32 bits, since not
+    every compiler for it turns packed rows into columns (tests/aot/test_compile_primitives.py)."""
+    if tile.backend != "mosaic_tpu" or x.dtype.itemsize >= 4:
+        return move(x)
+    wide = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
+    return move(x.astype(wide)).astype(x.dtype)
+
+
 def no_flops(eqn: Equation) -> Flops:
     """Moving data is not counted as arithmetic."""
     return Flops()

@@ -17,6 +17,7 @@ from fuseplan.ops.rule import (
     Space,
     Tile,
     known_dtypes,
+    moved,
     no_flops,
     own_dims,
     reshaped,
@@ -128,7 +129,8 @@ def _placing(find: Find, stacked: bool = False, padded: bool = False) -> Rule:
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         *shorts, fill = args if padded else (*args, 0)
         if stacked:
-            shorts = [lax.expand_dims(x, (int(eqn.params["axis"]),)) for x in shorts]
+            axis = int(eqn.params["axis"])
+            shorts = [moved(tile, x, lambda x: lax.expand_dims(x, (axis,))) for x in shorts]
         for d, windows in _found(find, eqn).items():
             shorts = [placed(tile, shorts, d, windows, fill)]
         return shorts

@@ -169,6 +169,15 @@ QUANTIFIERS: dict[str, Callable[..., Any]] = {
     "reduce_or_all": lambda x: (x > 0).any(),
 }
 
+SELECTIONS: dict[str, Callable[..., Any]] = {
+    "select_row": lambda x: jnp.where(x > 0, x.max(0), 0),
+    "select_column": lambda x: jnp.where(x > 0, x.max(1, keepdims=True), 0),
+    "select_of_rows": lambda x: jnp.where(x > 0, x.max(0), 2 * x.max(0)),
+    "select_statistic": lambda x: jnp.where(x.min(1) > 0, x.max(1), 0),
+    "select_by_row_of": lambda x: jnp.where((x > 0).any(1)[:, None], x, 0),
+    "select_constants": lambda x: jnp.where(x > 0, 1, 0).sum(1),
+}
+
 MOVEMENT: dict[str, Callable[..., Any]] = {
     "transpose": lambda x: x.T,
     "iota": lambda x: x + lax.broadcasted_iota(x.dtype, x.shape, 1),

@@ -27,6 +27,7 @@ Table = dict[str, Callable[..., Any]]
 FLOATS = {
     **table.REDUCTIONS,
     **table.QUANTIFIERS,
+    **table.SELECTIONS,
     **table.MOVEMENT,
     **table.FOLDS,
     **table.FLOAT_FOLDS,
