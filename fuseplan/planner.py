@@ -19,7 +19,7 @@ from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
 from fuseplan.errors import ConstraintError, MemoryLimitError
 from fuseplan.loops.columns import by_columns
-from fuseplan.loops.nests import least_bytes
+from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.loops.streams import along_streams
 from fuseplan.lower import Lowered, lower

@@ -1,13 +1,8 @@
-"""Schedule: a group of nodes becomes kernels to choose from, each with its tiles.
-
-Every axis of a group is *parallel* (a grid axis), *streamed* (an inner loop with carried
-accumulators) or *resident* (whole in the block); how large its tile is follows from what
-the backend can address and what fits on chip.
-"""
+"""What a group costs as a kernel: that of the best of its schedules, or why it has none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 
@@ -17,31 +12,32 @@ from costmodel.floor import Floor
 from costmodel.floors import Floors
 from costmodel.graph import Graph
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.memory import Footprint, Occupancy, footprint
+from costmodel.memory import footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.layout import Boundary, Layout, axis_roles, boundary, group_layout, roles_in_passes
+from fuseplan.fitting import Schedules
+from fuseplan.layout import Boundary, boundary, group_layout
 from fuseplan.legality import refuse, refuse_exchange
-from fuseplan.loops.nest import passes_of
-from fuseplan.loops.nests import Nests
+from fuseplan.loops.cpu_nests import CpuNests
+from fuseplan.loops.kernel_nests import KernelNests
+from fuseplan.loops.offered import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 from fuseplan.prologues import Gates, gated
-from fuseplan.quickest import Rank, most_promising
+from fuseplan.quickest import Rank
 from fuseplan.residency import Residency
 from fuseplan.siblings import walked
 from fuseplan.signature import Signatures
 from fuseplan.spec import SpecMaker, whole_array_spec
-from fuseplan.tiles import Deeper, Tiles, largest_block, tilings
-
-# At most so many tilings of a group without a contraction are priced, the largest that fit
-# first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_nothing).
-_PRICED = 4
-
+from fuseplan.tiles import Tiles, tilings
 
 _REMEMBERED = 1_000
 """Groups whose axes are kept: a search of a component comes back to them."""
+
+
+def _make_nests(graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> Nests:
+    return (CpuNests if device.backend == "xla" else KernelNests)(graph, device, lowered)
 
 
 class Scheduler:
@@ -58,11 +54,12 @@ class Scheduler:
         self.device = device
         self.features = features
         self._gated = gated(graph)
-        self._nests = Nests(graph, device, lowered) if features.loop_nests else None
+        self._nests = _make_nests(graph, device, lowered) if features.loop_nests else None
         self._settles = True
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
+        self._schedules = Schedules(graph, device, features, self.residency, self.axes)
 
     @property
     def offers(self) -> tuple[tuple[int, ...], ...]:
@@ -178,7 +175,7 @@ class Scheduler:
             # Of those that nothing beats, the first.
             return least_ps <= best_key[0] and (best_key[0] > floor_ps or rank < best_key[3])
 
-        for rank, spec, need in self._fitting(nodes, edge, tried, is_wanted):
+        for rank, spec, need in self._schedules.fitting(nodes, edge, tried, is_wanted):
             if spec.node_axes is not numbered:  # Schedules of the same roles share it.
                 numbered, work = spec.node_axes, work_of(self.graph, spec)
             cost = estimate(self.graph, spec, self.device, need, work)
@@ -210,6 +207,10 @@ class Scheduler:
             if need.fits(self.device):
                 return Kernel(spec, estimate(self.graph, spec, self.device, need))
         return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
+
+    def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
+        """The schedules of the group that are priced, in a fixed order."""
+        return (spec for _, spec, _ in self._schedules.fitting(nodes, boundary(self.graph, nodes), []))
 
     def _exchange(self, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
         return refuse_exchange(self.graph, self.device.backend, nodes, (*edge.reads, *edge.writes))
@@ -267,71 +268,3 @@ class Scheduler:
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
-
-    def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
-        """The schedules of the group that are priced, in a fixed order."""
-        return (spec for _, spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
-
-    def _fitting(
-        self,
-        nodes: tuple[int, ...],
-        edge: Boundary,
-        tried: list[Tiles],
-        is_wanted: Callable[[float, Rank], bool] | None = None,
-    ) -> Iterator[tuple[Rank, KernelSpec, Footprint]]:
-        """Schedules that fit, each with its rank in a fixed order and what it needs; with
-        ``is_wanted(picoseconds, rank)``, only those of which it holds, a contraction's most
-        promising first. ``tried`` receives every tiling looked at."""
-        device = self.device
-        if device.backend == "xla":
-            spec = whole_array_spec(self.graph, nodes, edge)
-            yield (0, 0), spec, footprint(self.graph, spec, device)
-            return
-        axes = self.axes(nodes)
-        if isinstance(axes, Conflict):
-            return
-        layout = group_layout(self.graph, nodes, axes, edge)
-        limit_bytes = device.block_limit_bytes
-        block_bytes = largest_block(layout)
-        priced = _PRICED if self.features.choice_of_tile else 1
-        for place, (roles, in_passes) in enumerate(self._ways(nodes, axes, layout)):
-            make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
-            if in_passes:
-                make_spec.passes = passes_of(self.graph, make_spec(axes.sizes))
-            occupancy: Occupancy | None = None
-            found = 0
-            deeper = Deeper(layout, roles)
-            every = enumerate(tilings(layout, roles, device.backend, in_passes))
-            ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
-            if layout.contraction is not None and is_wanted is not None and priced > 1:
-                kernel = (self.graph, device, nodes, axes, layout, roles)
-                ranked = most_promising(*kernel, list(ranked), is_wanted)
-            for rank, tiles in ranked:
-                tried.append(tiles)
-                if block_bytes(tiles) > limit_bytes:
-                    continue
-                if device.sequential_grid and deeper.is_known(tiles):
-                    continue
-                spec = make_spec(tiles)
-                occupancy = occupancy or Occupancy(self.graph, spec, device)
-                need = occupancy(spec.axes)
-                if need.fits(device):
-                    yield rank, spec, need
-                    deeper.add(tiles)
-                    found += 1
-                    if found == priced and (layout.contraction is None or priced == 1):
-                        break
-
-    def _ways(
-        self, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
-    ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
-        """The roles that the group's axes may have, and whether its stream is walked in passes."""
-        streaming = self.features.streaming or layout.contraction is not None
-        for roles in axis_roles(self.graph, nodes, axes, layout):
-            if streaming or AxisRole.STREAMED not in roles:
-                yield roles, False
-        # Last: most groups that fit with all of the axis reach their floor so.
-        on_the_way = self.device.sequential_grid
-        if streaming and (on_the_way or (self.residency is not None and self.residency.may_walk(nodes))):
-            for walked in roles_in_passes(self.graph, nodes, axes, layout):
-                yield walked, True

@@ -14,7 +14,8 @@ from jax import numpy as jnp
 
 from costmodel.kernel import Axis, AxisRole, KernelSpec
 from fuseplan.emit import backends, emit
-from fuseplan.emit.body import first_index, make_body, valid_extent
+from fuseplan.emit.block_tile import first_index, valid_extent
+from fuseplan.emit.body import make_body
 from fuseplan.errors import InvalidPlanError, UnknownNameError
 from fuseplan.ops import composed
 from fuseplan.spec import whole_array_spec

@@ -20,7 +20,7 @@ from fuseplan.emit import emit, xla
 from fuseplan.emit.body import live_ins
 from fuseplan.features import ALL_FEATURES
 from fuseplan.layout import boundary
-from fuseplan.loops import nests, streams
+from fuseplan.loops import offered, streams
 from fuseplan.loops.joined import joined
 from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import program_of
@@ -85,7 +85,7 @@ def in_float32(args):
 @pytest.fixture
 def small_tiles(monkeypatch):
     """What is large is small, and so are tiles."""
-    for module in (nests, streams):
+    for module in (offered, streams):
         monkeypatch.setattr(module, "least_bytes", lambda device: LARGE_BYTES)
     monkeypatch.setattr(tiles, "_MATMUL_TILES", {"triton": (16,), "mosaic_tpu": (8, 16)})
     monkeypatch.setattr(tiles, "LANES", 1)

@@ -13,7 +13,7 @@ from costmodel.kernel import Access, AxisRole
 from costmodel.memory import footprint
 from costmodel.roofline import estimate
 from experiments.workloads import get_workload
-from fuseplan import schedule
+from fuseplan import fitting
 from fuseplan.errors import Verdict
 from fuseplan.layout import Layout
 from fuseplan.lower import lower
@@ -164,7 +164,7 @@ def test_more_tilings_gain_nothing(name, device, monkeypatch):
     graph = lower(trace(f, *args)).graph
     nodes = tuple(range(len(graph.nodes)))
     few = Scheduler(graph, device).price(nodes)
-    monkeypatch.setattr(schedule, "_PRICED", 1000)
+    monkeypatch.setattr(fitting, "_PRICED", 1000)
     many = Scheduler(graph, device).price(nodes)
     if isinstance(few, Verdict):
         assert isinstance(many, Verdict)

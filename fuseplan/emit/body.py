@@ -19,47 +19,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jax import lax
 from jax import numpy as jnp
 
-from costmodel.axes import compose
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
+from fuseplan.emit.block_tile import BlockTile
+from fuseplan.emit.step import Step, make_step
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
-from fuseplan.ops import rule_of
-from fuseplan.ops.rule import Rule
-from fuseplan.trace import Equation, Literal
+from fuseplan.trace import Literal
 
 Blocks = dict[tuple[int, DimMap], Any]
 """Blocks at hand, by value and by the kernel axes that index it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One equation of a group, with the kernel axes of each of its operands and results.
-
-    ``in_dims`` are the iteration dimensions of each operand, ``in_axes`` the kernel axes;
-    None stands for a literal.
-    """
-
-    equation: Equation
-    rule: Rule
-    node_axes: tuple[tuple[int, ...], ...]
-    in_dims: tuple[DimMap | None, ...]
-    in_axes: tuple[DimMap | None, ...]
-    out_axes: tuple[DimMap, ...]
-
-    @property
-    def reads(self) -> tuple[Access, ...]:
-        """Its array operands."""
-        pairs = zip(self.equation.inputs, self.in_axes, strict=True)
-        return tuple(Access(v, axes) for v, axes in pairs if axes is not None)  # type: ignore[arg-type]
-
-    def accumulator_dtypes(self) -> tuple[Any, ...]:
-        """The dtype in which partial results of each result are carried."""
-        assert self.rule.reduction is not None
-        return tuple(self.rule.reduction.accumulator(a.dtype) for a in self.equation.out_avals)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,23 +127,6 @@ def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]
     return found
 
 
-def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
-    """The node at a position of the group, with the kernel axes of its operands."""
-    node = lowered.graph.nodes[spec.nodes[position]]
-    equation = lowered.equations[node.id]
-    node_axes = spec.node_axes[position]
-    arrays = iter(node.input_maps)
-    in_dims = tuple(None if isinstance(v, Literal) else next(arrays) for v in equation.inputs)
-    return Step(
-        equation,
-        rule_of(equation),
-        node_axes,
-        in_dims,
-        tuple(None if m is None else compose(m, node_axes) for m in in_dims),
-        tuple(compose(m, node_axes) for m in node.output_maps),
-    )
-
-
 def _needed(steps: Sequence[Step], values: set[int]) -> list[Step]:
     """The steps that ``values`` depend on, in order."""
     kept = []
@@ -181,105 +135,6 @@ def _needed(steps: Sequence[Step], values: set[int]) -> list[Step]:
             values |= {r.value for r in step.reads}
             kept.append(step)
     return kept[::-1]
-
-
-class BlockTile:
-    """The tile of one step; see ``fuseplan.ops.rule.Tile``.
-
-    ``position`` is the index of the current tile along every kernel axis.
-    """
-
-    def __init__(self, spec: KernelSpec, step: Step, position: Sequence[Any]) -> None:
-        self.backend = spec.backend
-        self._spec, self._step, self._position = spec, step, position
-        self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
-        self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)
-
-    shifted = False
-    """Whether the last tile of a ragged axis is shifted back to end where the axis ends."""
-
-    def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        axes = self._step.node_axes[node_dim]
-        if is_scattered(self._spec, axes):
-            return scattered_index(self._spec, axes, self._position, shape, dim)[0]
-        start = first_index(self._spec, axes, self._position, shifted=self.shifted)
-        return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
-
-    def valid(self, operand: int, dim: int) -> Any | None:
-        axes = self._step.in_axes[operand]
-        if axes is None:
-            return None
-        if is_scattered(self._spec, axes[dim]):
-            return scattered_index(self._spec, axes[dim], self._position, self.in_shapes[operand], dim)[1]
-        limit = valid_extent(self._spec, axes[dim], self._position)
-        if limit is None:
-            return None
-        return lax.broadcasted_iota(jnp.int32, self.in_shapes[operand], dim) < limit
-
-
-def first_index(
-    spec: KernelSpec, axes: Sequence[int], position: Sequence[Any], *, shifted: bool = False
-) -> Any:
-    """The first index, along a dimension that merges ``axes``, of the tile at ``position``;
-    with ``shifted`` no tile reaches past the end of its axis."""
-    start: Any = 0
-    stride = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        if axis.n_tiles > 1:
-            first = position[a] * axis.tile
-            if shifted and axis.ragged:
-                first = jnp.minimum(first, axis.size - axis.tile)
-            start = start + first * stride
-        stride *= axis.size
-    return start
-
-
-def valid_extent(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any]) -> Any | None:
-    """How many elements of the tile at ``position`` lie inside the array, along a
-    dimension that merges ``axes``. None where every tile lies inside.
-
-    At most one of the axes is ragged, those outside it have tiles of one and those inside
-    it are whole (the schedule sees to that), so what is valid is a prefix of the block.
-    """
-    inner = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        if axis.ragged:
-            return (axis.size - position[a] * axis.tile) * inner
-        inner *= axis.tile
-    return None
-
-
-def is_scattered(spec: KernelSpec, axes: Sequence[int]) -> bool:
-    """Whether a block's elements along a dimension that merges ``axes`` are in several places: an axis
-    but the innermost has several of them in a tile, and one inside it not all, or more."""
-    tiles = [spec.axes[a] for a in axes]
-    return any(
-        outer.tile > 1 and any(inner.tile != inner.size for inner in tiles[i + 1 :])
-        for i, outer in enumerate(tiles)
-    ) or any(inner.ragged for inner in tiles[1:])
-
-
-def scattered_index(
-    spec: KernelSpec, axes: Sequence[int], position: Sequence[Any], shape: tuple[int, ...], dim: int
-) -> tuple[Any, Any | None]:
-    """Where in the array the elements of the tile at ``position`` are along ``dim`` of a block of
-    ``shape``, which merges ``axes``, and which of them are in it; None where all are."""
-    at = lax.broadcasted_iota(jnp.int32, shape, dim)
-    index: Any = 0
-    inside: Any = None
-    inner = stride = 1
-    for a in reversed(axes):
-        axis = spec.axes[a]
-        own = lax.rem(lax.div(at, jnp.int32(inner)), jnp.int32(axis.tile))
-        own = own + jnp.int32(position[a] * axis.tile)
-        if axis.ragged:
-            counts = own < axis.size
-            inside = counts if inside is None else inside & counts
-        index = index + own * jnp.int32(stride)
-        inner, stride = inner * axis.tile, stride * axis.size
-    return index, inside
 
 
 def evaluate(

@@ -10,8 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from costmodel.kernel import AxisRole, KernelSpec, block_shape
-from fuseplan.emit.body import Step, live_ins, make_step
+from fuseplan.emit.body import live_ins
 from fuseplan.emit.loop_tiles import Position
+from fuseplan.emit.step import Step, make_step
 from fuseplan.loops.nest import program_of
 from fuseplan.loops.ranges import Range, ranges_of
 from fuseplan.loops.scaling import reduced_axes

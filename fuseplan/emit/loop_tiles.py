@@ -15,7 +15,7 @@ from jax import lax
 
 from costmodel.graph import DimMap
 from costmodel.kernel import KernelSpec, block_shape
-from fuseplan.emit.body import BlockTile, first_index
+from fuseplan.emit.block_tile import BlockTile, first_index
 from fuseplan.ops.rule import reshaped
 
 Position = tuple[Any, ...]

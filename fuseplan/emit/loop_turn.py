@@ -11,10 +11,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.kernel import Access
-from fuseplan.emit.body import Blocks, Step
+from fuseplan.emit.body import Blocks
 from fuseplan.emit.loop_nest import Nest, Walk, neutral
 from fuseplan.emit.loop_tiles import LoopTile, Position, fresh, loaded, placed
 from fuseplan.emit.pass_turn import PassTurn, Results, Totals
+from fuseplan.emit.step import Step
 from fuseplan.loops.passes import Pass
 
 

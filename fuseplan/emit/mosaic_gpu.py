@@ -25,6 +25,7 @@ from fuseplan.emit.mosaic_gpu_product import Product
 from fuseplan.emit.mosaic_gpu_steps import squeeze_body, squeezed
 from fuseplan.emit.naming import kernel_name
 from fuseplan.emit.register_loop import Totals, accumulated
+from fuseplan.emit.step import make_step
 from fuseplan.lower import Lowered
 
 
@@ -115,5 +116,5 @@ def _product(spec: KernelSpec, lowered: Lowered) -> Product | None:
     """The contraction of a kernel, if it has one."""
     for position, n in enumerate(spec.nodes):
         if lowered.graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-            return Product(spec, lowered, bodies.make_step(spec, lowered, position))
+            return Product(spec, lowered, make_step(spec, lowered, position))
     return None

@@ -21,6 +21,7 @@ from costmodel.graph import DimMap, DimRole
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from fuseplan import _compat
 from fuseplan.emit import body as bodies
+from fuseplan.emit.block_tile import first_index
 from fuseplan.lower import Lowered
 from fuseplan.warpgroup import LANES, WARPS, block_order, held
 
@@ -142,7 +143,7 @@ class BlockRefs:
         """The part of an array that is the tile's block, without dimensions of one."""
         window: list[Any] = []
         for axes in access.axes:
-            start = bodies.first_index(self.spec, axes, position, shifted=True)
+            start = first_index(self.spec, axes, position, shifted=True)
             extent = next((self.spec.axes[a].tile for a in axes if self.spec.axes[a].tile > 1), None)
             window.append(start if extent is None else pl.ds(start, extent))
         ref = self._refs[access.value]

@@ -15,8 +15,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from costmodel.kernel import KernelSpec
 from costmodel.memory import warpgroups
-from fuseplan.emit.body import Step
 from fuseplan.emit.mosaic_gpu_blocks import BlockRefs
+from fuseplan.emit.step import Step
 from fuseplan.lower import Lowered
 from fuseplan.warpgroup import SWIZZLED, held
 

@@ -11,8 +11,10 @@ from jax import numpy as jnp
 
 from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import KernelSpec
-from fuseplan.emit.body import BlockTile, Body, Step, first_index
+from fuseplan.emit.block_tile import BlockTile, first_index
+from fuseplan.emit.body import Body
 from fuseplan.emit.loop_tiles import LoopTile
+from fuseplan.emit.step import Step
 from fuseplan.ops.rule import Tile
 from fuseplan.trace import Equation, Primitive
 from fuseplan.warpgroup import held

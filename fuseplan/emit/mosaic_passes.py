@@ -16,11 +16,12 @@ from jax.experimental import pallas as pl
 from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import Access
 from fuseplan.emit import mosaic_blocks as blocks_of
-from fuseplan.emit.body import Blocks, Step
+from fuseplan.emit.body import Blocks
 from fuseplan.emit.loop_nest import Nest, neutral
 from fuseplan.emit.loop_tiles import Position
 from fuseplan.emit.mosaic_blocks import PASS
 from fuseplan.emit.pass_turn import PassTurn, Results
+from fuseplan.emit.step import Step
 from fuseplan.tiles import LANES
 
 

@@ -26,7 +26,7 @@ from fuseplan.emit.naming import kernel_name
 from fuseplan.lower import Lowered
 
 
-def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Mosaic kernel; see ``fuseplan.emit.emit``."""
     run: Callable[[Sequence[Any]], None]
     made_in: dict[int, int] = {}

@@ -14,9 +14,11 @@ import jax.numpy as jnp
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, block_shape
-from fuseplan.emit.body import Blocks, BlockTile, Step, put, scalar
+from fuseplan.emit.block_tile import BlockTile
+from fuseplan.emit.body import Blocks, put, scalar
 from fuseplan.emit.loop_nest import Nest, finish, finished
 from fuseplan.emit.loop_tiles import Position, aligned
+from fuseplan.emit.step import Step
 from fuseplan.loops.passes import Pass
 from fuseplan.ops.reduction import accumulator
 from fuseplan.trace import Literal

@@ -18,6 +18,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from fuseplan.emit import body as bodies
+from fuseplan.emit.block_tile import first_index, is_scattered, scattered_index, valid_extent
 from fuseplan.lower import Lowered
 
 
@@ -61,14 +62,14 @@ class BlockRefs:
     def _window(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
         """The slices of an array that are the tile's block, and the mask of what lies inside
         the array, or None."""
-        if any(bodies.is_scattered(self.spec, axes) for axes in access.axes):
+        if any(is_scattered(self.spec, axes) for axes in access.axes):
             return self._places(access, position)
         shape = self.spec.block_shape(access)
         window = []
         mask = None
         for dim, axes in enumerate(access.axes):
-            start = bodies.first_index(self.spec, axes, position)
-            limit = bodies.valid_extent(self.spec, axes, position)
+            start = first_index(self.spec, axes, position)
+            limit = valid_extent(self.spec, axes, position)
             if limit is not None:
                 inside = lax.broadcasted_iota(jnp.int32, shape, dim) < limit
                 mask = inside if mask is None else mask & inside
@@ -82,7 +83,7 @@ class BlockRefs:
         shape, sizes = self.spec.block_shape(access), self.lowered.avals[access.value].shape
         places, mask = [], None
         for dim, axes in enumerate(access.axes):
-            index, inside = bodies.scattered_index(self.spec, axes, position, shape, dim)
+            index, inside = scattered_index(self.spec, axes, position, shape, dim)
             if inside is not None:
                 mask = inside if mask is None else mask & inside
                 if self._interpret:  # It stores what is masked, too: outside the array that is dropped.

@@ -12,10 +12,11 @@ from typing import Any
 from jax import lax
 
 from costmodel.kernel import Access, block_shape
-from fuseplan.emit.body import Blocks, Step
+from fuseplan.emit.body import Blocks
 from fuseplan.emit.loop_nest import Nest, neutral
 from fuseplan.emit.loop_tiles import Position
 from fuseplan.emit.pass_turn import PassTurn, Results, Totals
+from fuseplan.emit.step import Step
 from fuseplan.emit.triton_blocks import BlockRefs
 from fuseplan.loops.passes import Pass
 

@@ -20,7 +20,8 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph
 from fuseplan.features import Features
 from fuseplan.loops.batches import batches_first
-from fuseplan.loops.nests import Nests, least_bytes
+from fuseplan.loops.kernel_nests import KernelNests
+from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
 from fuseplan.lower import Lowered
@@ -41,7 +42,7 @@ def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> L
     nothing."""
     first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
     found = _Streams(first or lowered, device, features).run()
-    if found is None and first is not None and Nests(first.graph, device, first).offers:
+    if found is None and first is not None and KernelNests(first.graph, device, first).offers:
         return first
     return found
 

@@ -6,7 +6,17 @@ from jax.extend import core as jex_core
 
 from costmodel.graph import Flops, OpKind
 from fuseplan.errors import InvalidArgumentError
-from fuseplan.ops import contraction, control, elementwise, indexing, movement, random, reduction, slices
+from fuseplan.ops import (
+    contraction,
+    control,
+    elementwise,
+    indexing,
+    movement,
+    random,
+    reduction,
+    scans,
+    slices,
+)
 from fuseplan.ops.rule import Rule, in_size, out_size, whole_space
 from fuseplan.trace import Equation
 
@@ -15,6 +25,7 @@ _RULES: dict[str, Rule] = {
     **movement.RULES,
     **slices.RULES,
     **reduction.RULES,
+    **scans.RULES,
     **contraction.RULES,
     **indexing.RULES,
     **control.RULES,

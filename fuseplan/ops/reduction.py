@@ -14,7 +14,7 @@ from jax.extend import core as jex_core
 
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.ops.composed import TOP_BIT, unsigned_greater
-from fuseplan.ops.folds import folded, scanned
+from fuseplan.ops.folds import folded
 from fuseplan.ops.rule import (
     MOSAIC_GPU,
     NONE,
@@ -24,9 +24,7 @@ from fuseplan.ops.rule import (
     Rule,
     Space,
     Tile,
-    bind,
     in_size,
-    known_dtypes,
     own_dims,
     reshaped,
 )
@@ -160,11 +158,13 @@ def _quantifier(
     )
 
 
-def _larger(a: Any, b: Any) -> Any:
+def larger(a: Any, b: Any) -> Any:
+    """The larger of two, as every backend can."""
     return jnp.where(unsigned_greater(a, b), a, b) if a.dtype == jnp.uint32 else jnp.maximum(a, b)
 
 
-def _smaller(a: Any, b: Any) -> Any:
+def smaller(a: Any, b: Any) -> Any:
+    """The smaller of two, as every backend can."""
     return jnp.where(unsigned_greater(b, a), a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
 
 
@@ -172,60 +172,18 @@ def _ones(dtype: Any) -> Any:
     return True if dtype == jnp.bool_ else np.asarray(~np.zeros((), dtype))[()]
 
 
-def _lowest(dtype: Any) -> Any:
+def lowest(dtype: Any) -> Any:
+    """What no number of a dtype is below."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf
     return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
 
 
-def _highest(dtype: Any) -> Any:
+def highest(dtype: Any) -> Any:
+    """What no number of a dtype is above."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.inf
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
-
-
-def _scan_space(eqn: Equation) -> Space:
-    """The result along the axis may depend on all of it."""
-    dims, dim_map = own_dims(eqn.in_avals[0].shape)
-    along = set(dim_map[int(eqn.params["axis"])])
-    roles = tuple(DimRole.WHOLE if i in along else DimRole.PARALLEL for i in range(len(dims)))
-    return Space(dims, roles, (dim_map,) * len(eqn.in_avals), (dim_map,) * len(eqn.out_avals))
-
-
-def _scan_flops(eqn: Equation) -> Flops:
-    """Of a row of ``n`` each element is combined in ``log2 n`` steps, in any parallel form."""
-    n = eqn.in_avals[0].shape[int(eqn.params["axis"])]
-    return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
-
-
-def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
-    """A result for each element of all before it, or behind it."""
-
-    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend in XLA:
-            return bind(tile, eqn, args)
-        x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
-        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
-        x = scanned(tile, x, dim, combine, eqn.params["reverse"])
-        return [x.astype(eqn.out_avals[0].dtype)]
-
-    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, MOSAIC_GPU, supports=_scan_supports)
-
-
-_LONGEST_SCAN = 4096
-"""Elements of a row that one block holds: each doubling is a step of the kernel's code."""
-
-
-def _scan_supports(eqn: Equation, backend: str) -> bool:
-    short = eqn.in_avals[0].shape[int(eqn.params["axis"])] <= _LONGEST_SCAN
-    return short and known_dtypes(eqn, backend)
-
-
-def _log_add(a: Any, b: Any) -> Any:
-    """``log(exp(a) + exp(b))``, also of infinities."""
-    top = jnp.maximum(a, b)
-    rest = jnp.where(a == b, 0.0, jnp.abs(a - b)).astype(top.dtype)
-    return top + lax.log1p(lax.exp(-rest))
 
 
 def _one_an_element(eqn: Equation) -> Flops:
@@ -283,19 +241,14 @@ def _arg_extremum(
 
 RULES: dict[str, Rule] = {
     "reduce_sum": _reduce(lambda a, b: a + b, lambda dtype: 0),
-    "reduce_max": _reduce(_larger, _lowest),
-    "reduce_min": _reduce(_smaller, _highest),
+    "reduce_max": _reduce(larger, lowest),
+    "reduce_min": _reduce(smaller, highest),
     "reduce_prod": _reduce(jnp.multiply, lambda dtype: 1, folds=True),
     "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1, _reduce(jnp.bitwise_and, _ones, folds=True)),
     "reduce_or": _quantifier(
         lax.reduce_max_p, jnp.maximum, 0, _reduce(jnp.bitwise_or, lambda dtype: 0, folds=True)
     ),
     "reduce_xor": _reduce(jnp.bitwise_xor, lambda dtype: 0, folds=True),
-    "argmax": _arg_extremum(lax.reduce_max, jnp.greater, _lowest),
-    "argmin": _arg_extremum(lax.reduce_min, jnp.less, _highest),
-    "cumsum": _scan(jnp.add, lambda dtype: 0),
-    "cumprod": _scan(jnp.multiply, lambda dtype: 1),
-    "cummax": _scan(_larger, _lowest),
-    "cummin": _scan(_smaller, _highest),
-    "cumlogsumexp": _scan(_log_add, _lowest),
+    "argmax": _arg_extremum(lax.reduce_max, jnp.greater, lowest),
+    "argmin": _arg_extremum(lax.reduce_min, jnp.less, highest),
 }
