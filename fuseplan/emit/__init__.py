@@ -26,14 +26,15 @@ def backends() -> tuple[str, ...]:
     return tuple(_MODULES)
 
 
-def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Callable[..., tuple[Any, ...]]:
     """The function that computes one kernel of a plan.
 
     It takes the arrays of ``emit.body.live_ins(spec)``, the distinct values that the kernel
     reads in order of first appearance, and returns those of ``spec.writes``, in order.
     Nothing is traced until it is called. ``interpret=True`` runs Pallas kernels on any
-    device, slowly; XLA groups ignore it. Raises ``UnknownNameError`` for a backend that is
-    not known.
+    device, slowly; those for a TPU also with the ``InterpretParams`` of
+    ``jax.experimental.pallas.tpu``, which tell races. XLA groups ignore it. Raises
+    ``UnknownNameError`` for a backend that is not known.
     """
     if spec.backend not in _MODULES:
         raise UnknownNameError(

@@ -161,6 +161,7 @@ GIVEN_UP: dict[str, set[str]] = {
     "mosaic_tpu": {"slice_strided", "pad_gaps"},
     "mosaic_gpu": {
         *table.QUANTIFIERS,
+        "select_by_row_of",
         *table.FOLDS,
         *table.FLOAT_FOLDS,
         *table.WINDOWS,
