@@ -21,6 +21,7 @@ from fuseplan.errors import ConstraintError, MemoryLimitError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import recompute
+from fuseplan.loops.splits import split_sums
 from fuseplan.loops.streams import along_streams
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.again import Within
@@ -75,7 +76,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
     elif _may_stream(options, clock.seconds.get("lower", 0.0)):
-        found = clock.time("streams", lambda: along_streams(lowered, options.device, options.features))
+        found = clock.time("streams", lambda: _for_kernels(lowered, options))
         lowered, scheduler = _possible(found, options) or (lowered, None)
     lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
     if again is not None:
@@ -100,6 +101,12 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
+
+
+def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
+    """The program as kernels gain by it: sums in steps, and large values computed again."""
+    split = split_sums(lowered, options.device, options.features)
+    return along_streams(split or lowered, options.device, options.features) or split
 
 
 def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Scheduler | None] | None:

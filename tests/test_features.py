@@ -50,6 +50,7 @@ WORTH = {
     "loop_nests": ("cpu", attention, *QKV),
     # Its backward pass is too far from its forward pass for one nest of both.
     "recompute": ("cpu", *flat(get_workload("gpt2_block_grad"))),
+    "splits": ("h200", *flat(get_workload("layernorm_grad"))),
     "packs": ("h200", lambda xs, rate: [x - rate * x for x in xs], [array(100)] * 5, array()),
 }
 

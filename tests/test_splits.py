@@ -1,0 +1,110 @@
+"""Sums down columns in two steps: the first of them in the kernel that has the rows on chip."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from costmodel.device import get_device
+from experiments.workloads import get_workload
+from fuseplan.check import check_plan
+from fuseplan.config import make_options
+from fuseplan.emit import xla
+from fuseplan.features import ALL_FEATURES
+from fuseplan.loops import splits
+from fuseplan.loops.splits import in_two_steps, split_sums
+from fuseplan.lower import lower
+from fuseplan.planner import plan_traced
+from fuseplan.runtime import make_runner
+from fuseplan.trace import trace
+from tests.emit_cases import layernorm
+from tests.quickly import run_quickly
+
+pytestmark = pytest.mark.one_python
+
+H200 = get_device("h200")
+
+
+def backward(x, g, dy):
+    return jax.vjp(layernorm, x, g, g)[1](dy)
+
+
+def two_columns(x):
+    y = jnp.tanh(x)
+    return y, y.sum((0, 1)), (y * y).sum((0, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_sum_in_two_steps_is_the_sum(dtype):
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((12, 48, 7)), dtype)
+    lowered = lower(trace(lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0, 1), out_sharding=None), x))
+    new = in_two_steps(lowered, {0: (1, 16)})
+    values = {new.graph.inputs[0]: x}
+    xla.run(new.equations, values)
+    (got,) = (values[v] for v in new.outputs)
+    assert (got.shape, got.dtype) == ((7,), x.dtype)
+    want = np.asarray(x, np.float64).sum((0, 1))
+    np.testing.assert_allclose(np.asarray(got, np.float64), want, 1e-2 if dtype == "bfloat16" else 1e-5)
+    # Partial sums of 16 bits would be rounded before they are added.
+    assert [v.dtype for v in new.graph.values if v.shape == (12, 3, 7)] == ["float32"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("rows", [76])
+@pytest.mark.parametrize("f", [backward, two_columns], ids=lambda f: f.__name__)
+def test_kernels_agree(f, rows, dtype, monkeypatch):
+    """On a device on which small arrays take long; of rows that are no power of two."""
+    monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
+    device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
+    rng = np.random.default_rng(0)
+    shapes = [(2, rows, 520)] if f is two_columns else [(2 * rows, 520), (520,), (2 * rows, 520)]
+    args = [jnp.asarray(rng.standard_normal(s), dtype) for s in shapes]
+    lowered, plan = plan_traced(trace(f, *args), make_options(device, "solver", deadline_s=3))
+    assert first_steps(plan)
+    assert check_plan(plan)
+    got = run_quickly(make_runner(lowered, plan, platform="cpu", interpret=True), *lowered.consts, *args)
+    want = f(*(a.astype("float32") for a in args))
+    tolerance = 2e-2 if dtype == "bfloat16" else 2e-4
+    for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+        scale = float(jnp.abs(y).max())
+        np.testing.assert_allclose(np.asarray(x, np.float32), y, tolerance, tolerance * scale)
+
+
+def first_steps(plan):
+    """First steps that share a kernel with other operations; no kernel has both steps of a sum."""
+    kernel = {n: k.spec.nodes for k in plan.kernels for n in k.spec.nodes}
+    assert all(kernel[first] != kernel[second] for first, second in plan.graph.waits)
+    return [first for first, _ in plan.graph.waits if len(kernel[first]) > 3]
+
+
+def test_a_layer_norm_reads_its_rows_once():
+    """Without, its gradient reads them three times: for the rows, and for either sum down columns."""
+    f, args = get_workload("layernorm_grad").build()
+    plan = fuseplan.make_plan(f, device="h200", deadline_s=100)(*args)
+    assert plan.status == "OPTIMAL"
+    assert len(first_steps(plan)) == 2
+    rows = 4096 * 768 * 4
+    assert 3.5 * rows <= plan.kernels[0].cost.hbm_bytes < 3.6 * rows
+    assert fuseplan.Plan.from_json(plan.to_json()).verify()
+
+
+def test_only_what_gains_is_split():
+    x = jax.ShapeDtypeStruct((4096, 768), "float32")
+    small = jax.ShapeDtypeStruct((64, 768), "float32")
+    for f, *args in (
+        (lambda x: x.sum(0), x),  # alone
+        (lambda x: (x.sum(1), jnp.exp(x)), x),  # along rows
+        (two_columns, jax.ShapeDtypeStruct((2, 32, 768), "float32")),
+        (lambda x: (jnp.tanh(x), jnp.tanh(x).sum(0)), small),
+    ):
+        assert split_sums(lower(trace(f, *args)), H200, ALL_FEATURES) is None
+    assert split_sums(
+        lower(trace(two_columns, jax.ShapeDtypeStruct((4, 1024, 768), "float32"))), H200, ALL_FEATURES
+    )
+    norm = lower(trace(*(lambda w: (w[0], *w[1]))(get_workload("layernorm_grad").build())))
+    assert split_sums(norm, get_device("tpu_v5e"), ALL_FEATURES) is None  # its grid runs in order
