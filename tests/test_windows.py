@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fuseplan.bits import bits
 from fuseplan.candidates import enumerate_groups
+from fuseplan.errors import Verdict
 from fuseplan.join import cyclic_sets
 from fuseplan.partition import components, crossable_edges
 from fuseplan.planners.base import Budget
@@ -61,6 +62,28 @@ def test_windows_only_ever_improve_and_leave_a_plan_that_can_run(seed):
         assert not cyclic_sets(space.successors(groups))
         assert all(is_connected(g, space.nodes(mask)) for mask in groups)
         assert improve(space, start, 0, float("inf")) == groups, "not the same plan twice"
+
+
+class OddPairs(Bytes):
+    """Kernels whose parts need not be kernels, as those that stream an axis: of two operations none has a
+    price whose ids add up to an odd number."""
+
+    def price(self, nodes):
+        if len(nodes) == 2 and sum(nodes) % 2:
+            return Verdict("on-chip", "a part of a kernel", nodes)
+        return super().price(nodes)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_window_may_cut_a_kernel_into_parts_of_no_price(seed):
+    g = web(30, seed, "eeeerc")
+    book = PriceBook(g, OddPairs(g, max_made=4))
+    for component in components(g, crossable_edges(g, book)):
+        space = Space(component, book)
+        start = heuristic_plan(space)
+        groups = improve(space, start, 0, float("inf"))
+        assert space.total(groups) <= space.total(start)
+        assert sum(groups) == space.everything
 
 
 def test_windows_find_what_the_heuristics_miss():
