@@ -32,6 +32,9 @@ _ELEMENTS_A_THREAD = 16
 leaves room for a dozen of them among the 255 that a thread may have (CUDA C++ Programming
 Guide, table "Technical Specifications per Compute Capability")."""
 
+_BLOCKS_A_THREAD = 8
+"""So many blocks of 16 registers each thread has at once, of 255."""
+
 _MAX_WARPS, _MAX_DOT_WARPS = 16, 8
 """A 128x128x64 bf16 matmul with its epilogue takes 128 registers a thread in 8 warps, without spills,
 as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
@@ -120,6 +123,8 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
         accesses += [Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)]
     largest = max(math.prod(spec.block_shape(a)) for a in accesses)
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
+    # What a pack reads, dozens of arrays, is loaded long before it is needed (tests/aot/test_compiled.py).
+    largest = max(largest, sum(math.prod(spec.block_shape(r)) for r in spec.reads) // _BLOCKS_A_THREAD)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
     if not dot:

@@ -13,6 +13,11 @@ from jax.experimental.pallas import triton as plgpu
 
 from experiments import compiled
 from experiments.compiler_reports import gpu_report, tpu_report
+from fuseplan.config import make_options
+from fuseplan.emit import emit
+from fuseplan.emit.body import live_ins
+from fuseplan.planner import plan_traced
+from fuseplan.trace import trace
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 
@@ -28,6 +33,24 @@ def test_no_kernel_spills(name, dtype):
         assert 0 < row.registers <= 255
         assert row.shared_bytes <= 232_448
         assert row.threads in (32, 64, 128, 256, 512)
+
+
+def adam(parameters, gradients, means, squares, rate):
+    means = [0.9 * m + 0.1 * g for m, g in zip(means, gradients, strict=True)]
+    squares = [0.99 * s + 0.01 * g * g for s, g in zip(squares, gradients, strict=True)]
+    steps = [rate * m / (jnp.sqrt(s) + 1e-8) for m, s in zip(means, squares, strict=True)]
+    return [p - step for p, step in zip(parameters, steps, strict=True)], means, squares
+
+
+def test_a_pack_of_many_arrays_does_not_spill():
+    vectors = [jax.ShapeDtypeStruct((768,), "float32")] * 12
+    args = (vectors, vectors, vectors, vectors, jax.ShapeDtypeStruct((), "float32"))
+    lowered, plan = plan_traced(trace(adam, *args), make_options("h200", "solver", deadline_s=100))
+    spec = max((kernel.spec for kernel in plan.kernels), key=lambda spec: len(spec.reads))
+    assert len(spec.reads) > 40
+    arrays = [jax.ShapeDtypeStruct(lowered.avals[v].shape, "float32") for v in live_ins(spec)]
+    (report,) = gpu_report(emit(spec, lowered), arrays, "h200").values()
+    assert report.spill_bytes == 0
 
 
 def test_vmem_is_within_what_is_modelled():
