@@ -98,6 +98,7 @@ def test_only_what_gains_is_split():
     small = jax.ShapeDtypeStruct((64, 768), "float32")
     for f, *args in (
         (lambda x: x.sum(0), x),  # alone
+        (lambda x: jnp.exp(x).sum(()), x),
         (lambda x: (x.sum(1), jnp.exp(x)), x),  # along rows
         (two_columns, jax.ShapeDtypeStruct((2, 32, 768), "float32")),
         (lambda x: (jnp.tanh(x), jnp.tanh(x).sum(0)), small),

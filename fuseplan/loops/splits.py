@@ -116,7 +116,7 @@ def _split_of(eqn: Equation, device: DeviceSpec) -> tuple[int, int] | None:
     if eqn.primitive is not lax.reduce_sum_p or eqn.is_set_apart or isinstance(eqn.inputs[0], Literal):
         return None
     aval, axes = eqn.in_avals[0], eqn.params["axes"]
-    if not aval.size or aval.ndim - 1 in axes or not jnp.issubdtype(aval.dtype, jnp.floating):
+    if not aval.size or not axes or aval.ndim - 1 in axes or not jnp.issubdtype(aval.dtype, jnp.floating):
         return None
     read_ps = aval.size * aval.dtype.itemsize * 10**12 // device.hbm_bytes_per_s
     dim = max(axes, key=lambda d: (aval.shape[d], d))
