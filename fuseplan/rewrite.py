@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -69,10 +70,9 @@ class Rewriter:
         outputs = tuple(o if isinstance(o, Literal) else self.ids[read(o)] for o in self.old.outputs)
         inputs = [self.ids[v, ORIGINAL] for v in self.old.graph.inputs]
         results = [o for o in outputs if not isinstance(o, Literal)]
-        places = self._places
-        waits = [
-            (c, d) for u, v in self.old.graph.waits for c in places.get(u, ()) for d in places.get(v, ())
-        ]
+        placed = defaultdict(list, self._places)
+        pairs = [(c, d) for u, v in self.old.graph.waits for c in placed[u] for d in placed[v]]
+        waits = [(c, d) for c, d in pairs if c < d]  # a copy that stands behind is another's
         graph = check_graph(make_graph(self.values, self.nodes, inputs, results, origins, waits))
         return replace(
             self.old,

@@ -20,6 +20,7 @@ from fuseplan.loops import splits
 from fuseplan.loops.splits import in_two_steps, split_sums
 from fuseplan.lower import lower
 from fuseplan.planner import plan_traced
+from fuseplan.rewrite import part
 from fuseplan.runtime import make_runner
 from fuseplan.trace import trace
 from tests.emit_cases import layernorm
@@ -52,6 +53,18 @@ def test_a_sum_in_two_steps_is_the_sum(dtype):
     np.testing.assert_allclose(np.asarray(got, np.float64), want, 1e-2 if dtype == "bfloat16" else 1e-5)
     # Partial sums of 16 bits would be rounded before they are added.
     assert [v.dtype for v in new.graph.values if v.shape == (12, 3, 7)] == ["float32"]
+
+
+def test_what_is_rewritten_again_keeps_its_steps_apart():
+    lowered = lower(trace(two_columns, jax.ShapeDtypeStruct((2, 64, 7), "float32")))
+    sums = {n: (1, 4) for n, node in enumerate(lowered.graph.nodes) if node.op == "reduce_sum"}
+    split = in_two_steps(lowered, sums)
+    again = part(split, range(len(split.graph.nodes)))
+    assert len(split.graph.waits) == 2
+    assert again.graph.waits == split.graph.waits
+    first, _ = split.graph.waits[0]
+    alone = part(split, [n for n in range(len(split.graph.nodes)) if n != first])
+    assert len(alone.graph.waits) == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
