@@ -39,7 +39,7 @@ class Rewriter:
         self.nodes: list[Node] = []
         self.equations: list[Equation] = []
         self.ids: dict[Item, int] = {}
-        self._places: dict[int, list[int]] = {}
+        self._places: defaultdict[int, list[int]] = defaultdict(list)
         """Where each old node stands now."""
         for v in old.graph.inputs:
             self._value((v, ORIGINAL), -1)
@@ -54,7 +54,7 @@ class Rewriter:
         """Node ``n`` as ``copy``, which reads ``read(v)`` for each of its inputs ``v``; its new id."""
         node, equation = self.old.graph.nodes[n], self.old.equations[n]
         new = len(self.nodes)
-        self._places.setdefault(n, []).append(new)
+        self._places[n].append(new)
         inputs = tuple([self.ids[read(v)] for v in node.inputs])
         operands = tuple(v if isinstance(v, Literal) else self.ids[read(v)] for v in equation.inputs)
         outputs = tuple([self._value((v, copy), new) for v in node.outputs])
@@ -62,16 +62,13 @@ class Rewriter:
         self.equations.append(replace(equation, inputs=operands, outputs=outputs))
         return new
 
-    def _placed(self, n: int) -> list[int]:
-        return self._places.get(n, [])
-
     def finish(self, read: Callable[[int], Item], origins: tuple[int, ...] = ()) -> Lowered:
         """The new program, whose results are ``read(v)`` for each old result ``v``."""
         outputs = tuple(o if isinstance(o, Literal) else self.ids[read(o)] for o in self.old.outputs)
         inputs = [self.ids[v, ORIGINAL] for v in self.old.graph.inputs]
         results = [o for o in outputs if not isinstance(o, Literal)]
-        placed = defaultdict(list, self._places)
-        pairs = [(c, d) for u, v in self.old.graph.waits for c in placed[u] for d in placed[v]]
+        places = self._places
+        pairs = [(c, d) for u, v in self.old.graph.waits for c in places[u] for d in places[v]]
         waits = [(c, d) for c, d in pairs if c < d]  # a copy that stands behind is another's
         graph = check_graph(make_graph(self.values, self.nodes, inputs, results, origins, waits))
         return replace(

@@ -21,11 +21,10 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, check_graph
 from fuseplan.features import Features
 from fuseplan.loops.offered import least_bytes
+from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.regions import Nodes
 from fuseplan.lower import Lowered, lower
-from fuseplan.planners import Budget, get_planner
 from fuseplan.rewrite import part
-from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
 from fuseplan.trace import Equation, Flat, Literal, Operand
 
@@ -99,8 +98,7 @@ class _Splits:
         return self._time_ps(split) * _GAIN[1] < self._time_ps(once) * _GAIN[0]
 
     def _time_ps(self, lowered: Lowered) -> int:
-        scheduler = Scheduler(lowered.graph, self.device, lowered, self.features)
-        return get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
+        return quick_ps(lowered, self.device, self.features)
 
 
 def _neighbours(graph: Graph, values: Iterable[int], min_bytes: int) -> list[int]:

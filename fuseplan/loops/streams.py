@@ -22,12 +22,11 @@ from fuseplan.features import Features
 from fuseplan.loops.batches import batches_first
 from fuseplan.loops.kernel_nests import KernelNests
 from fuseplan.loops.offered import least_bytes
+from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
 from fuseplan.lower import Lowered
-from fuseplan.planners import Budget, get_planner
 from fuseplan.rewrite import part
-from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
 
 _GAIN = (3, 4)
@@ -84,8 +83,7 @@ class _Streams:
         return self._pays[key]
 
     def _time_ps(self, lowered: Lowered) -> int:
-        scheduler = Scheduler(lowered.graph, self.device, lowered, self.features)
-        return get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
+        return quick_ps(lowered, self.device, self.features)
 
 
 class _Sides:
