@@ -32,6 +32,7 @@ _LAUNCH = re.compile(
     r"shared_memory: (?P<shared>\d+) bytes"
 )
 _CYCLES = re.compile(r"estimated_cycles: (\d+)\s+num_equivalent_hlos: (\d+)")
+_NOT_ESTIMATED = re.compile(r"estimated_cycles: 0\s.*opcode: \"fusion\"", re.DOTALL)
 _VMEM = re.compile(r'"memory_space":"1","offset":"\d+","size":"(\d+)"')
 
 
@@ -56,7 +57,7 @@ class TpuReport:
     vmem_bytes: int | None
     """The most that one of its operations may take; None where the compiler does not say."""
     cycles: int | None
-    """Estimated for all of its operations; None where they are not dumped."""
+    """Estimated for all of its operations; None where they are not dumped, or one has no estimate."""
     hbm_bytes: int
     """What XLA counts for its own operations; of a custom call, only what it writes."""
 
@@ -153,7 +154,8 @@ def tpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) ->
     cycles = None
     if _profiles:
         texts = [path.read_text() for path in Path(_profiles[-1]).glob("*.textproto")]
-        cycles = sum(int(c) * int(n) for text in texts for c, n in _CYCLES.findall(text))
+        if not any(map(_NOT_ESTIMATED.search, texts)):
+            cycles = sum(int(c) * int(n) for text in texts for c, n in _CYCLES.findall(text))
     vmem = [int(size) for size in _VMEM.findall(compiled.as_text())]
     costs = compiled.cost_analysis() or {}
     return TpuReport(max(vmem, default=None), cycles, int(costs.get("bytes accessed", 0)))
