@@ -10,15 +10,17 @@ from costmodel.graph import Graph, OpKind
 from costmodel.loads import Loads, load_key
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
+from costmodel.traffic import part_bytes
 
 
 class Floor:
     """``floor(nodes)``: picoseconds that every partition of ``nodes`` into kernels takes at
     least, by ``costmodel.roofline.estimate``.
 
-    One launch; every array from outside read once, every result needed outside written
-    once; every flop executed once. A sum of maxima is no less than the maximum of the
-    sums, so the bound holds for any number of kernels. Bitcasts alone are free: their
+    One launch; every array from outside read once (of one that slices read, what the least of
+    them takes), every result needed outside written once; every flop executed once. A sum of
+    maxima is no less than the maximum of the sums, so the bound holds for any number of
+    kernels. Bitcasts alone are free: their
     result counts as the array that they rename. Two operations on arrays or more are one tiled
     kernel, which waits for its first block, or at least two launches. A contraction of arrays
     from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``). But what is
@@ -43,6 +45,8 @@ class Floor:
                 for v in node.outputs:
                     root[v] = root[node.inputs[0]]
         self.nbytes = [value.nbytes for value in graph.values]
+        self.read_bytes = list(self.nbytes)
+        """Of each array, what whoever reads it reads of it at least."""
         self.origins = graph.origins or range(len(graph.nodes))
         name = list(range(len(graph.values)))  # one for all copies of an array
         for node, origin in zip(graph.nodes, self.origins, strict=True):
@@ -64,6 +68,9 @@ class Floor:
         self._beside: dict[int, dict[int, int]] = {}  # by reader, bits that it makes of each result
         alike: dict[object, Loads] = {}
         for node in graph.nodes:
+            if node.takes_part:
+                v = name[root[node.inputs[0]]]
+                self.read_bytes[v] = min(self.read_bytes[v], part_bytes(graph, node, node.inputs[0]))
             self.reads.append(() if node.bitcast else tuple({name[root[v]]: None for v in node.inputs}))
             self.writes.append(() if node.bitcast else node.outputs)
             self.made.append(tuple([name[v] for v in self.writes[-1]]))
@@ -123,7 +130,9 @@ class Floor:
             transcendental += t
         if not launched:
             return 0, 0
-        for v in read - made | written:
+        for v in read - made:
+            moved += self.read_bytes[v]
+        for v in written:
             moved += self.nbytes[v]
         device = self.device
         compute_ps = time_ps(vector, device.vector_flops_per_s)
@@ -137,7 +146,7 @@ class Floor:
                 memory_ps = max(memory_ps, self.wait_ps)
         if anchors:
             beside = (read - made).difference(*(self.reads[n] for n in anchors))
-            loads = sum(self.nbytes[v] for v in beside)
+            loads = sum(self.read_bytes[v] for v in beside)
             for n in anchors:
                 bits = max([b for reader, b in self._beside[n].items() if reader in inside], default=0)
                 tiled = together and launched > 1

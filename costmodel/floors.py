@@ -78,10 +78,11 @@ class Floors:
                 if amount:
                     total += here * amount
         for v, readers, makers in self._arrays:
-            crosses = some(readers) & ~some(makers)
+            moved += (some(readers) & ~some(makers)) * self._floor.read_bytes[v]
+            written = np.zeros(len(groups), np.bool_)
             for maker, joining in self._written[v]:
-                crosses |= inside[maker] if joining is None else inside[maker] & some(joining, outside)
-            moved += crosses * self._floor.nbytes[v]
+                written |= inside[maker] if joining is None else inside[maker] & some(joining, outside)
+            moved += written * self._floor.nbytes[v]
         device = self._floor.device
         compute_ps = _each(vector, lambda n: time_ps(n, device.vector_flops_per_s))
         compute_ps += _each(transcendental, lambda n: time_ps(n, device.transcendental_per_s))

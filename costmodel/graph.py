@@ -138,6 +138,8 @@ class Node:
     """Where in the user's code it comes from, as ``file:line (function)``."""
     reciprocal: bool = False
     """It is one, or another number, over a power of its operand: to multiply by it is to divide."""
+    takes_part: bool = False
+    """Standing alone it reads no more of its first operand than it makes: a slice, a gather."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
+from costmodel.graph import Graph, Node
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.passes import readers, walked_share
 
@@ -50,7 +50,7 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     if not spec.axes:  # XLA's own kernel: each array read once and whole
         read = 0
         for v in {access.value for access in spec.reads}:
-            read += values[v].nbytes
+            read += _read_bytes(graph, spec, v)
         return Traffic(read, written, read)
     hbm = loaded = 0
     served: set[int] = set()  # values whose first read has been paid, by another view of them
@@ -69,6 +69,24 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
             served.add(access.value)
         hbm += nbytes * fetches
     return Traffic(hbm, written, loaded)
+
+
+def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
+    """Bytes that XLA's own kernel reads of an array: all of it, but where it only takes parts."""
+    whole, parts = graph.values[v].nbytes, 0
+    for n in spec.nodes:
+        node = graph.nodes[n]
+        if v in node.inputs:
+            parts += part_bytes(graph, node, v)
+    return min(whole, parts)
+
+
+def part_bytes(graph: Graph, node: Node, v: int) -> int:
+    """Bytes that a node reads at least of an operand ``v``."""
+    whole = graph.values[v].nbytes
+    if not node.takes_part or v in node.inputs[1:]:
+        return whole
+    return min(whole, graph.values[node.outputs[0]].nbytes)
 
 
 def read_counts(

@@ -33,7 +33,8 @@ class Features:
     """Values that several kernels need are computed by each that gains from it; on the CPU, large ones
     for distant readers."""
     splits: bool = True
-    """On a GPU, sums down columns are made in two steps where the first of them joins another kernel."""
+    """On a GPU, sums down columns, and reductions with few results, are made in two steps where the first
+    of them joins another kernel."""
     packs: bool = True
     """Small kernels that have no more in common than a scalar are one kernel, on one core."""
 

@@ -151,8 +151,7 @@ def axis_roles(
             roles[depth[0]] = AxisRole.STREAMED
             yield tuple(roles)
         return
-    if any(parallel) or not streamable:
-        yield tuple(base)
+    yield tuple(base)
     for a in streamable:
         roles = list(base)
         roles[a] = AxisRole.STREAMED

@@ -80,6 +80,7 @@ class _Facts:
     temporaries: int
     signature: int
     reciprocal: bool
+    takes_part: bool
 
 
 class _Builder:
@@ -142,6 +143,7 @@ class _Builder:
                 facts.signature,
                 eqn.source,
                 facts.reciprocal,
+                facts.takes_part,
             )
         )
         self.equations.append(
@@ -186,6 +188,7 @@ class _Builder:
                 rule.temporaries,
                 int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big"),
                 _is_reciprocal(eqn),
+                name in ("slice", "dynamic_slice", "gather"),
             )
         return found
 

@@ -113,7 +113,8 @@ class Signatures:
         return repr((facts, inside, [self._arrays[a] for a in arrays]))
 
 
-_but_place = attrgetter(
-    *(f.name for f in fields(Node) if f.name not in ("id", "inputs", "outputs", "source", "reciprocal"))
-)
-"""Everything of a node but where it stands. That it is a reciprocal follows from the rest."""
+_ELSEWHERE = ("id", "inputs", "outputs", "source", "reciprocal", "takes_part")
+"""Where a node stands, and what follows from the rest of it."""
+
+_but_place = attrgetter(*(f.name for f in fields(Node) if f.name not in _ELSEWHERE))
+"""Everything of a node but where it stands."""

@@ -3,6 +3,8 @@
 import itertools
 import random
 
+import jax
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,6 +44,10 @@ def programs():
     b = GraphBuilder()
     x = b.input((6, 4))
     yield "only_a_bitcast", b.build(b.reshape(x, (24,)))
+    x = jax.ShapeDtypeStruct((64, 128), "float32")
+    yield "slices", lower(trace(lambda x: (jnp.exp(x[:8]) + x[8:16], x[3].sum(), -x[:, ::2]), x)).graph
+    rows = jax.ShapeDtypeStruct((5,), "int32")
+    yield "gathers", lower(trace(lambda x, i: (jnp.exp(x[i]), x[2 * i].sum(0)), x, rows)).graph
 
 
 @pytest.mark.parametrize("graph", [pytest.param(g, id=name) for name, g in programs()])

@@ -5,8 +5,11 @@ flops and 2 transcendentals a ps, 100 cores, 2 us a launch."""
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
+import jax
 import pytest
+from jax import lax
 
 from costmodel import (
     TEST_DEVICE,
@@ -22,6 +25,8 @@ from costmodel import (
     estimate,
     get_device,
 )
+from fuseplan.lower import lower
+from fuseplan.trace import trace
 from tests.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
 
 pytestmark = pytest.mark.one_python
@@ -204,6 +209,34 @@ class TestReReads:
         graph = add(100, 100)
         spec = dataclasses.replace(rows(graph, 16), axes=(Axis(100, P, 16), Axis(100, R, 128)))
         assert bytes_moved(graph, spec, TEST_DEVICE).hbm_read_bytes == 2 * 4 * 100 * 100
+
+
+class TestParts:
+    """What XLA's own kernels need not read: 128 columns of float32 are 512 bytes."""
+
+    @staticmethod
+    def read_bytes(f: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> int:
+        graph = lower(trace(f, *args)).graph
+        (node,) = (node for node in graph.nodes if node.takes_part)
+        return bytes_moved(graph, left_to_xla(graph, node.id), TEST_DEVICE).hbm_read_bytes
+
+    def test_of_what_is_sliced(self) -> None:
+        x = jax.ShapeDtypeStruct((1000, 128), "float32")
+        i = jax.ShapeDtypeStruct((), "int32")
+        assert self.read_bytes(lambda x: x[10:20], x) == 10 * 512
+        assert self.read_bytes(lambda x: x[:, 5], x) == 1000 * 4
+        assert self.read_bytes(lambda x, i: lax.dynamic_slice_in_dim(x, i, 10), x, i) == 10 * 512 + 4
+
+    def test_of_what_is_gathered(self) -> None:
+        table, rows = jax.ShapeDtypeStruct((1000, 128), "float32"), jax.ShapeDtypeStruct((7, 1), "int32")
+        many = jax.ShapeDtypeStruct((5000, 1), "int32")
+        dims = lax.GatherDimensionNumbers((1,), (0,), (0,))
+
+        def gather(table: jax.Array, rows: jax.Array) -> jax.Array:
+            return lax.gather(table, rows, dims, (1, 128))
+
+        assert self.read_bytes(gather, table, rows) == 7 * 512 + 7 * 4
+        assert self.read_bytes(gather, table, many) == 1000 * 512 + 5000 * 4
 
 
 class TestSequentialGrid:
