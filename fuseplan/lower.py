@@ -93,6 +93,8 @@ class _Builder:
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
         self.facts: dict[Any, _Facts] = {}
+        self.made: dict[tuple[int, tuple[int, ...]], int] = {}
+        """The node that makes something of some arrays."""
         self.describe = Describer()
         self.inputs = [self._value(number, -1) for number in flat.inputs]
 
@@ -122,14 +124,21 @@ class _Builder:
     def _emit(self, eqn: Equation) -> None:
         operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
-        outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
         facts = self._facts(eqn)
+        arrays = tuple([v for v in operands if not isinstance(v, Literal)])
+        if arrays and facts.kind != OpKind.OPAQUE:
+            # As XLA does; else the same array would be written twice (test_trace.py::test_the_same_twice_is_one_operation).
+            same = self.made.setdefault((id(facts), arrays), node_id)
+            if same != node_id:
+                self.ids.update(zip(eqn.outputs, self.nodes[same].outputs, strict=True))
+                return
+        outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
         self.nodes.append(
             Node(
                 node_id,
                 eqn.primitive.name,
                 facts.kind,
-                tuple([v for v in operands if not isinstance(v, Literal)]),
+                arrays,
                 outputs,
                 facts.space.dims,
                 facts.space.roles,

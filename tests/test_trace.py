@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fuseplan.config import make_options
+from fuseplan.lower import lower
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import make_runner
 from fuseplan.trace import Literal, trace
@@ -52,6 +53,24 @@ def test_scalars_of_literals_are_folded():
     scalars = [e for e in trace(f, X).equations if e.out_avals[0].ndim == 0]
     assert scalars == []
     np.testing.assert_allclose(run(f, X), jnp.var(X, axis=-1, ddof=1), rtol=1e-6)
+
+
+def test_the_same_twice_is_one_operation():
+    def f(x, y):
+        mask = jnp.arange(3) > 0, jnp.arange(3) > 0
+        kept = [jnp.where(m, x, 0.0) for m in mask]
+        return jnp.exp(x) + y, jnp.exp(x) - y, x > 0.0, x > -0.0, x > y, y > x, *kept, jnp.exp(x)
+
+    x, y = jnp.asarray([[0.0, jnp.nan, -2.0]]), jnp.ones((1, 3))
+    traced = trace(f, x, y)
+    lowered = lower(traced)
+    ops = [node.op for node in lowered.graph.nodes]
+    assert ops.count("exp") == 1
+    assert ops.count("gt") == 6  # of equal zeros and equal masks, too: each reader makes its own positions
+    lowered, plan = plan_traced(traced, make_options("h200"))
+    got = make_runner(lowered, plan, platform="cpu", interpret=True)(x, y)
+    for a, b in zip(got, f(x, y), strict=True):
+        np.testing.assert_array_equal(a, b)
 
 
 def test_an_inner_jaxpr_may_be_inlined_many_times():
