@@ -127,7 +127,7 @@ class _Builder:
         facts = self._facts(eqn)
         arrays = tuple([v for v in operands if not isinstance(v, Literal)])
         if arrays and facts.kind != OpKind.OPAQUE:
-            # As XLA does; else the same array would be written twice (test_trace.py::test_the_same_twice_is_one_operation).
+            # As XLA does: no array is written twice (test_trace.py::test_the_same_twice_is_one_operation).
             same = self.made.setdefault((id(facts), arrays), node_id)
             if same != node_id:
                 self.ids.update(zip(eqn.outputs, self.nodes[same].outputs, strict=True))
