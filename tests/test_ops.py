@@ -50,6 +50,11 @@ FLOPS = {
         (BATCH, Y),
         Flops(matrix=2 * 7 * 4 * 6 * 5),
     ),
+    "experts": (
+        lambda x, w: lax.ragged_dot(x, w, jnp.array([1, 3])),
+        (X, jax.ShapeDtypeStruct((2, 6, 5), "float32")),
+        Flops(matrix=2 * 4 * 6 * 5),
+    ),
     "convolution": (
         lambda x, k: lax.conv_general_dilated(x, k, (1, 1), "SAME"),
         (IMAGE, KERNEL),

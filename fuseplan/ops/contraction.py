@@ -12,7 +12,18 @@ from jax import lax
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from costmodel.products import exchanges
 from fuseplan.ops.reduction import accumulator, masked
-from fuseplan.ops.rule import XLA, Reduction, Rule, Space, Tile, known_dtypes, own_dims, reshaped
+from fuseplan.ops.rule import (
+    PALLAS,
+    XLA,
+    Reduction,
+    Rule,
+    Space,
+    Tile,
+    known_dtypes,
+    own_dims,
+    reshaped,
+    whole_space,
+)
 from fuseplan.trace import Equation
 
 _P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
@@ -205,6 +216,15 @@ def _conv_flops(eqn: Equation) -> Flops:
     return Flops(matrix=2 * eqn.out_avals[0].size * window)
 
 
+def _ragged_flops(eqn: Equation) -> Flops:
+    """Each row of the left meets the free columns of one group of the right."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    ((_, contract), (_, batch)), rhs = numbers.dot_dimension_numbers, eqn.in_avals[1]
+    bound = {*contract, *batch, *numbers.rhs_group_dimensions}
+    free = math.prod(n for d, n in enumerate(rhs.shape) if d not in bound)
+    return Flops(matrix=2 * eqn.in_avals[0].size * free)
+
+
 RULES: dict[str, Rule] = {
     "dot_general": Rule(
         OpKind.OUT_ELEMENTWISE_FUSABLE,
@@ -215,4 +235,5 @@ RULES: dict[str, Rule] = {
         supports=_dot_supports,
     ),
     "conv_general_dilated": Rule(OpKind.OUT_ELEMENTWISE_FUSABLE, _conv_space, _conv_flops, None),
+    "ragged_dot_general": Rule(OpKind.OPAQUE, whole_space, _ragged_flops, None, PALLAS),
 }
