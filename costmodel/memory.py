@@ -46,6 +46,10 @@ the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array la
 _WARPGROUP_SHARE = 2
 """A warpgroup is 128 threads of at most 255 registers: half of a core's file."""
 
+_ADDRESS_BYTES = 16 * 4 * 128
+"""What one has registers for beside its values: 16 a thread, or a 128x128 tile of bfloat16 that is computed
+with in float32 spills (tests/aot/test_compiled.py::test_what_one_warpgroup_holds_does_not_spill)."""
+
 
 def warpgroups(rows: int) -> int:
     """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
@@ -116,7 +120,8 @@ class Occupancy:
         registers = _largest(self._registers, nbytes)
         if self._warpgroups:
             count = 1 if self._rows is None else warpgroups(axes[self._rows].tile)
-            registers = registers * _WARPGROUP_SHARE // count
+            beside = _ADDRESS_BYTES if count == 1 else 0
+            registers = (registers + beside) * _WARPGROUP_SHARE // count
         return Footprint(_largest(self._onchip, nbytes), registers)
 
 

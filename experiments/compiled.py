@@ -44,7 +44,7 @@ from fuseplan.signature import Signatures
 Task = tuple[str, str, str]
 """A workload, a device and a dtype."""
 
-DEVICES = ("h200", "tpu_v5e", "tpu_v6e")
+DEVICES = ("h200", "h200:mosaic_gpu", "tpu_v5e", "tpu_v6e")
 DTYPES = ("float32", "bfloat16")
 
 

@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized .* in the function '(?P<name>[^']+)'")
+_KERNEL_HASH = re.compile(r'kernel_hash = "((?:\\.|[^"\\])*)"')
+_MOSAIC = "_mosaic_gpu_kernel"
+"""What Mosaic GPU adds to a kernel's name."""
+
 _LAUNCH = re.compile(
     r"(?P<name>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<threads>\d+)[\d, ]*\]\s*"
     r"shared_memory: (?P<shared>\d+) bytes"
@@ -44,8 +49,9 @@ class GpuReport:
     """Of a thread."""
     spill_bytes: int
     """Stored to local memory by a thread, loads not counted."""
-    shared_bytes: int
-    threads: int
+    shared_bytes: int | None
+    """None, as ``threads``, of a kernel by Mosaic GPU, which launches it itself."""
+    threads: int | None
     serialized: bool
     """Whether ``ptxas`` gives up running the tensor cores beside the rest (C7514)."""
 
@@ -83,36 +89,75 @@ def gpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) ->
     Raises what the compiler raises for a kernel that it refuses.
     """
     with tempfile.TemporaryDirectory() as folder:
-        compile_for(
-            kernel,
-            *avals,
-            device=device,
-            xla_dump_to=folder,
-            xla_gpu_dump_llvmir=True,
-            xla_dump_hlo_pass_re="^$",
-            xla_dump_emitter_re="ptx",
-        )
+        with _printed_by_mosaic() as printed:
+            compiled = compile_for(
+                kernel,
+                *avals,
+                device=device,
+                xla_dump_to=folder,
+                xla_gpu_dump_llvmir=True,
+                xla_dump_hlo_pass_re="^$",
+                xla_dump_emitter_re="ptx",
+            )
+            said = _remembered(compiled.as_text(), printed())
         launches = {
             found["name"]: found
             for path in Path(folder).glob("*thunk_sequence.txt")
             for found in _LAUNCH.finditer(path.read_text())
         }
-        said = "".join(_assembled(path, device) for path in sorted(Path(folder).glob("*.ptx")))
+        said += "".join(_assembled(path, device) for path in sorted(Path(folder).glob("*.ptx")))
     serialized = {found["name"] for found in _SERIALIZED.finditer(said)}
-    return {
-        name: GpuReport(
-            registers, spill_bytes, int(launch["shared"]), int(launch["threads"]), name in serialized
-        )
-        for name, registers, spill_bytes in _functions(said)
-        if (launch := launches.get(name)) is not None
-    }
+    reports = {}
+    for name, registers, spill_bytes in _functions(said):
+        launch = launches.get(name)
+        shared, threads = (int(launch["shared"]), int(launch["threads"])) if launch else (None, None)
+        if launch or name.endswith(_MOSAIC):
+            report = GpuReport(registers, spill_bytes, shared, threads, name in serialized)
+            reports[name.removesuffix(_MOSAIC)] = report
+    return reports
+
+
+_said_of: dict[str, str] = {}
+"""What was said of a kernel by Mosaic GPU when it was assembled, which is once a process."""
+
+
+def _remembered(program: str, said: str) -> str:
+    kernel = _KERNEL_HASH.search(program)
+    if kernel and said:
+        _said_of[kernel[1]] = said
+    return _said_of.get(kernel[1], "") if kernel else said
+
+
+@contextmanager
+def _printed_by_mosaic() -> Iterator[Callable[[], str]]:
+    """What ``ptxas -v`` says of kernels by Mosaic GPU, which are assembled in this process and printed to
+    its standard output: a function that has it, once they are."""
+    variable = "MOSAIC_GPU_DUMP_PTXAS"
+    before = os.environ.get(variable)
+    os.environ[variable] = "1"
+    sys.stdout.flush()
+    kept = os.dup(1)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 1)
+
+        def said() -> str:
+            file.seek(0)
+            return file.read().decode(errors="replace")
+
+        try:
+            yield said
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
+            os.environ.pop(variable) if before is None else os.environ.update({variable: before})
 
 
 def _assembled(path: Path, device: str) -> str:
     """What ``ptxas -v`` says of a file of PTX."""
     if not path.stat().st_size:
         return ""
-    command = [find_ptxas(), "-v", f"-arch={_ARCHITECTURE[device]}", str(path), "-o", os.devnull]
+    architecture = _ARCHITECTURE[device.partition(":")[0]]
+    command = [find_ptxas(), "-v", f"-arch={architecture}", str(path), "-o", os.devnull]
     return subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stderr
 
 
