@@ -12,7 +12,7 @@ faster so. That is tried on the set alone, and once for all sets of one structur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from costmodel.axes import Conflict, GroupAxes, compose, unify
@@ -25,6 +25,7 @@ from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.loops.steps import along_several, in_steps
 from fuseplan.lower import Lowered
 from fuseplan.rewrite import part
 from fuseplan.signature import Signatures
@@ -52,38 +53,54 @@ class _Streams:
         self.device, self.features = device, features
         self.signatures = Signatures(lowered.graph)
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
-        self._pays: dict[object, bool] = {}
+        self._pays: dict[object, Nodes | None] = {}
 
     def run(self) -> Lowered | None:
         graph, backend = self.graph, self.device.backend
         copies: Copies = {}
         taken: set[int] = set()
+        steps: list[int] = []
         for is_large in levels(graph, least_bytes(self.device)):
             for group in tied(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue
                 found = _Sides(graph, group, is_large, self.positions, backend).copies()
-                if len(found) > 1 and self._gains(group, found):
+                gaining = self._gaining(group, found) if len(found) > 1 else None
+                if gaining is not None:
                     copies |= found
                     taken.update(group)
-        return rewritten(self.lowered, copies) if copies else None
+                    steps += gaining
+        return _again(self.lowered, copies, steps) if copies else None
 
-    def _gains(self, group: Nodes, copies: Copies) -> bool:
+    def _gaining(self, group: Nodes, copies: Copies) -> Nodes | None:
+        """The contractions that are made in steps, where copies gain; None where they do not."""
         inside = _with_small(self.graph, group, self.device.backend)
         nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
         place = {n: i for i, n in enumerate(nodes)}
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
         key = (self.signatures.of(nodes).key, tuple(here.items()))
         if key not in self._pays:
-            again_ps = self._time_ps(rewritten(part(self.lowered, nodes), here))
             # What lies before and after the rest of a network shares no kernel.
             apart = stages(self.graph, nodes, self.device.backend)
             once_ps = sum(self._time_ps(part(self.lowered, some)) for some in apart)
-            self._pays[key] = again_ps * _GAIN[1] < once_ps * _GAIN[0]
-        return self._pays[key]
+            several = [n for side in copies for n in side if along_several(self.lowered.equations[n])]
+            ways = dict.fromkeys([(), tuple(place[n] for n in several)])
+            times = {way: self._time_ps(_again(part(self.lowered, nodes), here, way)) for way in ways}
+            best = min(times, key=times.__getitem__)
+            self._pays[key] = best if times[best] * _GAIN[1] < once_ps * _GAIN[0] else None
+        found = self._pays[key]
+        return None if found is None else tuple(nodes[i] for i in found)
 
     def _time_ps(self, lowered: Lowered) -> int:
         return quick_ps(lowered, self.device, self.features)
+
+
+def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:
+    """``lowered`` with ``copies`` in it, and the contractions ``steps`` in steps."""
+    if steps:
+        lowered, ids = in_steps(lowered, steps)
+        copies = {tuple(ids[n] for n in side): tuple(ids[n] for n in some) for side, some in copies.items()}
+    return rewritten(lowered, copies)
 
 
 class _Sides:
