@@ -27,7 +27,7 @@ from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import program_of
 from fuseplan.loops.ranges import walked_in_ranges
 from fuseplan.loops.regions import regions
-from fuseplan.loops.streams import along_streams
+from fuseplan.loops.streams import along_streams, with_less_memory
 from fuseplan.lower import lower
 from fuseplan.trace import trace
 from tests.nest_cases import CASES, D, M, N, normal, with_gradient
@@ -143,6 +143,22 @@ def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
     want = f(*args)
     for v, x in zip(lowered.outputs, jax.tree.leaves(want), strict=True):
         assert_close(np.asarray(values[v]), np.asarray(x), 2e-4, 2e-5, name)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy_gradient", "gradient of masked"])
+def test_programs_that_need_less_memory(name, small_tiles):
+    """The same results, by products that stand and by products that are computed again."""
+    f, args = CASES[name]
+    args = in_float32(args)
+    lowered = lower(trace(f, *args))
+    programs = list(with_less_memory(lowered, get_device("h200"), ALL_FEATURES))
+    counts = [sum(n.flops.matrix > 0 for n in p.graph.nodes) for p in (lowered, *programs)]
+    assert counts[0] == counts[1] < counts[2]
+    for program in programs:
+        assert len(program.graph.nodes) > len(lowered.graph.nodes)
+        values = evaluated(program, args)
+        for v, x in zip(program.outputs, jax.tree.leaves(f(*args)), strict=True):
+            assert_close(np.asarray(values[v]), np.asarray(x), 2e-4, 2e-5, name)
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])

@@ -12,12 +12,12 @@ faster so. That is tried on the set alone, and once for all sets of one structur
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 
 from costmodel.axes import Conflict, GroupAxes, compose, unify
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimRole, Graph
+from costmodel.graph import DimRole, Graph, OpKind
 from fuseplan.features import Features
 from fuseplan.loops.batches import batches_first
 from fuseplan.loops.kernel_nests import KernelNests
@@ -47,6 +47,16 @@ def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> L
     return found
 
 
+def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
+    """``lowered`` with all large values computed again that can be, whatever time that takes: by each
+    contraction what follows from the results of others, and then these, too."""
+    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    for products in (False, True):
+        found = _Streams(first or lowered, device, features).run(products, gains_only=False)
+        if found is not None:
+            yield found
+
+
 class _Streams:
     def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features) -> None:
         self.lowered, self.graph = lowered, lowered.graph
@@ -55,7 +65,8 @@ class _Streams:
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
         self._pays: dict[object, Nodes | None] = {}
 
-    def run(self) -> Lowered | None:
+    def run(self, products: bool = True, gains_only: bool = True) -> Lowered | None:
+        """The program with copies of large values; without ``products``, these stand in memory."""
         graph, backend = self.graph, self.device.backend
         copies: Copies = {}
         taken: set[int] = set()
@@ -64,8 +75,9 @@ class _Streams:
             for group in tied(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue
-                found = _Sides(graph, group, is_large, self.positions, backend).copies()
-                gaining = self._gaining(group, found) if len(found) > 1 else None
+                sides = _Sides(graph, group, is_large, self.positions, backend)
+                found = sides.copies() if products else sides.between_products()
+                gaining = None if len(found) < 2 else self._gaining(group, found) if gains_only else ()
                 if gaining is not None:
                     copies |= found
                     taken.update(group)
@@ -128,6 +140,15 @@ class _Sides:
                 found[side] = self._chain(side)
         return found
 
+    def between_products(self) -> Copies:
+        """For each contraction, what leads to it from the results of others, but for those and for what
+        sums up."""
+        cheap = {n for n in self.group if self.graph.nodes[n].kind <= OpKind.INJECTIVE}
+        products = [n for n in self.group if self.graph.nodes[n].flops.matrix]
+        stand = set(self.group) - cheap
+        chains = {(n,): self._chain((n,), stand) for n in products}
+        return {side: chain for side, chain in chains.items() if chain}
+
     def _used_up(self) -> bool:
         """Whether no large value is wanted as a whole."""
         inside = set(self.group)
@@ -153,7 +174,7 @@ class _Sides:
                 sinks.setdefault(frozenset(held & reduced), []).append(n)
         return list(sinks.values())
 
-    def _chain(self, sinks: Nodes | list[int]) -> Nodes:
+    def _chain(self, sinks: Nodes | list[int], stand: Set[int] = frozenset()) -> Nodes:
         wanted = [
             producer
             for n in sinks
@@ -161,7 +182,7 @@ class _Sides:
             if (producer := self.graph.values[v].producer) >= 0
             and (self._is_large(v) or self._positions[producer])
         ]
-        return chain_of(self.graph, wanted, set(sinks), self.is_large, self._positions, self.backend)
+        return chain_of(self.graph, wanted, {*sinks, *stand}, self.is_large, self._positions, self.backend)
 
     def _stages(self, sinks: list[int], leading: Nodes) -> Iterator[Nodes]:
         wanted = set(sinks)
