@@ -60,6 +60,11 @@ def causal_attention_vjp(q: Array, k: Array, v: Array, cotangent: Array) -> tupl
     return _with_gradients(causal_attention, q, k, v, cotangent)
 
 
+def grouped_attention_vjp(q: Array, k: Array, v: Array, cotangent: Array) -> tuple[Array, ...]:
+    """Grouped queries and their three gradients: ``out, dq, dk, dv``."""
+    return _with_gradients(grouped_attention, q, k, v, cotangent)
+
+
 def exact_causal_rows(args: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
     """Rows of causal attention of one batch element in float64 NumPy, one head at a time:
     ``out[0, rows]``, of shape ``[R, H, D]``."""

@@ -19,6 +19,8 @@ from experiments.workload import (
     heads_args,
 )
 
+_SMALL_HEADS = {"batch": 2, "tokens": 133, "heads": 4, "width": 10}
+
 
 def _attention(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
     sizes = {"batch": 1, "tokens": 4096, "heads": 8, "width": 64}
@@ -27,9 +29,13 @@ def _attention(name: str, description: str, f: Program, cotangent: bool = False)
     return Workload(name, description, sizes, {"batch": 2, "tokens": 133, "heads": 3, "width": 10}, make)
 
 
-def _grouped(dtype: str, batch: int, tokens: int, heads: int, shared: int, width: int) -> Built:
-    keys = array(dtype, batch, tokens, shared, width)
-    return attention.grouped_attention, (array(dtype, batch, tokens, heads, width), keys, keys)
+def _grouped(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
+    def make(dtype: str, batch: int, tokens: int, heads: int, shared: int, width: int) -> Built:
+        queries, keys = (array(dtype, batch, tokens, n, width) for n in (heads, shared))
+        return f, (queries, keys, keys, queries)[: 3 + cotangent]
+
+    sizes = {"batch": 1, "tokens": 4096, "heads": 8, "shared": 2, "width": 64}
+    return Workload(name, description, sizes, {**_SMALL_HEADS, "shared": 2}, make)
 
 
 def _window(dtype: str, batch: int, tokens: int, heads: int, width: int, window: int) -> Built:
@@ -62,7 +68,6 @@ def _block_train(dtype: str, heads: int, **sizes: int) -> Built:
     return partial(gpt2.block_train_step, heads=heads), (params, state, x, x)
 
 
-_SMALL_HEADS = {"batch": 2, "tokens": 133, "heads": 4, "width": 10}
 _BLOCK = {"width": 768, "heads": 12, "tokens": 2048, "batch": 1}
 _SMALL_BLOCK = {"width": 30, "heads": 3, "tokens": 133, "batch": 2}
 _POINTS = 20_000
@@ -73,13 +78,9 @@ _ALL = (
     _attention("causal_attention_vjp", "causal attention and its three gradients",
                attention.causal_attention_vjp, True),
     _attention("alibi_attention", "causal attention with ALiBi's linear bias", attention.alibi_attention),
-    Workload(
-        "grouped_attention",
-        "causal attention, 4 query heads to each key head",
-        {"batch": 1, "tokens": 4096, "heads": 8, "shared": 2, "width": 64},
-        {**_SMALL_HEADS, "shared": 2},
-        _grouped,
-    ),
+    _grouped("grouped_attention", "causal attention, 4 query heads to each key head",
+             attention.grouped_attention),
+    _grouped("grouped_attention_vjp", "it and its three gradients", attention.grouped_attention_vjp, True),
     Workload(
         "window_attention",
         "causal attention to the last 512 keys",

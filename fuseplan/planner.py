@@ -22,7 +22,7 @@ from fuseplan.loops.columns import by_columns
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import recompute
 from fuseplan.loops.splits import split_sums
-from fuseplan.loops.streams import along_streams
+from fuseplan.loops.streams import along_streams, with_less_memory
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.again import Within
 from fuseplan.memory.limit import plan_within
@@ -68,7 +68,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     clock = clock or Clock()
     # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
-    scheduler = again = None
+    whole, scheduler, again = lowered, None, None
     if options.device.backend == "xla" and options.planner != "unfused":
         min_bytes = least_bytes(options.device)
         columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
@@ -78,7 +78,9 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     elif _may_stream(options, clock.seconds.get("lower", 0.0)):
         found = clock.time("streams", lambda: _for_kernels(lowered, options))
         lowered, scheduler = _possible(found, options) or (lowered, None)
-    lowered, plan = _attempt(lowered, _until(expires_at, options), clock, scheduler)
+    # Within a limit, time is left for programs that need less memory.
+    has_leaner = _has_limit(options) and _may_stream(options, clock.seconds.get("lower", 0.0))
+    lowered, plan = _attempt(lowered, _until(expires_at, options, 1 + has_leaner), clock, scheduler)
     if again is not None:
         _, other = _attempt(again[0], _until(expires_at, options), clock, again[1])
         if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
@@ -96,11 +98,28 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
                 known = already_optimal(plan.stats.certified)
                 plan = replace(plan, notes=tuple(note for note in plan.notes if note != known))
                 plan = replace(plan, stats=replace(plan.stats, certified=""))
+    if isinstance(plan, MemoryLimitError) and has_leaner:
+        lowered, plan = _within_less(whole, plan, options, expires_at, clock)
     if isinstance(plan, MemoryLimitError):
         raise plan
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
+
+
+def _within_less(
+    lowered: Lowered, error: MemoryLimitError, options: Options, expires_at: float, clock: Clock
+) -> tuple[Lowered, Plan | MemoryLimitError]:
+    """The fastest plan of the programs that need less memory than ``lowered``, which has none."""
+    best: tuple[Lowered, Plan | MemoryLimitError] = lowered, error
+    programs = [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
+    for shares, possible in zip(range(len(programs), 0, -1), programs, strict=True):
+        if possible is None:
+            continue
+        program, plan = _attempt(possible[0], _until(expires_at, options, shares), clock, possible[1])
+        if _time_ps(plan) < _time_ps(best[1]):
+            best = program, plan
+    return best
 
 
 def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
@@ -121,10 +140,14 @@ def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Sched
     return lowered, scheduler
 
 
-def _until(expires_at: float, options: Options) -> Options:
-    """``options`` with the time that is left: never 0 where more was asked for, so that the notes
-    do not say that it was 0."""
-    left = left_s(expires_at) if options.deadline_s > 0 else 0.0
+def _has_limit(options: Options) -> bool:
+    return options.constraints is not None and options.constraints.max_peak_bytes is not None
+
+
+def _until(expires_at: float, options: Options, shares: int = 1) -> Options:
+    """``options`` with the time that is left, or one of ``shares`` of it: never 0 where more was asked
+    for, so that the notes do not say that it was 0."""
+    left = left_s(expires_at) / shares if options.deadline_s > 0 else 0.0
     return replace(options, deadline_s=left)
 
 

@@ -62,6 +62,30 @@ class Rewriter:
         self.equations.append(replace(equation, inputs=operands, outputs=outputs))
         return new
 
+    def put(self, n: int, by: Lowered) -> int:
+        """``by``, a program of the arrays that node ``n`` reads, in its place; the id of its first node."""
+        old, equation = self.old.graph.nodes[n], self.old.equations[n]
+        first = len(self.nodes)
+        ids = {v: self.ids[u, ORIGINAL] for v, u in zip(by.graph.inputs, old.inputs, strict=True)}
+        results = dict(zip(by.graph.outputs, old.outputs, strict=True))
+        for node, eqn in zip(by.graph.nodes, by.equations, strict=True):
+            new = len(self.nodes)
+            self._places[n].append(new)
+            for v in node.outputs:
+                ids[v] = len(self.values)
+                self.values.append(replace(by.graph.values[v], id=ids[v], producer=new))
+                self.avals.append(by.avals[v])
+                if v in results:
+                    self.ids[results[v], ORIGINAL] = ids[v]
+            inputs, outputs = tuple([ids[v] for v in node.inputs]), tuple([ids[v] for v in node.outputs])
+            operands = tuple(v if isinstance(v, Literal) else ids[v] for v in eqn.inputs)
+            self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs, source=old.source))
+            self.equations.append(
+                replace(equation, primitive=eqn.primitive, params=eqn.params, inputs=operands,
+                        outputs=outputs, in_avals=eqn.in_avals, out_avals=eqn.out_avals)
+            )  # fmt: skip
+        return first
+
     def finish(self, read: Callable[[int], Item], origins: tuple[int, ...] = ()) -> Lowered:
         """The new program, whose results are ``read(v)`` for each old result ``v``."""
         outputs = tuple(o if isinstance(o, Literal) else self.ids[read(o)] for o in self.old.outputs)

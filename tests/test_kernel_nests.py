@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -26,10 +27,10 @@ from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import program_of
 from fuseplan.loops.ranges import walked_in_ranges
 from fuseplan.loops.regions import regions
-from fuseplan.loops.streams import along_streams
+from fuseplan.loops.streams import along_streams, with_less_memory
 from fuseplan.lower import lower
 from fuseplan.trace import trace
-from tests.nest_cases import CASES, normal
+from tests.nest_cases import CASES, D, M, N, normal, with_gradient
 from tests.nests import assert_close, describe
 from tests.quickly import run_quickly
 
@@ -92,7 +93,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(tiles, "SUBLANES", 1)
 
 
-# Its queries would be split in the last two dimensions, which Mosaic lays out.
+# Of its few scores nothing is gained on a TPU: test_heads_that_share_keys has it.
 ON_TPUS = [name for name in NAMES if name != "gradient of grouped"]
 
 
@@ -107,6 +108,57 @@ def test_agrees(name, device, small_tiles):
     values = evaluated(lowered, args)
     for spec in specs:
         check(spec, lowered, values)
+
+
+def heads_inside(q, k, v):
+    """Causal, with the heads of a query beside each other, as a projection makes them."""
+    s = jnp.einsum("qhgd,khd->hgqk", q, k)
+    s = jnp.where(jnp.arange(q.shape[0])[:, None] >= jnp.arange(k.shape[0]), s, -jnp.inf)
+    return jnp.einsum("hgqk,khd->qhgd", jax.nn.softmax(s, -1), v)
+
+
+SHARED_KEYS = {
+    "heads_outside": CASES["gradient of grouped"],
+    "heads_inside": (
+        with_gradient(heads_inside),
+        (normal(M, 3, 2, D), normal(N, 3, D), normal(N, 3, D, seed=1), normal(M, 3, 2, D, seed=2)),
+    ),
+}
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+@pytest.mark.parametrize("name", SHARED_KEYS)
+def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
+    """The gradient by keys is streamed for each head of queries, and then summed up."""
+    monkeypatch.setattr(streams, "quick_ps", lambda lowered, *_: -len(lowered.graph.nodes))
+    f, args = SHARED_KEYS[name]
+    args = in_float32(args)
+    lowered, specs = in_kernels(f, args, get_device(device))
+    assert max(spec.axes[spec.streamed].size for spec in specs) == N
+    by_keys = [s for s in specs if s.axes[s.streamed].size == M]
+    assert {len(s.writes) for s in by_keys} == {2}, "both gradients are of one kernel"
+    values = evaluated(lowered, args)
+    for spec in (specs[0], *by_keys[:2]):
+        check(spec, lowered, values)
+    want = f(*args)
+    for v, x in zip(lowered.outputs, jax.tree.leaves(want), strict=True):
+        assert_close(np.asarray(values[v]), np.asarray(x), 2e-4, 2e-5, name)
+
+
+@pytest.mark.parametrize("name", ["cross_entropy_gradient", "gradient of masked"])
+def test_programs_that_need_less_memory(name, small_tiles):
+    """The same results, by products that stand and by products that are computed again."""
+    f, args = CASES[name]
+    args = in_float32(args)
+    lowered = lower(trace(f, *args))
+    programs = list(with_less_memory(lowered, get_device("h200"), ALL_FEATURES))
+    counts = [sum(n.flops.matrix > 0 for n in p.graph.nodes) for p in (lowered, *programs)]
+    assert counts[0] == counts[1] < counts[2]
+    for program in programs:
+        assert len(program.graph.nodes) > len(lowered.graph.nodes)
+        values = evaluated(program, args)
+        for v, x in zip(program.outputs, jax.tree.leaves(f(*args)), strict=True):
+            assert_close(np.asarray(values[v]), np.asarray(x), 2e-4, 2e-5, name)
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
@@ -163,16 +215,25 @@ def plan_of(name, device, **options):
 def test_no_scores_are_stored(name, kernels, device):
     """Attention is a kernel that streams its keys, and its gradient one by queries and one by keys."""
     plan = plan_of(name, device)
+    assert_no_scores(plan, kernels)
+    without = plan_of(name, device, features=Features(loop_nests=False))
+    assert 2 * plan.objective_ps < without.objective_ps
+    assert plan.verify().status == "verified"
+    assert Plan.from_json(plan.to_json()) == plan
+
+
+def assert_no_scores(plan, kernels):
     products = [k for k in plan.kernels if any(plan.graph.nodes[n].flops.matrix for n in k.spec.nodes)]
     assert len(products) == kernels
     assert all(k.spec.passes and k.spec.walked for k in products)
     written = [plan.graph.values[w.value].size for k in plan.kernels for w in k.spec.writes]
     assert max(written) < 4096 * 4096
     assert plan.status == "OPTIMAL"
-    without = plan_of(name, device, features=Features(loop_nests=False))
-    assert 2 * plan.objective_ps < without.objective_ps
-    assert plan.verify().status == "verified"
-    assert Plan.from_json(plan.to_json()) == plan
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_no_scores_are_stored_of_heads_that_share_keys(device):
+    assert_no_scores(plan_of("grouped_attention_vjp", device), 2)
 
 
 def test_a_gate_and_what_it_gates_share_a_loop(small_tiles):

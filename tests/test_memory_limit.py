@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.device import TEST_DEVICE
+from experiments.functions import linear_cross_entropy_grad
 from fuseplan.check import check_plan
 from fuseplan.config import Options, make_options
 from fuseplan.constraints import Constraints, Resolved
@@ -384,6 +385,23 @@ def test_of_two_graphs_the_one_that_fits_is_taken(monkeypatch):
     with pytest.raises(MemoryLimitError) as caught:
         planner.plan_best(lowered, options)
     assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)
+
+
+def test_what_follows_from_products_is_computed_again_under_a_limit():
+    """Logits stand once, and their gradient in no array: each of its contractions computes it."""
+    x, w, labels = (
+        jax.ShapeDtypeStruct(shape, dtype)
+        for shape, dtype in (((4096, 256), "float32"), ((256, 16_384), "float32"), ((4096,), "int32"))
+    )
+    logits = 4096 * 16_384
+    most = 3 * 4 * logits // 2
+    options = make_options("h200", "solver", deadline_s=8, constraints=Constraints(max_peak_bytes=most))
+    _, plan = plan_function(linear_cross_entropy_grad, (x, {"w": w}, labels), {}, options)
+    assert plan.peak_bytes <= most
+    large = [
+        w for k in plan.kernels for w in k.spec.writes if plan.graph.values[w.value].size == 4096 * 16_384
+    ]
+    assert len(large) == 1
 
 
 def raised(answer):

@@ -12,12 +12,12 @@ faster so. That is tried on the set alone, and once for all sets of one structur
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 
 from costmodel.axes import Conflict, GroupAxes, compose, unify
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimRole, Graph
+from costmodel.graph import DimRole, Graph, OpKind
 from fuseplan.features import Features
 from fuseplan.loops.batches import batches_first
 from fuseplan.loops.kernel_nests import KernelNests
@@ -25,6 +25,7 @@ from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
 from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.loops.steps import along_several, in_steps
 from fuseplan.lower import Lowered
 from fuseplan.rewrite import part
 from fuseplan.signature import Signatures
@@ -46,44 +47,72 @@ def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> L
     return found
 
 
+def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
+    """``lowered`` with all large values computed again that can be, whatever time that takes: by each
+    contraction what follows from the results of others, and then these, too."""
+    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    for products in (False, True):
+        found = _Streams(first or lowered, device, features).run(products, gains_only=False)
+        if found is not None:
+            yield found
+
+
 class _Streams:
     def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features) -> None:
         self.lowered, self.graph = lowered, lowered.graph
         self.device, self.features = device, features
         self.signatures = Signatures(lowered.graph)
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
-        self._pays: dict[object, bool] = {}
+        self._pays: dict[object, Nodes | None] = {}
 
-    def run(self) -> Lowered | None:
+    def run(self, products: bool = True, gains_only: bool = True) -> Lowered | None:
+        """The program with copies of large values; without ``products``, these stand in memory."""
         graph, backend = self.graph, self.device.backend
         copies: Copies = {}
         taken: set[int] = set()
+        steps: list[int] = []
         for is_large in levels(graph, least_bytes(self.device)):
             for group in tied(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue
-                found = _Sides(graph, group, is_large, self.positions, backend).copies()
-                if len(found) > 1 and self._gains(group, found):
+                sides = _Sides(graph, group, is_large, self.positions, backend)
+                found = sides.copies() if products else sides.between_products()
+                gaining = None if len(found) < 2 else self._gaining(group, found) if gains_only else ()
+                if gaining is not None:
                     copies |= found
                     taken.update(group)
-        return rewritten(self.lowered, copies) if copies else None
+                    steps += gaining
+        return _again(self.lowered, copies, steps) if copies else None
 
-    def _gains(self, group: Nodes, copies: Copies) -> bool:
+    def _gaining(self, group: Nodes, copies: Copies) -> Nodes | None:
+        """The contractions that are made in steps, where copies gain; None where they do not."""
         inside = _with_small(self.graph, group, self.device.backend)
         nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
         place = {n: i for i, n in enumerate(nodes)}
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
         key = (self.signatures.of(nodes).key, tuple(here.items()))
         if key not in self._pays:
-            again_ps = self._time_ps(rewritten(part(self.lowered, nodes), here))
             # What lies before and after the rest of a network shares no kernel.
             apart = stages(self.graph, nodes, self.device.backend)
             once_ps = sum(self._time_ps(part(self.lowered, some)) for some in apart)
-            self._pays[key] = again_ps * _GAIN[1] < once_ps * _GAIN[0]
-        return self._pays[key]
+            several = [n for side in copies for n in side if along_several(self.lowered.equations[n])]
+            ways = dict.fromkeys([(), tuple(place[n] for n in several)])
+            times = {way: self._time_ps(_again(part(self.lowered, nodes), here, way)) for way in ways}
+            best = min(times, key=times.__getitem__)
+            self._pays[key] = best if times[best] * _GAIN[1] < once_ps * _GAIN[0] else None
+        found = self._pays[key]
+        return None if found is None else tuple(nodes[i] for i in found)
 
     def _time_ps(self, lowered: Lowered) -> int:
         return quick_ps(lowered, self.device, self.features)
+
+
+def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:
+    """``lowered`` with ``copies`` in it, and the contractions ``steps`` in steps."""
+    if steps:
+        lowered, ids = in_steps(lowered, steps)
+        copies = {tuple(ids[n] for n in side): tuple(ids[n] for n in some) for side, some in copies.items()}
+    return rewritten(lowered, copies)
 
 
 class _Sides:
@@ -111,6 +140,15 @@ class _Sides:
                 found[side] = self._chain(side)
         return found
 
+    def between_products(self) -> Copies:
+        """For each contraction, what leads to it from the results of others, but for those and for what
+        sums up."""
+        cheap = {n for n in self.group if self.graph.nodes[n].kind <= OpKind.INJECTIVE}
+        products = [n for n in self.group if self.graph.nodes[n].flops.matrix]
+        stand = set(self.group) - cheap
+        chains = {(n,): self._chain((n,), stand) for n in products}
+        return {side: chain for side, chain in chains.items() if chain}
+
     def _used_up(self) -> bool:
         """Whether no large value is wanted as a whole."""
         inside = set(self.group)
@@ -136,7 +174,7 @@ class _Sides:
                 sinks.setdefault(frozenset(held & reduced), []).append(n)
         return list(sinks.values())
 
-    def _chain(self, sinks: Nodes | list[int]) -> Nodes:
+    def _chain(self, sinks: Nodes | list[int], stand: Set[int] = frozenset()) -> Nodes:
         wanted = [
             producer
             for n in sinks
@@ -144,7 +182,7 @@ class _Sides:
             if (producer := self.graph.values[v].producer) >= 0
             and (self._is_large(v) or self._positions[producer])
         ]
-        return chain_of(self.graph, wanted, set(sinks), self.is_large, self._positions, self.backend)
+        return chain_of(self.graph, wanted, {*sinks, *stand}, self.is_large, self._positions, self.backend)
 
     def _stages(self, sinks: list[int], leading: Nodes) -> Iterator[Nodes]:
         wanted = set(sinks)

@@ -22,8 +22,13 @@ from fuseplan.trace import trace
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", ["layernorm_grad", "mlp"])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        *((n, t) for n in ("layernorm_grad", "mlp") for t in ("float32", "bfloat16")),
+        ("grouped_attention_vjp", "bfloat16"),
+    ],
+)
 def test_no_kernel_spills(name, dtype):
     rows = list(compiled.rows_of((name, "h200", dtype)))
     assert rows
