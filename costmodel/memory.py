@@ -217,13 +217,14 @@ def _scan_all(
 
 
 def _off_tiles(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is computed off the tiles: what some pass needs, and what is made when all are over. Where
-    products are made on tiles, all counts as needed: causal attention's gradient in float32 spilled 24
-    bytes on an H200 with the tiles that would fit otherwise (ptxas)."""
+    """What is computed off the tiles: what some pass needs, and what is made when all are over. That is
+    told apart where the passes accumulate products and make none: causal attention's gradient in float32
+    spilled 24 bytes on an H200 with the tiles that would fit otherwise (ptxas)."""
     in_loop = {i for positions in spec.passes for i in positions}
     streamed = spec.streamed
-    products = ((graph.nodes[n], own) for n, own in zip(spec.nodes, spec.node_axes, strict=True))
-    if any(node.flops.matrix and not _carries(node, own, streamed) for node, own in products):
+    members = ((graph.nodes[n], own) for n, own in zip(spec.nodes, spec.node_axes, strict=True))
+    accumulated = {_carries(node, own, streamed) for node, own in members if node.flops.matrix}
+    if accumulated != {True}:
         return tuple(i for i in range(len(spec.nodes)) if i not in in_loop), ()
     needed: set[int] = set()
     known: list[int] = []

@@ -112,6 +112,7 @@ def _tiles(
     """Tiles of each axis: what batches of products share is one matrix of them at a time."""
     apart = {a for dot in dots for a in dot.batch}
     beside = {a for dot in dots for side in (dot.rows, dot.columns) if len(side) > 1 for a in side}
+    held = AxisRole.STREAMED not in roles
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
@@ -120,5 +121,5 @@ def _tiles(
             options.append((1,))
         else:
             alone = (1,) if role == AxisRole.PARALLEL and a in beside else ()
-            options.append((*dot_tiles(size, backend), *alone))
+            options.append((*dot_tiles(size, backend, held), *alone))
     return options
