@@ -203,7 +203,7 @@ def _scan_all(
     if not spec.passes:
         carried, alive = _scan(graph, spec, range(len(spec.nodes)), loaded, tiled, blocks)
         return tuple([peak + carried for peak in alive])
-    known, late = _off_tiles(graph, spec)
+    known, late = _off_tiles(graph, spec, tiled)
     accumulators = 0
     peaks: dict[int, None] = {}
     for positions in (known, *spec.passes):
@@ -216,15 +216,15 @@ def _scan_all(
     return (*(peak + accumulators for peak in peaks), *(peak + held for peak in after))
 
 
-def _off_tiles(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """What is computed off the tiles: what some pass needs, and what is made when all are over. That is
-    told apart where the passes accumulate products and make none: causal attention's gradient in float32
-    spilled 24 bytes on an H200 with the tiles that would fit otherwise (ptxas)."""
+def _off_tiles(graph: Graph, spec: KernelSpec, tiled: bool) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """What is computed off the tiles: what some pass needs, and what is made when all are over. In
+    registers, that is told apart where the passes accumulate products and make none: causal attention's
+    gradient in float32 spilled 24 bytes on an H200 with the tiles that would fit otherwise (ptxas)."""
     in_loop = {i for positions in spec.passes for i in positions}
     streamed = spec.streamed
     members = ((graph.nodes[n], own) for n, own in zip(spec.nodes, spec.node_axes, strict=True))
     accumulated = {_carries(node, own, streamed) for node, own in members if node.flops.matrix}
-    if accumulated != {True}:
+    if not tiled and accumulated != {True}:
         return tuple(i for i in range(len(spec.nodes)) if i not in in_loop), ()
     needed: set[int] = set()
     known: list[int] = []
