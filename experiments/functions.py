@@ -117,6 +117,16 @@ def gated_mlp(x: Array, p: Params) -> Array:
     return swiglu(x @ p["w_gate"], x @ p["w_up"]) @ p["w_down"]
 
 
+def norm_mlp(x: Array, p: Params) -> Array:
+    """``mlp`` of LayerNorm of ``x[..., N]``, as in GPT-2, without the residual."""
+    return mlp(layernorm(x, p["scale"], p["bias"]), p)
+
+
+def norm_qkv(x: Array, p: Params) -> Array:
+    """``rmsnorm(x[..., N]) @ w[N, 3 * N]``: what Llama's attention starts with."""
+    return rmsnorm(x, p["scale"]) @ p["w"]
+
+
 def attention(q: Array, k: Array, v: Array) -> Array:
     """Softmax attention of ``q[B, T, H, D]`` to ``k[B, S, H, D]`` and ``v[B, S, H, D]``."""
     return _attend(q, k, v, causal=False)

@@ -194,6 +194,29 @@ _ALL = (
         ),
     ),
     Workload(
+        "norm_mlp",
+        "LayerNorm and the feed-forward layer of GPT-2",
+        {"m": 4096, "n": 768, "hidden": 3072},
+        {"m": 5, "n": 130, "hidden": 70},
+        fixed(
+            functions.norm_mlp,
+            lambda a, m, n, hidden: (
+                a(m, n),
+                {
+                    **{"scale": a(n), "bias": a(n)},
+                    **{"w_in": a(n, hidden), "b_in": a(hidden), "w_out": a(hidden, n), "b_out": a(n)},
+                },
+            ),
+        ),
+    ),
+    Workload(
+        "norm_qkv",
+        "RMSNorm and the queries, keys and values of Llama's attention",
+        {"m": 4096, "n": 1024},
+        _SMALL_MATRIX,
+        fixed(functions.norm_qkv, lambda a, m, n: (a(m, n), {"scale": a(n), "w": a(n, 3 * n)})),
+    ),
+    Workload(
         "gated_mlp",
         "the SwiGLU feed-forward layer of Llama",
         {"m": 4096, "n": 1024, "hidden": 2816},

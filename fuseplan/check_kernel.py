@@ -22,6 +22,7 @@ from fuseplan.legality import refuse, refuse_nest
 from fuseplan.loops.nest import program_of
 from fuseplan.plan import Plan
 from fuseplan.siblings import walked
+from fuseplan.spec import is_nest
 from fuseplan.walks import walks_in_passes
 
 
@@ -52,19 +53,13 @@ def check_kernel(
     )
     nodes = kernel.spec.nodes
     refused = refuse(graph, device.backend, nodes, unifier, is_gated)
-    if _is_nest(graph, kernel.spec):
+    if is_nest(graph, kernel.spec):
         require(
             refused is not None or kernel.spec.backend == "loops",
             f"{where} walks an axis in passes beside a contraction that streams its own",
         )
         refused = refuse_nest(graph, kernel.spec.backend, nodes, unifier)
     require(refused is None, f"{where} breaks a rule: {refused}")
-
-
-def _is_nest(graph: Graph, spec: KernelSpec) -> bool:
-    """Whether the kernel is one of those that are offered beside what the rules allow."""
-    products = any(graph.nodes[n].flops.matrix for n in spec.nodes)
-    return spec.backend == "loops" or (products and bool(spec.passes))
 
 
 def require(ok: bool, what: str) -> None:

@@ -25,6 +25,7 @@ from fuseplan.prologues import gated, refuse_leak
 from fuseplan.residency import Residency
 from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
+from fuseplan.spec import is_nest
 
 
 class Recomputing:
@@ -88,10 +89,11 @@ class Recomputing:
         """As ``Pricing.price``."""
         once, edge = self._once(nodes), self._boundary(nodes)
         answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor(nodes))
-        refused = answer if isinstance(answer, Verdict) else self._leak(once, edge)
+        if isinstance(answer, Verdict):
+            return self._here(nodes, answer)
+        refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)
         if refused is not None:
             return self._here(nodes, refused)
-        assert isinstance(answer, Kernel), "what is not refused is a kernel"
         name = {self._value[v]: v for n in reversed(nodes) for v in self._touched(n)}
 
         def here(accesses: Iterable[Access]) -> tuple[Access, ...]:

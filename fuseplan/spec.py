@@ -20,6 +20,15 @@ def whole_array_spec(graph: Graph, nodes: tuple[int, ...], edge: Boundary | None
     return KernelSpec(nodes, (), no_axes, tuple(map(whole, edge.reads)), tuple(map(whole, edge.writes)))
 
 
+def is_nest(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether the kernel is one of those that are offered beside what the rules allow: it has contractions,
+    and makes more than one pass along their axis, or none."""
+    if spec.backend == "loops":
+        return True
+    products = any(graph.nodes[n].flops.matrix for n in spec.nodes)
+    return products and bool(spec.axes) and (bool(spec.passes) or spec.streamed is None)
+
+
 class SpecMaker:
     """Makes the specs of one group and one choice of roles, which differ in tiles alone.
 

@@ -32,6 +32,9 @@ _MATMUL_TILES = {
 }
 _DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_gpu": (64, 128), "mosaic_tpu": (128, 256, 512)}
 
+_HELD_TILES = (1024, 2048, 4096)
+"""Weights that are whole in VMEM are read once, and rows beside them are normed once."""
+
 LANES, SUBLANES = 128, 8
 """Mosaic: the last two dimensions of a block are multiples of these, or the array's own
 (Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
@@ -177,9 +180,11 @@ def _matmul_options(
     return options
 
 
-def dot_tiles(size: int, backend: str) -> tuple[int, ...]:
-    """Tiles of an axis along which a kernel of several contractions is cut."""
-    return _dot_tiles(size, _MATMUL_TILES[backend], backend)
+def dot_tiles(size: int, backend: str, held: bool = False) -> tuple[int, ...]:
+    """Tiles of an axis along which a kernel of several contractions is cut; ``held``: beside one that is
+    contracted whole."""
+    more = _HELD_TILES if held and backend == "mosaic_tpu" else ()
+    return _dot_tiles(size, _MATMUL_TILES[backend] + more, backend)
 
 
 def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:

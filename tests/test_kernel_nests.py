@@ -246,8 +246,9 @@ def test_a_gate_and_what_it_gates_share_a_loop(small_tiles):
     (group,) = joined(graph, "triton")
     assert len(group) == len(graph.nodes)
     specs = list(kernel_nests(graph, group, unify(graph, group), boundary(graph, group), "triton"))
-    assert {len(spec.passes) for spec in specs} == {1}
+    assert {len(spec.passes) for spec in specs} == {0, 1}, "held, or walked once"
     check(specs[0], lowered, values)
+    check(specs[-1], lowered, values)
 
 
 def test_what_is_constrained_is_not_settled():

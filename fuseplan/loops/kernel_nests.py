@@ -17,6 +17,7 @@ from fuseplan.layout import Boundary
 from fuseplan.loops.joined import joined
 from fuseplan.loops.kernels import kernel_nests
 from fuseplan.loops.nest import program_of
+from fuseplan.loops.normed import normed
 from fuseplan.loops.offered import Nests
 from fuseplan.loops.ranges import walked_in_ranges
 from fuseplan.loops.regions import Nodes
@@ -38,8 +39,13 @@ class KernelNests(Nests):
         super().__init__(graph, device, lowered, device.backend)
 
     def _groups(self) -> Iterable[Nodes]:
-        yield from super()._groups()
-        yield from joined(self.graph, self.backend)
+        yield from self._tied
+        yield from normed(self.graph, self._tied, self.backend)
+
+    @cached_property
+    def _tied(self) -> tuple[Nodes, ...]:
+        """What large values tie together, or where results meet."""
+        return (*super()._groups(), *joined(self.graph, self.backend))
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -51,8 +57,10 @@ class KernelNests(Nests):
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Alone, each of a nest's contractions is a kernel, and these take longer than the nest."""
-        return frozenset(n for nodes in self.offers if self._settles(nodes) for n in nodes)
+        """Alone, each of a nest's contractions is a kernel, and these take longer than the nest. What rows
+        are normed by may be computed apart all the same."""
+        tied = set(self._tied)
+        return frozenset(n for nodes in self.offers if nodes in tied and self._settles(nodes) for n in nodes)
 
     def _settles(self, nodes: Nodes) -> bool:
         products = (n for n in nodes if self.graph.nodes[n].flops.matrix)

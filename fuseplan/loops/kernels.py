@@ -4,7 +4,8 @@ a TPU.
 The axes of the group's largest inner values are cut: one that indexes all results, and that nothing
 reduces, is a grid axis; one other is the stream (``passes``); everything else is whole in every tile.
 So attention streams its keys, a gated layer what its two products contract, a cross-entropy its
-classes.
+classes. What all contractions of a group contract alike may be held instead: a row of which a norm is
+needed first.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ def kernel_nests(
     inner = _inner(graph, nodes, axes, edge) if backend == "triton" else set()
     for roles in _roles(layout, axes, dots, inner):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
-        program = program_of(graph, make_spec(axes.sizes))
-        if program is None:
-            continue
-        make_spec.passes = tuple(p.loop for p in program.passes)
+        if AxisRole.STREAMED in roles:
+            program = program_of(graph, make_spec(axes.sizes))
+            if program is None:
+                continue
+            make_spec.passes = tuple(p.loop for p in program.passes)
         for tiles in itertools.product(*_tiles(layout.sizes, roles, dots, backend)):
             if can_address(tiles) and all(dot.is_flat(tiles) for dot in dots):
                 yield make_spec(tiles)
@@ -70,9 +72,11 @@ def _inner(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary
 def _roles(
     layout: Layout, axes: GroupAxes, dots: list[Contraction], inner: set[int]
 ) -> Iterator[tuple[AxisRole, ...]]:
-    """Roles of the axes, one way for each axis that can be the stream."""
-    cut = cuttable(layout, axes)
+    """Roles of the axes, one way for each axis that can be the stream; and one without, where all that is
+    contracted is, so that a row's norm is known before it is multiplied."""
     free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
+    at_once = len({dot.depth for dot in dots}) == 1
+    cut = free if at_once else cuttable(layout, axes)
     apart = {a for dot in dots for a in dot.batch}
     for stream in range(len(axes.sizes)):
         if stream in free or axes.whole[stream] or not axes.reduced[stream]:
@@ -93,6 +97,8 @@ def _roles(
         held = [a for a in held if roles[a] == AxisRole.RESIDENT]
         if AxisRole.INNER in roles and all(layout.sizes[a] <= _WHOLE for a in held):
             yield tuple(roles)
+    if at_once:
+        yield tuple(AxisRole.PARALLEL if a in free else AxisRole.RESIDENT for a in range(len(axes.sizes)))
 
 
 def _is_free(a: int, layout: Layout, axes: GroupAxes) -> bool:
@@ -106,6 +112,7 @@ def _tiles(
     """Tiles of each axis: what batches of products share is one matrix of them at a time."""
     apart = {a for dot in dots for a in dot.batch}
     beside = {a for dot in dots for side in (dot.rows, dot.columns) if len(side) > 1 for a in side}
+    held = AxisRole.STREAMED not in roles
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
@@ -114,5 +121,5 @@ def _tiles(
             options.append((1,))
         else:
             alone = (1,) if role == AxisRole.PARALLEL and a in beside else ()
-            options.append((*dot_tiles(size, backend), *alone))
+            options.append((*dot_tiles(size, backend, held), *alone))
     return options

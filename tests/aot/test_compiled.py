@@ -18,6 +18,7 @@ from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
 from fuseplan.planner import plan_traced
 from fuseplan.trace import trace
+from tests.test_normed import layer_gelu, rms_gated
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 
@@ -49,6 +50,35 @@ def test_what_one_warpgroup_holds_does_not_spill():
         assert row.spill_bytes == 0
         assert 32 < row.registers <= 255
         assert (same.registers, same.spill_bytes) == (row.registers, row.spill_bytes)
+
+
+def one_kernel(f, shapes, device, dtype):
+    """The one kernel of a function's plan, and the arrays that it reads."""
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    lowered, plan = plan_traced(trace(f, *args), make_options(device, "solver", deadline_s=100))
+    (kernel,) = plan.kernels
+    avals = [lowered.avals[v] for v in live_ins(kernel.spec)]
+    return kernel, emit(kernel.spec, lowered), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_norm_and_its_products_do_not_spill(dtype):
+    shapes = (4096, 1024), (1024,), (1024, 2816), (1024, 2816)
+    kernel, run, arrays = one_kernel(rms_gated, shapes, "h200", dtype)
+    assert len(kernel.spec.passes) == 1
+    (report,) = gpu_report(run, arrays, "h200").values()
+    assert report.spill_bytes == 0
+    assert report.registers <= 255
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("device", ["tpu_v5e", "tpu_v6e"])
+def test_rows_are_normed_beside_the_weights_in_vmem(device, dtype):
+    shapes = (4096, 768), (768,), (768,), (768, 3072), (3072,)
+    kernel, run, arrays = one_kernel(layer_gelu, shapes, device, dtype)
+    assert kernel.spec.streamed is None
+    report = tpu_report(run, arrays, device)
+    assert report.vmem_bytes is None or report.vmem_bytes <= kernel.cost.onchip_bytes
 
 
 def adam(parameters, gradients, means, squares, rate):
