@@ -176,6 +176,8 @@ SELECTIONS: dict[str, Callable[..., Any]] = {
     "select_statistic": lambda x: jnp.where(x.min(1) > 0, x.max(1), 0),
     "select_by_row_of": lambda x: jnp.where((x > 0).any(1)[:, None], x, 0),
     "select_constants": lambda x: jnp.where(x > 0, 1, 0).sum(1),
+    "select_constants_by_column": lambda x: jnp.where(x.max(1) > x.min(1), x.dtype.type(1), x.dtype.type(0)),
+    "select_constants_by_row": lambda x: jnp.where(x.max(0) == x.min(0), x.dtype.type(1), x.dtype.type(0)),
 }
 
 MOVEMENT: dict[str, Callable[..., Any]] = {
