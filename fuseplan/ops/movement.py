@@ -73,7 +73,12 @@ def _transpose_space(eqn: Equation) -> Space:
 
 
 def _transpose_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    return [lax.transpose(args[0], eqn.params["permutation"])]
+    def turn(x: Any) -> Any:
+        return lax.transpose(x, eqn.params["permutation"])
+
+    x = args[0]
+    # Transposed bits choose between no rows and columns of a TPU (tests/aot/test_compile_primitives.py).
+    return [moved(tile, x, turn) if x.dtype == bool else turn(x)]
 
 
 def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, ...], DimMap, DimMap] | None:

@@ -199,6 +199,11 @@ BOOLEAN_MOVEMENT: dict[str, Callable[..., Any]] = {
     "convert": lambda x: x + 1.0,
     "reduce_or": lambda x: x.any(1),
     "reduce_and": lambda x: x.all(),
+    "select_rows": lambda x: jnp.where(x, jnp.sum(x, 1, keepdims=True), 0),
+    "select_columns": lambda x: jnp.where(x.T, jnp.sum(x.T, 0), 0),
+    "select_constants": lambda x: jnp.where(x, 1.0, 0.0).sum(1),
+    "select_by_column": lambda x: jnp.where(x[:, :1], 1.0, 2.0) + x,
+    "select_by_reshaped": lambda x: jnp.where(x.reshape(3, 8, 128), jnp.sum(x, 0), 0),
 }
 
 CAST_DTYPES = (
