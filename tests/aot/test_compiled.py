@@ -86,6 +86,15 @@ def test_what_an_operation_is_made_of_is_within_what_is_modelled(f, dtype):
     assert 0 < made_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e")) - 2 * blocks_bytes
 
 
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0)])
+def test_transposes_are_within_what_is_modelled(order):
+    arrays = [jax.ShapeDtypeStruct((128, 4, 128), "float32")]
+    lowered = whole_group(lambda x: (x + 1).transpose(order) * 2, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
+    assert 0 < report.vmem_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e"))
+
+
 def product(m: int, n: int):
     """``[m, k] @ [k, n]`` in one program, by four warps."""
 
