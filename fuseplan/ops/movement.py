@@ -143,7 +143,9 @@ def _reshape_space(eqn: Equation) -> Space:
 
 
 def _reshape_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    return [reshaped(args[0], tile.out_shapes[0])]
+    x, shape = args[0], tile.out_shapes[0]
+    becomes_column = shape[-1:] == (1,) != x.shape[-1:]
+    return [moved(tile, x, lambda x: reshaped(x, shape)) if becomes_column else reshaped(x, shape)]
 
 
 def _squeeze_space(eqn: Equation) -> Space:
