@@ -55,8 +55,10 @@ def wide_hubs(graph: Graph) -> Hubs:
     hub_of = _connected(scalars, links)
     ports: dict[int, set[int]] = {}
     for n, touched_scalars in mixed:
+        # Copies of an operation are one port: what may share a kernel without them may do so with them.
+        port = graph.origins[n] if graph.origins else n
         for v in touched_scalars:
-            ports.setdefault(hub_of[v], set()).add(n)
+            ports.setdefault(hub_of[v], set()).add(port)
     wide = {hub: len(nodes) for hub, nodes in ports.items() if len(nodes) > MAX_PORTS}
     at: list[tuple[int, ...]] = [()] * len(graph.nodes)
     for n, touched_scalars in mixed if wide else ():

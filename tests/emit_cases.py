@@ -371,6 +371,14 @@ CASES: tuple[Case, ...] = (
         (Tiled(0, 0, P, 128), Tiled(0, 1, S, 128)),
     ),
     Case(
+        "matrix-times-several-registers",
+        lambda w, x: w @ x + 1,
+        ((130, 1000), (1000,)),
+        None,
+        (Tiled(0, 0, P, 128), Tiled(0, 1, S, 512)),
+        ("bfloat16",),
+    ),
+    Case(
         "integers",
         lambda a, b, c: jnp.where((a > b) & c, a << 1, jnp.maximum(b, 3) % 7 - (a >> 1)),
         ((13, 257, "int32"), (13, 257, "int32"), (13, 257, "bool")),

@@ -39,6 +39,12 @@ wide_block = in_float32(bind)
 XLA does (test_emit_body.py::test_sixteen_bit_math)."""
 
 
+def wide_on_tpu(compute: BlockFn) -> BlockFn:
+    """``in_float32`` on a TPU alone."""
+    wide = in_float32(compute)
+    return lambda tile, eqn, args: (wide if tile.backend == "mosaic_tpu" else compute)(tile, eqn, args)
+
+
 def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """The primitive itself. A TPU's scalar unit has no 16-bit arithmetic."""
     scalar = tile.backend == "mosaic_tpu" and not tile.out_shapes[0]
@@ -92,11 +98,17 @@ def extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, A
     return block
 
 
-def compare_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+def _in_order(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Of unsigned integers, a TPU's by the order of signed ones (``composed.unsigned_greater``)."""
     if tile.backend == "mosaic_tpu" and jnp.uint32 in (jnp.result_type(a) for a in args):
         args = [composed.in_signed_order(a) for a in args]
-    return plain_block(tile, eqn, args)
+    return bind(tile, eqn, args)
+
+
+# Masks of 16 bits, which newer TPUs have, their compiler does not spread over rows and columns
+# (tests/aot/test_compile_primitives.py: v6e).
+equal_block = wide_on_tpu(bind)
+compare_block = wide_on_tpu(_in_order)
 
 
 def clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -148,10 +160,9 @@ def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
     return [result]
 
 
-def select_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """A TPU's scalar unit has no numbers of 16 bits, and its compiler does not spread the bits that choose
-    between such rows or columns (tests/aot/test_compile_primitives.py)."""
-    return (in_float32(_select_cases) if tile.backend == "mosaic_tpu" else _select_cases)(tile, eqn, args)
+# A TPU's scalar unit has no numbers of 16 bits, and its compiler does not spread the bits that choose
+# between such rows or columns (tests/aot/test_compile_primitives.py).
+select_block = wide_on_tpu(_select_cases)
 
 
 def identity_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:

@@ -114,10 +114,16 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     than one, so that the tile is a plain two-dimensional matmul."""
     (contracts, batches) = eqn.params["dimension_numbers"]
     sides = []
-    dtype = jnp.result_type(*args)
-    for i, x in enumerate(args):
+    dtype, accumulate = jnp.result_type(*args), accumulator(eqn.out_avals[0].dtype)
+    every_free = [
+        [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])] for i, x in enumerate(args)
+    ]
+    single = any(all(x.shape[d] == 1 for d in free) for x, free in zip(args, every_free, strict=True))
+    if tile.backend == "mosaic_tpu" and single:
+        # One row gains nothing from narrow operands, and not every compiler takes or masks them.
+        dtype = accumulate
+    for i, (x, free) in enumerate(zip(args, every_free, strict=True)):
         x = masked(tile, i, contracts[i], jnp.asarray(x, dtype), 0)
-        free = [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])]
         depth = math.prod(x.shape[d] for d in contracts[i])
         long_free = [d for d in free if x.shape[d] != 1]
         long_depth = [d for d in contracts[i] if x.shape[d] != 1]
@@ -125,13 +131,9 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         width = math.prod(x.shape[d] for d in free)
         sides.append((reshaped(x, (depth, width) if leading else (width, depth)), leading))
     (lhs, lhs_leading), (rhs, rhs_leading) = sides
-    accumulate = accumulator(eqn.out_avals[0].dtype)
     if _by_hand(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
         out = _multiply_and_sum((lhs, lhs_leading), (rhs, rhs_leading), accumulate)
     else:
-        if tile.backend == "mosaic_tpu" and 1 in (lhs.shape[int(lhs_leading)], rhs.shape[int(rhs_leading)]):
-            # One row gains nothing from narrow operands, and not every compiler takes them.
-            lhs, rhs = jnp.asarray(lhs, accumulate), jnp.asarray(rhs, accumulate)
         out = lax.dot_general(
             lhs,
             rhs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from fuseplan.ops.blocks import (
     clamp_block,
     compare_block,
     composed_block,
+    equal_block,
     extremum_block,
     identity_block,
     in_float32,
@@ -141,15 +143,25 @@ def _precision_supports(eqn: Equation, backend: str) -> bool:
     return kept and known_dtypes(eqn, backend)
 
 
+def _is_integer(eqn: Equation) -> bool:
+    return bool(jnp.issubdtype(eqn.out_avals[0].dtype, jnp.integer))
+
+
 def _rem_supports(eqn: Equation, backend: str) -> bool:
     """Mosaic GPU has the remainder of integers alone."""
-    is_float = jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating)
-    return known_dtypes(eqn, backend) and not (backend == "mosaic_gpu" and is_float)
+    return known_dtypes(eqn, backend) and not (backend == "mosaic_gpu" and not _is_integer(eqn))
 
 
 # A polynomial with its branches, evaluated block by block (Mosaic): partial sums, powers and
 # selections that the TPU compiler's VMEM report shows for erfc: 4.5 blocks.
 _POLYNOMIAL = 5
+
+# Steps of a reciprocal with corrections: quotient and remainder together are 6 blocks in that report.
+_DIVISION = 5
+# Cases of zeros, infinities and whole exponents: two powers of the same numbers are 7.5 blocks.
+_POWER = 7
+_DIV = elementwise(1, block=wide_block)
+_INTEGER_DIV = replace(_DIV, temporaries=_DIVISION)
 
 _MATH = elementwise(0, 1)
 _FREE = elementwise(0)
@@ -170,7 +182,7 @@ RULES: dict[str, Rule] = {
     "neg": elementwise(1, block=neg_block),
     "max": elementwise(1, block=extremum_block(jnp.logical_or, composed.unsigned_greater)),
     "min": elementwise(1, block=extremum_block(jnp.logical_and, composed.unsigned_less)),
-    **dict.fromkeys(("eq", "ne"), elementwise(1)),
+    **dict.fromkeys(("eq", "ne"), elementwise(1, block=equal_block)),
     **dict.fromkeys(("lt", "le", "gt", "ge"), elementwise(1, block=compare_block)),
     **dict.fromkeys(("and", "or", "xor"), elementwise(1)),
     "not": elementwise(1, block=not_block),
@@ -198,12 +210,14 @@ RULES: dict[str, Rule] = {
     "is_finite": elementwise(1, block=instead(composed.is_finite, wide_block)),
     **dict.fromkeys(("real", "imag", "conj", "complex"), elementwise(0, lacks=PALLAS)),
     **dict.fromkeys(("population_count", "clz"), _COUNT),
-    "nextafter": elementwise(1, lacks=MOSAIC_GPU, block=bind, supports=_of_dtypes("float32")),
+    "nextafter": elementwise(
+        1, lacks=MOSAIC_GPU, block=bind, supports=_of_dtypes("float32"), temporaries=_POWER
+    ),
     **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=identity_block)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
     "reduce_precision": elementwise(0, block=precision_block, supports=_precision_supports),
-    "div": elementwise(1, block=wide_block),
-    "rem": elementwise(2, block=wide_block, supports=_rem_supports),
+    "div": replace(_DIV, special=lambda eqn: _INTEGER_DIV if _is_integer(eqn) else None),
+    "rem": elementwise(2, block=wide_block, supports=_rem_supports, temporaries=_DIVISION),
     "expm1": _composite(1, 1, composed.expm1, _EITHER),
     "cbrt": _composite(0, 1, composed.cbrt, _EITHER),
     "erf": _composite(4, 1, composed.erf, TRITON | MOSAIC_GPU),
@@ -211,7 +225,7 @@ RULES: dict[str, Rule] = {
     "erf_inv": elementwise(4, 4, block=vector_block, lacks=MOSAIC_GPU, temporaries=_POLYNOMIAL),
     "round": elementwise(1, block=composed_block(composed.round_to, TRITON)),
     "logistic": elementwise(2, 1, block=vector_block),
-    "pow": elementwise(1, 2, block=vector_block, lacks=MOSAIC_GPU),
+    "pow": elementwise(1, 2, block=vector_block, lacks=MOSAIC_GPU, temporaries=_POWER),
     "integer_pow": Rule(OpKind.ELEMENTWISE, elementwise_space, _integer_pow_flops, in_float32(integer_pow)),
     "select_n": elementwise(1, block=select_block),
     "clamp": elementwise(2, block=clamp_block),

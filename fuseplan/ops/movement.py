@@ -73,7 +73,24 @@ def _transpose_space(eqn: Equation) -> Space:
 
 
 def _transpose_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    return [lax.transpose(args[0], eqn.params["permutation"])]
+    x, order = args[0], tuple(int(d) for d in eqn.params["permutation"])
+    if tile.backend != "mosaic_tpu":
+        return [lax.transpose(x, order)]
+    # Transposed bits choose between no rows and columns of a TPU (tests/aot/test_compile_primitives.py).
+    return [moved(tile, x, lambda x: _turned(x, order)) if x.dtype == bool else _turned(x, order)]
+
+
+def _turned(x: Any, order: tuple[int, ...]) -> Any:
+    """``x`` transposed by exchanges of its last two dimensions, and of others: where one comes last that was
+    not among them, a TPU's compiler else takes 16 blocks of VMEM (tests/aot/test_compiled.py)."""
+    last = len(order) - 1
+    if last < 2 or order[-1] >= last - 1:
+        return lax.transpose(x, order)
+    rest = tuple(d for d in range(last) if d != order[-1])
+    exchanged = (*rest, last, order[-1])
+    x = lax.transpose(x, (*rest, order[-1], last))
+    x = lax.transpose(x, (*range(last - 1), last, last - 1))
+    return lax.transpose(x, tuple(exchanged.index(d) for d in order))
 
 
 def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, ...], DimMap, DimMap] | None:
@@ -126,7 +143,9 @@ def _reshape_space(eqn: Equation) -> Space:
 
 
 def _reshape_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    return [reshaped(args[0], tile.out_shapes[0])]
+    x, shape = args[0], tile.out_shapes[0]
+    becomes_column = shape[-1:] == (1,) != x.shape[-1:]
+    return [moved(tile, x, lambda x: reshaped(x, shape)) if becomes_column else reshaped(x, shape)]
 
 
 def _squeeze_space(eqn: Equation) -> Space:

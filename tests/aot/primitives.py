@@ -176,6 +176,8 @@ SELECTIONS: dict[str, Callable[..., Any]] = {
     "select_statistic": lambda x: jnp.where(x.min(1) > 0, x.max(1), 0),
     "select_by_row_of": lambda x: jnp.where((x > 0).any(1)[:, None], x, 0),
     "select_constants": lambda x: jnp.where(x > 0, 1, 0).sum(1),
+    "select_constants_by_column": lambda x: jnp.where(x.max(1) > x.min(1), x.dtype.type(1), x.dtype.type(0)),
+    "select_constants_by_row": lambda x: jnp.where(x.max(0) == x.min(0), x.dtype.type(1), x.dtype.type(0)),
 }
 
 MOVEMENT: dict[str, Callable[..., Any]] = {
@@ -184,6 +186,7 @@ MOVEMENT: dict[str, Callable[..., Any]] = {
     "broadcast_minor": lambda x: jnp.broadcast_to(x.sum(1)[:, None], (24, 128)) + x,
     "broadcast_scalar": lambda x: jnp.broadcast_to(x.sum(), (24, 128)) + x,
     "reshape": lambda x: x.reshape(3, 8, 128) + x.reshape(3, 8, 128),
+    "reshape_to_columns": lambda x: x.sum(0).reshape(1, 128, 1, 1) * 2,
     "log2": lambda x: jnp.log2(x.astype(jnp.float32)),
     "expand": lambda x: x[:, None, :] * 2,
     "squeeze": lambda x: x.sum(1, keepdims=True)[:, 0] + 1,
@@ -197,6 +200,11 @@ BOOLEAN_MOVEMENT: dict[str, Callable[..., Any]] = {
     "convert": lambda x: x + 1.0,
     "reduce_or": lambda x: x.any(1),
     "reduce_and": lambda x: x.all(),
+    "select_rows": lambda x: jnp.where(x, jnp.sum(x, 1, keepdims=True), 0),
+    "select_columns": lambda x: jnp.where(x.T, jnp.sum(x.T, 0), 0),
+    "select_constants": lambda x: jnp.where(x, 1.0, 0.0).sum(1),
+    "select_by_column": lambda x: jnp.where(x[:, :1], 1.0, 2.0) + x,
+    "select_by_reshaped": lambda x: jnp.where(x.reshape(3, 8, 128), jnp.sum(x, 0), 0),
 }
 
 CAST_DTYPES = (

@@ -7,10 +7,13 @@ import csv
 import jax
 import pandas as pd
 import pytest
+from jax import lax
 from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from costmodel.device import get_device
+from costmodel.memory import onchip_bytes
 from experiments import compiled
 from experiments.compiler_reports import gpu_report, tpu_report
 from fuseplan.config import make_options
@@ -18,6 +21,7 @@ from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
 from fuseplan.planner import plan_traced
 from fuseplan.trace import trace
+from tests.specs import hand_spec, kernel_function, whole_group
 from tests.test_normed import layer_gelu, rms_gated
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
@@ -105,6 +109,36 @@ def test_vmem_is_within_what_is_modelled():
     assert 0 < row.vmem_bytes <= 16 * 2**20
     # The model counts every block twice; the compiler reuses what it can.
     assert row.vmem_bytes <= 1.1 * row.modelled_onchip_bytes
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [
+        (lambda x, y: (x // y, x % y, x + y), "int32"),
+        (lambda x, y: (lax.rem(x, y), lax.rem(y, x), x + y), "float32"),
+        (lambda x, y: (x**y, y**x, x + y), "float32"),
+        (lambda x, y: (lax.nextafter(x, y), lax.nextafter(y, x), x + y), "float32"),
+    ],
+    ids=["divmod", "rem", "pow", "nextafter"],
+)
+def test_what_an_operation_is_made_of_is_within_what_is_modelled(f, dtype):
+    """Several results are made at once, and what each is made of waits in VMEM."""
+    arrays = [jax.ShapeDtypeStruct((128, 512), dtype)] * 2
+    lowered = whole_group(f, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
+    blocks_bytes = 5 * 128 * 512 * 4  # once: there is no next tile
+    made_bytes = report.vmem_bytes - blocks_bytes
+    assert 0 < made_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e")) - 2 * blocks_bytes
+
+
+@pytest.mark.parametrize("order", [(1, 2, 0), (2, 1, 0)])
+def test_transposes_are_within_what_is_modelled(order):
+    arrays = [jax.ShapeDtypeStruct((128, 4, 128), "float32")]
+    lowered = whole_group(lambda x: (x + 1).transpose(order) * 2, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
+    assert 0 < report.vmem_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e"))
 
 
 def product(m: int, n: int):
