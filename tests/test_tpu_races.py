@@ -66,9 +66,13 @@ def test_cores_that_share_a_stream_race(monkeypatch, capfd):
     x, w = np.ones((8, 256), np.float32), np.ones((256, 128), np.float32)
     lowered = whole_group(lambda x, w: x @ w, x, w)
     spec = hand_spec(lowered, "mosaic_tpu", Tiled(0, 1, S, 128))
-    raised = ""
-    try:
-        jax.jit(kernel_function(spec, lowered, interpret=SIMULATED))(x, w)
-    except jax.errors.JaxRuntimeError as error:  # what JAX 0.10 prints newer ones raise
-        raised = str(error)
-    assert "RACE DETECTED" in raised or race(capfd)
+
+    def races() -> bool:
+        try:
+            jax.block_until_ready(jax.jit(kernel_function(spec, lowered, interpret=SIMULATED))(x, w))
+        except jax.errors.JaxRuntimeError as error:  # what JAX 0.10 prints newer ones raise
+            return "RACE DETECTED" in str(error)
+        return race(capfd)
+
+    # Where one core has ended before the other starts, as one time in six, there is nothing to see.
+    assert any(races() for _ in range(10))
