@@ -301,7 +301,8 @@ def _scan(
         # A TPU's vector unit computes in 32 bits: narrower intermediates are kept so (v5e and
         # older; test_planned_functions.py::test_compiles[gelu_exact-tpu_v5e-bfloat16]).
         composed = bool(node.temporaries)  # of operations that are computed in float32
-        floor = _ACCUMULATOR_BITS if carried or node.flops.matrix or tiled or composed else 0
+        scans = spec.backend == "triton" and node.kind == OpKind.REDUCTION and DimRole.WHOLE in node.roles
+        floor = _ACCUMULATOR_BITS if carried or node.flops.matrix or tiled or composed or scans else 0
         made = freed = 0
         for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
             bits = max(dtypes.bits(graph.values[v].dtype), floor)
@@ -324,6 +325,8 @@ def _scan(
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
         scratch = node.temporaries * made
+        if scans:  # what was joined lies beside what is made of it (ops.folds)
+            scratch += made
         if node.flops.matrix and spec.backend == "triton":  # made in one layout, multiplied in another
             scratch += live.get(node.inputs[0], 0)
             scratch += _by_hand(graph, node, node_axes, blocks)

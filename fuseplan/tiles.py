@@ -23,6 +23,11 @@ _STREAM_TILES = (8, 64, 256, 1024)
 _PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
 _SMALL = 32
 
+_WARP_TILE = 16 * 512
+"""Elements that a block of 512 threads has 16 registers each for. Larger tiles read no less, but of twice as
+many elements ptxas spills some (tests/aot/test_compiled.py::test_no_kernel_spills), as it gives so many
+threads 64 registers each where it can."""
+
 # Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
 # the systolic array of a TPU; warps of a GPU want at least 16 (mma.m16n8k16).
 _MATMUL_TILES = {
@@ -46,8 +51,9 @@ Tiles = tuple[int, ...]
 def tilings(
     layout: Layout, roles: tuple[AxisRole, ...], backend: str, in_passes: bool = False
 ) -> Iterator[Tiles]:
-    """Tiles for each axis that ``backend`` can address, the largest blocks first. ``in_passes``:
-    of a stream that is walked several times, or written to, less than all of it."""
+    """Tiles for each axis that ``backend`` can address, the largest blocks first, but in registers those
+    of more than 16 a thread last. ``in_passes``: of a stream that is walked several times, or written
+    to, less than all of it."""
     if layout.contraction is not None:
         # Groups around one contraction differ in little else: most are asked for again.
         yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
@@ -57,7 +63,8 @@ def tilings(
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
     found = False
-    for tiles in _sorted(options, layout.sizes, _blocks(layout), backend):
+    most = _WARP_TILE if backend == "triton" else None
+    for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):
         found = True
         yield tiles
     if not found and backend == "triton" and not in_passes:
@@ -72,8 +79,16 @@ def _matmul_tilings(
     return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
 
 
-def _sorted(options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str) -> Iterator[Tiles]:
-    for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
+def _sorted(
+    options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str, most: int | None = None
+) -> Iterator[Tiles]:
+    """The largest first; of more than ``most`` elements last, and the smallest of those first."""
+
+    def rank(tiles: Tiles) -> tuple[int, int, Tiles]:
+        size = math.prod(tiles)
+        return max(size - most, 0) if most else 0, -size, tiles
+
+    for tiles in sorted(itertools.product(*options), key=rank):
         if _addressable(sizes, blocks, tiles, backend):
             yield tiles
 

@@ -67,6 +67,15 @@ class GraphBuilder:
             tuple(dim_map[i] for i in kept), Flops(vector=prod(shape)),
         )  # fmt: skip
 
+    def scan(self, value: int, axis: int, op: str = "cumsum") -> int:
+        """Sums (say) of all before an element along ``axis``."""
+        shape = self.shape(value)
+        dims, dim_map = _dims_of(shape)
+        roles = tuple(W if d in dim_map[axis] else P for d in range(len(dims)))
+        return self._node(
+            op, OpKind.REDUCTION, (value,), shape, dims, roles, (dim_map,), dim_map, Flops(vector=prod(shape))
+        )
+
     def matmul(self, a: int, b: int, dtype: str | None = None) -> int:
         """``[..., m, k] @ [..., k, n]``, the leading dimensions equal."""
         sa, sb = self.shape(a), self.shape(b)

@@ -16,8 +16,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
+from costmodel.device import get_device
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
+from costmodel.memory import footprint
 from fuseplan.emit import body as bodies
 from fuseplan.emit.body import Body
 from fuseplan.emit.loop_nest import Nest, neutral
@@ -32,12 +34,19 @@ _ELEMENTS_A_THREAD = 16
 leaves room for a dozen of them among the 255 that a thread may have (CUDA C++ Programming
 Guide, table "Technical Specifications per Compute Capability")."""
 
+_REGISTER_BYTES = 4
+
 _BLOCKS_A_THREAD = 8
 """So many blocks of 16 registers each thread has at once, of 255."""
 
 _MAX_WARPS, _MAX_DOT_WARPS = 16, 8
 """A 128x128x64 bf16 matmul with its epilogue takes 128 registers a thread in 8 warps, without spills,
 as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
+
+_LIVE_BLOCKS, _MAX_FULL_WARPS = 2, 8
+"""Of 512 threads ``ptxas`` gives each 64 registers where it can: room for so many blocks of 16 beside
+addresses. Where more are alive, half as many threads hold them
+(tests/aot/test_compiled.py::test_what_a_thread_holds_does_not_spill)."""
 
 _STAGES, _DEEP_STAGES = 2, 3
 """Buffers that the compiler pipelines streamed operands through: the schedule counts on two
@@ -128,7 +137,9 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
     if not dot:
-        return warps, _STAGES
+        live_bytes = footprint(lowered.graph, spec, get_device("h100")).register_bytes  # alike on all GPUs
+        is_full = live_bytes > _LIVE_BLOCKS * largest * _REGISTER_BYTES
+        return min(warps, _MAX_FULL_WARPS) if is_full else warps, _STAGES
     turn_bytes = sum(
         math.prod(spec.block_shape(r)) * lowered.avals[r.value].dtype.itemsize
         for r in spec.reads

@@ -32,6 +32,7 @@ pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_p
     [
         *((n, t) for n in ("layernorm_grad", "mlp") for t in ("float32", "bfloat16")),
         ("grouped_attention_vjp", "bfloat16"),
+        ("logsumexp", "float32"),
     ],
 )
 def test_no_kernel_spills(name, dtype):
@@ -63,6 +64,40 @@ def one_kernel(f, shapes, device, dtype):
     (kernel,) = plan.kernels
     avals = [lowered.avals[v] for v in live_ins(kernel.spec)]
     return kernel, emit(kernel.spec, lowered), [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+
+def doubled_sums(x, cotangent):
+    """Sums along rows, and the gradient of their squares: one scan each way."""
+    sums = jnp.cumsum(x * 2, 1) + 1
+    return sums, lax.cumsum(sums * cotangent, 1, reverse=True) * 2
+
+
+@jax.grad
+def squared_log_softmax(x):
+    """Down columns: rows are read in 16 bits, and computed with and written in 32."""
+    return (jax.nn.log_softmax(x, 0).astype("float32") ** 2).sum()
+
+
+@pytest.mark.parametrize(
+    ("f", "shapes", "dtype"),
+    [
+        (lambda x: lax.cummax(x, 1) - x, [(1024, 1000)], "float32"),
+        (lambda x: lax.cumlogsumexp(x, 1) - x, [(1024, 1000)], "bfloat16"),
+        (doubled_sums, [(1024, 1000)] * 2, "float32"),
+        (squared_log_softmax, [(1024, 1000)], "bfloat16"),
+    ],
+    ids=["cummax", "cumlogsumexp", "doubled_sums", "log_softmax_grad"],
+)
+def test_what_a_thread_holds_does_not_spill(f, shapes, dtype):
+    args = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    lowered, plan = plan_traced(trace(f, *args), make_options("h200", "solver", deadline_s=100))
+    ours = [kernel.spec for kernel in plan.kernels if kernel.spec.backend == "triton"]
+    assert ours
+    for spec in ours:
+        arrays = [lowered.avals[v] for v in live_ins(spec)]
+        arrays = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in arrays]
+        for report in gpu_report(emit(spec, lowered), arrays, "h200").values():
+            assert report.spill_bytes == 0
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
