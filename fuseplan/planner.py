@@ -25,12 +25,14 @@ from fuseplan.loops.splits import split_sums
 from fuseplan.loops.streams import along_streams, with_less_memory
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.again import Within
+from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
 from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import left_s
 from fuseplan.planners.packs import with_packs
+from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -114,12 +116,20 @@ def _within_less(
     best: tuple[Lowered, Plan | MemoryLimitError] = lowered, error
     programs = [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
     for shares, possible in zip(range(len(programs), 0, -1), programs, strict=True):
-        if possible is None:
+        if possible is None or _needs_more(*possible, options, expires_at):
             continue
         program, plan = _attempt(possible[0], _until(expires_at, options, shares), clock, possible[1])
         if _time_ps(plan) < _time_ps(best[1]):
             best = program, plan
     return best
+
+
+def _needs_more(lowered: Lowered, scheduler: Scheduler | None, options: Options, expires_at: float) -> bool:
+    """Whether no plan of a program keeps to ``options.constraints.max_peak_bytes``, whatever it groups."""
+    limit = options.constraints.max_peak_bytes if options.constraints is not None else None
+    scheduler = scheduler or Scheduler(lowered.graph, options.device, lowered, options.features)
+    book = PriceBook(lowered.graph, scheduler)
+    return limit is not None and least_peak_of_any(lowered.graph, book, expires_at) > limit
 
 
 def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
