@@ -16,6 +16,7 @@ from costmodel.roofline import estimate
 from fuseplan.layout import Boundary
 from fuseplan.loops.joined import joined
 from fuseplan.loops.kernels import kernel_nests
+from fuseplan.loops.narrow import narrow
 from fuseplan.loops.nest import program_of
 from fuseplan.loops.normed import normed
 from fuseplan.loops.offered import Nests
@@ -41,6 +42,7 @@ class KernelNests(Nests):
     def _groups(self) -> Iterable[Nodes]:
         yield from self._tied
         yield from normed(self.graph, self._tied, self.backend)
+        yield from narrow(self.graph, self.backend)
 
     @cached_property
     def _tied(self) -> tuple[Nodes, ...]:

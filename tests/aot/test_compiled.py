@@ -22,6 +22,7 @@ from fuseplan.emit.body import live_ins
 from fuseplan.planner import plan_traced
 from fuseplan.trace import trace
 from tests.specs import hand_spec, kernel_function, whole_group
+from tests.test_narrow import low_rank
 from tests.test_normed import layer_gelu, rms_gated
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
@@ -116,6 +117,14 @@ def test_rows_are_normed_beside_the_weights_in_vmem(device, dtype):
     shapes = (4096, 768), (768,), (768,), (768, 3072), (3072,)
     kernel, run, arrays = one_kernel(layer_gelu, shapes, device, dtype)
     assert kernel.spec.streamed is None
+    report = tpu_report(run, arrays, device)
+    assert report.vmem_bytes is None or report.vmem_bytes <= kernel.cost.onchip_bytes
+
+
+@pytest.mark.parametrize(("device", "dtype"), [("tpu_v5e", "float32"), ("tpu_v6e", "bfloat16")])
+def test_a_low_rank_adapter_is_beside_its_weights(device, dtype):
+    shapes = (4096, 1024), (1024, 1024), (1024, 16), (16, 1024)
+    kernel, run, arrays = one_kernel(low_rank, shapes, device, dtype)
     report = tpu_report(run, arrays, device)
     assert report.vmem_bytes is None or report.vmem_bytes <= kernel.cost.onchip_bytes
 
