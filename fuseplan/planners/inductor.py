@@ -1,0 +1,199 @@
+"""TorchInductor's scheduler: rounds of pairwise fusion, of what shares the most bytes first.
+
+After ``torch._inductor.scheduler`` (PyTorch 2: Ansel et al., ASPLOS 2024). What is elementwise and read
+once is inlined in its reader, as lowering does; what is left are loops over so many elements, or so many
+rows of so many. In each of ten rounds all pairs that touch a common buffer are scored: whether both are
+reductions, the bytes that they share, how near they stand; and fused in that order, if their loops agree
+and nothing between them would wait for itself. Contractions are library calls.
+
+What is not followed: an elementwise value that several read is inlined in each of them there, which is
+to compute it again; templates with epilogues (``max_autotune``) and loops reordered after fusion, both
+off by default; the limits by peak memory.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import rustworkx as rx
+
+from costmodel.graph import Graph, Node, OpKind
+from fuseplan.partition import data_edges, effect_edges
+from fuseplan.planners.base import Budget, Grouping
+from fuseplan.planners.decided import plan_decided
+from fuseplan.pricing import Nodes, Pricing
+
+ROUNDS = 10
+"""``Scheduler.fuse_nodes``: so often at most."""
+
+MAX_FUSION_SIZE = 64
+"""``config.max_fusion_size``: loops of a kernel."""
+
+PAIRWISE_ATTEMPTS = 64
+"""``config.max_fusion_buffer_group_pairwise_attempts``: so many that touch a buffer are tried with each."""
+
+LEAST_SHARED_BYTES = 10
+"""``config.score_fusion_memory_threshold``."""
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """The groups of TorchInductor. ``budget`` is not needed: ten rounds are the most."""
+    return plan_decided(graph, pricing, fuse_pairwise)
+
+
+def fuse_pairwise(graph: Graph) -> Iterator[Nodes]:
+    """The groups, by node ids.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.lower import lower
+        >>> from fuseplan.trace import trace
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> graph = lower(trace(lambda x: jnp.exp(x) / jnp.exp(x).sum(1)[:, None], x)).graph
+        >>> [[graph.nodes[n].op for n in group] for group in fuse_pairwise(graph)]
+        [['exp', 'reduce_sum', 'broadcast_in_dim', 'div']]
+    """
+    for loop in _Scheduler(graph).run():
+        if len(loop.nodes) > 1:
+            yield tuple(sorted(loop.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class _Loop:
+    """One loop nest: what the scheduler fuses. ``rows`` elements, or rows of ``reduced`` elements each."""
+
+    nodes: frozenset[int]
+    rows: int
+    reduced: int
+    count: int = 1
+    """Loops that were fused."""
+    is_extern: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        return min(self.nodes), max(self.nodes)
+
+
+class _Scheduler:
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
+        loops = [_loop_of(graph, node) for node in graph.nodes]
+        self._index = list(self._dag.add_nodes_from(loops))
+        """For each operation, the loop that has it."""
+        self._dag.add_edges_from_no_data([*data_edges(graph), *effect_edges(graph)])
+
+    def run(self) -> list[_Loop]:
+        self._inline()
+        for _ in range(ROUNDS):
+            before = self._dag.num_nodes()
+            self._fuse_once()
+            if self._dag.num_nodes() == before:
+                break
+        return sorted(self._dag.nodes(), key=lambda loop: loop.place)
+
+    def _inline(self) -> None:
+        """Each elementwise result that one operation alone reads is no loop of its own."""
+        graph = self.graph
+        for node in reversed(graph.nodes):
+            readers = {n for v in node.outputs for n in graph.consumers[v]}
+            wanted = not graph.results.isdisjoint(node.outputs)
+            if node.kind > OpKind.INJECTIVE or node.effects or wanted or len(readers) != 1:
+                continue
+            (reader,) = readers
+            loop: _Loop = self._dag[self._index[reader]]
+            if not loop.is_extern:
+                self._contract(self._index[node.id], self._index[reader], loop.rows, loop.reduced, 1)
+
+    def _fuse_once(self) -> None:
+        """``fuse_nodes_once``: the pairs that may be fused, the best first."""
+        pairs = sorted(self._pairs(), key=lambda pair: self._score(*pair), reverse=True)
+        for m, n in pairs:
+            a, b = self._index[m], self._index[n]
+            if a != b and self._may_fuse(self._dag[a], self._dag[b]):
+                first, second = self._dag[a], self._dag[b]
+                most = max((first, second), key=lambda loop: loop.reduced)
+                self._contract(a, b, most.rows, most.reduced, first.count + second.count)
+
+    def _pairs(self) -> list[tuple[int, int]]:
+        """Pairs of loops, each by an operation of it, that touch a common buffer."""
+        loops = sorted(self._dag.nodes(), key=lambda loop: loop.place)
+        touching: defaultdict[int, list[_Loop]] = defaultdict(list)
+        for loop in loops:
+            for v in self._touched(loop):
+                touching[v].append(loop)
+        found: dict[tuple[int, int], None] = {}
+        for several in touching.values():
+            for i, first in enumerate(several):
+                for second in several[i + 1 : i + 1 + PAIRWISE_ATTEMPTS]:
+                    if self._may_fuse(first, second):
+                        found[first.place[0], second.place[0]] = None
+        return list(found)
+
+    def _score(self, m: int, n: int) -> tuple[bool, int, int]:
+        first, second = self._dag[self._index[m]], self._dag[self._index[n]]
+        shared = self._shared_bytes(first, second)
+        (first_low, first_high), (second_low, second_high) = first.place, second.place
+        near = -max(abs(first_low - second_high), abs(second_low - first_high))
+        return (first.reduced > 1) == (second.reduced > 1) and shared > 0, shared, near
+
+    def _may_fuse(self, first: _Loop, second: _Loop) -> bool:
+        """``can_fuse``: loops that agree, bytes that both touch, and the limits."""
+        if first.is_extern or second.is_extern or first.count + second.count > MAX_FUSION_SIZE:
+            return False
+        if not _agree(first, second) or self._is_permuted(first, second):
+            return False
+        return self._shared_bytes(first, second) >= LEAST_SHARED_BYTES
+
+    def _is_permuted(self, first: _Loop, second: _Loop) -> bool:
+        """Whether one reads what the other makes in another order."""
+        graph = self.graph
+        for maker, reader in ((first, second), (second, first)):
+            made = {v for n in maker.nodes for v in graph.nodes[n].outputs}
+            nodes = (graph.nodes[n] for n in reader.nodes)
+            if any(node.op == "transpose" and not made.isdisjoint(node.inputs) for node in nodes):
+                return True
+        return False
+
+    def _shared_bytes(self, first: _Loop, second: _Loop) -> int:
+        return sum(self.graph.values[v].nbytes for v in self._touched(first) & self._touched(second))
+
+    def _touched(self, loop: _Loop) -> set[int]:
+        """The buffers that a loop reads or writes."""
+        graph, inside = self.graph, loop.nodes
+        read = {v for n in inside for v in graph.nodes[n].inputs if graph.values[v].producer not in inside}
+        made = {v for n in inside for v in graph.nodes[n].outputs}
+        kept = {v for v in made if v in graph.results or not inside.issuperset(graph.consumers[v])}
+        return read | kept
+
+    def _contract(self, a: int, b: int, rows: int, reduced: int, count: int) -> None:
+        both = _Loop(self._dag[a].nodes | self._dag[b].nodes, rows, reduced, count)
+        try:
+            at = self._dag.contract_nodes([a, b], both, check_cycle=True)
+        except rx.DAGWouldCycle:
+            return
+        for n in both.nodes:
+            self._index[n] = at
+
+
+def _loop_of(graph: Graph, node: Node) -> _Loop:
+    """The loop of one operation: over its result, or for a reduction over what it reads."""
+    rows = graph.values[node.outputs[0]].size if node.outputs else 0
+    if node.kind == OpKind.REDUCTION:
+        whole = max((graph.values[v].size for v in node.inputs), default=rows)
+        return _Loop(frozenset({node.id}), rows, max(whole // max(rows, 1), 1))
+    is_extern = node.kind > OpKind.REDUCTION or node.effects
+    return _Loop(frozenset({node.id}), rows, 1, is_extern=is_extern)
+
+
+def _agree(first: _Loop, second: _Loop) -> bool:
+    """``SIMDScheduling.can_fuse``: as many rows of as many elements, or elementwise over all of these, or
+    over the rows."""
+    if first.reduced > 1 and second.reduced > 1:
+        return (first.rows, first.reduced) == (second.rows, second.reduced)
+    if first.reduced == second.reduced:
+        return first.rows == second.rows
+    flat, rows = sorted((first, second), key=lambda loop: loop.reduced)
+    return flat.rows in (rows.rows * rows.reduced, rows.rows)

@@ -1,0 +1,156 @@
+"""PyTorch's ``FuseTensorExprs``: from the last operation up, each group pulls in what it reads.
+
+After the overview of TorchScript's ``tensorexpr_fuser`` (NNC): operations are scanned in reverse; one that
+can be handled becomes a group and takes in the operations that it reads, the nearest first, as long as
+any can be moved next to it; then groups that stand next to each other and do not depend on one another
+are merged, and groups of fewer than ``min_group_size`` operations are taken apart again. What can be
+handled is arithmetic, broadcasts, and moves; reductions only where that is asked for, as there
+(``setTexprReductionsEnabled``), contractions never. No price is asked.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import rustworkx as rx
+
+from costmodel.graph import Graph, Node, OpKind
+from fuseplan.partition import data_edges, effect_edges
+from fuseplan.planners.base import Budget, Grouping
+from fuseplan.planners.decided import plan_decided
+from fuseplan.pricing import Nodes, Pricing
+
+MIN_GROUP_SIZE = 2
+MAX_ARGUMENTS = 128
+"""``subgraphArgLimit``: what of constant memory a CUDA kernel has for its arguments."""
+
+_STARTS_NONE = frozenset({"slice", "dynamic_slice", "expand_dims", "split", "broadcast_in_dim", "iota"})
+"""Handled, but not worth a group: ``aten::slice``, ``unsqueeze``, ``ConstantChunk``, constants."""
+
+_VIEWS = frozenset({"reshape", "squeeze"})
+"""``aten::view`` and its like are aliases, which are not fused."""
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """The groups of ``FuseTensorExprs``. ``budget`` is not needed: every merge makes a group less."""
+    return plan_decided(graph, pricing, fuse_tensor_exprs)
+
+
+def fuse_tensor_exprs(
+    graph: Graph, *, min_group_size: int = MIN_GROUP_SIZE, reductions: bool = False
+) -> Iterator[Nodes]:
+    """The groups, by node ids; the graph's dead code has been eliminated.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.lower import lower
+        >>> from fuseplan.trace import trace
+        >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
+        >>> graph = lower(trace(lambda x, w: jnp.tanh(x @ w) * jnp.exp(x), x, x)).graph
+        >>> [[graph.nodes[n].op for n in group] for group in fuse_tensor_exprs(graph)]
+        [['tanh', 'exp', 'mul']]
+    """
+    fuser = _Fuser(graph, functools.partial(can_handle, reductions=reductions))
+    fuser.create_groups()
+    fuser.merge_adjacent()
+    for unit in fuser.units:
+        if len(unit.nodes) >= max(min_group_size, 2):
+            yield tuple(sorted(unit.nodes))
+
+
+def can_handle(node: Node, reductions: bool = False) -> bool:
+    """Whether a group may hold the node (``canHandle``): its shapes are known, as all are here."""
+    if node.effects or node.op in _VIEWS:
+        return False
+    return node.kind <= OpKind.INJECTIVE or (reductions and node.kind == OpKind.REDUCTION)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """An operation, or a group, in the place of its last operation."""
+
+    nodes: set[int]
+
+    @property
+    def place(self) -> int:
+        return max(self.nodes)
+
+
+class _Fuser:
+    """The graph while it is fused; ``units`` are what is left of it."""
+
+    def __init__(self, graph: Graph, can_handle: Callable[[Node], bool]) -> None:
+        self.graph, self._can_handle = graph, can_handle
+        self._dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
+        self._index = list(self._dag.add_nodes_from([_Unit({node.id}) for node in graph.nodes]))
+        """For each operation, the unit that has it."""
+        self._dag.add_edges_from_no_data([*data_edges(graph), *effect_edges(graph)])
+
+    @property
+    def units(self) -> list[_Unit]:
+        return sorted(self._dag.nodes(), key=lambda unit: unit.place)
+
+    def create_groups(self) -> None:
+        """``createFusionGroups``: scan from the last operation up, until nothing changes."""
+        changed = True
+        while changed:
+            changed = False
+            for n in reversed(range(len(self.graph.nodes))):
+                while self._starts(n) and self._pull(self._index[n]):
+                    changed = True
+
+    def _starts(self, n: int) -> bool:
+        """``scanNode``: whether a group may begin with what stands in the place of node ``n``."""
+        unit: _Unit = self._dag[self._index[n]]
+        node = self.graph.nodes[n]
+        return unit.place == n and (len(unit.nodes) > 1 or self._begins(node))
+
+    def _begins(self, node: Node) -> bool:
+        return self._can_handle(node) and node.op not in _STARTS_NONE
+
+    def _pull(self, at: int) -> bool:
+        """``createFusionGroup``: take in one more operation that the unit reads, the nearest that can be."""
+        read = {
+            self.graph.values[v].producer for n in self._dag[at].nodes for v in self.graph.nodes[n].inputs
+        }
+        makers = {self._index[m] for m in read if m >= 0} - {at}
+        nearest = sorted(makers, key=lambda i: -self._dag[i].place)
+        return any(self._try_merge(at, maker) for maker in nearest)
+
+    def merge_adjacent(self) -> None:
+        """Merge each group with the one before it, unless it depends on that."""
+        groups = [unit for unit in self.units if len(unit.nodes) > 1]
+        if not groups:
+            return
+        before = self._index[groups[0].place]
+        for unit in groups[1:]:
+            at = self._index[unit.place]
+            if rx.has_path(self._dag, before, at) or not self._try_merge(before, at):
+                before = at
+            else:
+                before = self._index[unit.place]
+
+    def _try_merge(self, group: int, other: int) -> bool:
+        """``tryMerge``: make two units one, if they may be, and if the second can be moved to the first."""
+        a, b = self._dag[group], self._dag[other]
+        handled = len(b.nodes) > 1 or self._can_handle(self.graph.nodes[b.place])
+        if not handled or self._arguments(a.nodes) + self._arguments(b.nodes) > MAX_ARGUMENTS:
+            return False
+        both = _Unit(a.nodes | b.nodes)
+        try:
+            at = self._dag.contract_nodes([group, other], both, check_cycle=True)
+        except rx.DAGWouldCycle:
+            return False
+        for n in both.nodes:
+            self._index[n] = at
+        return True
+
+    def _arguments(self, nodes: set[int]) -> int:
+        """Arrays that a unit reads and makes for others."""
+        graph = self.graph
+        read = {v for n in nodes for v in graph.nodes[n].inputs if graph.values[v].producer not in nodes}
+        made = [v for n in nodes for v in graph.nodes[n].outputs]
+        kept = [v for v in made if v in graph.results or not nodes.issuperset(graph.consumers[v])]
+        return len(read) + len(kept)

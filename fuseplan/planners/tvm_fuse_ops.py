@@ -1,0 +1,183 @@
+"""TVM's ``FuseOps``: each operation joins its post-dominator, if all paths to it allow that.
+
+After "Operator Fusion" of TVM's documentation and its ``graph_partitioner``: operations have kinds from
+elementwise to opaque (``OpKind``), and a chain of kinds is as complex as the most complex. The operation
+in which all that is made of another meets again is its post-dominator; whether the two become one group,
+with everything between, depends on the three kinds: of the first, of the paths, of the last. In the first
+of three phases contractions take in what is elementwise after them; in the second, moves join; reductions
+only ever receive. The third is about tuples, of which there are none here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from costmodel.graph import Graph, Node, OpKind
+from fuseplan.planners.base import Budget, Grouping
+from fuseplan.planners.decided import plan_decided
+from fuseplan.pricing import Pricing
+
+MAX_DEPTH = 256
+"""Operations of a group (``kMaxFusedOps``)."""
+
+MAX_ARGUMENTS = 127
+"""Arrays that a group's function takes and returns, as its Vulkan and Metal targets allow at most (the
+argument limit of ``FuseOps`` is the target's)."""
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """The groups of ``FuseOps``. ``budget`` is not needed: each phase looks at each operation once."""
+    return plan_decided(graph, pricing, fuse_ops)
+
+
+def fuse_ops(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """The groups, by node ids.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.lower import lower
+        >>> from fuseplan.trace import trace
+        >>> x = jax.ShapeDtypeStruct((1, 10, 20), "float32")
+        >>> graph = lower(trace(lambda x: jnp.exp(x + 1).squeeze(0), x)).graph
+        >>> [[graph.nodes[n].op for n in group] for group in fuse_ops(graph)]
+        [['add', 'exp', 'squeeze']]
+    """
+    yield from _Partitioner(graph).run()
+
+
+@dataclass(slots=True)
+class _Dominator:
+    """A node of the post-dominator tree."""
+
+    parent: int
+    """Where all that is made of it meets again; -1: nowhere before the function's end."""
+    depth: int
+    kind: OpKind
+    """Of the most complex step on the way there."""
+
+
+def post_dominators(graph: Graph) -> list[_Dominator]:
+    """For each node, its post-dominator, by the least common ancestor of its readers."""
+    tree: list[_Dominator] = [_Dominator(-1, 1, OpKind.OPAQUE)] * len(graph.nodes)
+    for node in reversed(graph.nodes):
+        if not graph.results.isdisjoint(node.outputs):
+            continue  # Who reads a result is not known.
+        readers = sorted({n for v in node.outputs for n in graph.consumers[v]})
+        if not readers:
+            continue
+        parent, kind = readers[0], _edge(graph, node, graph.nodes[readers[0]])
+        for reader in readers[1:]:
+            kind = max(kind, _edge(graph, node, graph.nodes[reader]))
+            parent, kind = _common(tree, parent, reader, kind)
+        depth = tree[parent].depth + 1 if parent >= 0 else 1
+        tree[node.id] = _Dominator(parent, depth, kind)
+    return tree
+
+
+def _edge(graph: Graph, node: Node, reader: Node) -> OpKind:
+    """The kind of one step: a broadcast between arrays of one shape is elementwise."""
+    alike = graph.values[node.outputs[0]].shape == graph.values[reader.outputs[0]].shape
+    return OpKind.ELEMENTWISE if reader.kind == OpKind.BROADCAST and alike else reader.kind
+
+
+def _common(tree: Sequence[_Dominator], a: int, b: int, kind: OpKind) -> tuple[int, OpKind]:
+    """The least common ancestor of two nodes, -1 where there is none, and the kind of all steps to it."""
+    while a != b:
+        if a < 0 or b < 0:
+            return -1, kind
+        deeper = max(tree[a].depth, tree[b].depth)
+        if tree[b].depth == deeper:
+            kind, next_b = max(kind, tree[b].kind), tree[b].parent
+        else:
+            next_b = b
+        if tree[a].depth == deeper:
+            kind, a = max(kind, tree[a].kind), tree[a].parent
+        b = next_b
+    return a, kind
+
+
+@dataclass(slots=True)
+class _Group:
+    """What was found to share a function; ``nodes`` grows while others join."""
+
+    nodes: set[int]
+    kind: OpKind
+    has_anchor: bool
+
+
+_SINKS = frozenset(OpKind) - {OpKind.TUPLE, OpKind.OPAQUE}
+
+
+@dataclass(slots=True)
+class _Partitioner:
+    graph: Graph
+    groups: list[_Group] = field(init=False)
+    """The group of each node."""
+
+    def __post_init__(self) -> None:
+        anchor = OpKind.OUT_ELEMENTWISE_FUSABLE
+        kinds = [OpKind.OPAQUE if node.effects else node.kind for node in self.graph.nodes]
+        self.groups = [_Group({n}, kind, kind == anchor) for n, kind in enumerate(kinds)]
+
+    def run(self) -> Iterator[tuple[int, ...]]:
+        tree = post_dominators(self.graph)
+        for phase in (0, 1):
+            for n, dominator in enumerate(tree):
+                if dominator.parent >= 0:
+                    self._visit(n, dominator, phase)
+        for n, group in enumerate(self.groups):
+            if len(group.nodes) > 1 and n == min(group.nodes):
+                yield tuple(sorted(group.nodes))
+
+    def _visit(self, n: int, dominator: _Dominator, phase: int) -> None:
+        """Fuse a node with its post-dominator, where its kind may be in this phase."""
+        kind, sink = self.groups[n].kind, dominator.parent
+        if self.groups[n] is self.groups[sink]:
+            return
+        if kind <= OpKind.BROADCAST:
+            if dominator.kind <= OpKind.REDUCTION:
+                self._try(n, sink, lambda k, last: k in _SINKS if last else k <= OpKind.INJECTIVE)
+        elif kind == OpKind.INJECTIVE:
+            if phase == 1:
+                self._try(n, sink, lambda k, last: k <= OpKind.INJECTIVE)
+        elif kind == OpKind.OUT_ELEMENTWISE_FUSABLE and phase == 0 and dominator.kind == OpKind.ELEMENTWISE:
+            self._try(n, sink, lambda k, last: k <= OpKind.BROADCAST)
+
+    def _try(self, n: int, sink: int, allowed: Callable[[OpKind, bool], bool]) -> None:
+        """``CheckPath``, the limits, and ``CommitFuse``."""
+        path = self._between(n, sink)
+        if not all(allowed(self.groups[m].kind, m == sink) for m in path):
+            return
+        members = set().union(*(self.groups[m].nodes for m in (n, *path)))
+        if len(members) > MAX_DEPTH or self._arguments(members) > MAX_ARGUMENTS:
+            return
+        target = self.groups[sink]
+        for m in (n, *path):
+            self._merge(self.groups[m], target)
+
+    def _between(self, n: int, sink: int) -> set[int]:
+        """The nodes on all paths from a node to its post-dominator, with that."""
+        found, queue = {sink}, [n]
+        while queue:
+            new = {m for v in self.graph.nodes[queue.pop()].outputs for m in self.graph.consumers[v]} - found
+            found |= new
+            queue += new
+        return found
+
+    def _merge(self, child: _Group, parent: _Group) -> None:
+        if child is parent:
+            return
+        parent.nodes |= child.nodes
+        if child.has_anchor:
+            parent.has_anchor, parent.kind = True, max(parent.kind, child.kind)
+        for m in child.nodes:
+            self.groups[m] = parent
+
+    def _arguments(self, nodes: set[int]) -> int:
+        """Arrays that a function of ``nodes`` takes and returns."""
+        graph = self.graph
+        read = {v for n in nodes for v in graph.nodes[n].inputs if graph.values[v].producer not in nodes}
+        made = [v for n in nodes for v in graph.nodes[n].outputs]
+        kept = [v for v in made if v in graph.results or not nodes.issuperset(graph.consumers[v])]
+        return len(read) + len(kept)
