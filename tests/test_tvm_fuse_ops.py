@@ -131,20 +131,3 @@ def test_what_kernels_cannot_hold_is_several_and_said(device):
     assert [len(kernel.spec.nodes) for kernel in plan.kernels] == [1, 5]
     assert any("are several kernels here" in note for note in plan.notes)
     assert plan.verify()
-
-
-NOTHING = {
-    "empty": (lambda: (), ()),
-    "one operation": (jnp.exp, (X,)),
-    "an input": (lambda x: (x, x + 1), (X,)),
-    "a constant": (lambda x: (jnp.ones(3), 2.0), (X,)),
-    "no elements": (lambda x: jnp.exp(x).sum(0) + 1, (jax.ShapeDtypeStruct((0, 4), "float32"),)),
-    "no rule": (lambda x: jnp.exp(lax.linalg.cholesky(x)), (X,)),
-}
-
-
-@pytest.mark.parametrize("name", NOTHING)
-def test_whatever_it_is_given_its_plan_is_legal(name):
-    f, args = NOTHING[name]
-    plan = fuseplan.make_plan(f, device="h200", planner="tvm_fuse_ops")(*args)
-    assert plan.verify()

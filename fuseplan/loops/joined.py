@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from costmodel.axes import Conflict, unify
 from costmodel.graph import Graph, OpKind
 from fuseplan.layout import contraction_axes
-from fuseplan.loops.regions import Nodes, loopable
+from fuseplan.loops.regions import Nodes, is_used_up, loopable
 
 _MOST = 4
 """So many contractions meet at most: each holds an accumulator of a tile in registers."""
@@ -39,18 +39,11 @@ def joined(graph: Graph, backend: str) -> Iterator[Nodes]:
         if (
             len(sources) > 1
             and group not in found
-            and _is_used_up(graph, group)
+            and all(is_used_up(graph, n, set(group)) for n in group[:-1])
             and _is_one_loop(graph, group)
         ):
             found.add(group)
             yield group
-
-
-def _is_used_up(graph: Graph, group: Nodes) -> bool:
-    """Whether nothing but the last operation's result is wanted outside."""
-    inside = set(group)
-    made = (v for n in group[:-1] for v in graph.nodes[n].outputs)
-    return all(v not in graph.results and inside.issuperset(graph.consumers[v]) for v in made)
 
 
 def _is_one_loop(graph: Graph, group: Nodes) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from math import prod
 
 from costmodel.graph import DimRole, Graph, Node, OpKind
-from fuseplan.loops.regions import Nodes, convex, loopable
+from fuseplan.loops.regions import Nodes, convex, is_used_up, loopable
 
 _NARROW = 128
 """So many columns are whole in a tile: a head of an attention has no more."""
@@ -54,7 +54,7 @@ def _made_by_a_product(graph: Graph, v: int, reader: int, backend: str) -> set[i
     while waiting:
         n = max(waiting)  # the last first: who reads it is known then
         waiting.remove(n)
-        if n < 0 or n in found or not _is_used_up(graph, n, inside):
+        if n < 0 or n in found or not is_used_up(graph, n, inside):
             continue
         node = graph.nodes[n]
         if _is_product(node, backend):
@@ -67,11 +67,6 @@ def _made_by_a_product(graph: Graph, v: int, reader: int, backend: str) -> set[i
         inside.add(n)
     one = sum(graph.nodes[n].flops.matrix > 0 for n in found) == products == 1
     return found if one else set()
-
-
-def _is_used_up(graph: Graph, n: int, inside: set[int]) -> bool:
-    outputs = graph.nodes[n].outputs
-    return graph.results.isdisjoint(outputs) and all(inside.issuperset(graph.consumers[v]) for v in outputs)
 
 
 def _shrinks(graph: Graph, node: Node) -> bool:
@@ -91,5 +86,5 @@ def _added(graph: Graph, pair: Nodes, backend: str) -> Nodes:
         inside.add(last)
         makers = {graph.values[u].producer for u in graph.nodes[last].inputs} - inside
         others = {m for m in makers if m >= 0 and _is_product(graph.nodes[m], backend)}
-        if len(others) == 1 and _is_used_up(graph, min(others), inside):
+        if len(others) == 1 and is_used_up(graph, min(others), inside):
             return tuple(sorted(inside | others))

@@ -11,7 +11,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from costmodel.graph import Graph, OpKind
-from fuseplan.loops.regions import Nodes, convex, loopable
+from fuseplan.loops.regions import Nodes, convex, is_used_up, loopable
 
 
 def normed(graph: Graph, groups: Iterable[Nodes], backend: str) -> Iterator[Nodes]:
@@ -79,9 +79,9 @@ def _used_up(graph: Graph, group: Nodes, may_be: Callable[[int], bool]) -> set[i
     heapq.heapify(waiting)
     while waiting:  # the last first: who reads it is known then
         node = graph.nodes[-heapq.heappop(waiting)]
-        if node.id in inside or node.kind > OpKind.REDUCTION or not graph.results.isdisjoint(node.outputs):
+        if node.id in inside or node.kind > OpKind.REDUCTION:
             continue
-        if may_be(node.id) and all(inside.issuperset(graph.consumers[v]) for v in node.outputs):
+        if may_be(node.id) and is_used_up(graph, node.id, inside):
             inside.add(node.id)
             found.add(node.id)
             for m in _makers(graph, node.id):

@@ -111,6 +111,12 @@ def loopable(node: Node, backend: str = "loops") -> bool:
     return backend in node.backends and not node.effects and walks_in_passes(backend)
 
 
+def is_used_up(graph: Graph, n: int, inside: set[int]) -> bool:
+    """Whether nothing but nodes ``inside`` wants what node ``n`` makes."""
+    outputs = graph.nodes[n].outputs
+    return graph.results.isdisjoint(outputs) and all(inside.issuperset(graph.consumers[v]) for v in outputs)
+
+
 def with_arrangement(graph: Graph, nodes: Nodes, backend: str = "loops") -> Nodes:
     """``nodes`` with the transposes and conversions that alone read one of their results, so
     that results are written where they belong at once."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.layout import boundary
 from fuseplan.partition import data_edges, effect_edges
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.planners.decided import plan_decided
@@ -162,11 +163,8 @@ class _Scheduler:
 
     def _touched(self, loop: _Loop) -> set[int]:
         """The buffers that a loop reads or writes."""
-        graph, inside = self.graph, loop.nodes
-        read = {v for n in inside for v in graph.nodes[n].inputs if graph.values[v].producer not in inside}
-        made = {v for n in inside for v in graph.nodes[n].outputs}
-        kept = {v for v in made if v in graph.results or not inside.issuperset(graph.consumers[v])}
-        return read | kept
+        edge = boundary(self.graph, tuple(sorted(loop.nodes)))
+        return {*edge.reads, *edge.writes}
 
     def _contract(self, a: int, b: int, rows: int, reduced: int, count: int) -> None:
         both = _Loop(self._dag[a].nodes | self._dag[b].nodes, rows, reduced, count)

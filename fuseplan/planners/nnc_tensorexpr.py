@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.layout import boundary
 from fuseplan.partition import data_edges, effect_edges
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.planners.decided import plan_decided
@@ -149,8 +150,5 @@ class _Fuser:
 
     def _arguments(self, nodes: set[int]) -> int:
         """Arrays that a unit reads and makes for others."""
-        graph = self.graph
-        read = {v for n in nodes for v in graph.nodes[n].inputs if graph.values[v].producer not in nodes}
-        made = [v for n in nodes for v in graph.nodes[n].outputs]
-        kept = [v for v in made if v in graph.results or not nodes.issuperset(graph.consumers[v])]
-        return len(read) + len(kept)
+        edge = boundary(self.graph, tuple(sorted(nodes)))
+        return len(edge.reads) + len(edge.writes)

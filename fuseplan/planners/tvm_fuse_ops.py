@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.layout import boundary
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.planners.decided import plan_decided
 from fuseplan.pricing import Pricing
@@ -176,8 +177,5 @@ class _Partitioner:
 
     def _arguments(self, nodes: set[int]) -> int:
         """Arrays that a function of ``nodes`` takes and returns."""
-        graph = self.graph
-        read = {v for n in nodes for v in graph.nodes[n].inputs if graph.values[v].producer not in nodes}
-        made = [v for n in nodes for v in graph.nodes[n].outputs]
-        kept = [v for v in made if v in graph.results or not nodes.issuperset(graph.consumers[v])]
-        return len(read) + len(kept)
+        edge = boundary(self.graph, tuple(sorted(nodes)))
+        return len(edge.reads) + len(edge.writes)

@@ -1,0 +1,34 @@
+"""Programs that leave a peer's planner little or nothing to decide: its plan is legal all the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import fuseplan
+from fuseplan import planners
+from fuseplan.planners import inductor, nnc_tensorexpr, tvm_fuse_ops
+
+pytestmark = pytest.mark.one_python
+
+PEERS = {module.__name__.rpartition(".")[2]: module for module in (inductor, nnc_tensorexpr, tvm_fuse_ops)}
+X = jax.ShapeDtypeStruct((64, 64), "float32")
+NOTHING = {
+    "empty": (lambda: (), ()),
+    "one operation": (jnp.exp, (X,)),
+    "an input": (lambda x: (x, x + 1), (X,)),
+    "a constant": (lambda x: (jnp.ones(3), 2.0), (X,)),
+    "no elements": (lambda x: jnp.exp(x).sum(0) + 1, (jax.ShapeDtypeStruct((0, 4), "float32"),)),
+    "no rule": (lambda x: jnp.exp(lax.linalg.cholesky(x)) + 1, (X,)),
+}
+
+
+@pytest.mark.parametrize("name", NOTHING)
+@pytest.mark.parametrize("peer", PEERS)
+def test_whatever_it_is_given_its_plan_is_legal(peer, name, monkeypatch):
+    monkeypatch.setitem(planners._PLANNERS, peer, PEERS[peer].plan_groups)
+    f, args = NOTHING[name]
+    plan = fuseplan.make_plan(f, device="h200", planner=peer)(*args)
+    assert plan.verify()
