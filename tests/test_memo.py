@@ -283,7 +283,7 @@ def disk_or_memory(request, tmp_path):
 
 
 def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
-    f, args = get_workload("mlp").build(small=True)
+    f, args = get_workload("lstm_cell").build(small=True)
     with using(disk_or_memory()):
         first = fuseplan.make_plan(f, device="h200")(*args)
     assert (first.status, first.stats.certified) == ("OPTIMAL", "")
