@@ -8,7 +8,6 @@ import pytest
 from jax import lax
 
 import fuseplan
-from fuseplan import planners
 from fuseplan.lower import lower
 from fuseplan.planners import inductor
 from fuseplan.planners.inductor import fuse_pairwise
@@ -18,11 +17,6 @@ pytestmark = pytest.mark.one_python
 
 X = jax.ShapeDtypeStruct((64, 64), "float32")
 ROW = jax.ShapeDtypeStruct((64,), "float32")
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(planners._PLANNERS, "inductor", inductor.plan_groups)
 
 
 def groups(f, *args):

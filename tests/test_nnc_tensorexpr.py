@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from fuseplan import planners
 from fuseplan.lower import lower
 from fuseplan.planners import nnc_tensorexpr
 from fuseplan.planners.nnc_tensorexpr import fuse_tensor_exprs
@@ -16,11 +15,6 @@ from fuseplan.trace import trace
 pytestmark = pytest.mark.one_python
 
 X = jax.ShapeDtypeStruct((64, 64), "float32")
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(planners._PLANNERS, "nnc_tensorexpr", nnc_tensorexpr.plan_groups)
 
 
 def groups(f, *args, **options):

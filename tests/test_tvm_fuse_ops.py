@@ -8,7 +8,6 @@ import pytest
 from jax import lax
 
 import fuseplan
-from fuseplan import planners
 from fuseplan.lower import lower
 from fuseplan.planners import tvm_fuse_ops
 from fuseplan.planners.tvm_fuse_ops import fuse_ops, post_dominators
@@ -19,11 +18,6 @@ pytestmark = pytest.mark.one_python
 IMAGE = jax.ShapeDtypeStruct((1, 16, 32, 32), "float32")
 WEIGHTS = jax.ShapeDtypeStruct((16, 16, 3, 3), "float32")
 X = jax.ShapeDtypeStruct((64, 64), "float32")
-
-
-@pytest.fixture(autouse=True)
-def registered(monkeypatch):
-    monkeypatch.setitem(planners._PLANNERS, "tvm_fuse_ops", tvm_fuse_ops.plan_groups)
 
 
 def groups(f, *args):

@@ -7,7 +7,16 @@ from collections.abc import Callable
 
 from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.planners import best_first, greedy, solver, unfused
+from fuseplan.planners import (
+    best_first,
+    graph_colouring,
+    greedy,
+    inductor,
+    nnc_tensorexpr,
+    solver,
+    tvm_fuse_ops,
+    unfused,
+)
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.pricing import Pricing
 
@@ -18,6 +27,10 @@ _PLANNERS: dict[str, PlanGroups] = {
     "greedy": greedy.plan_groups,
     "best_first": best_first.plan_groups,
     "solver": solver.plan_groups,
+    "tvm_fuse_ops": tvm_fuse_ops.plan_groups,
+    "nnc_tensorexpr": nnc_tensorexpr.plan_groups,
+    "inductor": inductor.plan_groups,
+    "graph_colouring": graph_colouring.plan_groups,
 }
 
 

@@ -19,8 +19,8 @@ from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
 from fuseplan.space import Mask
 from fuseplan.ties import Ties
 
-Decide = Callable[[Graph], Iterable[Sequence[int]]]
-"""The groups of two operations and more of a graph, no operation in two."""
+Decide = Callable[[PriceBook], Iterable[Sequence[int]]]
+"""The groups of two operations and more of the graph of a price book, no operation in two."""
 
 
 def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
@@ -29,7 +29,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     # Loops that are faster than all else are for planners that know of them.
     unsettled: Callable[[], Pricing] | None = getattr(pricing, "unsettled", None)
     book = PriceBook(graph, pricing if unsettled is None else unsettled())
-    wanted = [tuple(sorted(group)) for group in decide(graph)]
+    wanted = [tuple(sorted(group)) for group in decide(book)]
     watch.lap("decide")
     divided = _Divided(graph, book)
     groups = [piece for group in wanted for piece in divided.pieces(group)]

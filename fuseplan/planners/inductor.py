@@ -41,7 +41,7 @@ LEAST_SHARED_BYTES = 10
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The groups of TorchInductor. ``budget`` is not needed: ten rounds are the most."""
-    return plan_decided(graph, pricing, fuse_pairwise)
+    return plan_decided(graph, pricing, lambda book: fuse_pairwise(book.graph))
 
 
 def fuse_pairwise(graph: Graph) -> Iterator[Nodes]:

@@ -36,7 +36,7 @@ _VIEWS = frozenset({"reshape", "squeeze"})
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The groups of ``FuseTensorExprs``. ``budget`` is not needed: every merge makes a group less."""
-    return plan_decided(graph, pricing, fuse_tensor_exprs)
+    return plan_decided(graph, pricing, lambda book: fuse_tensor_exprs(book.graph))
 
 
 def fuse_tensor_exprs(

@@ -29,7 +29,7 @@ argument limit of ``FuseOps`` is the target's)."""
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The groups of ``FuseOps``. ``budget`` is not needed: each phase looks at each operation once."""
-    return plan_decided(graph, pricing, fuse_ops)
+    return plan_decided(graph, pricing, lambda book: fuse_ops(book.graph))
 
 
 def fuse_ops(graph: Graph) -> Iterator[tuple[int, ...]]:
