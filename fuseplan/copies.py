@@ -96,7 +96,7 @@ def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> C
     copies = readers_of_copies(graph, frozenset(roots).difference(once), frozenset(once))
     if all(len(readers) == 1 for readers in copies):
         return None
-    return _built(graph, copies, roots)
+    return built(graph, copies, roots)
 
 
 def readers_of_copies(
@@ -144,7 +144,8 @@ _MANY_SOURCES = 16
 """What follows from more arrays than these is not worth computing again."""
 
 
-def _built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
+def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
+    """The graph with copies, given the readers of each copy of each node (``readers_of_copies``)."""
     values: list[Value] = []
     nodes: list[Node] = []
     value_of: list[int] = []

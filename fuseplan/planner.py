@@ -33,6 +33,7 @@ from fuseplan.planners import Budget, PlanGroups, get_planner
 from fuseplan.planners.base import left_s
 from fuseplan.planners.packs import with_packs
 from fuseplan.pricing import PriceBook
+from fuseplan.repeated import with_repeats
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
@@ -236,6 +237,8 @@ def _grouped(
     if not _may_recompute(options):
         grouping = planner(limits)(lowered.graph, scheduler, budget)
         clock.add(grouping.stats.seconds)
+        if grouping.repeats and limits is None and options.features.recompute:
+            return clock.time("copies", lambda: with_repeats(lowered, scheduler, grouping.repeats))
         return Answer(lowered, grouping, limits)
     free = None if limits is None else replace(limits, max_peak_bytes=None)
     once = planner(free)(lowered.graph, scheduler, budget)

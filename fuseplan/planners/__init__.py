@@ -16,6 +16,7 @@ from fuseplan.planners import (
     solver,
     tvm_fuse_ops,
     unfused,
+    xla_priority,
 )
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.pricing import Pricing
@@ -31,6 +32,7 @@ _PLANNERS: dict[str, PlanGroups] = {
     "nnc_tensorexpr": nnc_tensorexpr.plan_groups,
     "inductor": inductor.plan_groups,
     "graph_colouring": graph_colouring.plan_groups,
+    "xla_priority": xla_priority.plan_groups,
 }
 
 

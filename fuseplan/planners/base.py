@@ -66,6 +66,9 @@ class Grouping:
     """Those of the graph, where they are known."""
     crowded: frozenset[int] = frozenset()
     """Nodes of components of which only the plan that was known is, for they have too many groups."""
+    repeats: tuple[Nodes, ...] = ()
+    """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
+    ``kernels`` compute it once."""
 
     @property
     def groups(self) -> tuple[Nodes, ...]:

@@ -8,6 +8,7 @@ a group, the plan is legal, and its cost is that of what would run.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 
 from costmodel.graph import Graph
@@ -20,7 +21,8 @@ from fuseplan.space import Mask
 from fuseplan.ties import Ties
 
 Decide = Callable[[PriceBook], Iterable[Sequence[int]]]
-"""The groups of two operations and more of the graph of a price book, no operation in two."""
+"""The groups of two operations and more of the graph of a price book. An operation in several is to be
+computed in each of them."""
 
 
 def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
@@ -29,7 +31,8 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     # Loops that are faster than all else are for planners that know of them.
     unsettled: Callable[[], Pricing] | None = getattr(pricing, "unsettled", None)
     book = PriceBook(graph, pricing if unsettled is None else unsettled())
-    wanted = [tuple(sorted(group)) for group in decide(book)]
+    asked = tuple(tuple(sorted(group)) for group in decide(book))
+    wanted, repeated = _once(asked)
     watch.lap("decide")
     divided = _Divided(graph, book)
     groups = [piece for group in wanted for piece in divided.pieces(group)]
@@ -40,7 +43,22 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     kernels = tuple(book.kernel(group) for group in ordered)
     n = len(graph.nodes)
     stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items()))
-    return Grouping(kernels, refusals=tuple(divided.refusals), notes=divided.notes(broken), stats=stats)
+    notes = divided.notes(broken)
+    if repeated:
+        notes += (f"{repeated} operations that several of its groups compute are computed once",)
+    refusals = tuple(divided.refusals)
+    return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, repeats=asked if repeated else ())
+
+
+def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
+    """The groups, each operation in the first only that has it, and how many stood in several."""
+    seen: set[int] = set()
+    kept: list[Nodes] = []
+    for group in groups:
+        kept.append(tuple(n for n in group if n not in seen))
+        seen.update(group)
+    repeated = {n for n, count in Counter(n for group in groups for n in group).items() if count > 1}
+    return [group for group in kept if group], len(repeated)
 
 
 class _Divided:

@@ -1,0 +1,224 @@
+"""XLA:GPU's ``PriorityFusion``: the producer that gains most is fused into all of its users, or into none.
+
+After ``priority_fusion`` and ``gpu_performance_model`` of OpenXLA. Operations wait in a queue by what
+fusing them saves: the time of each by itself less the time of the users that compute it for themselves,
+each for as many elements as it reads. A kernel takes ``compute + memory - 0.95 min(compute, memory)`` and
+a launch of 1 us. What gains is fused, its users' and its operands' priorities are counted anew, and so on
+until nothing gains. What several users read is then computed in each of them.
+
+Refused are: two reductions of 16 elements and more in one kernel; what is elementwise after a reduction, but
+for what is unary; operations that are no loops (contractions, sorts, scatters, calls); results of the
+function; more than 96 arrays. Not followed: uncoalesced reads, the size of the code that is emitted, and
+the passes around it, which fuse contractions and softmax by way of Triton before and siblings after.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import inf
+
+from costmodel.device import DeviceSpec, get_device
+from costmodel.graph import Flops, Graph, Node, OpKind
+from fuseplan.planners.base import Budget, Grouping
+from fuseplan.planners.decided import plan_decided
+from fuseplan.pricing import Nodes, PriceBook, Pricing
+
+LAUNCH_S = 1e-6
+"""``kKernelLaunchOverhead``."""
+OVERLAP = 0.95
+"""``memory_compute_parallelism``: the share of the shorter of the two that is hidden."""
+L2_SPEEDUP, L1_SPEEDUP, L1_BYTES_PER_CORE = 2.5, 8.0, 2048
+"""``kL2CacheSpeedup``, ``kL1CacheSpeedup``, ``kL1CacheSizePerSM``: of what is read again."""
+MAX_ARRAYS = 96
+"""``MaxOperandsAndOutputsPerFusion``."""
+SIGNIFICANT = 16
+"""Elements that a reduction which the loop emitter does not write combines at least."""
+DEFAULT_DEVICE = "h100"
+
+
+def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """The fusions of the queue. ``budget`` is not needed: each fusion makes an operation less."""
+    device: DeviceSpec | None = getattr(pricing, "device", None)
+    return plan_decided(graph, pricing, lambda book: fuse_by_priority(book, device))
+
+
+def fuse_by_priority(book: PriceBook, device: DeviceSpec | None = None) -> Iterator[Nodes]:
+    """The fusions, by node ids. An operation stands in each that computes it."""
+    queue = _Queue(book, device or get_device(DEFAULT_DEVICE))
+    for fusion in queue.run():
+        if len(fusion) > 1:
+            yield fusion
+
+
+@dataclass(slots=True)
+class _Fusion:
+    """What one kernel computes; ``root`` is what it writes."""
+
+    root: Node
+    nodes: set[int]
+    users: set[int] = field(default_factory=set)
+    """Roots of the kernels that read it."""
+    operands: set[int] = field(default_factory=set)
+    """Roots of the kernels that it reads."""
+    runtime_s: float = 0.0
+    with_producer_s: dict[int, float] = field(default_factory=dict)
+    """Its time if it computes a producer for itself, as far as that was asked since either changed."""
+
+
+class _Queue:
+    def __init__(self, book: PriceBook, device: DeviceSpec) -> None:
+        self.graph, self.device = book.graph, device
+        self._bitcasts = {node.id for node in self.graph.nodes if book.renames(node.id)}
+        self.fusions = {node.id: _Fusion(node, {node.id}) for node in self.graph.nodes}
+        for node in self.graph.nodes:
+            for v in node.inputs:
+                if (maker := self.graph.values[v].producer) >= 0:
+                    self.fusions[maker].users.add(node.id)
+                    self.fusions[node.id].operands.add(maker)
+        for fusion in self.fusions.values():
+            fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
+        self._queue: list[tuple[float, int]] = []
+        self._priority: dict[int, float] = {}
+
+    def run(self) -> list[Nodes]:
+        for root in self.fusions:
+            self._push(root)
+        while self._queue:
+            negative, root = heapq.heappop(self._queue)
+            if self._priority.get(root) == -negative:  # else it was counted anew, or is gone
+                self._fuse(root)
+        return [tuple(sorted(fusion.nodes)) for fusion in self.fusions.values()]
+
+    def _push(self, root: int) -> None:
+        priority = self._priority[root] = self._priority_of(self.fusions[root])
+        if priority >= 0:
+            heapq.heappush(self._queue, (-priority, root))
+
+    def _fuse(self, root: int) -> None:
+        producer = self.fusions[root]
+        into = self._takers(producer)
+        for user in into:
+            fusion = self.fusions[user]
+            fusion.nodes |= producer.nodes
+            fusion.operands = fusion.operands - {root} | producer.operands
+            fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
+            fusion.with_producer_s.clear()
+            producer.users.remove(user)
+            for reader in fusion.users:
+                self.fusions[reader].with_producer_s.pop(user, None)
+            for operand in producer.operands:
+                self.fusions[operand].users.add(user)
+        del self._priority[root]
+        if not producer.users:
+            del self.fusions[root]
+            for operand in producer.operands:
+                self.fusions[operand].users.discard(root)
+        affected = set(into).union(*(self.fusions[user].operands for user in into))
+        for other in sorted(affected & self._priority.keys()):
+            self._push(other)
+
+    def _takers(self, producer: _Fusion) -> list[int]:
+        """The users that may compute it for themselves; a bitcast alone is none."""
+        users = sorted(producer.users)
+        return [u for u in users if not self._is_bitcast(u) and self._may_fuse(producer, self.fusions[u])]
+
+    def _is_bitcast(self, root: int) -> bool:
+        return self.fusions[root].nodes <= self._bitcasts
+
+    def _priority_of(self, producer: _Fusion) -> float:
+        """What fusing the producer into all of its users saves, in seconds; -inf where it may not be."""
+        takers = self._takers(producer)
+        users = [self.fusions[user] for user in takers]
+        if self._is_bitcast(producer.root.id):
+            return inf if users else -inf
+        if not users or any(user not in takers and not self._is_bitcast(user) for user in producer.users):
+            return -inf
+        unfused_s = LAUNCH_S + producer.runtime_s + sum(user.runtime_s for user in users)
+        return unfused_s - sum(self._together_s(producer, user) for user in users)
+
+    def _together_s(self, producer: _Fusion, user: _Fusion) -> float:
+        known, root = user.with_producer_s, producer.root.id
+        if root not in known:
+            known[root] = self.runtime_s(user.root, user.nodes | producer.nodes)
+        return known[root]
+
+    def _may_fuse(self, producer: _Fusion, user: _Fusion) -> bool:
+        graph = self.graph
+        if not graph.results.isdisjoint(producer.root.outputs) or len(producer.root.outputs) != 1:
+            return False
+        if not _is_loop(producer.root) or not _is_loop(user.root):
+            return False
+        if self._reduces(producer.nodes):
+            if self._reduces(user.nodes):
+                return False
+            size = graph.values[producer.root.outputs[0]].size
+            if not all(self._is_unary(graph.nodes[n], size) for n in user.nodes):
+                return False
+        both = user.nodes | producer.nodes
+        reads = {v for n in both for v in graph.nodes[n].inputs if graph.values[v].producer not in both}
+        return len(reads) + len(user.root.outputs) <= MAX_ARRAYS
+
+    def _reduces(self, nodes: set[int]) -> bool:
+        """Whether a kernel is written by the reduction emitter."""
+        return any(_share(self.graph, self.graph.nodes[n]) >= SIGNIFICANT for n in nodes)
+
+    def _is_unary(self, node: Node, size: int) -> bool:
+        result = self.graph.values[node.outputs[0]]
+        return node.kind <= OpKind.INJECTIVE and len(node.inputs) == 1 and result.size == size
+
+    def runtime_s(self, root: Node, nodes: set[int]) -> float:
+        """Seconds of a kernel, without its launch."""
+        graph, device = self.graph, self.device
+        elements: dict[int, float] = {v: graph.values[v].size for v in root.outputs}
+        """Of each value, how many a kernel computes or reads: of one that several read, the most."""
+        compute_s = memory_s = 0.0
+        for n in sorted(nodes, reverse=True):
+            node = graph.nodes[n]
+            made = max((elements.get(v, 0.0) for v in node.outputs), default=0.0)
+            size = max((graph.values[v].size for v in node.outputs), default=0)
+            compute_s += _seconds(node.flops, device) * made / max(size, 1)
+            for v in node.inputs:
+                whole = graph.values[v].size
+                share = whole / max(size, 1) if node.op == "concatenate" else _share(graph, node)
+                elements[v] = max(elements.get(v, 0.0), made * share)
+        for v, count in elements.items():
+            value = graph.values[v]
+            item_bytes = value.nbytes / max(value.size, 1)
+            if value.producer not in nodes:
+                memory_s += self._read_s(min(count, value.size) * item_bytes, count * item_bytes)
+        memory_s += _at(sum(graph.values[v].nbytes for v in root.outputs), device.hbm_bytes_per_s)
+        return compute_s + memory_s - OVERLAP * min(compute_s, memory_s)
+
+    def _read_s(self, net_bytes: float, total_bytes: float) -> float:
+        """Seconds to read an array for the first time, and what is read of it again."""
+        bytes_per_s = float(self.device.hbm_bytes_per_s)
+        again_bytes_per_s = bytes_per_s
+        if net_bytes < self.device.cache_bytes:
+            again_bytes_per_s *= L2_SPEEDUP
+            if net_bytes < L1_BYTES_PER_CORE * self.device.core_count:
+                again_bytes_per_s *= L1_SPEEDUP
+        return _at(net_bytes, bytes_per_s) + _at(total_bytes - net_bytes, again_bytes_per_s)
+
+
+def _is_loop(node: Node) -> bool:
+    return node.kind <= OpKind.REDUCTION and not node.effects
+
+
+def _share(graph: Graph, node: Node) -> float:
+    """Elements of its largest operand that one of a node's result takes: more than 1 in reductions."""
+    if node.kind != OpKind.REDUCTION:
+        return 1.0
+    read = max((graph.values[v].size for v in node.inputs), default=0)
+    return read / max(graph.values[node.outputs[0]].size, 1)
+
+
+def _seconds(flops: Flops, device: DeviceSpec) -> float:
+    vector_s = _at(flops.vector, device.vector_flops_per_s)
+    return vector_s + _at(flops.transcendental, device.transcendental_per_s)
+
+
+def _at(amount: float, per_s: float) -> float:
+    """Seconds for so much at a rate; a rate of 0 is no limit (``DeviceSpec``)."""
+    return amount / per_s if per_s else 0.0
