@@ -7,7 +7,7 @@ fewer nodes, whose prices are those of what the nodes stand for.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, make_graph
@@ -16,13 +16,11 @@ from fuseplan.constraints import Nodes, Resolved, Together
 from fuseplan.errors import ConstraintError, Verdict
 from fuseplan.join import cyclic_sets, execution_order
 from fuseplan.plan import Kernel
-from fuseplan.planners.base import Budget, Grouping, order_groups
+from fuseplan.planners.base import Budget, Grouping, PlanGroups, order_groups
 from fuseplan.pricing import Pricing
 from fuseplan.selectors import joined
 from fuseplan.signature import Signatures
 from fuseplan.ties import Ties
-
-PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 
 
 def plan_constrained(

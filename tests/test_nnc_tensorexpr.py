@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
+from fuseplan import planners
+from fuseplan.errors import InvalidArgumentError
 from fuseplan.lower import lower
 from fuseplan.planners import nnc_tensorexpr
-from fuseplan.planners.nnc_tensorexpr import fuse_tensor_exprs
+from fuseplan.planners.nnc_tensorexpr import fuse_tensor_exprs, make_planner
 from fuseplan.trace import trace
 
 pytestmark = pytest.mark.one_python
@@ -104,3 +106,21 @@ def test_what_nothing_ties_is_several_kernels(device):
     assert [len(kernel.spec.nodes) for kernel in plan.kernels] == [2, 2]
     assert any("nothing ties" in note for note in plan.notes)
     assert plan.verify()
+
+
+@pytest.mark.parametrize("wrong", [0, -1, True, 2.5, "2"])
+def test_a_group_size_is_a_positive_integer(wrong):
+    with pytest.raises(InvalidArgumentError, match="min_group_size expects a positive integer"):
+        make_planner(min_group_size=wrong)
+
+
+def test_settings_are_a_planner_of_their_own(monkeypatch):
+    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
+    fuseplan.register_planner("large", make_planner(min_group_size=4))
+    fuseplan.register_planner("reducing", make_planner(reductions=True))
+
+    def f(x):
+        return jnp.exp(x) * 2, jnp.tanh(x).sum(1)
+
+    by = ("nnc_tensorexpr", "large", "reducing")
+    assert fuseplan.compare(f, device="h200", planners=by)(X).kernels.tolist() == [3, 4, 1]

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable
 
-from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.planners import (
     best_first,
@@ -18,10 +16,7 @@ from fuseplan.planners import (
     unfused,
     xla_priority,
 )
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.pricing import Pricing
-
-PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
+from fuseplan.planners.base import Budget, Grouping, PlanGroups
 
 _PLANNERS: dict[str, PlanGroups] = {
     "unfused": unfused.plan_groups,
@@ -29,7 +24,7 @@ _PLANNERS: dict[str, PlanGroups] = {
     "best_first": best_first.plan_groups,
     "solver": solver.plan_groups,
     "tvm_fuse_ops": tvm_fuse_ops.plan_groups,
-    "nnc_tensorexpr": nnc_tensorexpr.plan_groups,
+    "nnc_tensorexpr": nnc_tensorexpr.make_planner(),
     "inductor": inductor.plan_groups,
     "graph_colouring": graph_colouring.plan_groups,
     "xla_priority": xla_priority.plan_groups,

@@ -86,6 +86,9 @@ class Grouping:
         return replace(self, notes=notes, stats=replace(self.stats, certified=""))
 
 
+PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
+"""What a planner is: it says which nodes of a graph share a kernel."""
+
 _AT_ONCE_S = 1e-6
 """What is left of a deadline that has passed: 0 would say that none was wanted."""
 

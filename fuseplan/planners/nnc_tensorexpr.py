@@ -17,11 +17,13 @@ from dataclasses import dataclass
 import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.errors import InvalidArgumentError
 from fuseplan.layout import boundary
 from fuseplan.partition import data_edges, effect_edges
-from fuseplan.planners.base import Budget, Grouping
+from fuseplan.planners.base import Budget, Grouping, PlanGroups
 from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Nodes, Pricing
+from fuseplan.planners.dynamic_shapes import DynamicShapes
+from fuseplan.pricing import Nodes, PriceBook, Pricing
 
 MIN_GROUP_SIZE = 2
 MAX_ARGUMENTS = 128
@@ -34,9 +36,32 @@ _VIEWS = frozenset({"reshape", "squeeze"})
 """``aten::view`` and its like are aliases, which are not fused."""
 
 
-def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The groups of ``FuseTensorExprs``. ``budget`` is not needed: every merge makes a group less."""
-    return plan_decided(graph, pricing, lambda book: fuse_tensor_exprs(book.graph))
+def make_planner(
+    *, min_group_size: int = MIN_GROUP_SIZE, reductions: bool = False, fuse_to_dynamic_shapes: bool = False
+) -> PlanGroups:
+    """A planner by ``FuseTensorExprs`` with its settings, for ``fuseplan.register_planner``.
+
+    Args:
+        min_group_size: groups of fewer operations are taken apart.
+        reductions: whether groups hold reductions, too (``setTexprReductionsEnabled``).
+        fuse_to_dynamic_shapes: decide once for symbolic sizes (``dynamic_shapes.DynamicShapes``).
+
+    Raises:
+        InvalidArgumentError: ``min_group_size`` is not a positive integer.
+    """
+    if isinstance(min_group_size, bool) or not isinstance(min_group_size, int) or min_group_size < 1:
+        raise InvalidArgumentError(f"min_group_size expects a positive integer, got {min_group_size!r}")
+
+    def decide(book: PriceBook) -> Iterator[Nodes]:
+        return fuse_tensor_exprs(book.graph, min_group_size=min_group_size, reductions=reductions)
+
+    if fuse_to_dynamic_shapes:
+        return DynamicShapes(decide)
+
+    def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+        return plan_decided(graph, pricing, decide)
+
+    return plan_groups
 
 
 def fuse_tensor_exprs(
