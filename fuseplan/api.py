@@ -17,6 +17,7 @@ from fuseplan.calls import Calls
 from fuseplan.careful import Careful, lower_there
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
 from fuseplan.constraints import Constraints
+from fuseplan.contest import require_measurable, time_each
 from fuseplan.derivative import plan_passes
 from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
@@ -27,13 +28,12 @@ from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_best, plan_function
+from fuseplan.planners import planner_names
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
 if TYPE_CHECKING:
     import pandas as pd
-
-_DEFAULT_PLANNERS = ("unfused", "greedy", "best_first", "solver")
 
 
 def jit(
@@ -277,25 +277,43 @@ def compare(
     f: Callable[..., Any],
     *,
     device: str | DeviceSpec | None = None,
-    planners: Sequence[str] = _DEFAULT_PLANNERS,
+    planners: Sequence[str] | None = None,
     deadline_s: float = DEFAULT_DEADLINE_S,
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
+    measure: bool = False,
 ) -> Callable[..., pd.DataFrame]:
-    """A function that plans ``f`` by each planner and returns a frame, a row a planner.
+    """A function that plans ``f`` by each planner, by default all, and returns a frame, a row a planner.
 
-    Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, status, bound_us, gap,
-    planning_s, ratio`` (``ratio``: modelled time over the first planner's).
+    Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, recomputed_flops, status, bound_us, gap,
+    planning_s, ratio`` (``ratio``: modelled time over the first planner's). With ``measure=True`` each
+    program is also run here, in turns with ``jax.jit``'s, and its results are checked against those:
+    ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over ``jax.jit``'s in the same run;
+    NaN where nothing was measured).
+
+    Raises:
+        InvalidArgumentError: ``measure=True`` with another device than this one, or without arrays.
+        MismatchError: a measured program's results are not ``jax.jit``'s.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> x = jax.ShapeDtypeStruct((4096, 1024), "float32")
+        >>> frame = compare(jax.nn.softmax, device="h200", planners=("unfused", "xla_priority", "solver"))(x)
+        >>> frame.kernels.tolist()
+        [7, 3, 1]
     """
     _require_function("fuseplan.compare", f)
-    names = [planners] if isinstance(planners, str) else planners
+    names = [planners] if isinstance(planners, str) else planner_names() if planners is None else planners
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
         from fuseplan.report import compare_frame
 
+        if measure:
+            require_measurable(options, args, kwargs)
         lowered = lower(trace(f, *args, **kwargs))
-        return compare_frame([plan_best(lowered, o)[1] for o in options])
+        plans = [plan_best(lowered, o)[1] for o in options]
+        return compare_frame(plans, time_each(f, args, kwargs, options) if measure else None)
 
     return compared

@@ -120,6 +120,16 @@ class Plan:
         return tuple(n for n, origin in enumerate(self.graph.origins) if n != origin)
 
     @property
+    def recomputed_flops(self) -> int:
+        """Floating-point operations beyond those of the program: of what several kernels compute, and of
+        what a kernel computes for several of its tiles, or beyond the edge of a ragged one."""
+        flops = [node.flops.total for node in self.graph.nodes]
+        again = sum(flops[n] for n in self.recomputed)
+        return again + sum(
+            max(k.cost.flops.total - sum(flops[n] for n in k.spec.nodes), 0) for k in self.kernels
+        )
+
+    @property
     def buffers(self) -> tuple[Buffer, ...]:
         """Where each temporary lies in an arena that they share, and the kernels between which it
         is in use, by first kernel. Worked out anew each time: up to 0.2 s."""

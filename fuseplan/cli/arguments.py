@@ -13,7 +13,10 @@ import typer
 if TYPE_CHECKING:
     from fuseplan.constraints import Constraints
 
-ALL_PLANNERS = "unfused,greedy,best_first,solver"
+ALL_PLANNERS = (
+    "unfused,greedy,best_first,solver,tvm_fuse_ops,nnc_tensorexpr,inductor,graph_colouring,xla_priority"
+)
+"""As ``fuseplan.planners.planner_names()``, whose module would be imported for it."""
 DEADLINE_S = 20.0
 """As ``fuseplan.config.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
 
@@ -43,10 +46,13 @@ Devices = Annotated[
         help="Of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
     ),
 ]
-Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS}.")]
+Planner = Annotated[
+    str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS.replace(',', ', ')}.")
+]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
+Measure = Annotated[bool, typer.Option("--measure", help="Run each program here, beside jax.jit's.")]
 Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
 MustFuse = Annotated[
     list[str] | None,

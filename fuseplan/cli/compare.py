@@ -15,6 +15,7 @@ from fuseplan.cli.arguments import (
     MaxArgs,
     MaxGroup,
     MaxPeak,
+    Measure,
     MustFuse,
     NeverFuse,
     Out,
@@ -26,6 +27,8 @@ from fuseplan.cli.arguments import (
 from fuseplan.cli.plans import plan_all
 
 if TYPE_CHECKING:
+    from fuseplan.constraints import Constraints
+    from fuseplan.contest import Timing
     from fuseplan.plan import Plan
 
 
@@ -41,10 +44,11 @@ def compare(
     max_peak_bytes: MaxPeak = None,
     max_group_size: MaxGroup = None,
     max_kernel_args: MaxArgs = None,
+    measure: Measure = False,
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Plan WORKLOAD by each planner: a row each. --out writes them as CSV."""
+    """Plan WORKLOAD by each planner: a row each. --measure runs them here, too. --out writes CSV."""
     from fuseplan.bench import csv_of
     from fuseplan.console import print_json, print_table
     from fuseplan.output import write_text
@@ -52,9 +56,10 @@ def compare(
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)
+    timings = _timed(workload, dtype, small, by_device, deadline, constraints) if measure else None
     lines: list[dict[str, Any]] = []
     for plans in by_device:
-        frame = compare_frame(plans)
+        frame = compare_frame(plans, timings)
         frame.insert(0, "device", plans[0].device.name)
         lines += records(frame)
     if out is not None:
@@ -65,13 +70,61 @@ def compare(
     for i, plans in enumerate(by_device):
         if i:
             print()
-        print_table(
-            *_rows(plans),
-            right=(1, 2, 3, 4, 5, 7),
-            title=f"{workload} on {plans[0].device.name}, modelled",
-        )
+        title = f"{workload} on {plans[0].device.name}, modelled"
+        print_table(*_rows(plans), right=(1, 2, 3, 4, 5, 7), title=title)
+        if timings is not None:
+            print()
+            print_table(*_measured(plans, timings), right=(1, 2, 3, 4), title=f"{workload} here, measured")
         for note in dict.fromkeys(note for plan in plans for note in plan.notes):
-            print(f"note: {note}")
+            by = [plan.planner for plan in plans if note in plan.notes]
+            print(f"note: {note}" if len(by) == len(plans) else f"{', '.join(by)}: {note}")
+
+
+def _timed(
+    workload: str,
+    dtype: str,
+    small: bool,
+    by_device: list[list[Plan]],
+    deadline: float,
+    constraints: Constraints,
+) -> list[Timing]:
+    """Each planner's program against ``jax.jit``'s, on random arguments."""
+    from experiments.sampling import make_args
+    from fuseplan.cli.arguments import load
+    from fuseplan.config import make_options
+    from fuseplan.console import progress
+    from fuseplan.contest import require_measurable, time_each
+
+    plans = [plan for plans in by_device for plan in plans]
+    options = [make_options(p.device, p.planner, deadline, constraints=constraints) for p in plans]
+    f, shapes = load(workload, dtype, small)
+    args = make_args(shapes)
+    require_measurable(options, args, {})
+    timings = []
+    with progress(len(options)) as steps:
+        for option in options:
+            steps.start(f"running {option.planner}")
+            timings += time_each(f, args, {}, [option])
+            steps.done()
+    return timings
+
+
+def _measured(plans: list[Plan], timings: list[Timing]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
+    """The head and the rows of a table of what was measured."""
+    from fuseplan.text import time_text
+
+    head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
+    rows = [
+        (
+            plan.planner,
+            "" if t.time_s is None else time_text(1e6 * t.time_s),
+            "" if t.time_ratio is None else f"{t.time_ratio:.2f}",
+            "" if t.temp_bytes is None else f"{t.temp_bytes / 1e6:,.1f}",
+            "" if t.temp_ratio is None else f"{t.temp_ratio:.2f}",
+        )
+        for plan, t in zip(plans, timings, strict=True)
+    ]
+    return head, rows
 
 
 def _rows(plans: list[Plan]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:

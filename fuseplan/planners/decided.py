@@ -16,7 +16,7 @@ from fuseplan.bits import bits, pick
 from fuseplan.errors import Verdict
 from fuseplan.plan import PlanStats
 from fuseplan.planners.base import Grouping, Stopwatch, break_cycles
-from fuseplan.pricing import Nodes, Price, PriceBook, Pricing
+from fuseplan.pricing import Nodes, PriceBook, Pricing
 from fuseplan.space import Mask
 from fuseplan.ties import Ties
 
@@ -69,6 +69,7 @@ class _Divided:
         self.refusals: list[Verdict] = []
         """Why each of the groups that were divided is none."""
         self._known: dict[object, list[Nodes]] = {}
+        self._offers = frozenset(book.offers)
         self._ties = Ties(graph, book.walked)
         self._untied = 0
 
@@ -79,8 +80,8 @@ class _Divided:
         return [piece for part in parts for piece in self._kernels(part)]
 
     def _kernels(self, group: Nodes) -> list[Nodes]:
-        refused = self.book.price(group) if len(group) > 1 else None
-        if not isinstance(refused, Verdict):
+        refused = self._refuse(group)
+        if refused is None:
             return [group]
         self.refusals.append(refused)
         key = self.book.signatures.of(group).key
@@ -88,6 +89,15 @@ class _Divided:
             place = {n: i for i, n in enumerate(group)}
             self._known[key] = [tuple(place[n] for n in piece) for piece in self._divide(group)]
         return [tuple(group[i] for i in piece) for piece in self._known[key]]
+
+    def _refuse(self, group: Nodes) -> Verdict | None:
+        """Why the group is no kernel: what the rules refuse is one only if the scheduler offers it, for
+        what its loops are priced at is not what they take (test_peers.py::test_loops_that_nobody_offers)."""
+        if len(group) == 1:
+            return None
+        verdict = None if group in self._offers else self.book.compatible(group)
+        price = self.book.price(group) if verdict is None else verdict
+        return price if isinstance(price, Verdict) else None
 
     def notes(self, broken: int) -> tuple[str, ...]:
         """What became of the groups, in words."""
@@ -128,4 +138,4 @@ class _Divided:
             between |= above[i]
         if any(above[i] & mask for i in bits(between & ~mask)):
             return False
-        return isinstance(self.book.price(tuple(pick(mask, group))), Price)
+        return self._refuse(tuple(pick(mask, group))) is None

@@ -10,15 +10,16 @@ import pandas as pd
 from costmodel.device import DEVICES, DeviceSpec, backends_of, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
+from fuseplan.contest import Timing
 from fuseplan.local import find_device
 from fuseplan.plan import Kernel, Plan
 from fuseplan.spec import whole_array_spec
 from fuseplan.text import anchor, grid, kernel_name, makes, skipped, tile
 
 
-def compare_frame(plans: Sequence[Plan]) -> pd.DataFrame:
+def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None) -> pd.DataFrame:
     """A row a plan; ``ratio`` is the modelled time over the first plan's. The columns are
-    those of ``fuseplan.compare``."""
+    those of ``fuseplan.compare``, with those of the measurements if there are any."""
     first_ps = plans[0].objective_ps if plans else 0
     rows = [
         {
@@ -27,6 +28,7 @@ def compare_frame(plans: Sequence[Plan]) -> pd.DataFrame:
             "time_us": plan.objective_us,
             "hbm_bytes": plan.hbm_bytes,
             "peak_bytes": plan.peak_bytes,
+            "recomputed_flops": plan.recomputed_flops,
             "status": plan.status,
             "bound_us": float("nan") if plan.bound_us is None else plan.bound_us,
             "gap": float("nan") if plan.gap is None else plan.gap,
@@ -35,7 +37,17 @@ def compare_frame(plans: Sequence[Plan]) -> pd.DataFrame:
         }
         for plan in plans
     ]
-    return pd.DataFrame(rows, columns=_COMPARE)
+    frame = pd.DataFrame(rows, columns=_COMPARE)
+    if timings is not None:
+        frame["measured_us"] = [_number(t.time_s) * 1e6 for t in timings]
+        frame["measured_ratio"] = [_number(t.time_ratio) for t in timings]
+        frame["temp_bytes"] = [_number(t.temp_bytes) for t in timings]
+        frame["temp_ratio"] = [_number(t.temp_ratio) for t in timings]
+    return frame
+
+
+def _number(measured: float | None) -> float:
+    return float("nan") if measured is None else measured
 
 
 _COMPARE = [
@@ -44,6 +56,7 @@ _COMPARE = [
     "time_us",
     "hbm_bytes",
     "peak_bytes",
+    "recomputed_flops",
     "status",
     "bound_us",
     "gap",

@@ -1,0 +1,90 @@
+"""``fuseplan.compare``: a row a planner, modelled, and measured where that is asked for."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+import fuseplan
+from fuseplan import contest
+from fuseplan.cli import app
+from fuseplan.cli.arguments import ALL_PLANNERS
+from fuseplan.errors import InvalidArgumentError, MismatchError
+from fuseplan.planners import planner_names
+
+pytestmark = pytest.mark.one_python
+
+X = jax.ShapeDtypeStruct((1024, 1024), "float32")
+ARRAY = np.random.default_rng(0).standard_normal((64, 32)).astype(np.float32)
+MEASURED = ["measured_us", "measured_ratio", "temp_bytes", "temp_ratio"]
+
+
+def softmax(x):
+    e = jnp.exp(x - jax.lax.reduce_max(x, (1,))[:, None])
+    return e / e.sum(1)[:, None]
+
+
+def test_every_planner_by_default():
+    frame = fuseplan.compare(softmax, device="h200")(X)
+    assert tuple(frame.planner) == planner_names()
+    assert tuple(ALL_PLANNERS.split(",")) == planner_names()
+    assert not set(MEASURED) & set(frame.columns)
+
+
+def test_what_is_computed_again():
+    frame = fuseplan.compare(softmax, device="h200", planners=("greedy", "xla_priority"))(X)
+    # A difference and an exponential of each element.
+    assert frame.recomputed_flops.tolist() == [0, 2 * 1024 * 1024]
+
+
+def test_what_was_measured():
+    frame = fuseplan.compare(softmax, planners=("unfused", "solver"), measure=True)(ARRAY)
+    assert frame.columns[-4:].tolist() == MEASURED
+    assert (frame.measured_us > 0).all()
+    assert (frame.measured_ratio > 0).all()
+
+
+def test_a_wrong_result_is_told(monkeypatch):
+    monkeypatch.setattr(contest, "fuse", lambda f, args, kwargs, *_: f(*args, **kwargs) * 1.01)
+    with pytest.raises(MismatchError, match="softmax by 'solver': 1 of 1 results differ"):
+        fuseplan.compare(softmax, planners=("solver",), measure=True)(ARRAY)
+
+
+def test_what_has_side_effects_is_not_run():
+    ran = []
+
+    def f(x):
+        jax.debug.callback(ran.append, x.sum())
+        return x + 1
+
+    frame = fuseplan.compare(f, planners=("solver",), measure=True)(ARRAY)
+    jax.effects_barrier()
+    assert ran == []
+    assert all(math.isnan(frame[name][0]) for name in MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("device", "argument", "message"),
+    [
+        ("h200", ARRAY, "runs the programs here, on 'cpu', but they are to be planned for 'h200'"),
+        (None, X, "expects arrays, got ShapeDtypeStruct"),
+    ],
+)
+def test_what_cannot_be_measured(device, argument, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        fuseplan.compare(softmax, device=device, measure=True)(argument)
+
+
+def test_the_command_measures():
+    command = ["compare", "softmax", "--small", "--measure", "--planners", "greedy,solver"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "softmax here, measured" in result.output
+    there = CliRunner().invoke(app, [*command, "--device", "h200"])
+    assert there.exit_code != 0
+    assert "leave out device, or measure" in there.output + str(there.exception)
