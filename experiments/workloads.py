@@ -18,6 +18,7 @@ import jax
 
 from experiments import equinox_models, functions, gpt2, optimizer
 from experiments.large import LARGE
+from experiments.published import PUBLISHED
 from experiments.sampling import make_args
 from experiments.stress import STRESS
 from experiments.workload import Built, Workload, array, classes_args, fixed, gated_mlp_args, heads_args
@@ -32,7 +33,7 @@ def get_workload(name: str) -> Workload:
     Raises:
         UnknownNameError: there is none; the message has the closest name, and all of them.
     """
-    known = {**WORKLOADS, **LARGE, **HUGE, **STRESS}
+    known = {**WORKLOADS, **LARGE, **HUGE, **STRESS, **PUBLISHED}
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)

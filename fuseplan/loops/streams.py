@@ -193,16 +193,27 @@ class _Sides:
 
 
 def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
-    """``group`` with what follows from its members alone without another contraction: what is made of
-    a maximum, say, before it is subtracted."""
-    found = set(group)
+    """``group`` with what follows from its members alone, or leads back to them, without another
+    contraction: what is made of a maximum, say, before it is subtracted. Without that, two kernels that wait
+    for each other would seem a plan (test_streams.py::test_kernels_that_wait_for_each_other)."""
+    alone, after, before = set(group), set(group), set(group)
+
+    def passes(n: int) -> bool:
+        return loopable(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix
+
     queue = list(group)
     while queue:
-        for v in graph.nodes[queue.pop()].outputs:
-            for n in graph.consumers[v]:
-                node = graph.nodes[n]
-                alone = all(graph.values[u].producer in found for u in node.inputs)
-                if n not in found and alone and loopable(node, backend) and not node.flops.matrix:
-                    found.add(n)
-                    queue.append(n)
-    return tuple(sorted(found))
+        for n in {c for v in graph.nodes[queue.pop()].outputs for c in graph.consumers[v]} - after:
+            if passes(n):
+                after.add(n)
+                queue.append(n)
+    for n in sorted(after - alone):
+        if all(graph.values[v].producer in alone for v in graph.nodes[n].inputs):
+            alone.add(n)
+    queue = list(group)
+    while queue:
+        makers = {graph.values[v].producer for v in graph.nodes[queue.pop()].inputs}
+        new = (makers & after) - before
+        before |= new
+        queue += new
+    return tuple(sorted(alone | before))
