@@ -44,11 +44,6 @@ _STREAMS = 5
 training step of GPT-2 of 24 layers: 5)."""
 
 
-_SMALL = 100
-"""So many operations are planned twice within a second or two: a norm and its gradient have 40, a residual
-block with two of them 52 (test_published.py::test_sums_in_steps_are_not_all_there_is)."""
-
-
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
     """Trace ``f`` at the shapes of its arguments, then plan it."""
     started = time.perf_counter()
@@ -84,9 +79,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
         if options.features.recompute and options.features.loop_nests:
             again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
     elif _may_stream(options, clock.seconds.get("lower", 0.0)):
-        found, unsplit = clock.time("streams", lambda: _for_kernels(lowered, options))
+        found = clock.time("streams", lambda: _for_kernels(lowered, options))
         lowered, scheduler = _possible(found, options) or (lowered, None)
-        again = _possible(unsplit, options)
     # Within a limit, time is left for programs that need less memory.
     has_leaner = _has_limit(options) and _may_stream(options, clock.seconds.get("lower", 0.0))
     lowered, plan = _attempt(lowered, _until(expires_at, options, 1 + has_leaner), clock, scheduler)
@@ -139,14 +133,10 @@ def _needs_more(lowered: Lowered, scheduler: Scheduler | None, options: Options,
     return limit is not None and least_peak_of_any(lowered.graph, book, expires_at) > limit
 
 
-def _for_kernels(lowered: Lowered, options: Options) -> tuple[Lowered | None, Lowered | None]:
-    """The program as kernels gain by it: sums in steps, and large values computed again. Of a small one
-    with sums in steps, that without them, too: what else is computed again may take their place."""
+def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
+    """The program as kernels gain by it: sums in steps, and large values computed again."""
     split = split_sums(lowered, options.device, options.features)
-    found = along_streams(split or lowered, options.device, options.features) or split
-    if split is None or len(lowered.graph.nodes) > _SMALL:
-        return found, None
-    return found, along_streams(lowered, options.device, options.features) or lowered
+    return along_streams(split or lowered, options.device, options.features) or split
 
 
 def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Scheduler | None] | None:

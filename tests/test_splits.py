@@ -77,7 +77,6 @@ def test_what_is_rewritten_again_keeps_its_steps_apart():
 def test_kernels_agree(f, rows, dtype, monkeypatch):
     """On a device on which small arrays take long; of rows that are no power of two."""
     monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
-    monkeypatch.setattr("fuseplan.planner._SMALL", 0)  # and so planned alone
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
     rng = np.random.default_rng(0)
     shapes = [(2, rows, 520)] if f is two_columns else [(2 * rows, 520), (520,), (2 * rows, 520)]
@@ -119,7 +118,6 @@ ROWS, PIECES = (1, 301, 130), (2, 3, 8192)
 def test_whole_arrays_and_long_rows(name, dtype, shape, monkeypatch):
     """With a NaN, and without: by rows, be they ragged, or by pieces of rows."""
     monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
-    monkeypatch.setattr("fuseplan.planner._SMALL", 0)  # and so planned alone
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
     f, x = WHOLE[name], jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     lowered, plan = plan_traced(trace(f, x), make_options(device, "solver", deadline_s=3))

@@ -6,6 +6,7 @@ from costmodel.device import DeviceSpec
 from fuseplan.features import Features
 from fuseplan.lower import Lowered
 from fuseplan.planners import Budget, get_planner
+from fuseplan.repeated import with_repeats
 from fuseplan.schedule import Scheduler
 
 
@@ -13,3 +14,14 @@ def quick_ps(lowered: Lowered, device: DeviceSpec, features: Features) -> int:
     """Picoseconds of the plan that merging best first ends with."""
     scheduler = Scheduler(lowered.graph, device, lowered, features)
     return get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
+
+
+def repeating_ps(lowered: Lowered, device: DeviceSpec, features: Features) -> int:
+    """Picoseconds of a plan in which each kernel computes for itself what it can: XLA's, by priority. A
+    sum then reads what its operand is made of, rather than being begun where that is made
+    (test_published.py::test_a_sum_that_computes_its_operand_is_not_split)."""
+    scheduler = Scheduler(lowered.graph, device, lowered, features)
+    grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
+    if grouping.repeats:
+        grouping = with_repeats(lowered, scheduler, grouping.repeats).grouping
+    return grouping.time_ps

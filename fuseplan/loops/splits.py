@@ -23,7 +23,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, check_graph
 from fuseplan.features import Features
 from fuseplan.loops.offered import least_bytes
-from fuseplan.loops.quick import quick_ps
+from fuseplan.loops.quick import quick_ps, repeating_ps
 from fuseplan.loops.regions import Nodes
 from fuseplan.lower import Lowered, lower
 from fuseplan.rewrite import part
@@ -102,10 +102,10 @@ class _Splits:
         once = part(self.lowered, nodes)
         split = in_two_steps(once, {nodes.index(n): where for n, where in sums.items()})
         # A search may find a launch less for either.
-        return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
-
-    def _time_ps(self, lowered: Lowered) -> int:
-        return quick_ps(lowered, self.device, self.features)
+        limit_ps = quick_ps(split, self.device, self.features) + self.device.launch_ps
+        if limit_ps >= quick_ps(once, self.device, self.features):
+            return False
+        return not self.features.recompute or limit_ps < repeating_ps(once, self.device, self.features)
 
 
 def _dependents(graph: Graph, n: int, last: int) -> set[int]:

@@ -1,0 +1,152 @@
+"""Greedy against solver: every planner on every workload and device, under one cost model.
+
+    python -m experiments.greedy_vs_solver
+
+A row a plan, written as it is made to ``experiments/results/greedy_vs_solver.csv``: what is interrupted goes
+on where it stopped. At its end, tables (``.md``) and a plot (``.svg``) of all rows beside it. No device is
+needed but for ``xla``, which takes the extra ``aot``; without it those rows say so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from experiments.planner_plots import plot
+from experiments.planner_tables import short_table, tables
+from experiments.published import PUBLISHED
+from experiments.rows import RowFile
+from experiments.workloads import WORKLOADS, get_workload
+from fuseplan.bench_machine import machine_columns
+from fuseplan.config import DEFAULT_DEADLINE_S, Options, make_options
+from fuseplan.console import print_table, progress
+from fuseplan.errors import FuseplanError
+from fuseplan.lower import Lowered, lower
+from fuseplan.output import check_writable, write_text
+from fuseplan.planner import plan_best
+from fuseplan.planners import planner_names
+from fuseplan.trace import trace
+
+DEVICES = ("h200", "a100", "tpu_v5e", "tpu_v6e", "cpu")
+MORE = ("alibi_attention", "grouped_attention", "grouped_attention_vjp", "window_attention", "lstm_cell",
+        "shallow_water", "euler_fluxes", "nbody")  # fmt: skip
+ZOO = (*(name for name in WORKLOADS if name != "gpt2_train_24"), *MORE, *PUBLISHED)
+"""A deep training step is left out: its layers are those of the one of four."""
+RESULTS = Path(__file__).parent / "results" / "greedy_vs_solver.csv"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One plan; None where there is none."""
+
+    workload: str
+    device: str
+    dtype: str
+    planner: str
+    operations: int
+    kernels: int | None = None
+    time_us: float | None = None
+    hbm_bytes: int | None = None
+    peak_bytes: int | None = None
+    recomputed_flops: int | None = None
+    status: str = ""
+    bound_us: float | None = None
+    planning_s: float | None = None
+    notes: str = ""
+    """What the plan says of itself; of no plan, why there is none."""
+    deadline_s: float = DEFAULT_DEADLINE_S
+    versions: str = ""
+
+    @property
+    def task(self) -> tuple[str, str, str, str]:
+        return self.workload, self.device, self.dtype, self.planner
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Plan, write and sum up."""
+    options = _parser().parse_args(argv)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    check_writable(options.out)
+    versions = _versions()
+    file = RowFile(options.out, Row, lambda r: (r.versions, r.deadline_s) == (versions, options.deadline))
+    names = [name for name in options.workloads.split(",") if get_workload(name)]
+    planners = options.planners.split(",")
+    chosen = {
+        (device, planner): make_options(device, planner, options.deadline)
+        for device in options.devices.split(",")
+        for planner in planners
+    }
+    known = {row.task for row in file.rows}
+    tasks = [
+        (name, device, dtype, planner)
+        for name in names
+        for dtype in options.dtypes.split(",")
+        for device, planner in chosen
+    ]
+    with progress(len(tasks)) as steps:
+        lowered: tuple[tuple[str, str], Lowered] | None = None
+        for name, device, dtype, planner in tasks:
+            steps.start(f"{name} on {device}: {planner}")
+            if (name, device, dtype, planner) not in known:
+                if lowered is None or lowered[0] != (name, dtype):
+                    f, args = get_workload(name).build(dtype)
+                    lowered = (name, dtype), lower(trace(f, *args))
+                found = _found(lowered[1], chosen[device, planner])
+                task = {"workload": name, "device": device, "dtype": dtype, "planner": planner}
+                file.add(Row(**task, **found, deadline_s=options.deadline, versions=versions))
+            steps.done()
+    asked = set(tasks)
+    rows = [row for row in file.rows if row.task in asked]
+    command = " ".join(["python -m experiments.greedy_vs_solver", *(sys.argv[1:] if argv is None else argv)])
+    write_text(options.out.with_suffix(".md"), tables(rows, command, versions, time.strftime("%Y-%m-%d")))
+    plot(rows, options.out.with_suffix(".svg"))
+    for title, head, lines in short_table(rows):
+        print_table(head, lines, right=range(1, len(head)), title=title)
+        print()
+    print(f"{len(rows)} rows in {options.out}; tables and a plot beside it")
+    return 0
+
+
+def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
+    found: dict[str, Any] = {"operations": len(lowered.graph.nodes)}
+    started = time.perf_counter()
+    try:
+        plan = plan_best(lowered, options)[1]
+    except FuseplanError as error:
+        return found | {"status": "none", "notes": " ".join(str(error).split())}
+    return found | {
+        "kernels": len(plan.kernels),
+        "time_us": plan.objective_us,
+        "hbm_bytes": plan.hbm_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "recomputed_flops": plan.recomputed_flops,
+        "status": plan.status,
+        "bound_us": plan.bound_us,
+        "planning_s": time.perf_counter() - started,
+        "notes": "; ".join(plan.notes),
+    }
+
+
+def _versions() -> str:
+    machine = machine_columns()
+    return "; ".join(f"{name} {machine[name]}" for name in ("fuseplan", "jax", "python"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--devices", default=",".join(DEVICES), metavar="NAME,…")
+    parser.add_argument("--dtypes", default="float32", metavar="DTYPE,…")
+    parser.add_argument("--planners", default=",".join(planner_names()), metavar="NAME,…")
+    parser.add_argument("--workloads", default=",".join(ZOO), metavar="NAME,…")
+    parser.add_argument("--deadline", type=float, default=DEFAULT_DEADLINE_S, metavar="SECONDS")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.csv")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Tables of the rows of ``experiments.greedy_vs_solver``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from fuseplan.report import records
+from fuseplan.text import time_text
+
+AS_FAST = 1.001
+"""Plans within a thousandth are as fast."""
+
+Table = tuple[str, list[str], list[list[str]]]
+"""A title, a head and rows."""
+
+
+def frame_of(rows: Sequence[Any]) -> pd.DataFrame:
+    """The rows, with ``over_solver``: the modelled time over that of the solver's plan."""
+    frame = pd.DataFrame([asdict(row) for row in rows])
+    key = ["workload", "device", "dtype"]
+    solver = frame[frame.planner == "solver"].set_index(key).time_us
+    frame["over_solver"] = frame.time_us / frame.set_index(key).index.map(solver.to_dict()).to_numpy(float)
+    return frame
+
+
+def panels(frame: pd.DataFrame) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """The rows of each device and dtype."""
+    for (device, dtype), part in frame.groupby(["device", "dtype"], sort=False):  # type: ignore[misc]
+        yield str(device), str(dtype), part
+
+
+def short_table(rows: Sequence[Any]) -> Iterator[Table]:
+    """For each device and dtype, a row a planner: how its plans compare with the solver's."""
+    frame = frame_of(rows)
+    head = ["planner", "time over solver's", "worst", "as fast", "kernels", "MB", "planning s"]
+    for device, dtype, part in panels(frame):
+        lines = []
+        for planner, own in part.groupby("planner", sort=False):
+            own = own.dropna(subset=["time_us", "over_solver"])
+            if own.empty:
+                lines.append([str(planner), *["–"] * 6])
+                continue
+            as_fast = int((own.over_solver <= AS_FAST).sum())
+            lines.append(
+                [
+                    str(planner),
+                    f"{np.exp(np.log(own.over_solver).mean()):.2f}",
+                    f"{own.over_solver.max():.2f}",
+                    f"{as_fast} of {len(own)}",
+                    f"{own.kernels.sum():,.0f}",
+                    f"{own.hbm_bytes.sum() / 1e6:,.0f}",
+                    f"{own.planning_s.sum():.1f}",
+                ]
+            )
+        yield f"{device}, {dtype}: {part.workload.nunique()} workloads", head, lines
+
+
+def tables(rows: Sequence[Any], command: str, versions: str, date: str) -> str:
+    """All of it as Markdown."""
+    frame = frame_of(rows)
+    text = [
+        "# Greedy against solver",
+        f"`{command}`, {date}: {versions}. Modelled times. *Time over solver's* is the geometric mean over "
+        "the workloads of a plan's time over that of the solver's plan; *worst* is the largest; *as fast* "
+        "counts those within a thousandth; kernels, bytes and planning are sums.",
+    ]
+    for title, head, lines in short_table(rows):
+        text += [f"## {title}", _markdown(head, lines)]
+    text += ["## Where greedy is already optimal", _already(frame)]
+    text += ["## Every workload", "Modelled µs; **bold** where proven optimal in the solver's search space."]
+    for device, dtype, part in panels(frame):
+        planners = list(dict.fromkeys(part.planner))
+        lines = [
+            [str(name), *[_cell(own, planner) for planner in planners]]
+            for name, own in part.groupby("workload", sort=False)
+        ]
+        text += [f"### {device}, {dtype}", _markdown(["workload", *planners], lines)]
+    missing = frame[frame.time_us.isna()]
+    if not missing.empty:
+        text += ["## No plan", _reasons(missing)]
+    faster = frame[(frame.over_solver < 1 / AS_FAST) & (frame.planner != "xla")]
+    if not faster.empty:
+        lines = [
+            [row["workload"], row["device"], row["dtype"], row["planner"], f"{row['over_solver']:.3f}"]
+            for row in records(faster)
+        ]
+        text += [
+            "## Faster than the solver's plan",
+            "Plans outside of the solver's search space, or where its deadline ended the search.",
+            _markdown(["workload", "device", "dtype", "planner", "over solver's"], lines),
+        ]
+    return "\n\n".join(text) + "\n"
+
+
+def _already(frame: pd.DataFrame) -> str:
+    """What greedy leaves nothing to gain on, by device."""
+    proven = frame[(frame.planner == "solver") & (frame.status == "OPTIMAL")]
+    key = ["workload", "device", "dtype"]
+    greedy = frame[frame.planner == "greedy"].set_index(key).over_solver
+    text = []
+    for device, dtype, part in panels(proven):
+        ratios = [(name, greedy.get((name, device, dtype), np.nan)) for name in part.workload]
+        equal = [str(name) for name, ratio in ratios if ratio <= AS_FAST]
+        names = ", ".join(equal) or "none"
+        text.append(f"- {device}, {dtype}: {len(equal)} of {len(ratios)} that are proven: {names}.")
+    return "\n".join(text)
+
+
+def _cell(own: pd.DataFrame, planner: str) -> str:
+    row = own[own.planner == planner]
+    if row.empty or row.time_us.isna().all():
+        return "–"
+    text = time_text(float(row.time_us.iloc[0]))
+    return f"**{text}**" if row.status.iloc[0] == "OPTIMAL" else text
+
+
+def _reasons(missing: pd.DataFrame) -> str:
+    counts: dict[tuple[str, str, str], list[str]] = {}
+    for row in records(missing):
+        counts.setdefault((row["planner"], row["device"], row["notes"]), []).append(row["workload"])
+    return "\n".join(
+        f"- {planner} on {device}, {len(names)} workloads ({names[0]} …): {notes}"
+        for (planner, device, notes), names in counts.items()
+    )
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))

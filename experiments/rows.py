@@ -1,0 +1,69 @@
+"""Rows of a long experiment, kept in a file line by line: what is interrupted goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Generic, TypeVar, get_type_hints
+
+R = TypeVar("R")
+
+
+class RowFile(Generic[R]):
+    """The rows of one dataclass, of ``str``, ``int``, ``float`` and ``bool`` fields, each perhaps None.
+
+    The last field must not be empty: a line that was cut short has another, and is none. Rows for which
+    ``keep`` does not hold, of other versions say, are dropped with the first row that is added.
+
+    Raises:
+        ValueError: the file has other columns, and is left as it is.
+    """
+
+    def __init__(self, path: Path, row: type[R], keep: Any = lambda row: True) -> None:
+        self.path, self._row = path, row
+        self._names = [field.name for field in dataclasses.fields(row)]  # type: ignore[arg-type]
+        self.rows: list[R] = []
+        self._whole = False
+        if path.exists():
+            self.rows = [row for row in self._read() if keep(row)]
+
+    def add(self, row: R) -> None:
+        """Write one more row, at once."""
+        self.rows.append(row)
+        if self._whole:
+            with self.path.open("a", newline="", encoding="utf-8") as file:
+                self._writer(file).writerow(dataclasses.asdict(row))  # type: ignore[call-overload]
+            return
+        part = self.path.with_name(f".{self.path.name}.part")
+        with part.open("w", newline="", encoding="utf-8") as file:
+            writer = self._writer(file)
+            writer.writeheader()
+            writer.writerows(dataclasses.asdict(row) for row in self.rows)  # type: ignore[call-overload]
+        part.replace(self.path)
+        self._whole = True
+
+    def _writer(self, file: Any) -> csv.DictWriter[str]:
+        return csv.DictWriter(file, self._names, lineterminator="\n")
+
+    def _read(self) -> Iterator[R]:
+        readers = dict(_readers(self._row))
+        with self.path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
+                raise ValueError(f"{self.path} has other columns than {', '.join(self._names)}: move it away")
+            for record in reader:
+                try:
+                    if record[self._names[-1]]:
+                        yield self._row(**{name: read(record[name]) for name, read in readers.items()})
+                except (AttributeError, KeyError, TypeError, ValueError):
+                    continue
+
+
+def _readers(row: type) -> Iterator[tuple[str, Any]]:
+    hints = get_type_hints(row)
+    for field in dataclasses.fields(row):
+        (kind, *optional) = getattr(hints[field.name], "__args__", (hints[field.name],))
+        read = {"True": True, "False": False}.__getitem__ if kind is bool else kind
+        yield field.name, (lambda text, read=read: read(text) if text else None) if optional else read
