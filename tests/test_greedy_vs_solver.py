@@ -1,0 +1,151 @@
+"""The experiment that compares all planners: its rows, that it goes on where it stopped, its tables."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from experiments import greedy_vs_solver
+from experiments.greedy_vs_solver import ZOO, Row, main
+from experiments.planner_tables import frame_of, short_table, tables
+from experiments.rows import RowFile
+from experiments.workloads import get_workload
+from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.output import OutputError
+
+pytestmark = pytest.mark.one_python
+
+
+@dataclass(frozen=True)
+class Made:
+    name: str
+    count: int
+    share: float | None
+    good: bool
+    version: str
+
+
+def test_rows_are_read_as_they_were_written(tmp_path):
+    path = tmp_path / "rows.csv"
+    rows = [Made("a, b", 1, 0.1, True, "1"), Made('"', -2, None, False, "1")]
+    file = RowFile(path, Made)
+    for row in rows:
+        file.add(row)
+    assert RowFile(path, Made).rows == rows
+
+
+@pytest.mark.parametrize("cut", range(1, 14))
+def test_a_line_that_was_cut_short_is_none(tmp_path, cut):
+    path = tmp_path / "rows.csv"
+    file = RowFile(path, Made)
+    file.add(Made("a", 1, 0.5, True, "1"))
+    file.add(Made("b", 2, 0.5, True, "1"))
+    path.write_text(path.read_text()[:-cut])
+    again = RowFile(path, Made)
+    assert [row.name for row in again.rows] == (["a", "b"] if cut == 1 else ["a"])
+    again.add(Made("c", 3, None, False, "1"))
+    assert [row.name for row in RowFile(path, Made).rows][-1] == "c"
+    assert len(path.read_text().splitlines()) == len(again.rows) + 1
+
+
+def test_rows_of_other_versions_go_with_the_first_new_one(tmp_path):
+    path = tmp_path / "rows.csv"
+    RowFile(path, Made).add(Made("old", 1, None, True, "1"))
+    file = RowFile(path, Made, lambda row: row.version == "2")
+    assert file.rows == []
+    assert "old" in path.read_text()
+    file.add(Made("new", 1, None, True, "2"))
+    assert "old" not in path.read_text()
+
+
+def test_a_file_of_something_else_is_left_as_it_is(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("x,y\n1,2\n")
+    with pytest.raises(ValueError, match="has other columns than name, count"):
+        RowFile(path, Made)
+    assert path.read_text() == "x,y\n1,2\n"
+
+
+ASKED = (
+    "--workloads",
+    "softmax,lorenz_96",
+    "--devices",
+    "h200,tpu_v5e",
+    "--planners",
+    "unfused,greedy,solver",
+)
+
+
+def run(path: Path, *more: str) -> int:
+    return main([*ASKED, "--out", str(path), *more])
+
+
+def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypatch, capsys):
+    path = tmp_path / "results" / "rows.csv"
+    assert run(path) == 0
+    assert len(RowFile(path, Row).rows) == 12
+    assert "h200, float32: 2 workloads" in capsys.readouterr().out
+    text = path.with_suffix(".md").read_text()
+    assert "- h200, float32: 2 of 2 that are proven: softmax, lorenz_96." in text
+    assert path.with_suffix(".svg").read_text().startswith("<?xml")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(lines[:-1]) + lines[-1][:9])
+    planned = []
+    found = greedy_vs_solver._found
+    monkeypatch.setattr(greedy_vs_solver, "_found", lambda *a: planned.append(a) or found(*a))
+    assert run(path) == 0
+    assert len(planned) == 1
+    assert len(RowFile(path, Row).rows) == 12
+
+
+def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
+    def refuse(lowered, options):
+        raise InvalidArgumentError("no compiler\nfor it")
+
+    monkeypatch.setattr(greedy_vs_solver, "plan_best", refuse)
+    path = tmp_path / "rows.csv"
+    run(path)
+    row = RowFile(path, Row).rows[0]
+    assert (row.status, row.time_us, row.notes) == ("none", None, "no compiler for it")
+    assert (
+        "- unfused on h200, 2 workloads (softmax …): no compiler for it"
+        in path.with_suffix(".md").read_text()
+    )
+
+
+def test_wrong_names_cost_nothing(tmp_path):
+    path = tmp_path / "rows.csv"
+    with pytest.raises(UnknownNameError, match="did you mean 'softmax'"):
+        run(path, "--workloads", "softmx")
+    with pytest.raises(UnknownNameError):
+        run(path, "--devices", "h300")
+    with pytest.raises(OutputError):
+        main([*ASKED, "--out", str(tmp_path)])
+    assert not path.exists()
+
+
+def rows_of(**times):
+    def row(workload, planner, time_us):
+        return Row(workload, "h200", "float32", planner, 3, 2, time_us, 10**6, 0, 0, "FEASIBLE", versions="1")
+
+    return [row(w, planner, t) for planner, both in times.items() for w, t in zip("ab", both, strict=True)]
+
+
+def test_the_tables_of_known_times():
+    rows = rows_of(greedy=(4.0, 1.0), solver=(1.0, 1.0), inductor=(0.5, None))
+    assert frame_of(rows).over_solver.tolist()[:5] == [4.0, 1.0, 1.0, 1.0, 0.5]
+    ((title, head, lines),) = short_table(rows)
+    assert title == "h200, float32: 2 workloads"
+    assert lines[0] == ["greedy", "2.00", "4.00", "1 of 2", "4", "2", "0.0"]
+    assert len(head) == 7
+    text = tables(rows, "command", "1", "today")
+    assert "| a | h200 | float32 | inductor | 0.500 |" in text
+    assert "| b | 1.00 | 1.00 | – |" in text
+
+
+def test_the_zoo_is_large_and_known():
+    assert len(ZOO) >= 25
+    assert len(set(ZOO)) == len(ZOO)
+    assert all(get_workload(name).name == name for name in ZOO)
