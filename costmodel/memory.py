@@ -31,16 +31,13 @@ from costmodel.axes import compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
+from costmodel.tpu_layout import LANES, SUBLANES, WORD_BITS, padded_size
 
 _STAGES = 2
 """Buffers of a streamed operand: one is filled while the other is used."""
 
 _ACCUMULATOR_BITS = 32
 """Matrix units and streamed reductions accumulate in float32 at least."""
-
-_LANES, _SUBLANE_BITS = 128, 8 * 32
-"""A TPU vector register is 8 sublanes x 128 lanes x 32 bits; narrower types pack along
-the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array layouts)."""
 
 
 _WARPGROUP_SHARE = 2
@@ -188,16 +185,12 @@ def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool)
             minor *= axes[a].tile
         size *= minor
     if tiled and dim_map:
-        rows = max(_SUBLANE_BITS // max(bits, 1), 1)
+        rows = max(SUBLANES * WORD_BITS // max(bits, 1), 1)
         if len(dim_map) == 1:
-            size = _up(size, rows * _LANES)
+            size = -(-size // (rows * LANES)) * rows * LANES
         else:
-            size = size // max(minor * second, 1) * _up(minor, _LANES) * _up(second, rows)
+            size = padded_size(size, second, minor, rows)
     return -(-size * bits // 8)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 def _scan_all(

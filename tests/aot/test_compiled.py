@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import re
 
 import jax
 import pandas as pd
@@ -14,8 +16,10 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel.device import get_device
 from costmodel.memory import onchip_bytes
+from costmodel.tpu_layout import array_bytes
 from experiments import compiled
 from experiments.compiler_reports import gpu_report, tpu_report
+from fuseplan.aot import compile_for
 from fuseplan.config import make_options
 from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
@@ -183,6 +187,25 @@ def test_transposes_are_within_what_is_modelled(order):
     spec = hand_spec(lowered, "mosaic_tpu")
     report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
     assert 0 < report.vmem_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e"))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(300,), (3, 300), (5, 300), (20, 40), (64, 1, 300), (64, 12, 64)])
+def test_arrays_cross_the_boundary_padded(shape, dtype):
+    """In tiles that the compiler tells."""
+    arrays = [jax.ShapeDtypeStruct(shape, dtype)]
+    lowered = whole_group(lambda x: ~x if dtype == "int8" else -x, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    program = compile_for(
+        kernel_function(spec, lowered, interpret=False), *arrays, device="tpu_v5e"
+    ).as_text()
+    result = re.search(r"= \(?\w+\[([\d,]+)\]\{[\d,]+:T\((\d+),(\d+)\)\S* custom-call", program)
+    extents = [int(n) for n in result[1].split(",")]
+    for i, tile in ((-2, int(result[2])), (-1, int(result[3]))):
+        extents[i] = -(-extents[i] // tile) * tile
+    padded_bytes = math.prod(extents) * jnp.dtype(dtype).itemsize
+    graph, (write,) = lowered.graph, spec.writes
+    assert array_bytes(spec, write, graph.values[write.value]) == padded_bytes
 
 
 def product(m: int, n: int):
