@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 
 from costmodel import dtypes
@@ -10,6 +11,7 @@ from costmodel.graph import Graph, OpKind
 from costmodel.loads import Loads, load_key
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
+from costmodel.tpu_layout import least_array_bytes
 from costmodel.traffic import part_bytes
 
 
@@ -47,12 +49,19 @@ class Floor:
         self.nbytes = [value.nbytes for value in graph.values]
         self.read_bytes = list(self.nbytes)
         """Of each array, what whoever reads it reads of it at least."""
+        self.kernel_bytes = self.read_bytes
+        """Of each array, what a tiled kernel moves of it at least."""
         self.origins = graph.origins or range(len(graph.nodes))
         name = list(range(len(graph.values)))  # one for all copies of an array
         for node, origin in zip(graph.nodes, self.origins, strict=True):
             for v, w in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
                 name[v] = w
         self._name = name
+        if device.sequential_grid:
+            self.kernel_bytes = [sys.maxsize] * len(graph.values)
+            for v, value in enumerate(graph.values):  # whichever of an array's names it goes by
+                u = name[root[v]]
+                self.kernel_bytes[u] = min(self.kernel_bytes[u], least_array_bytes(value))
         # Who reads the bytes of an array, under whatever name; -1 stands for the caller.
         readers: dict[int, set[int]] = {}
         for v, consumers in enumerate(graph.consumers):
@@ -99,8 +108,8 @@ class Floor:
         return self.parts(nodes, together=True)[0]
 
     def parts(self, nodes: tuple[int, ...], together: bool = False) -> tuple[int, int]:
-        """Picoseconds that no partition of ``nodes`` beats, and bytes that no kernel of them does;
-        with ``together``, picoseconds of one kernel."""
+        """Picoseconds that no partition of ``nodes`` beats, and bytes that none does; with ``together``,
+        of one kernel."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
@@ -130,16 +139,20 @@ class Floor:
             transcendental += t
         if not launched:
             return 0, 0
-        for v in read - made:
-            moved += self.read_bytes[v]
-        for v in written:
-            moved += self.nbytes[v]
         device = self.device
+        waits = (
+            launched > 1 and any(self.walks[n] for n in nodes) and not any(self.is_empty[n] for n in nodes)
+        )
+        padded = together and waits and device.sequential_grid
+        read_bytes, write_bytes = (self.kernel_bytes,) * 2 if padded else (self.read_bytes, self.nbytes)
+        for v in read - made:
+            moved += read_bytes[v]
+        for v in written:
+            moved += write_bytes[v]
         compute_ps = time_ps(vector, device.vector_flops_per_s)
         compute_ps += time_ps(transcendental, device.transcendental_per_s)
         memory_ps = time_ps(moved, device.hbm_bytes_per_s)
-        waits = launched > 1 and any(self.walks[n] for n in nodes)
-        if waits and not any(self.is_empty[n] for n in nodes):
+        if waits:
             if device.sequential_grid:
                 compute_ps += self.wait_ps
             else:

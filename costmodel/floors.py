@@ -77,17 +77,19 @@ class Floors:
             for total, amount in zip((vector, transcendental), work, strict=True):
                 if amount:
                     total += here * amount
+        waits = (launched > 1) & some(self._walks) & ~some(self._empty)
+        floor, device = self._floor, self._floor.device
+        padded = waits & device.sequential_grid
         for v, readers, makers in self._arrays:
-            moved += (some(readers) & ~some(makers)) * self._floor.read_bytes[v]
+            read_bytes = np.where(padded, floor.kernel_bytes[v], floor.read_bytes[v])
+            moved += (some(readers) & ~some(makers)) * read_bytes
             written = np.zeros(len(groups), np.bool_)
             for maker, joining in self._written[v]:
                 written |= inside[maker] if joining is None else inside[maker] & some(joining, outside)
-            moved += written * self._floor.nbytes[v]
-        device = self._floor.device
+            moved += written * np.where(padded, floor.kernel_bytes[v], floor.nbytes[v])
         compute_ps = _each(vector, lambda n: time_ps(n, device.vector_flops_per_s))
         compute_ps += _each(transcendental, lambda n: time_ps(n, device.transcendental_per_s))
         memory_ps = _each(moved, lambda n: time_ps(n, device.hbm_bytes_per_s))
-        waits = (launched > 1) & some(self._walks) & ~some(self._empty)
         if device.sequential_grid:
             compute_ps += waits * self._floor.wait_ps
         else:

@@ -31,16 +31,13 @@ from costmodel.axes import compose
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
+from costmodel.tpu_layout import LANES, SUBLANES, WORD_BITS, padded_size
 
 _STAGES = 2
 """Buffers of a streamed operand: one is filled while the other is used."""
 
 _ACCUMULATOR_BITS = 32
 """Matrix units and streamed reductions accumulate in float32 at least."""
-
-_LANES, _SUBLANE_BITS = 128, 8 * 32
-"""A TPU vector register is 8 sublanes x 128 lanes x 32 bits; narrower types pack along
-the sublanes: (16, 128) for 16 bits, (32, 128) for 8 (Pallas TPU guide, array layouts)."""
 
 
 _WARPGROUP_SHARE = 2
@@ -107,6 +104,8 @@ class Occupancy:
             self._registers = _scan_all(graph, spec, loaded, tiled, blocks)
         else:
             peaks = _scan_all(graph, spec, {}, tiled, blocks)
+            if tiled:
+                peaks = (*peaks, *_widened(graph, spec, blocks))
             written = sum(blocks.symbol(a.axes, bits[a.value]) for a in spec.writes)
             through = (_STAGES if tiled else 1) * (sum(read.values()) + written)
             self._onchip, self._registers = tuple([peak + through for peak in peaks]), ()
@@ -122,6 +121,26 @@ class Occupancy:
             beside = _ADDRESS_BYTES if count == 1 else 0
             registers = (registers + beside) * _WARPGROUP_SHARE // count
         return Footprint(_largest(self._onchip, nbytes), registers)
+
+
+def _widened(graph: Graph, spec: KernelSpec, blocks: _Blocks) -> frozenset[int]:
+    """What a TPU reads in fewer than 32 bits and computes with several times, at each step: it is widened
+    once and kept until the last time, while what is made of it passes through registers
+    (tests/aot/test_compiled.py::test_what_is_widened_is_within_what_is_modelled)."""
+    bits = {a: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads}
+    steps: dict[int, list[int]] = {a.value: [] for a in spec.reads if bits[a] < _ACCUMULATOR_BITS}
+    for i, n in enumerate(spec.nodes):
+        if graph.nodes[n].kind in (OpKind.ELEMENTWISE, OpKind.REDUCTION):
+            for v in steps.keys() & graph.nodes[n].inputs:
+                steps[v].append(i)
+    kept = [
+        (blocks.symbol(a.axes, _ACCUMULATOR_BITS), steps[a.value])
+        for a in spec.reads
+        if len(steps.get(a.value, ())) > 1
+    ]
+    return frozenset(
+        sum(size for size, uses in kept if uses[0] <= i <= uses[-1]) for i in range(len(spec.nodes))
+    )
 
 
 def _rows(graph: Graph, spec: KernelSpec) -> int | None:
@@ -188,16 +207,12 @@ def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool)
             minor *= axes[a].tile
         size *= minor
     if tiled and dim_map:
-        rows = max(_SUBLANE_BITS // max(bits, 1), 1)
+        rows = max(SUBLANES * WORD_BITS // max(bits, 1), 1)
         if len(dim_map) == 1:
-            size = _up(size, rows * _LANES)
+            size = -(-size // (rows * LANES)) * rows * LANES
         else:
-            size = size // max(minor * second, 1) * _up(minor, _LANES) * _up(second, rows)
+            size = padded_size(size, second, minor, rows)
     return -(-size * bits // 8)
-
-
-def _up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple
 
 
 def _scan_all(
@@ -325,6 +340,8 @@ def _scan(
                 freed += live.pop(v)
         in_place = freed if node.kind == OpKind.ELEMENTWISE else 0
         scratch = node.temporaries * made
+        if tiled and node.kind == OpKind.INJECTIVE:
+            scratch += _stacked(graph, node, node_axes, blocks)
         if scans:  # what was joined lies beside what is made of it (ops.folds)
             scratch += made
         if node.flops.matrix and spec.backend == "triton":  # made in one layout, multiplied in another
@@ -336,6 +353,20 @@ def _scan(
             if v not in last:  # only written out: gone once stored
                 now -= live.pop(v, 0)
     return accumulators, tuple(peaks) or (0,)
+
+
+def _stacked(graph: Graph, node: Node, node_axes: tuple[tuple[int, ...], ...], blocks: _Blocks) -> int:
+    """What arrays take that a TPU stacks along a new last dimension, or takes apart along it: each is
+    padded along its own, of size one. The first of a stack is where the result is made
+    (tests/aot/test_compiled.py::test_what_is_stacked_is_within_what_is_modelled)."""
+    stacks = len(node.outputs) == 1
+    shorts, (long, *_) = (
+        (node.input_maps, node.output_maps) if stacks else (node.output_maps, node.input_maps)
+    )
+    if len(shorts) < 2 or any(short != long[:-1] for short in shorts):
+        return 0
+    bits = dtypes.bits(graph.values[node.inputs[0]].dtype)
+    return (len(shorts) - stacks) * blocks.symbol(compose((*shorts[0], ()), node_axes), bits)
 
 
 def _by_hand(graph: Graph, node: Node, node_axes: tuple[tuple[int, ...], ...], blocks: _Blocks) -> int:

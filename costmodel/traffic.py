@@ -12,8 +12,9 @@ of device differ in what catches the repeats:
 
 A streamed axis is a loop inside a tile: a block that it does not index is loaded before
 the loop and held, one that it does index is loaded again in each pass that needs it. Reads
-past the edge of an array are masked (Triton) or clipped (the TPU pipeline's DMA), so padding
-costs no traffic. What an earlier kernel left in the cache is not counted as a saving.
+past the edge of an array are masked (Triton) or clipped (the TPU pipeline's DMA), so the padding
+of a block costs no traffic; that of an array on a TPU does (``costmodel.tpu_layout``).
+What an earlier kernel left in the cache is not counted as a saving.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.passes import readers, walked_share
+from costmodel.tpu_layout import array_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +46,13 @@ class Traffic:
 def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     """The bytes that ``spec`` moves on ``device``."""
     values = graph.values
-    written = 0
-    for v in {access.value for access in spec.writes}:
-        written += values[v].nbytes
+    padded = spec.axes and device.sequential_grid
+
+    def array_nbytes(access: Access) -> int:
+        value = values[access.value]
+        return array_bytes(spec, access, value) if padded else value.nbytes
+
+    written = sum({access.value: array_nbytes(access) for access in spec.writes}.values())
     if not spec.axes:  # XLA's own kernel: each array read once and whole
         read = 0
         for v in {access.value for access in spec.reads}:
@@ -56,7 +62,7 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     served: set[int] = set()  # values whose first read has been paid, by another view of them
     walks = readers(graph, spec) if spec.passes else {}
     for access in spec.reads:
-        nbytes = values[access.value].nbytes
+        nbytes = array_nbytes(access)
         passes = walks.get(access, ())
         loads, fetches = read_counts(spec, access, nbytes, device, len(passes) or 1)
         if spec.walked and not device.sequential_grid:  # a TPU's pipeline copies every block

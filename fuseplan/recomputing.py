@@ -60,7 +60,7 @@ class Recomputing:
 
     def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``."""
-        return self._floor.parts(nodes)[1]
+        return self._floor.parts(nodes, together=True)[1]
 
     def floors(self, members: Sequence[Nodes]) -> Floors:
         """As ``Pricing.floors``."""

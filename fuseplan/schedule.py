@@ -113,7 +113,7 @@ class Scheduler:
         """HBM bytes that a kernel of ``nodes`` moves at least."""
         if self._nests is not None and self._nests.skips(nodes):
             return 0
-        return self._floor.parts(nodes)[1]
+        return self._floor.parts(nodes, together=True)[1]
 
     def floors(self, members: Sequence[tuple[int, ...]]) -> Floors | None:
         """``least`` and ``floor_bytes`` of many groups of ``members``; not where tiles may be skipped."""

@@ -10,6 +10,7 @@ from functools import lru_cache
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
+from costmodel.tpu_layout import LANES, SUBLANES
 from fuseplan.layout import Contraction, Layout
 from fuseplan.warpgroup import is_addressable
 
@@ -39,11 +40,6 @@ _DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_gpu": (64, 128), "mosaic_tpu": 
 
 _HELD_TILES = (1024, 2048, 4096)
 """Weights that are whole in VMEM are read once, and rows beside them are normed once."""
-
-LANES, SUBLANES = 128, 8
-"""Mosaic: the last two dimensions of a block are multiples of these, or the array's own
-(Pallas TPU guide, "BlockSpec"); narrower types pack more sublanes, which it pads."""
-
 
 Tiles = tuple[int, ...]
 

@@ -21,7 +21,7 @@ from fuseplan.errors import Verdict
 from fuseplan.lower import lower
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import trace
-from tests.graphs import GraphBuilder
+from tests.graphs import TPU, GraphBuilder
 from tests.test_planners import programs as random_programs
 
 pytestmark = pytest.mark.one_python
@@ -47,12 +47,16 @@ def programs():
     x = jax.ShapeDtypeStruct((64, 128), "float32")
     yield "slices", lower(trace(lambda x: (jnp.exp(x[:8]) + x[8:16], x[3].sum(), -x[:, ::2]), x)).graph
     rows = jax.ShapeDtypeStruct((5,), "int32")
+    b = GraphBuilder()
+    heads = b.elementwise(b.input((16, 12, 4)), op="exp")
+    yield "short_rows", b.build(b.elementwise(b.reshape(heads, (16, 48)), op="tanh"), b.reduce(heads, (0,)))
     yield "gathers", lower(trace(lambda x, i: (jnp.exp(x[i]), x[2 * i].sum(0)), x, rows)).graph
 
 
+@pytest.mark.parametrize("device", [TEST_DEVICE, TPU], ids=lambda device: device.name)
 @pytest.mark.parametrize("graph", [pytest.param(g, id=name) for name, g in programs()])
-def test_no_partition_beats_the_floor(graph):
-    scheduler, floor = Scheduler(graph, TEST_DEVICE), Floor(graph, TEST_DEVICE)
+def test_no_partition_beats_the_floor(graph, device):
+    scheduler, floor = Scheduler(graph, device), Floor(graph, device)
     n = len(graph.nodes)
     times = {}
     for size in range(1, n + 1):
@@ -60,7 +64,8 @@ def test_no_partition_beats_the_floor(graph):
             kernel = scheduler.price(nodes)
             if not isinstance(kernel, Verdict):
                 times[nodes] = kernel.cost.time_ps
-                assert floor.parts(nodes)[1] <= kernel.cost.hbm_bytes
+                assert floor.parts(nodes)[1] <= floor.parts(nodes, together=True)[1] <= kernel.cost.hbm_bytes
+                assert floor.one_kernel(nodes) <= kernel.cost.time_ps
     best = {(): 0}
     for size in range(1, n + 1):
         for nodes in itertools.combinations(range(n), size):
@@ -81,6 +86,15 @@ def test_the_floor_of_a_streaming_kernel_is_its_cost():
     assert Floor(graph, TEST_DEVICE)((0,)) == cost.time_ps
 
 
+def test_the_floor_of_a_tpus_kernel_has_the_padding():
+    b = GraphBuilder()
+    graph = b.build(b.elementwise(b.elementwise(b.input((4096, 16, 64)), op="neg"), op="abs"))
+    cost = Scheduler(graph, TPU).price((0, 1)).cost
+    floor = Floor(graph, TPU)
+    assert floor.parts((0, 1), together=True)[1] == cost.hbm_bytes == 2 * 4096 * 16 * 128 * 4
+    assert floor.parts((0, 1))[1] == 2 * 4096 * 16 * 64 * 4  # XLA's own kernels pad nothing
+
+
 def test_bitcasts_alone_are_free():
     graph = dict(programs())["only_a_bitcast"]
     assert Floor(graph, TEST_DEVICE)((0,)) == 0
@@ -99,7 +113,7 @@ def test_the_floors_of_many_groups_are_each_ones(g, device, copied, data):
     groups = data.draw(st.lists(st.integers(1, 2 ** len(members) - 1), min_size=1, max_size=20))
     floor = Floor(graph, device)
     nodes = [tuple(sorted(n for i in bits(mask) for n in members[i])) for mask in groups]
-    each = [(floor.one_kernel(group), floor.parts(group)[1]) for group in nodes]
+    each = [(floor.one_kernel(group), floor.parts(group, together=True)[1]) for group in nodes]
     assert Floors(floor, members).one_kernel(groups) == each
 
 
@@ -114,4 +128,4 @@ def test_the_floors_of_a_workloads_groups_are_each_ones(name):
     floors = Floors(floor, members).one_kernel([sum(1 << n for n in nodes) for nodes in sets])
     for nodes, (least_ps, nbytes) in zip(sets, floors, strict=True):
         group = tuple(sorted(nodes))
-        assert (least_ps, nbytes) == (floor.one_kernel(group), floor.parts(group)[1])
+        assert (least_ps, nbytes) == (floor.one_kernel(group), floor.parts(group, together=True)[1])

@@ -191,6 +191,17 @@ class TestMosaicTpu:
         # Two buffers of x, two of the result, and the result as computed.
         assert onchip_bytes(graph, tile_of(graph, 8, "mosaic_tpu"), TPU) == 5 * 8 * 256 * 4
 
+    def test_what_is_read_in_16_bits_and_used_twice_is_kept_in_32(self) -> None:
+        def made(*ops: str) -> int:
+            b = GraphBuilder()
+            x, y = (b.input((1024, 256), "bfloat16") for _ in range(2))
+            graph = b.build(*(b.elementwise(x, y, op=op) for op in ops))
+            buffers = 2 * (2 + len(ops)) * 16 * 256 * 2
+            return onchip_bytes(graph, tile_of(graph, 16, "mosaic_tpu"), TPU) - buffers
+
+        assert made("sub") == 16 * 256 * 4  # the result
+        assert made("sub", "mul") == 2 * 16 * 256 * 4  # x and y
+
     def test_a_streamed_contraction_carries_a_float32_accumulator(self) -> None:
         graph = matmul(1024, 1024, 1024, "bfloat16")
         spec = tiled_matmul(graph, 128, 256, 512, "mosaic_tpu")

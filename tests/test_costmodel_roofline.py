@@ -257,6 +257,44 @@ class TestSequentialGrid:
         spec = dataclasses.replace(rows(graph, 8, "mosaic_tpu"), reads=(Access(0, ((), ())),))
         assert bytes_moved(graph, spec, TPU).hbm_read_bytes == 4 * 1024 * 128
 
+    @pytest.mark.parametrize(
+        ("shape", "dtype", "padded"),
+        [
+            ((64, 12, 64), "float32", 64 * 16 * 128 * 4),
+            ((64, 12, 64), "bfloat16", 64 * 16 * 128 * 2),
+            ((64, 3, 64), "float32", 64 * 4 * 128 * 4),  # a tile has no more rows than it needs
+            ((64, 1, 300), "float32", 64 * 1 * 384 * 4),
+            ((64, 1, 300), "bfloat16", 64 * 2 * 384 * 2),  # but a word's
+            ((64, 3, 300), "bool", 64 * 4 * 384),
+            ((300,), "float32", 384 * 4),
+            ((), "bfloat16", 2),
+        ],
+    )
+    def test_arrays_are_padded(self, shape: tuple[int, ...], dtype: str, padded: int) -> None:
+        b = GraphBuilder()
+        graph = b.build(b.elementwise(b.input(shape, dtype), op="neg"))
+        maps = graph.nodes[0].input_maps[0]
+        axes = tuple(Axis(n, R, n) for n in graph.nodes[0].dims) or (Axis(1, P, 1),)
+        own = tuple((i,) for i in range(len(graph.nodes[0].dims)))
+        spec = KernelSpec((0,), axes, (own,), (Access(0, maps),), (Access(1, maps),), "mosaic_tpu")
+        moved = bytes_moved(graph, spec, TPU)
+        assert moved.hbm_read_bytes == moved.hbm_write_bytes == moved.loaded_bytes == padded
+        ours = bytes_moved(graph, left_to_xla(graph, 0), TPU)
+        assert ours.hbm_read_bytes == ours.hbm_write_bytes == graph.values[0].nbytes
+
+    def test_single_rows_that_are_addressed_are_not(self) -> None:
+        b = GraphBuilder()
+        graph = b.build(b.elementwise(b.input((4, 12, 256)), op="neg"))
+        access = ((0,), (1,), (2,))
+        whole, single = (
+            KernelSpec(
+                (0,), (Axis(4, P, 1), Axis(12, P, rows), Axis(256, R, 256)), (((0,), (1,), (2,)),),
+                (Access(0, access),), (Access(1, access),), "mosaic_tpu",
+            ) for rows in (12, 1)
+        )  # fmt: skip
+        assert bytes_moved(graph, whole, TPU).hbm_read_bytes == 4 * 16 * 256 * 4
+        assert bytes_moved(graph, single, TPU).hbm_read_bytes == 4 * 12 * 256 * 4
+
     def test_every_load_is_hbm_traffic(self) -> None:
         graph = matmul(1024, 1024, 1024)
         moved = bytes_moved(graph, tiled_matmul(graph, 128, 128, 128, "mosaic_tpu"), TPU)

@@ -6,7 +6,6 @@ several, then the stream.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import jax
@@ -18,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from costmodel.graph import DimMap, Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from costmodel.passes import pass_count, readers
-from fuseplan.tiles import SUBLANES
+from costmodel.tpu_layout import is_lifted, outer_shape
 
 PASS = -1
 """The grid dimension that counts passes, where axes are told by their index."""
@@ -96,22 +95,6 @@ def _resting(spec: KernelSpec, p: Any, k: Any, needed: tuple[int, ...]) -> Any:
     for q in needed:
         index = jnp.where(p == q, k, index)
     return index
-
-
-def is_lifted(spec: KernelSpec, access: Access) -> bool:
-    """Whether an array crosses the boundary with one more dimension, of size one, before its last: of
-    ``x[B, H, T]``, a block of one head then is one that Mosaic can address."""
-    if len(access.axes) < 2:
-        return False
-    rows = math.prod(spec.axes[a].tile for a in access.axes[-2])
-    return rows % SUBLANES != 0 and rows != math.prod(spec.axes[a].size for a in access.axes[-2])
-
-
-def outer_shape(shape: tuple[int, ...], lifted: bool = False) -> tuple[int, ...]:
-    """Arrays cross a kernel's boundary with two dimensions at least, as VMEM is laid out."""
-    if lifted:
-        return (*shape[:-1], 1, shape[-1])
-    return (1,) * (2 - len(shape)) + tuple(shape)
 
 
 def outer_dtype(aval: Any) -> Any:

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 
 from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import Access
+from costmodel.tpu_layout import LANES
 from fuseplan.emit import mosaic_blocks as blocks_of
 from fuseplan.emit.body import Blocks
 from fuseplan.emit.loop_nest import Nest, neutral
@@ -22,7 +23,6 @@ from fuseplan.emit.loop_tiles import Position
 from fuseplan.emit.mosaic_blocks import PASS
 from fuseplan.emit.pass_turn import PassTurn, Results
 from fuseplan.emit.step import Step
-from fuseplan.tiles import LANES
 
 
 def scratch(nest: Nest) -> list[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import math
+import re
 
 import jax
 import pandas as pd
@@ -12,10 +14,13 @@ from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
+from costmodel import dtypes
 from costmodel.device import get_device
-from costmodel.memory import onchip_bytes
+from costmodel.memory import block_bytes, onchip_bytes
+from costmodel.tpu_layout import array_bytes
 from experiments import compiled
 from experiments.compiler_reports import gpu_report, tpu_report
+from fuseplan.aot import compile_for
 from fuseplan.config import make_options
 from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
@@ -183,6 +188,78 @@ def test_transposes_are_within_what_is_modelled(order):
     spec = hand_spec(lowered, "mosaic_tpu")
     report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
     assert 0 < report.vmem_bytes <= onchip_bytes(lowered.graph, spec, get_device("tpu_v5e"))
+
+
+def made_bytes(f, *arrays):
+    """What a kernel of one tile has in VMEM beside its blocks: as compiled, and as modelled."""
+    lowered = whole_group(f, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    values = lowered.graph.values
+    once = sum(
+        block_bytes(spec.axes, a.axes, dtypes.bits(values[a.value].dtype), True)
+        for a in spec.reads + spec.writes
+    )
+    report = tpu_report(kernel_function(spec, lowered, interpret=False), arrays, "tpu_v5e")
+    modelled = onchip_bytes(lowered.graph, spec, get_device("tpu_v5e"))
+    return report.vmem_bytes - once, modelled - 2 * once
+
+
+def test_what_is_widened_is_within_what_is_modelled():
+    """16 bits that are used several times are 32 until the last time."""
+    f = lambda x, y: (x - y, x + y, x * y, jnp.exp(x), jnp.sqrt(jnp.abs(y)))  # noqa: E731
+    compiled_bytes, modelled_bytes = made_bytes(f, *[jax.ShapeDtypeStruct((256, 1024), "bfloat16")] * 2)
+    wide_bytes = 256 * 1024 * 4
+    assert modelled_bytes == 2 * wide_bytes
+    blocks_bytes = 2 * 7 * wide_bytes // 2
+    assert modelled_bytes < compiled_bytes < modelled_bytes + 0.1 * (modelled_bytes + blocks_bytes)
+
+
+def by_pairs(a, b):
+    return jnp.stack([a * 2, b * 3], -1).reshape(16, 8, 64)
+
+
+def by_fours(a, b):
+    return jnp.stack([a, b, a * 2, b * 3], -1).reshape(16, 8, 128)
+
+
+def pairs(x):
+    a, b = jnp.unstack((x * 2).reshape(16, 8, 32, 2), axis=-1)
+    return a * b
+
+
+def rotated(a, b):
+    """The product of what is interleaved, taken apart again."""
+    a, b = jnp.unstack((by_pairs(a, b) * 2).reshape(16, 8, 32, 2), axis=-1)
+    return a + b, a - b
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("f", "count"), [(by_pairs, 2), (by_fours, 2), (pairs, 1), (rotated, 2)])
+def test_what_is_stacked_is_within_what_is_modelled(f, count, dtype):
+    """Rows of pairs are 128 lanes each, and so is each half of them before and after."""
+    arrays = [jax.ShapeDtypeStruct((16, 8, 64 // count), dtype)] * count
+    compiled_bytes, modelled_bytes = made_bytes(f, *arrays)
+    rows_bytes = 16 * 8 * 32 * 128 * jnp.dtype(dtype).itemsize
+    assert rows_bytes < compiled_bytes <= modelled_bytes <= 2.4 * compiled_bytes
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("shape", [(300,), (3, 300), (5, 300), (20, 40), (64, 1, 300), (64, 12, 64)])
+def test_arrays_cross_the_boundary_padded(shape, dtype):
+    """In tiles that the compiler tells."""
+    arrays = [jax.ShapeDtypeStruct(shape, dtype)]
+    lowered = whole_group(lambda x: ~x if dtype == "int8" else -x, *arrays)
+    spec = hand_spec(lowered, "mosaic_tpu")
+    program = compile_for(
+        kernel_function(spec, lowered, interpret=False), *arrays, device="tpu_v5e"
+    ).as_text()
+    result = re.search(r"= \(?\w+\[([\d,]+)\]\{[\d,]+:T\((\d+),(\d+)\)\S* custom-call", program)
+    extents = [int(n) for n in result[1].split(",")]
+    for i, tile in ((-2, int(result[2])), (-1, int(result[3]))):
+        extents[i] = -(-extents[i] // tile) * tile
+    padded_bytes = math.prod(extents) * jnp.dtype(dtype).itemsize
+    graph, (write,) = lowered.graph, spec.writes
+    assert array_bytes(spec, write, graph.values[write.value]) == padded_bytes
 
 
 def product(m: int, n: int):
