@@ -220,7 +220,8 @@ def test_refusals_name_the_reason():
 
 
 def test_planners_by_name():
-    assert planners.planner_names()[:4] == ("unfused", "greedy", "best_first", "solver")
+    first, *_, last = planners.planner_names()
+    assert (first, last) == ("unfused", "solver")
     with pytest.raises(UnknownNameError, match="Did you mean 'greedy'"):
         get_planner("greeedy")
     with pytest.raises(InvalidArgumentError, match="got 3"):

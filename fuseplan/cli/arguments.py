@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from fuseplan.constraints import Constraints
 
 ALL_PLANNERS = (
-    "unfused,greedy,best_first,solver,tvm_fuse_ops,nnc_tensorexpr,inductor,graph_colouring,xla_priority"
+    "unfused,greedy,best_first,tvm_fuse_ops,nnc_tensorexpr,inductor,graph_colouring,xla_priority,solver"
 )
 """As ``fuseplan.planners.planner_names()``, whose module would be imported for it."""
 DEADLINE_S = 20.0

@@ -22,12 +22,12 @@ _PLANNERS: dict[str, PlanGroups] = {
     "unfused": unfused.plan_groups,
     "greedy": greedy.plan_groups,
     "best_first": best_first.plan_groups,
-    "solver": solver.plan_groups,
     "tvm_fuse_ops": tvm_fuse_ops.plan_groups,
     "nnc_tensorexpr": nnc_tensorexpr.make_planner(),
     "inductor": inductor.plan_groups,
     "graph_colouring": graph_colouring.plan_groups,
     "xla_priority": xla_priority.plan_groups,
+    "solver": solver.plan_groups,
 }
 
 
