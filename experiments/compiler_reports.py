@@ -37,7 +37,8 @@ _LAUNCH = re.compile(
     r"shared_memory: (?P<shared>\d+) bytes"
 )
 _CYCLES = re.compile(r"estimated_cycles: (\d+)\s+num_equivalent_hlos: (\d+)")
-_NOT_ESTIMATED = re.compile(r"estimated_cycles: 0\s.*opcode: \"fusion\"", re.DOTALL)
+_NOT_ESTIMATED = re.compile(r'hlo_op_name: "(?P<name>[^"]+)"\s+estimated_cycles: 0\s[^{}]*hlo_instruction \{')
+"""What takes no time has no cycles either; what could not be estimated is shown with its instruction."""
 _VMEM = re.compile(r'"memory_space":"1","offset":"\d+","size":"(\d+)"')
 
 
@@ -66,6 +67,8 @@ class TpuReport:
     """Estimated for all of its operations; None where they are not dumped, or one has no estimate."""
     hbm_bytes: int
     """What XLA counts for its own operations; of a custom call, only what it writes."""
+    unestimated: tuple[str, ...] = ()
+    """The operations that have no estimate."""
 
 
 def find_ptxas() -> str:
@@ -196,11 +199,13 @@ def tpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) ->
         for path in Path(folder).glob("*"):
             path.unlink()
     compiled = compile_for(kernel, *avals, device=device)
-    cycles = None
+    cycles: int | None = None
+    unestimated: tuple[str, ...] = ()
     if _profiles:
-        texts = [path.read_text() for path in Path(_profiles[-1]).glob("*.textproto")]
-        if not any(map(_NOT_ESTIMATED.search, texts)):
+        texts = [path.read_text() for path in sorted(Path(_profiles[-1]).glob("*.textproto"))]
+        unestimated = tuple(found["name"] for text in texts for found in _NOT_ESTIMATED.finditer(text))
+        if not unestimated:
             cycles = sum(int(c) * int(n) for text in texts for c, n in _CYCLES.findall(text))
     vmem = [int(size) for size in _VMEM.findall(compiled.as_text())]
     costs = compiled.cost_analysis() or {}
-    return TpuReport(max(vmem, default=None), cycles, int(costs.get("bytes accessed", 0)))
+    return TpuReport(max(vmem, default=None), cycles, int(costs.get("bytes accessed", 0)), unestimated)
