@@ -246,8 +246,17 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole of it where that is no larger than the
     largest of them."""
     whole = whole_tile(size, backend)
-    smaller = tuple(t for t in tiles if t < size)
+    smaller = tuple(dict.fromkeys(_even(size, t, backend) for t in tiles if t < size))
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
+
+
+def _even(size: int, tile: int, backend: str) -> int:
+    """As many tiles as ``tile`` makes, but of one length, as far as lanes go: a TPU computes what the last
+    of them has past the end, too (test_schedule.py::test_tiles_of_a_tpu_are_even)."""
+    if backend != "mosaic_tpu" or tile < LANES:
+        return tile
+    count = -(-size // tile)
+    return -(-size // (count * LANES)) * LANES
 
 
 def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:

@@ -69,6 +69,15 @@ def test_matmul_streams_what_it_contracts():
     assert all(a.tile & (a.tile - 1) == 0 for a in kernel.spec.axes)
 
 
+@pytest.mark.parametrize(("columns", "tile"), [(3072, 1536), (2816, 1408), (4096, 2048), (50257, 2048)])
+def test_tiles_of_a_tpu_are_even(columns, tile):
+    """Two of 2,048 are a third more than 3,072, and the vector unit computes them."""
+    kernel = priced(lambda x, y: x * jax.nn.silu(y), shape(512, columns), shape(512, columns), device=V5E)
+    assert isinstance(kernel, Kernel)
+    (found,) = (axis.tile for axis in kernel.spec.axes if axis.size == columns)
+    assert found == tile
+
+
 def test_row_statistics_keep_small_tiles():
     """A row statistic is written along the rows, but rows need not be tiled by 128 for it."""
     kernel = priced(lambda x: (jnp.exp(x), x.sum(1)), shape(4096, 2048))
