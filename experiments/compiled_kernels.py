@@ -32,10 +32,11 @@ def rows_of(task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0) 
 
 
 def steps_of(
-    task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0
+    task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0, in_hbm: bool = False
 ) -> Iterator[tuple[Row, bool]]:
-    """``rows_of``, and each row before its kernel is compiled, and before XLA's for the same: what is
-    to be said where the compiler ends the process. Whether all is known stands beside it."""
+    """``rows_of`` (arrays all ``in_hbm``, if need be), and each row before its kernel is compiled, and
+    before XLA's for the same: what is to be said where the compiler ends the process. Whether all is known
+    stands beside it."""
     workload, device, dtype = task
     f, args = get_workload(workload).build(dtype=dtype)
     lowered, plan = plan_function(f, args, {}, make_options(device, deadline_s=deadline_s))
@@ -56,6 +57,7 @@ def steps_of(
             modelled_onchip_bytes=kernel.cost.onchip_bytes,
             hbm_bytes=kernel.cost.hbm_bytes,
             modelled_us=kernel.cost.time_us,
+            in_hbm=in_hbm,
             versions=compiler_versions(plan.device.platform),
         )
         yield row, False
@@ -81,7 +83,7 @@ def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) 
             report = gpu_report(emit(spec, lowered), avals, device.name)[row.name]
             yield replace(row, compiled=True, cause="", **asdict(report)), True
             return
-        ours = tpu_report(emit(spec, lowered), avals, device.name)
+        ours = tpu_report(emit(spec, lowered), avals, device.name, row.in_hbm)
     except Exception as error:  # Whatever the compiler raises is the finding.
         yield replace(row, cause=read_refusal(error).said), True
         return
@@ -91,7 +93,7 @@ def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) 
         return
     yield replace(row, no_cycles=f"of XLA's own: {ENDED}"), False
     try:
-        xla = tpu_report(emit(left_to_xla(spec), lowered), avals, device.name)
+        xla = tpu_report(emit(left_to_xla(spec), lowered), avals, device.name, row.in_hbm)
     except Exception as error:  # Ours is what is asked about.
         yield replace(row, no_cycles=f"of XLA's own: {read_refusal(error).said}"), True
         return

@@ -36,6 +36,8 @@ class Work:
     limit_s: float = LIMIT_S
     """Of each kernel."""
     only_one: bool = False
+    in_hbm: bool = False
+    """Of the arrays between operations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Died:
     """A process has ended before its work, by itself or at the limit."""
 
     cause: str
+    too_long: bool = False
 
 
 Message = tuple[Row, bool] | Died | None
@@ -55,7 +58,7 @@ def _send(work: Work, messages: Connection, said_to: str) -> None:
     os.dup2(said, 2)  # What the compiler says at its end is the cause.
     with dump_cycles() if work.with_cycles else nullcontext():
         for task, first in work.tasks:
-            for row, is_known in steps_of(task, work.deadline_s, first):
+            for row, is_known in steps_of(task, work.deadline_s, first, work.in_hbm):
                 messages.send((row, is_known))
                 if work.only_one and is_known:
                     return
@@ -75,7 +78,7 @@ def _received(work: Work) -> Iterator[Message]:
         try:
             while here.poll(work.limit_s):
                 yield here.recv()
-            yield Died(f"not known after {work.limit_s:g} s")
+            yield Died(f"not known after {work.limit_s:g} s", too_long=True)
             return
         except EOFError:
             process.join()
@@ -99,8 +102,8 @@ def _cause(said: str) -> str:
 
 
 def all_rows(work: Work) -> Iterator[Row | None]:
-    """A row a kernel, and None after each task. Of a kernel that ends the process, what is known of it
-    is told; where that is nothing it is compiled once more, without cycles. The rest goes on."""
+    """A row a kernel, and None after each task. A kernel that ends the process, itself or XLA's for the
+    same, is compiled once more with all arrays in HBM, and then without cycles. The rest goes on."""
     left = list(work.tasks)
     while left:
         begun: Row | None = None
@@ -128,11 +131,18 @@ def all_rows(work: Work) -> Iterator[Row | None]:
 def _at_the_end(work: Work, at: tuple[Task, int], begun: Row | None, died: Died) -> Row:
     if begun is None:
         return Row(*at[0], -1, 0, 1, "?", 0, "", False, died.cause)
+    if work.with_cycles:
+        alone = replace(work, tasks=(at,), only_one=True)
+        if not died.too_long and (row := _known(replace(alone, in_hbm=True))):
+            return row
+        if not begun.compiled and (row := _known(replace(alone, with_cycles=False))):
+            return replace(row, no_cycles=died.cause)
     if begun.compiled:
         return replace(begun, no_cycles=begun.no_cycles.replace(ENDED, died.cause))
-    if work.with_cycles:
-        alone = replace(work, tasks=(at,), with_cycles=False, only_one=True)
-        for message in _received(alone):
-            if isinstance(message, tuple) and message[1]:
-                return replace(message[0], no_cycles=died.cause)
     return replace(begun, cause=died.cause)
+
+
+def _known(work: Work) -> Row | None:
+    """The row of the first kernel, unless that ends the process as well."""
+    rows = [message[0] for message in _received(work) if isinstance(message, tuple) and message[1]]
+    return rows[0] if rows else None

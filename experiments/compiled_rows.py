@@ -51,6 +51,8 @@ class Row:
     """Of XLA's own kernels for the same operations."""
     no_cycles: str = ""
     """Why one of the two is not known."""
+    in_hbm: bool = False
+    """Both were estimated with all arrays in HBM: libtpu estimates no copies from VMEM to scalar memory."""
     hbm_bytes: int = 0
     xla_hbm_bytes: int | None = None
     modelled_us: float = 0.0

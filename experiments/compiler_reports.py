@@ -190,15 +190,19 @@ def dump_cycles() -> Iterator[None]:
             _profiles.pop()
 
 
-def tpu_report(kernel: Callable[..., Any], avals: Sequence[Any], device: str) -> TpuReport:
-    """Compile a function for a TPU that need not be there.
+def tpu_report(
+    kernel: Callable[..., Any], avals: Sequence[Any], device: str, in_hbm: bool = False
+) -> TpuReport:
+    """Compile a function for a TPU that need not be there; with ``in_hbm``, all arrays lie there between
+    operations, and XLA leaves none in VMEM.
 
     Raises what the compiler raises for a kernel that it refuses.
     """
     for folder in _profiles:  # of the last program
         for path in Path(folder).glob("*"):
             path.unlink()
-    compiled = compile_for(kernel, *avals, device=device)
+    where: dict[str, Any] = {"xla_msa_enable": False} if in_hbm else {}  # memory space assignment
+    compiled = compile_for(kernel, *avals, device=device, **where)
     cycles: int | None = None
     unestimated: tuple[str, ...] = ()
     if _profiles:

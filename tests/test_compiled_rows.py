@@ -26,8 +26,8 @@ def row(task, k, kinds=3, **found):
 
 @pytest.fixture
 def children(monkeypatch):
-    """Processes of three kernels a task, which die as ``deaths`` say: a task and kernel, and how much of it
-    was known. What each was asked to do is kept."""
+    """Processes of three kernels a task, which die as ``deaths`` say: a task and kernel, and at what. What
+    each was asked to do is kept."""
     asked = []
 
     def received(deaths, work):
@@ -39,7 +39,7 @@ def children(monkeypatch):
                     yield Died("planning failed")
                     return
                 yield row(task, k, compiled=False), False
-                if died_at == "ours":
+                if died_at == "ours" or (died_at == "ours in VMEM" and not work.in_hbm):
                     yield Died("ours")
                     return
                 if died_at == "xla":
@@ -49,7 +49,7 @@ def children(monkeypatch):
                     )
                     yield Died("the compiler ended the process: no")
                     return
-                yield row(task, k, cycles=7 if work.with_cycles else None), True
+                yield row(task, k, cycles=7 if work.with_cycles else None, in_hbm=work.in_hbm), True
                 if work.only_one:
                     return
             yield None
@@ -68,10 +68,18 @@ def test_a_kernel_that_ends_the_process_is_the_only_one_lost(children):
         ("a", 0, 7, ""), ("a", 1, None, "ours"), ("a", 2, 7, ""),
         ("b", 0, 7, "of XLA's own: the compiler ended the process: no"), ("b", 1, 7, ""), ("b", 2, 7, ""),
     ]  # fmt: skip
-    # A process that does all, one for the kernel without cycles, and one each for the rest.
-    assert [(work.tasks[0], work.with_cycles) for work in asked] == [
-        ((A, 0), True), ((A, 1), False), ((A, 2), True), ((B, 1), True),
+    # One process does all; two do a kernel alone, in HBM and without cycles; one does the rest of each.
+    assert [(w.tasks[0], w.with_cycles, w.in_hbm) for w in asked] == [
+        ((A, 0), True, False), ((A, 1), True, True), ((A, 1), False, False), ((A, 2), True, False),
+        ((B, 0), True, True), ((B, 1), True, False),
     ]  # fmt: skip
+
+
+def test_what_has_no_cycles_in_vmem_has_them_in_hbm(children):
+    asked = children({(A, 1): "ours in VMEM"})
+    rows = [r for r in all_rows(Work(((A, 0),), 1.0, True)) if r is not None]
+    assert [(r.kernel, r.cycles, r.in_hbm) for r in rows] == [(0, 7, False), (1, 7, True), (2, 7, False)]
+    assert len(asked) == 3
 
 
 def test_a_plan_that_fails_is_told_and_the_next_goes_on(children):

@@ -230,17 +230,18 @@ def test_the_command(tmp_path, capsys):
     assert "100.0%" in capsys.readouterr().out
 
 
-def test_what_libtpu_ends_the_process_for_is_compiled_all_the_same(tmp_path):
-    """Tables in scalar memory, by which masked tiles are skipped; what comes after has its cycles."""
+def test_what_libtpu_ends_the_process_for_is_estimated_in_hbm(tmp_path):
+    """Tables that XLA makes in VMEM and a kernel copies to scalar memory; what comes after is as ever."""
     out, cycles = tmp_path / "compiled.csv", tmp_path / "cycles.csv"
     arguments = ["--only", "causal_attention,softmax", "--devices", "tpu_v5e", "--dtypes", "float32"]
     assert compiled.main([*arguments, "--out", str(out), "--cycles-out", str(cycles)]) == 0
     with out.open(newline="") as file:
         attention, softmax = csv.DictReader(file)
-    assert attention["cycles"] == ""
-    assert "Unsupported DMA direction" in attention["no_cycles"]
+    assert attention["in_hbm"] == "True"
+    assert int(attention["cycles"]) > 0
+    assert softmax["in_hbm"] == "False"
     assert 0 < int(softmax["cycles"]) < int(softmax["xla_cycles"])
-    assert "tpu_v5e,float32,1,0" in cycles.read_text()
+    assert "softmax,tpu_v5e,float32,1,1," in cycles.read_text()
 
 
 def test_an_operation_without_an_estimate_has_no_cycles():
