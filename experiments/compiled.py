@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 
 import pandas as pd
@@ -45,8 +46,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     versions = {compiler_versions(platform) for platform in ("gpu", "tpu")}
     rows = kept_rows(options.out, versions, options.cycles)
+    if options.kept:
+        tasks = [task for task in tasks if _is_whole(rows.get(task, []))]
     _find_out(tasks, rows, options)
-    frame = pd.DataFrame(records({task: rows.get(task, []) for task in tasks}))
+    found = records({task: rows.get(task, []) for task in tasks})
+    frame = pd.DataFrame(found, columns=[field.name for field in fields(Row)])
     if options.cycles_out is not None:
         write_text(options.cycles_out, cycles_csv(frame, _command(options)))
     _print(frame)
@@ -92,7 +96,7 @@ def _print(frame: pd.DataFrame) -> None:
 
     say("Kernels:", summary(frame))
     at = ["workload", "device", "dtype", "name", "tile"]
-    say("Do not compile:", frame.loc[~frame["compiled"], [*at, "cause"]])
+    say("Do not compile:", frame.loc[frame["compiled"].eq(False), [*at, "cause"]])
     spills = frame["spill_bytes"].fillna(0) > 0
     say("Spill:", frame.loc[spills, [*at, "registers", "spill_bytes", "threads", "shared_bytes"]])
     say("Tensor cores serialized:", frame.loc[frame["serialized"].eq(True), [*at, "registers"]])
@@ -107,6 +111,7 @@ def _parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--out", type=Path, help="a CSV file, a row a kernel; what it has is kept")
     parser.add_argument("--cycles-out", type=Path, help="a CSV file, a row a workload: cycles beside XLA's")
+    parser.add_argument("--kept", action="store_true", help="compile nothing: of plans that --out has whole")
     parser.add_argument("--only", default="", metavar="NAME,…", help="workloads; default: all")
     parser.add_argument("--without", default="", metavar="NAME,…", help="workloads to leave out")
     parser.add_argument("--devices", default=",".join(DEVICES))

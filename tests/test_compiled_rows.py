@@ -131,6 +131,11 @@ def test_the_command_goes_on_where_it_stopped(children, tmp_path, capsys):
                            for k in (0, 1)]))  # fmt: skip
     arguments = ["--only", "a,b,c", "--without", "c", "--devices", "tpu_v5e", "--out", str(out)]
     arguments += ["--cycles-out", str(cycles)]
+    out_before = out.read_text()
+    assert compiled.main([*arguments, "--dtypes", "float32", "--kept"]) == 0
+    assert not asked
+    assert out.read_text() == out_before
+    assert "tpu_v5e,float32" not in cycles.read_text()  # one of three kernels is not there
     assert compiled.main([*arguments, "--dtypes", "float32"]) == 0
     assert asked.pop().tasks == ((A, 2), (("b", *A[1:]), 0))
     assert [r.kernel for r in kept_rows(out, {VERSIONS}, True)[A]] == [0, 1, 2]
