@@ -22,7 +22,9 @@ from typing import Any
 from fuseplan.aot import MissingCompilerError, compile_for
 
 _ARCHITECTURE = {"h200": "sm_90a", "h100": "sm_90a"}
-_PROFILE_FLAG = "--xla_jf_dump_static_llo_profile_to="
+_PROFILE_FLAGS = "--xla_tpu_check_llo_types=false --xla_jf_dump_static_llo_profile_to="
+"""The profile checks types that Mosaic's loads of 16 bits do not have, and ends the process for it
+(tests/aot/test_compiled.py::test_sixteen_bits_are_estimated)."""
 
 _FUNCTION = re.compile(r"Compiling entry function '(?P<name>[^']+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
@@ -182,7 +184,7 @@ def dump_cycles() -> Iterator[None]:
     """Within it ``tpu_report`` knows cycles; to be entered before libtpu is loaded, once a process."""
     with tempfile.TemporaryDirectory() as folder:
         before = os.environ.get("LIBTPU_INIT_ARGS")
-        os.environ["LIBTPU_INIT_ARGS"] = " ".join(filter(None, (before, _PROFILE_FLAG + folder)))
+        os.environ["LIBTPU_INIT_ARGS"] = " ".join(filter(None, (before, _PROFILE_FLAGS + folder)))
         _profiles.append(folder)
         try:
             yield

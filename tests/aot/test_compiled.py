@@ -252,6 +252,12 @@ def test_an_operation_without_an_estimate_has_no_cycles():
     assert row.no_cycles == f"no estimate of {row.name}.1"
 
 
+def test_sixteen_bits_are_estimated():
+    (row,) = compiled_alone(("gelu_bias", "tpu_v5e", "bfloat16"))
+    assert row.cycles is not None, row.no_cycles
+    assert row.xla_cycles is not None, row.no_cycles
+
+
 def compiled_alone(task):
     """The rows of a task, in a process of its own: libtpu is told only at its start to estimate cycles."""
     return [row for row in all_rows(Work(((task, 0),), 20.0, True)) if row is not None]
