@@ -179,7 +179,11 @@ def _matmul_options(
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.STREAMED:
-            options.append((1,) if extra_depth else _dot_tiles(size, _DEPTH_TILES[backend], backend))
+            depths = _DEPTH_TILES[backend]
+            beside = math.prod(sizes[b] for b in extra_depth)
+            options.append(
+                _several(size, beside, backend) if extra_depth else _dot_tiles(size, depths, backend)
+            )
         elif role == AxisRole.RESIDENT:
             if a not in extra_depth:
                 return None
@@ -189,6 +193,14 @@ def _matmul_options(
         else:
             options.append((1,))
     return options
+
+
+def _several(size: int, beside: int, backend: str) -> tuple[int, ...]:
+    """How many of a contracted axis, such as heads, one step takes with all of another, of size ``beside``:
+    a TPU's accumulators are in VMEM, and are read and written again by each of many shallow steps
+    (tests/test_schedule.py::test_a_step_contracts_several_heads)."""
+    most = max(_DEPTH_TILES[backend]) // beside if backend == "mosaic_tpu" else 1
+    return tuple(t for t in range(1, size + 1) if t == 1 or (t <= most and size % t == 0))
 
 
 def dot_tiles(size: int, backend: str, held: bool = False) -> tuple[int, ...]:
@@ -242,8 +254,17 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole of it where that is no larger than the
     largest of them."""
     whole = whole_tile(size, backend)
-    smaller = tuple(t for t in tiles if t < size)
+    smaller = tuple(dict.fromkeys(_even(size, t, backend) for t in tiles if t < size))
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
+
+
+def _even(size: int, tile: int, backend: str) -> int:
+    """As many tiles as ``tile`` makes, but of one length, as far as lanes go: a TPU computes what the last
+    of them has past the end, too (test_schedule.py::test_tiles_of_a_tpu_are_even)."""
+    if backend != "mosaic_tpu" or tile < LANES:
+        return tile
+    count = -(-size // tile)
+    return -(-size // (count * LANES)) * LANES
 
 
 def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:

@@ -1,0 +1,116 @@
+"""The kernels of a workload's plan, compiled one after another for a device that is not there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator
+from dataclasses import asdict, replace
+
+import jax
+
+from costmodel.device import DeviceSpec
+from costmodel.kernel import KernelSpec
+from experiments.compiled_rows import ENDED, NOT_ASKED, Row, Task, compiler_versions
+from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
+from experiments.workloads import get_workload
+from fuseplan.config import DEFAULT_DEADLINE_S, make_options
+from fuseplan.emit import emit
+from fuseplan.emit.body import live_ins
+from fuseplan.emit.naming import kernel_name
+from fuseplan.fallback import described
+from fuseplan.lower import Lowered
+from fuseplan.plan import Plan
+from fuseplan.planner import plan_function
+from fuseplan.refusal import read_refusal
+from fuseplan.runtime import left_to_xla
+from fuseplan.signature import Signatures
+
+
+def rows_of(task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0) -> Iterator[Row]:
+    """A row for each distinct kernel of the workload's plan in full size, from the ``first`` on."""
+    return (row for row, is_known in steps_of(task, deadline_s, first) if is_known)
+
+
+def steps_of(
+    task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0, in_hbm: bool = False
+) -> Iterator[tuple[Row, bool]]:
+    """``rows_of`` (arrays all ``in_hbm``, if need be), and each row before its kernel is compiled, and
+    before XLA's for the same: what is to be said where the compiler ends the process. Whether all is known
+    stands beside it."""
+    workload, device, dtype = task
+    f, args = get_workload(workload).build(dtype=dtype)
+    lowered, plan = plan_function(f, args, {}, make_options(device, deadline_s=deadline_s))
+    kinds = _distinct(plan)
+    for k, count in kinds[first:]:
+        kernel = plan.kernels[k]
+        spec = kernel.spec
+        row = Row(
+            *task,
+            k,
+            len(kinds),
+            count,
+            kernel_name(spec, lowered),
+            len(spec.nodes),
+            "×".join(f"{a.tile}/{a.size}{a.role.name[0].lower()}" for a in spec.axes),
+            False,
+            ENDED,
+            modelled_onchip_bytes=kernel.cost.onchip_bytes,
+            hbm_bytes=kernel.cost.hbm_bytes,
+            modelled_us=kernel.cost.time_us,
+            in_hbm=in_hbm,
+            versions=compiler_versions(plan.device.platform),
+        )
+        yield row, False
+        started = time.perf_counter()
+        for found, is_known in _compiled(row, spec, lowered, plan.device):
+            yield replace(found, compile_s=time.perf_counter() - started), is_known
+
+
+def _distinct(plan: Plan) -> list[tuple[int, int]]:
+    """The first kernel of each kind that is not XLA's, and how many there are."""
+    signatures = Signatures(plan.graph)
+    kinds: dict[Hashable, list[int]] = {}
+    for k, kernel in enumerate(plan.kernels):
+        if kernel.spec.backend != "xla":
+            kinds.setdefault(described(kernel.spec, signatures), []).append(k)
+    return [(ks[0], len(ks)) for ks in kinds.values()]
+
+
+def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) -> Iterator[tuple[Row, bool]]:
+    avals = [jax.ShapeDtypeStruct(lowered.avals[v].shape, lowered.avals[v].dtype) for v in live_ins(spec)]
+    try:
+        if device.platform == "gpu":
+            report = gpu_report(emit(spec, lowered), avals, device.name)[row.name]
+            yield replace(row, compiled=True, cause="", **asdict(report)), True
+            return
+        ours = tpu_report(emit(spec, lowered), avals, device.name, row.in_hbm)
+    except Exception as error:  # Whatever the compiler raises is the finding.
+        yield replace(row, cause=read_refusal(error).said), True
+        return
+    row = replace(row, compiled=True, cause="", vmem_bytes=ours.vmem_bytes, cycles=ours.cycles)
+    if ours.cycles is None:
+        yield replace(row, no_cycles=_why_unknown(ours)), True
+        return
+    yield replace(row, no_cycles=f"of XLA's own: {ENDED}"), False
+    try:
+        xla = tpu_report(emit(left_to_xla(spec), lowered), avals, device.name, row.in_hbm)
+    except Exception as error:  # Ours is what is asked about.
+        yield replace(row, no_cycles=f"of XLA's own: {read_refusal(error).said}"), True
+        return
+    row = replace(row, xla_cycles=xla.cycles, xla_hbm_bytes=xla.hbm_bytes)
+    if xla.cycles is None:
+        row = replace(row, no_cycles=f"of XLA's own: {_why_unknown(xla)}")
+    else:
+        us = _us(ours.cycles, row.hbm_bytes, device), _us(xla.cycles, xla.hbm_bytes, device)
+        row = replace(row, cycles_us=us[0], xla_cycles_us=us[1])
+    yield row, True
+
+
+def _why_unknown(report: TpuReport) -> str:
+    return f"no estimate of {', '.join(report.unestimated)}" if report.unestimated else NOT_ASKED
+
+
+def _us(cycles: int, hbm_bytes: int, device: DeviceSpec) -> float:
+    """Cycles are too few where a kernel waits for memory."""
+    cycles_per_s = device.transcendental_per_s / (device.core_count * 8 * 128)  # one 8 x 128 result a clock
+    return 1e6 * max(cycles / cycles_per_s, hbm_bytes / device.hbm_bytes_per_s)
