@@ -43,6 +43,9 @@ class Traffic:
 
 def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     """The bytes that ``spec`` moves on ``device``."""
+    if spec.compiled is not None:
+        read = spec.compiled.read_bytes
+        return Traffic(read, spec.compiled.write_bytes, read)
     values = graph.values
     written = 0
     for v in {access.value for access in spec.writes}:

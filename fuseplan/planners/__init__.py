@@ -4,20 +4,40 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import dataclass
 
+from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.planners import best_first, greedy, solver, unfused
+from fuseplan.lower import Lowered
+from fuseplan.planners import best_first, greedy, solver, unfused, xla
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.pricing import Pricing
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlanner:
+    """A planner that needs the program behind the graph, as it is, and decides nothing: constraints are
+    not for it."""
+
+    plan_program: Callable[[Lowered, DeviceSpec], tuple[Lowered, Grouping]]
+    """The kernels on a device, with the program that they are of, in which some values are computed again."""
+
+    def __call__(self, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
+        raise InvalidArgumentError(
+            "expected a planner of graphs, got one that needs the program behind the graph: pass the "
+            "function to fuseplan.make_plan"
+        )
+
 
 _PLANNERS: dict[str, PlanGroups] = {
     "unfused": unfused.plan_groups,
     "greedy": greedy.plan_groups,
     "best_first": best_first.plan_groups,
     "solver": solver.plan_groups,
+    "xla": ProgramPlanner(xla.plan_program),
 }
 
 
@@ -47,9 +67,25 @@ def get_planner(name: str) -> PlanGroups:
     raise UnknownNameError(f"no planner is called {name!r}; there are {', '.join(_PLANNERS)}.{did_you_mean}")
 
 
-def planner_names() -> tuple[str, ...]:
-    """Every planner, the peers first."""
-    return tuple(_PLANNERS)
+def decides_nothing(name: str) -> bool:
+    """Whether the planner of that name plans the program as it is, whatever is asked for."""
+    return name == "unfused" or isinstance(get_planner(name), ProgramPlanner)
 
 
-__all__ = ["Budget", "Grouping", "PlanGroups", "get_planner", "planner_names", "register_planner"]
+def planner_names(*, of_graphs: bool = False) -> tuple[str, ...]:
+    """Every planner, the peers first; or those that need no more than a graph."""
+    return tuple(
+        name for name, planner in _PLANNERS.items() if not (of_graphs and isinstance(planner, ProgramPlanner))
+    )
+
+
+__all__ = [
+    "Budget",
+    "Grouping",
+    "PlanGroups",
+    "ProgramPlanner",
+    "decides_nothing",
+    "get_planner",
+    "planner_names",
+    "register_planner",
+]

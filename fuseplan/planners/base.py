@@ -66,6 +66,8 @@ class Grouping:
     """Those of the graph, where they are known."""
     crowded: frozenset[int] = frozenset()
     """Nodes of components of which only the plan that was known is, for they have too many groups."""
+    is_ordered: bool = False
+    """Whether the order of the kernels is part of the answer."""
 
     @property
     def groups(self) -> tuple[Nodes, ...]:

@@ -1,0 +1,201 @@
+"""The kernels of an optimized HLO module: what is launched, what that moves, what it comes from.
+
+Every instruction of the entry computation that does work is a kernel: a fusion, a library's call, a sort, a
+copy, a loop as one. It reads its operands and writes its results once, but of what it only slices or
+gathers from, no more than it takes, and of what it updates in place (``dynamic-update-slice``,
+``scatter``) the updates. Arrays that the compiler placed on chip (VMEM of a TPU) cost no traffic; copies
+between them and HBM run beside the kernels, and cost no launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fuseplan.hlo.module import Computation, Instruction, Module
+
+_FREE = {"add-dependency", "after-all", "bitcast", "constant", "domain", "get-tuple-element", "opt-barrier"}
+_FREE |= {"parameter", "partition-id", "replica-id", "tuple"}
+"""Instructions that launch nothing."""
+
+_FREE_CALLS = {"AllocateBuffer", "ConcatBitcast"}
+"""Custom calls of a TPU that launch nothing: they name parts of VMEM."""
+
+_SAME = {"async-start", "call"}
+"""Instructions that stand for those of the computation that they call."""
+
+_HOLDS = _SAME | {"conditional", "fusion", "while"}
+"""Instructions that run what they call. What others apply element by element may be shared by several."""
+
+_MOVES = {"bitcast", "bitcast-convert", "broadcast", "concatenate", "convert", "copy", "copy-start"}
+_MOVES |= {"get-tuple-element", "pad", "reshape", "reverse", "slice", "transpose", "tuple"}
+"""Instructions that arrange data: where others come from an equation, too, those compute it."""
+
+_TAKES = {"dynamic-slice", "gather", "slice"}
+
+
+@dataclass(frozen=True, slots=True)
+class HloKernel:
+    """Something that XLA launches."""
+
+    name: str
+    computes: frozenset[int]
+    """The nodes that it computes, or parts of them."""
+    touches: frozenset[int]
+    """The nodes that anything in it comes from."""
+    launches: int
+    """1, or 0 where a copy runs beside kernels."""
+    read_bytes: int
+    write_bytes: int
+    on_chip_bytes: int
+    """Of operands and results that cost no traffic."""
+    after: tuple[int, ...]
+    """Kernels whose results it reads, by position."""
+
+    @property
+    def hbm_bytes(self) -> int:
+        """What it moves in all."""
+        return self.read_bytes + self.write_bytes
+
+
+def read_kernels(module: Module) -> tuple[HloKernel, ...]:
+    """The kernels of the entry computation, in the order in which they run."""
+    reader = _Reader(module)
+    reader.walk(module.computations[module.entry], [])
+    # A node that some kernel computes is not computed where its data are only arranged.
+    return tuple(replace(k, computes=k.computes | (k.touches - reader.strong)) for k in reader.kernels)
+
+
+class _Reader:
+    def __init__(self, module: Module) -> None:
+        self.module = module
+        self.kernels: list[HloKernel] = []
+        self.strong: set[int] = set()
+        """Nodes that some kernel computes by more than arranging data."""
+
+    def walk(
+        self, computation: Computation, given: Sequence[frozenset[int]], is_beside: bool = False
+    ) -> frozenset[int]:
+        """Add the kernels of a computation, whose parameters come from the kernels ``given``, and which may
+        run beside others; the kernels that its result comes from."""
+        made: dict[int, frozenset[int]] = {}
+        for one in computation.instructions.values():
+            sources = [made[operand] for operand in one.operands]
+            every = frozenset[int]().union(*sources)
+            if one.opcode == "parameter":
+                made[one.id] = given[one.index] if given else frozenset()
+            elif one.opcode in _SAME:
+                made[one.id] = self.walk(
+                    self.module.computations[one.called[0]], sources, one.opcode == "async-start"
+                )
+            elif _is_free(one):
+                made[one.id] = every
+            else:
+                made[one.id] = frozenset({len(self.kernels)})
+                self.kernels.append(self._kernel(computation, one, tuple(sorted(every)), is_beside))
+        return made.get(computation.root, frozenset())
+
+    def _kernel(
+        self, computation: Computation, one: Instruction, after: tuple[int, ...], is_beside: bool
+    ) -> HloKernel:
+        inside = list(self._inside(one)) or [one]
+        computes = _nodes(i for i in inside if i.opcode not in _MOVES)
+        self.strong |= computes
+        shapes = {operand: computation.instructions[operand].shape for operand in one.operands}
+        # Its results are where it copies to, where it copies from, and what to wait for.
+        result = one.shape.parts[0] if one.opcode == "copy-start" else one.shape
+        on_chip_bytes = sum(shape.on_chip_bytes for shape in (*shapes.values(), result))
+        read = sum(self._read(computation, one, operand) for operand in shapes)
+        is_copy = one.opcode in _MOVES and on_chip_bytes and (is_beside or one.opcode == "copy-start")
+        return HloKernel(
+            one.name,
+            computes,
+            _nodes([one, *inside]),
+            0 if is_copy else 1,
+            min(read, result.array_bytes) if is_copy else read,
+            min(result.hbm_bytes, self._written(computation, one)),
+            on_chip_bytes,
+            after,
+        )
+
+    def _inside(self, one: Instruction) -> Iterator[Instruction]:
+        """All instructions of what an instruction runs, but those that stand for no work."""
+        for called in one.called if one.opcode in _HOLDS else ():
+            for inner in self.module.computations[called].instructions.values():
+                if inner.opcode not in ("constant", "parameter"):
+                    yield inner
+                    yield from self._inside(inner)
+
+    def _read(self, computation: Computation, one: Instruction, operand: int) -> int:
+        """Bytes that ``one`` reads of an operand, which lies in HBM or does not."""
+        whole = computation.instructions[operand].shape.hbm_bytes
+        parts = sum(self._part(one, i, whole) for i, o in enumerate(one.operands) if o == operand)
+        return min(whole, parts)
+
+    def _part(self, one: Instruction, place: int, whole: int) -> int:
+        """Bytes that ``one`` reads of its operand at ``place``, which has ``whole``."""
+        if one.opcode in _TAKES and place == 0:
+            return one.shape.array_bytes
+        if one.opcode == "dynamic-update-slice" and place == 0:
+            return 0
+        if one.opcode == "fusion":
+            body = self.module.computations[one.called[0]]
+            parameter = body.parameter(place)
+            return 0 if parameter is None else self._used(body, parameter, whole)
+        return whole
+
+    def _used(self, body: Computation, given: Instruction, whole: int) -> int:
+        """Bytes that a fusion reads of what it is ``given``."""
+        if given.id == body.root:
+            return whole
+        parts = 0
+        for user in body.users.get(given.id, ()):
+            for place in (i for i, o in enumerate(user.operands) if o == given.id):
+                if user.opcode == "bitcast":
+                    parts += self._used(body, user, whole)
+                elif user.opcode == "scatter" and place < len(user.operands) // 2:
+                    parts += _updates(body, user).shape.array_bytes
+                else:
+                    parts += self._part(user, place, whole)
+        return min(whole, parts)
+
+    def _written(self, computation: Computation, one: Instruction) -> int:
+        """Bytes that ``one`` writes: of what it is given and updates, the updates."""
+        if one.opcode in ("dynamic-update-slice", "scatter") and self._is_given(computation, one.operands[0]):
+            return sum(computation.instructions[u].shape.array_bytes for u in _update_ids(one))
+        if one.opcode == "fusion":
+            body = self.module.computations[one.called[0]]
+            return self._written(body, body.instructions[body.root])
+        if one.opcode == "tuple":
+            return sum(self._written(computation, computation.instructions[o]) for o in one.operands)
+        if one.opcode == "bitcast":
+            return self._written(computation, computation.instructions[one.operands[0]])
+        if one.opcode == "custom-call" and one.shape.parts:  # Workspace is nobody's result.
+            taken = {u.index for u in computation.users.get(one.id, ()) if u.opcode == "get-tuple-element"}
+            return sum(one.shape.parts[k].hbm_bytes for k in taken) if taken else one.shape.hbm_bytes
+        return one.shape.hbm_bytes
+
+    def _is_given(self, computation: Computation, i: int) -> bool:
+        one = computation.instructions[i]
+        if one.opcode == "bitcast":
+            return self._is_given(computation, one.operands[0])
+        return one.opcode == "parameter" or computation is self.module.computations[self.module.entry]
+
+
+def _is_free(one: Instruction) -> bool:
+    waits = one.opcode.endswith(("-done", "-update"))
+    return waits or one.opcode in _FREE or one.target in _FREE_CALLS
+
+
+def _nodes(instructions: Iterable[Instruction]) -> frozenset[int]:
+    return frozenset(n for one in instructions for n in one.nodes)
+
+
+def _update_ids(one: Instruction) -> tuple[int, ...]:
+    if one.opcode == "dynamic-update-slice":
+        return one.operands[1:2]
+    return one.operands[len(one.operands) // 2 + 1 :]
+
+
+def _updates(body: Computation, one: Instruction) -> Instruction:
+    return body.instructions[_update_ids(one)[0]]
