@@ -129,15 +129,20 @@ class _Reader:
     def _read(self, computation: Computation, one: Instruction, operand: int) -> int:
         """Bytes that ``one`` reads of an operand, which lies in HBM or does not."""
         whole = computation.instructions[operand].shape.hbm_bytes
-        parts = sum(self._part(one, i, whole) for i, o in enumerate(one.operands) if o == operand)
-        return min(whole, parts)
+        return min(whole, self._parts(computation, one, operand, whole))
 
-    def _part(self, one: Instruction, place: int, whole: int) -> int:
-        """Bytes that ``one`` reads of its operand at ``place``, which has ``whole``."""
+    def _parts(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
+        """Bytes that ``one`` takes of an operand that has ``whole``, of each place where it stands."""
+        places = [i for i, o in enumerate(one.operands) if o == operand]
+        return sum(self._part(computation, one, place, whole) for place in places)
+
+    def _part(self, computation: Computation, one: Instruction, place: int, whole: int) -> int:
         if one.opcode in _TAKES and place == 0:
             return one.shape.array_bytes
         if one.opcode == "dynamic-update-slice" and place == 0:
             return 0
+        if one.opcode == "scatter" and place < len(one.operands) // 2:
+            return computation.instructions[_updates(one)[place]].shape.array_bytes
         if one.opcode == "fusion":
             body = self.module.computations[one.called[0]]
             parameter = body.parameter(place)
@@ -150,19 +155,14 @@ class _Reader:
             return whole
         parts = 0
         for user in body.users.get(given.id, ()):
-            for place in (i for i, o in enumerate(user.operands) if o == given.id):
-                if user.opcode == "bitcast":
-                    parts += self._used(body, user, whole)
-                elif user.opcode == "scatter" and place < len(user.operands) // 2:
-                    parts += _updates(body, user).shape.array_bytes
-                else:
-                    parts += self._part(user, place, whole)
+            is_name = user.opcode == "bitcast"
+            parts += self._used(body, user, whole) if is_name else self._parts(body, user, given.id, whole)
         return min(whole, parts)
 
     def _written(self, computation: Computation, one: Instruction) -> int:
         """Bytes that ``one`` writes: of what it is given and updates, the updates."""
         if one.opcode in ("dynamic-update-slice", "scatter") and self._is_given(computation, one.operands[0]):
-            return sum(computation.instructions[u].shape.array_bytes for u in _update_ids(one))
+            return sum(computation.instructions[u].shape.array_bytes for u in _updates(one))
         if one.opcode == "fusion":
             body = self.module.computations[one.called[0]]
             return self._written(body, body.instructions[body.root])
@@ -191,11 +191,8 @@ def _nodes(instructions: Iterable[Instruction]) -> frozenset[int]:
     return frozenset(n for one in instructions for n in one.nodes)
 
 
-def _update_ids(one: Instruction) -> tuple[int, ...]:
+def _updates(one: Instruction) -> tuple[int, ...]:
+    """The operands that a ``dynamic-update-slice`` or a ``scatter`` puts in place."""
     if one.opcode == "dynamic-update-slice":
         return one.operands[1:2]
     return one.operands[len(one.operands) // 2 + 1 :]
-
-
-def _updates(body: Computation, one: Instruction) -> Instruction:
-    return body.instructions[_update_ids(one)[0]]
