@@ -97,6 +97,7 @@ def test_a_copy_that_belongs_to_no_operation_is_counted():
     assert launches(copied) == launches(plain) + 1
     assert copied.hbm_bytes == plain.hbm_bytes + 2 * 4 * 256**2
     assert copied.objective_ps > plain.objective_ps
+    assert "XLA, 2×" in str(copied)
     assert "operations show in 1 of 2 kernels of XLA's, with 50 % of" in copied.notes[0]
 
 
@@ -137,13 +138,14 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_any_program_has_a_legal_plan(name):
+def test_any_program_has_a_legal_plan(name, tmp_path):
     f, args = PROGRAMS[name]
     plan = make(f, *args)
     assert plan.notes
     assert (plan.kernels == ()) == (not plan.graph.nodes)
     assert plan.summary()
     assert str(plan)
+    plan.to_html(tmp_path / "plan.html")
 
 
 def test_it_runs_as_xla_does():

@@ -43,7 +43,7 @@ Devices = Annotated[
         help="Of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
     ),
 ]
-Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS}.")]
+Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS}, or xla.")]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
