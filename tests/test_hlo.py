@@ -1,7 +1,10 @@
 """What is read from an optimized HLO module, on modules and kernels made by hand."""
 
+from dataclasses import replace
+
 import pytest
 
+from costmodel.graph import make_graph
 from fuseplan.hlo import wire
 from fuseplan.hlo.kernels import HloKernel, read_kernels
 from fuseplan.hlo.module import Computation, Instruction, Module, Shape, read_module
@@ -223,6 +226,30 @@ def test_no_kernel_waits_for_a_later_one():
     # The compiler's word for it: the second node in an earlier kernel than the first.
     places, source, _ = placed(chain(2), kernel(1), kernel(0))
     assert (places, source) == ([[0], [0]], [0, 0])
+
+
+def test_what_is_no_kernels_is_alone():
+    b = GraphBuilder()
+    barrier = b.opaque(b.elementwise(b.input((8, 8))), shape=(8, 8))
+    graph = b.build(b.elementwise(barrier))
+    found = place_nodes(graph, [kernel(0, 2)])
+    # One kernel cannot be on both sides: what comes before is computed before.
+    assert found.places == (((-1, 3),), ((0, 1),), ((0, 3),))
+    # If XLA has a kernel for it, that is it.
+    assert placed(graph, kernel(0), kernel(1), kernel(2))[0] == [[0], [1], [2]]
+
+
+def test_side_effects_keep_their_order():
+    b = GraphBuilder()
+    x = b.elementwise(b.input((8, 8)))
+    first, second = (b.opaque(x, shape=(8, 8), op="print") for _ in range(2))
+    graph = b.build(x, first, second)
+    nodes = [replace(node, effects=node.op == "print") for node in graph.nodes]
+    graph = make_graph(graph.values, nodes, graph.inputs, graph.outputs)
+    for shows in ([kernel(0), kernel(2), kernel(1)], [kernel(1), kernel(2), kernel(0)], [kernel()]):
+        (x_place,), (first_place,), (second_place,) = place_nodes(graph, shows).places
+        assert x_place < first_place < second_place
+        assert (first_place[1], second_place[1]) == (1, 2)
 
 
 def test_a_product_is_computed_once():

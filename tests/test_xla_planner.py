@@ -156,6 +156,29 @@ def test_it_runs_as_xla_does():
         np.testing.assert_allclose(result, value, rtol=1e-5)
 
 
+def test_both_passes_are_one_program_and_cut_in_two():
+    x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
+
+    def loss(x):
+        return jnp.tanh(jax.nn.softmax(x)).sum()
+
+    planned = fuseplan.jit(loss, device="cpu", planner="xla")
+    np.testing.assert_allclose(jax.jit(jax.grad(planned))(x), jax.grad(loss)(x), rtol=1e-4, atol=1e-6)
+    passes = planned.plan_vjp(x)
+    graph = passes.plan.graph
+    assert len(passes.forward.kernels) + len(passes.back.kernels) == len(passes.plan.kernels) - 1
+    (wait,) = [k for k in passes.plan.kernels if graph.nodes[k.spec.nodes[0]].op == "await_cotangents"]
+    assert (len(wait.spec.nodes), wait.cost) == (1, Cost())
+
+
+def test_a_shards_part_is_no_program():
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    along, whole = jax.sharding.PartitionSpec("i"), jax.sharding.PartitionSpec()
+    planned = fuseplan.jit(lambda x: lax.psum(jnp.tanh(x), "i"), device="cpu", planner="xla")
+    with pytest.raises(InvalidArgumentError, match="a shard's part"):
+        jax.jit(jax.shard_map(planned, mesh=mesh, in_specs=along, out_specs=whole))(jnp.ones((4, 4)))
+
+
 def test_beside_other_planners():
     frame = fuseplan.compare(jax.nn.softmax, device="cpu", planners=("xla", "solver"))(SQUARE)
     assert list(frame["planner"]) == ["xla", "solver"]

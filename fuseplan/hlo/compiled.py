@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from costmodel.device import DEVICES, DeviceSpec
+from fuseplan import _compat
 from fuseplan.aot import compile_for, targets
 from fuseplan.emit import xla
 from fuseplan.errors import InvalidArgumentError
@@ -23,9 +24,14 @@ def compiled_kernels(lowered: Lowered, device: DeviceSpec) -> tuple[HloKernel, .
 
     Raises:
         InvalidArgumentError: there is no compiler for the device here, or it compiles no such program
-            without the device.
+            without the device, or the program is a part.
         MissingCompilerError: the extra ``aot`` is not installed.
     """
+    if any(_compat.varying_axes(a) for e in lowered.equations for a in (*e.in_avals, *e.out_avals)):
+        raise InvalidArgumentError(
+            "the planner 'xla' compiles whole programs, and this is a shard's part of one (jax.shard_map): "
+            "plan the function without its collectives, or take another planner."
+        )
     n_consts = len(lowered.consts)
     run = _labelled(lowered)
     avals = [lowered.avals[v] for v in lowered.graph.inputs[n_consts:]]

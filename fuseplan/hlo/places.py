@@ -3,8 +3,8 @@
 XLA computes a node again wherever that saves it a trip through memory, cuts one into steps, and leaves out
 what it can; so a node may show in several kernels, or in none. From the results backwards, a kernel that
 needs a node either computes it itself, where the node shows in it, or reads it from the last kernel before
-in which it shows. What shows nowhere is computed by the first that needs it. No kernel ever waits for a
-later one, whatever the compiler said.
+in which it shows. What shows nowhere is computed by the first that needs it; barriers and such are no
+kernel's. No kernel ever waits for a later one, whatever the compiler said.
 """
 
 from __future__ import annotations
@@ -16,8 +16,7 @@ from costmodel.graph import Graph, Node, OpKind
 from fuseplan.hlo.kernels import HloKernel
 
 Place = tuple[int, int]
-"""A kernel's position in XLA's order, and ``len(graph.nodes)``; or, before it, a node with side effects,
-which is alone."""
+"""A kernel's position in XLA's order, and ``len(graph.nodes)``; or, before it, a node that is alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +57,9 @@ class _Placing:
         next_effect = self.caller
         for node in reversed(graph.nodes):
             n, users = node.id, wanted[node.id]
-            if node.effects:
-                next_effect = source[n] = self._alone(n, min(users | {next_effect}))
+            if self._is_alone(node):
+                source[n] = self._alone(n, min(users | {next_effect if node.effects else self.caller}))
+                next_effect = source[n] if node.effects else next_effect
                 places[n] = (source[n],)
             else:
                 places[n], source[n] = self._shared(node, users or {self.caller}, homes[n])
@@ -81,8 +81,12 @@ class _Placing:
             homes.append(max(self.shows[node.id] or made_of, default=(-1, self.slot)))
         return homes
 
+    def _is_alone(self, node: Node) -> bool:
+        """What has side effects is, and what is no work, but may keep others apart."""
+        return node.effects or (node.kind == OpKind.OPAQUE and not self.shows[node.id])
+
     def _alone(self, n: int, before: Place) -> Place:
-        """The place of a node with side effects: in XLA's order, but before whoever waits for it."""
+        """The place of a node that is alone: in XLA's order, but before whoever waits for it."""
         k = max((k for k, _ in self.shows[n]), default=before[0])
         return min((k, n), (before[0], n))
 
@@ -102,7 +106,7 @@ class _Placing:
             source = before[-1]
         elif first == self.caller:
             source = home
-        elif first[1] < self.slot:  # It has side effects, and is alone.
+        elif first[1] < self.slot:  # It is alone.
             source = (first[0] - 1, self.slot)
         else:
             source = first
