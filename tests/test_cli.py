@@ -104,6 +104,12 @@ def test_dtype_reaches_the_workload():
     assert "greedy plan" in text
 
 
+def test_plan_shows_what_xla_does():
+    text = run("plan", "softmax", "--device", "cpu", "--small", "--planner", "xla").stdout
+    assert "xla plan for cpu" in text
+    assert "operations show in" in text
+
+
 def test_plan_explains():
     text = run("plan", "softmax", "--device", "test", "--explain", "reduce_max, sub").stdout
     assert text.startswith("n0 reduce_max")

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from costmodel.graph import make_graph
 from fuseplan.hlo import wire
@@ -10,6 +12,7 @@ from fuseplan.hlo.kernels import HloKernel, read_kernels
 from fuseplan.hlo.module import Computation, Instruction, Module, Shape, read_module
 from fuseplan.hlo.places import place_nodes
 from tests.graphs import GraphBuilder
+from tests.small_graphs import graphs
 
 ENTRY = 0
 
@@ -268,3 +271,25 @@ def test_kernels_without_nodes():
     assert placed(graph, kernel(touches=(1,)), kernel(0, 1))[2] == [1, 1]
     empty = GraphBuilder()
     assert placed(empty.build(empty.input((2,))), kernel())[2] == [None]
+
+
+@settings(max_examples=300, deadline=None)
+@given(graphs(), st.data())
+def test_whatever_the_compiler_says_the_kernels_can_run(graph, data):
+    nodes = st.frozensets(st.integers(0, len(graph.nodes) - 1), max_size=4)
+    shown = data.draw(st.lists(st.tuples(nodes, nodes), max_size=5))
+    kernels = [kernel(*computes, touches=touches) for computes, touches in shown]
+    found = place_nodes(graph, kernels)
+    alone = {n for n, node in enumerate(graph.nodes) if node.effects}
+    shared = {place for n, several in enumerate(found.places) if n not in alone for place in several}
+    for n, node in enumerate(graph.nodes):
+        assert found.places[n]
+        assert found.source[n] in found.places[n]
+        for place in found.places[n]:
+            for p in (graph.values[v].producer for v in node.inputs):
+                assert p < 0 or place in found.places[p] or found.source[p] < place
+    effects = [found.places[n] for n in sorted(alone)]
+    assert all(len(places) == 1 and places[0] not in shared for places in effects)
+    assert effects == sorted(set(effects))
+    used = {place for several in found.places for place in several}
+    assert all(host in used for host in found.hosts)
