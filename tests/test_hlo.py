@@ -73,7 +73,7 @@ def test_each_operand_is_read_once_and_each_result_written_once():
     y = p.add("bitcast", fused)
     p.add("tuple", y, p.add("sort", y, node=4))
     first, second = p.kernels()
-    assert (first.read_bytes, first.write_bytes, first.launches) == (256, 256, 1)
+    assert (first.read_bytes, first.write_bytes, first.moved_bytes) == (256, 256, 512)
     assert (first.computes, second.computes, second.after) == ({3}, {4}, (0,))
 
 
@@ -109,17 +109,26 @@ def test_what_is_updated_in_place_costs_the_updates(opcode):
     assert (whole.read_bytes, whole.write_bytes) == (4032, 4000)
 
 
-def test_copies_onto_the_chip_run_beside_kernels():
+def test_copies_onto_the_chip_are_their_readers():
     p = Program()
     x = p.add("parameter")
     vmem = Shape(256, on_chip=True)
     start = p.add("copy-start", x, shape=Shape(0, False, (vmem, Shape(256), Shape(4))))
     done = p.add("copy-done", start, shape=vmem)
-    p.add("exponential", p.add("negate", done, shape=vmem, node=0), node=1)
-    copy, negate, exp = p.kernels()
-    assert (copy.launches, copy.hbm_bytes) == (0, 256)
-    assert (negate.launches, negate.hbm_bytes, negate.on_chip_bytes, negate.after) == (1, 0, 512, (0,))
-    assert (exp.read_bytes, exp.write_bytes) == (0, 256)
+    p.add("slice", p.add("parameter", within=1), shape=vmem, within=1)
+    part = p.add("async-done", p.add("async-start", x, called=(1,), shape=vmem), shape=vmem)
+    p.add("exponential", p.add("add", done, part, shape=vmem, node=0), node=1)
+    add, exp = p.kernels()
+    assert (add.read_bytes, add.write_bytes, add.on_chip_bytes, add.after) == (512, 256, 768, ())
+    assert (exp.read_bytes, exp.write_bytes, exp.on_chip_bytes, exp.after) == (256, 256, 256, (0,))
+
+
+def test_other_copies_are_kernels():
+    p = Program()
+    x = p.add("parameter")
+    start = p.add("copy-start", x, shape=Shape(0, False, (Shape(256), Shape(256), Shape(4))))
+    p.add("copy", p.add("copy-done", start), shape=Shape(256, on_chip=True))
+    assert [(k.read_bytes, k.write_bytes) for k in p.kernels()] == [(256, 256), (256, 256)]
 
 
 def test_a_workspace_is_nobodys_result():
@@ -178,7 +187,7 @@ def test_a_module_in_bytes():
 
 def kernel(*computes, touches=(), after=()):
     nodes = frozenset(computes)
-    return HloKernel("k", nodes, nodes | frozenset(touches), 1, 100, 100, 0, after)
+    return HloKernel("k", nodes, nodes | frozenset(touches), 100, 100, 0, after)
 
 
 def placed(graph, *kernels):

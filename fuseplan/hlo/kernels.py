@@ -3,8 +3,9 @@
 Every instruction of the entry computation that does work is a kernel: a fusion, a library's call, a sort, a
 copy, a loop as one. It reads its operands and writes its results once, but of what it only slices or
 gathers from, no more than it takes, and of what it updates in place (``dynamic-update-slice``,
-``scatter``) the updates. Arrays that the compiler placed on chip (VMEM of a TPU) cost no traffic; copies
-between them and HBM run beside the kernels, and cost no launch.
+``scatter``) the updates. Arrays that the compiler placed on chip (VMEM of a TPU) count as all others do: the
+cost model knows nothing of the like for any plan. Copies between them and HBM run beside the kernels, and
+are none: whoever reads the copy is charged with it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fuseplan.hlo.module import Computation, Instruction, Module
+from fuseplan.hlo.module import Computation, Instruction, Module, Shape
 
 _FREE = {"add-dependency", "after-all", "bitcast", "constant", "domain", "get-tuple-element", "opt-barrier"}
 _FREE |= {"parameter", "partition-id", "replica-id", "tuple"}
@@ -43,17 +44,15 @@ class HloKernel:
     """The nodes that it computes, or parts of them."""
     touches: frozenset[int]
     """The nodes that anything in it comes from."""
-    launches: int
-    """1, or 0 where a copy runs beside kernels."""
     read_bytes: int
     write_bytes: int
     on_chip_bytes: int
-    """Of operands and results that cost no traffic."""
+    """Of operands and results that lie on chip."""
     after: tuple[int, ...]
     """Kernels whose results it reads, by position."""
 
     @property
-    def hbm_bytes(self) -> int:
+    def moved_bytes(self) -> int:
         """What it moves in all."""
         return self.read_bytes + self.write_bytes
 
@@ -88,33 +87,33 @@ class _Reader:
                 made[one.id] = self.walk(
                     self.module.computations[one.called[0]], sources, one.opcode == "async-start"
                 )
-            elif _is_free(one):
+            elif _is_free(one) or (one.opcode in _MOVES and self._is_beside(computation, one, is_beside)):
                 made[one.id] = every
             else:
                 made[one.id] = frozenset({len(self.kernels)})
-                self.kernels.append(self._kernel(computation, one, tuple(sorted(every)), is_beside))
+                self.kernels.append(self._kernel(computation, one, tuple(sorted(every))))
         return made.get(computation.root, frozenset())
 
-    def _kernel(
-        self, computation: Computation, one: Instruction, after: tuple[int, ...], is_beside: bool
-    ) -> HloKernel:
+    def _is_beside(self, computation: Computation, one: Instruction, may_be: bool) -> bool:
+        """Whether it is a copy onto the chip, or off it, that runs beside kernels."""
+        if not may_be and one.opcode != "copy-start":
+            return False
+        # What a copy starts from is among its results.
+        return any(shape.on_chip_bytes for shape in (one.shape, *_shapes(computation, one)))
+
+    def _kernel(self, computation: Computation, one: Instruction, after: tuple[int, ...]) -> HloKernel:
         inside = list(self._inside(one)) or [one]
         computes = _nodes(i for i in inside if i.opcode not in _MOVES)
         self.strong |= computes
-        shapes = {operand: computation.instructions[operand].shape for operand in one.operands}
         # Its results are where it copies to, where it copies from, and what to wait for.
         result = one.shape.parts[0] if one.opcode == "copy-start" else one.shape
-        on_chip_bytes = sum(shape.on_chip_bytes for shape in (*shapes.values(), result))
-        read = sum(self._read(computation, one, operand) for operand in shapes)
-        is_copy = one.opcode in _MOVES and on_chip_bytes and (is_beside or one.opcode == "copy-start")
         return HloKernel(
             one.name,
             computes,
             _nodes([one, *inside]),
-            0 if is_copy else 1,
-            min(read, result.array_bytes) if is_copy else read,
-            min(result.hbm_bytes, self._written(computation, one)),
-            on_chip_bytes,
+            sum(self._read(computation, one, operand) for operand in dict.fromkeys(one.operands)),
+            min(result.nbytes, self._written(computation, one)),
+            sum(shape.on_chip_bytes for shape in (*_shapes(computation, one), result)),
             after,
         )
 
@@ -127,8 +126,8 @@ class _Reader:
                     yield from self._inside(inner)
 
     def _read(self, computation: Computation, one: Instruction, operand: int) -> int:
-        """Bytes that ``one`` reads of an operand, which lies in HBM or does not."""
-        whole = computation.instructions[operand].shape.hbm_bytes
+        """Bytes that ``one`` reads of an operand."""
+        whole = computation.instructions[operand].shape.nbytes
         return min(whole, self._parts(computation, one, operand, whole))
 
     def _parts(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
@@ -172,8 +171,8 @@ class _Reader:
             return self._written(computation, computation.instructions[one.operands[0]])
         if one.opcode == "custom-call" and one.shape.parts:  # Workspace is nobody's result.
             taken = {u.index for u in computation.users.get(one.id, ()) if u.opcode == "get-tuple-element"}
-            return sum(one.shape.parts[k].hbm_bytes for k in taken) if taken else one.shape.hbm_bytes
-        return one.shape.hbm_bytes
+            return sum(one.shape.parts[k].nbytes for k in taken) if taken else one.shape.nbytes
+        return one.shape.nbytes
 
     def _is_given(self, computation: Computation, i: int) -> bool:
         one = computation.instructions[i]
@@ -185,6 +184,11 @@ class _Reader:
 def _is_free(one: Instruction) -> bool:
     waits = one.opcode.endswith(("-done", "-update"))
     return waits or one.opcode in _FREE or one.target in _FREE_CALLS
+
+
+def _shapes(computation: Computation, one: Instruction) -> list[Shape]:
+    """Of the operands, each once."""
+    return [computation.instructions[operand].shape for operand in dict.fromkeys(one.operands)]
 
 
 def _nodes(instructions: Iterable[Instruction]) -> frozenset[int]:

@@ -29,14 +29,14 @@ class Shape:
     """An array, or a tuple of shapes."""
 
     array_bytes: int
-    """Of the array, wherever it lies; 0 of a tuple."""
+    """Of the array; 0 of a tuple."""
     on_chip: bool = False
     parts: tuple[Shape, ...] = ()
 
     @property
-    def hbm_bytes(self) -> int:
-        """Of all arrays that lie in HBM (in memory, on a CPU)."""
-        return sum(p.hbm_bytes for p in self.parts) + (0 if self.on_chip else self.array_bytes)
+    def nbytes(self) -> int:
+        """Of all arrays."""
+        return sum(p.nbytes for p in self.parts) + self.array_bytes
 
     @property
     def on_chip_bytes(self) -> int:

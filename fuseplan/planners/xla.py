@@ -77,7 +77,7 @@ def _hosted(kernels: tuple[HloKernel, ...], placed: Placed, place: Place) -> Com
     """What XLA launches and moves at a place, with all that is counted with it."""
     own = [kernel for kernel, host in zip(kernels, placed.hosts, strict=True) if host == place]
     return Compiled(
-        sum(kernel.launches for kernel in own),
+        len(own),
         sum(kernel.read_bytes for kernel in own),
         sum(kernel.write_bytes for kernel in own),
     )
@@ -90,32 +90,25 @@ def _kernel(graph: Graph, device: DeviceSpec, nodes: tuple[int, ...], compiled: 
 
 def _notes(kernels: tuple[HloKernel, ...], placed: Placed) -> tuple[str, ...]:
     """Which share of XLA's kernels was mapped, and what became of the rest."""
-    launched = [kernel for kernel in kernels if kernel.launches]
-    if not launched:
+    if not kernels:
         return ("XLA launches nothing",)
-    mapped = [kernel for kernel in launched if kernel.touches]
-    moved, of_mapped = (sum(kernel.hbm_bytes for kernel in some) for some in (launched, mapped))
-    share = of_mapped / moved if moved else len(mapped) / len(launched)
+    mapped = [kernel for kernel in kernels if kernel.touches]
+    moved, of_mapped = (sum(kernel.moved_bytes for kernel in some) for some in (kernels, mapped))
+    share = of_mapped / moved if moved else len(mapped) / len(kernels)
     found = [
-        f"operations show in {len(mapped)} of {len(launched)} kernels of XLA's, with {100 * share:.0f} % of "
+        f"operations show in {len(mapped)} of {len(kernels)} kernels of XLA's, with {100 * share:.0f} % of "
         "the bytes that these move"
     ]
     used = {place for several in placed.places for place in several}
-    slot = len(placed.places)
-    beside = sum((k, slot) not in used for k, kernel in enumerate(kernels) if kernel.launches)
+    beside = sum((k, len(placed.places)) not in used for k in range(len(kernels)))
     if not used:
         found.append(f"no kernel of this plan is charged with what they move, {bytes_text(moved)}")
     elif beside:
         found.append(f"{beside} of them, copies and steps of others, are counted with those that they serve")
-    copied, on_chip = (sum(some) for some in zip(*map(_beside, kernels), strict=True))
+    on_chip = sum(kernel.on_chip_bytes for kernel in kernels)
     if on_chip:
         found.append(
-            f"operands and results of {bytes_text(on_chip)} are on chip and cost no traffic, but for copies "
-            f"of {bytes_text(copied)} beside the kernels"
+            f"operands and results of {bytes_text(on_chip)} lie on chip in XLA's program, and cost here what "
+            "they would in HBM, as in every plan"
         )
     return tuple(found)
-
-
-def _beside(kernel: HloKernel) -> tuple[int, int]:
-    """Bytes that a copy moves beside the kernels, and those that a kernel finds and leaves on chip."""
-    return (0, kernel.on_chip_bytes) if kernel.launches else (kernel.hbm_bytes, 0)
