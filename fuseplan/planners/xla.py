@@ -3,7 +3,8 @@
 The function is compiled for the device, and each kernel of the optimized program costs its launch, the
 arrays that it reads and writes, and the operations that it computes. What XLA computes in several kernels
 stands in each of them. Kernels that compute no operation, copies and steps of others, are counted with the
-kernel that they serve: the plan moves and launches what XLA's program does, no more and no less.
+kernel that they serve: the plan moves and launches what XLA's program does, no more and no less. For a GPU
+that is not there XLA chooses without its autotuner, which times kernels on the device.
 """
 
 from __future__ import annotations

@@ -82,7 +82,9 @@ def test_scatter(device: str) -> None:
     args = shaped(1000, 64), shaped(50, dtype="int32"), shaped(50, 64)
     plan = make(lambda x, i, u: x.at[i].add(u), device, *args)
     assert len(plan.kernels) < launches(plan) <= 6
-    assert 2 * 4 * 64 * 1000 <= plan.hbm_bytes < 3 * 4 * 64 * 1000
+    copies = {"h200": 1, "tpu_v5e": 2}[device]  # to update it in place; on a TPU that is on chip, and back
+    array_bytes = 4 * 64 * 1000
+    assert 2 * copies * array_bytes <= plan.hbm_bytes < (2 * copies + 1) * array_bytes
     assert any("copies and steps of others" in note for note in plan.notes)
 
 
