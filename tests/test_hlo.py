@@ -185,9 +185,9 @@ def test_a_module_in_bytes():
 # --- where nodes are computed ------------------------------------------------------------------
 
 
-def kernel(*computes, touches=(), after=()):
+def kernel(*computes, touches=(), after=(), read=10_000):
     nodes = frozenset(computes)
-    return HloKernel("k", nodes, nodes | frozenset(touches), 100, 100, 0, after)
+    return HloKernel("k", nodes, nodes | frozenset(touches), read, 100, 0, after)
 
 
 def placed(graph, *kernels):
@@ -221,11 +221,21 @@ def test_what_each_reader_computes_for_itself():
     assert (places, source[0]) == ([[0], [0], [1]], 0)
 
 
-def test_steps_are_counted_with_the_last():
+def test_steps_are_counted_with_whoever_reads_enough():
     b = GraphBuilder()
-    graph = b.build(b.elementwise(b.reduce(b.input((8, 8)), (1,))))
-    places, _, hosts = placed(graph, kernel(0), kernel(0, after=(0,)), kernel(1, after=(1,)))
-    assert (places, hosts) == ([[1], [2]], [1, 1, 2])
+    summed = b.reduce(b.elementwise(b.input((64, 64)), op="exp"), (1,))
+    graph = b.build(b.elementwise(summed, op="log"))
+    # Partial sums are no operation's, so what makes them has the sum, and writes nothing larger.
+    steps = kernel(0, 1), kernel(1, after=(0,), read=512), kernel(2, after=(1,), read=256)
+    assert placed(graph, *steps) == ([[0], [0], [2]], [0, 0, 2], [0, 0, 2])
+    # The last step may be part of what comes next.
+    assert placed(graph, steps[0], kernel(1, 2, after=(0,), read=512)) == ([[0], [0], [1]], [0, 0, 1], [0, 1])
+    # An inverse is a step too, which comes before.
+    b = GraphBuilder()
+    x, row = b.input((64, 64)), b.broadcast(b.input((64,)), (64, 64), (0,))
+    quotient = b.build(b.elementwise(x, row, op="div"))
+    places, _, hosts = placed(quotient, kernel(1, read=256), kernel(1, after=(0,), read=16_640))
+    assert (places[1], hosts) == ([1], [1, 1])
 
 
 def test_what_shows_nowhere_lies_with_who_needs_it_first():

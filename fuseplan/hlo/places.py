@@ -2,9 +2,9 @@
 
 XLA computes a node again wherever that saves it a trip through memory, cuts one into steps, and leaves out
 what it can; so a node may show in several kernels, or in none. From the results backwards, a kernel that
-needs a node either computes it itself, where the node shows in it, or reads it from the last kernel before
-in which it shows. What shows nowhere is computed by the first that needs it; barriers and such are no
-kernel's. No kernel ever waits for a later one, whatever the compiler said.
+needs a node either computes it itself, where the node shows in it and it reads enough for that, or reads it
+from the last such kernel before. What shows nowhere is computed by the first that needs it; barriers and
+such are no kernel's. No kernel ever waits for a later one, whatever the compiler said.
 """
 
 from __future__ import annotations
@@ -13,10 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph, Node, OpKind
+from costmodel.traffic import part_bytes
 from fuseplan.hlo.kernels import HloKernel
 
 Place = tuple[int, int]
 """A kernel's position in XLA's order, and ``len(graph.nodes)``; or, before it, a node that is alone."""
+
+
+_SLACK = 2
+"""Arrays may be as much smaller in XLA's program than in the graph, as where it keeps halves of float32; what
+is left of a sum after its first step is smaller by far."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +48,23 @@ class _Placing:
         self.graph, self.kernels = graph, kernels
         self.slot = len(graph.nodes)
         self.caller: Place = (len(kernels), self.slot)
-        self.shows: list[list[Place]] = [[] for _ in graph.nodes]
+        holders: list[list[int]] = [[] for _ in graph.nodes]
         for k, kernel in enumerate(kernels):
             for n in kernel.computes:
-                self.shows[n].append((k, self.slot))
+                holders[n].append(k)
+        self.shows = [
+            [(k, self.slot) for k in ([k for k in several if self._reads_enough(n, k, holders)] or several)]
+            for n, several in enumerate(holders)
+        ]
+
+    def _reads_enough(self, n: int, k: int, holders: Sequence[Sequence[int]]) -> bool:
+        """Whether kernel ``k`` reads what node ``n`` is computed from, or computes that too. One that does
+        not finishes what another began: it adds partial sums up, or multiplies by an inverse."""
+        graph, node = self.graph, self.graph.nodes[n]
+        producer = {v: graph.values[v].producer for v in node.inputs}
+        # What shows nowhere has become a part of its readers.
+        needed = [v for v, p in producer.items() if p < 0 or (holders[p] and k not in holders[p])]
+        return sum(part_bytes(graph, node, v) for v in needed) <= _SLACK * self.kernels[k].read_bytes
 
     def run(self) -> Placed:
         graph, homes = self.graph, self._homes()
