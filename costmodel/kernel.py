@@ -62,6 +62,16 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Compiled:
+    """What XLA's own program does for a group of nodes, read from that program."""
+
+    launches: int
+    """Its kernels, with copies and steps that belong to no node."""
+    read_bytes: int
+    write_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class KernelSpec:
     """A group of nodes with a schedule. Blocks, index maps, on-chip bytes and traffic
     all follow from ``axes`` and the accesses.
@@ -91,6 +101,8 @@ class KernelSpec:
     walked: tuple[int, ...] = ()
     """For each pass, how many tiles are walked in all: fewer than there are where a mask
     leaves nothing of some."""
+    compiled: Compiled | None = None
+    """What XLA made of the group, where its program was looked at; None: that each array is moved once."""
 
     @property
     def grid(self) -> tuple[int, ...]:

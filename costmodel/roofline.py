@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from costmodel.axes import NodeAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph
-from costmodel.kernel import AxisRole, Cost, KernelSpec
+from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec
 from costmodel.library import library_matmul
 from costmodel.loops import fresh_ps, nest_cost, reduction_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
@@ -32,6 +32,10 @@ TPU_STEP_PS = 400_000
 """What one step of a Pallas TPU grid costs beside its work: index arithmetic, semaphores
 and DMA descriptors. From the TPU compiler's own cycle estimates of a 4096x1024 float32
 rmsnorm on a v5e, 512 steps against 16: 655 cycles at 1.5 GHz a step, work included."""
+
+
+_NOTHING = Compiled(0, 0, 0)
+"""What XLA makes of nodes that it finds to be no work: they compute nothing."""
 
 
 def estimate(
@@ -55,7 +59,7 @@ def estimate(
         >>> estimate(make_graph((), (), (), ()), KernelSpec((), (), (), (), ()), TEST_DEVICE).time_ps
         0
     """
-    if is_bitcast(graph, spec):
+    if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
     if spec.backend == "loops":
         return nest_cost(graph, spec, device)
@@ -68,7 +72,7 @@ def estimate(
     cache_ps = time_ps(moved.loaded_bytes, device.cache_bytes_per_s)
     vector_ps = time_ps(flops.vector, device.vector_flops_per_s)
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
-    launch_ps = device.launch_ps
+    launch_ps = device.launch_ps * (1 if spec.compiled is None else spec.compiled.launches)
     if spec.walked:  # Before tiles are left out, each array is looked at for infinities (fuseplan.skipping).
         looked_at = {access.value for access in spec.reads}
         launch_ps += device.launch_ps * len(looked_at)

@@ -45,6 +45,9 @@ class Traffic:
 
 def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
     """The bytes that ``spec`` moves on ``device``."""
+    if spec.compiled is not None:
+        read = spec.compiled.read_bytes
+        return Traffic(read, spec.compiled.write_bytes, read)
     values = graph.values
     padded = spec.axes and device.sequential_grid
 

@@ -283,7 +283,7 @@ def compare(
     features: Features = ALL_FEATURES,
     measure: bool = False,
 ) -> Callable[..., pd.DataFrame]:
-    """A function that plans ``f`` by each planner, by default all, and returns a frame, a row a planner.
+    """A function that plans ``f`` by each planner, by default all but ``xla``; a frame, a row each.
 
     Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, recomputed_flops, status, bound_us, gap,
     planning_s, ratio`` (``ratio``: modelled time over the first planner's). With ``measure=True`` each
@@ -303,7 +303,8 @@ def compare(
         [7, 3, 1]
     """
     _require_function("fuseplan.compare", f)
-    names = [planners] if isinstance(planners, str) else planner_names() if planners is None else planners
+    names = [planners] if isinstance(planners, str) else planners
+    names = planner_names(of_graphs=True) if names is None else names
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
 
     @functools.wraps(f)

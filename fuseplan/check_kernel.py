@@ -35,7 +35,8 @@ def check_kernel(
     where = name_of(plan, k)
     walks = walks_in_passes(device.backend) or not kernel.spec.passes
     require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
-    _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
+    if kernel.spec.compiled is None:
+        _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
     _check_boundary(graph, kernel.spec, results, where)
     _check_axes(graph, kernel.spec, where)
     need = footprint(graph, kernel.spec, device)
@@ -52,6 +53,10 @@ def check_kernel(
         f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
     )
     nodes = kernel.spec.nodes
+    if kernel.spec.compiled is not None:  # What XLA's own kernels hold is XLA's to say.
+        whole = kernel.spec.backend == "xla" and not kernel.spec.axes
+        require(whole, f"{where} is XLA's own and has a schedule of ours")
+        return
     refused = refuse(graph, device.backend, nodes, unifier, is_gated)
     if is_nest(graph, kernel.spec):
         require(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.interpreters import mlir
 
 from costmodel.graph import Graph
 from fuseplan.lower import Lowered
@@ -37,6 +38,14 @@ def await_cotangents(results: Sequence[Any], cotangents: Sequence[Any]) -> list[
     """The cotangents, once all results are there."""
     arrays = [r for r in results if isinstance(r, jax.core.Tracer)]
     return list(await_p.bind(*arrays, *cotangents, n=len(cotangents)))
+
+
+def _barrier(*arrays: Any, n: int) -> Any:
+    """What it is to XLA, where both passes are compiled as one (``fuseplan.planners.xla``)."""
+    return jax.lax.optimization_barrier(arrays)[len(arrays) - n :]
+
+
+mlir.register_lowering(await_p, mlir.lower_fun(_barrier, multiple_results=True))
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ class PlanStats:
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
     """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``packs``,
-    ``order``, ``check``) and seconds."""
+    ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
     """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
     remembered: int = 0

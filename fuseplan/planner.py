@@ -29,7 +29,7 @@ from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
-from fuseplan.planners import Budget, PlanGroups, get_planner
+from fuseplan.planners import Budget, PlanGroups, ProgramPlanner, decides_nothing, get_planner
 from fuseplan.planners.base import left_s
 from fuseplan.planners.packs import with_packs
 from fuseplan.pricing import PriceBook
@@ -72,7 +72,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     whole, scheduler, again = lowered, None, None
-    if options.device.backend == "xla" and options.planner != "unfused":
+    if options.device.backend == "xla" and not decides_nothing(options.planner):
         min_bytes = least_bytes(options.device)
         columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
         lowered, scheduler = columns or (lowered, None)
@@ -191,23 +191,33 @@ def plan_lowered(
     clock = clock or Clock()
     expires_at = time.monotonic() + options.deadline_s
     graph = lowered.graph
-    if scheduler is None:
-        scheduler = clock.time("lower", lambda: Scheduler(graph, options.device, lowered, options.features))
     limits = resolve(options.constraints, lowered) if options.constraints is not None else None
-    answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
+    planner = get_planner(options.planner)
+    if isinstance(planner, ProgramPlanner):
+        answer = Answer(*planner.plan_program(lowered, options.device), limits)
+        clock.add(answer.grouping.stats.seconds)
+    else:
+        if scheduler is None:
+            scheduler = clock.time(
+                "lower", lambda: Scheduler(graph, options.device, lowered, options.features)
+            )
+        answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
     lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
     graph = lowered.graph
     if _may_pack(options) and time.monotonic() < expires_at:
-        if graph is not scheduler.graph:
+        if scheduler is None or graph is not scheduler.graph:
             scheduler = Scheduler(graph, options.device, lowered, options.features)
         apart, pricing = grouping, scheduler
         grouping = clock.time("packs", lambda: with_packs(graph, pricing, apart, expires_at))
-    order = clock.time("order", lambda: least_peak(graph, grouping.kernels, expires_at=expires_at))
+    kernels = grouping.kernels
+    if not grouping.is_ordered:
+        order = clock.time("order", lambda: least_peak(graph, kernels, expires_at=expires_at))
+        kernels = order.kernels
     plan = Plan(
         graph=graph,
         device=options.device,
         planner=options.planner,
-        kernels=order.kernels,
+        kernels=kernels,
         refusals=grouping.refusals,
         status=grouping.status,
         bound_ps=grouping.bound_ps,
@@ -273,6 +283,9 @@ def _may_pack(options: Options) -> bool:
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:
     """``plan`` with notes on what of the constraints it does not hold to."""
+    if isinstance(get_planner(plan.planner), ProgramPlanner):
+        note = f"constraints do not hold: the planner {plan.planner!r} decides nothing"
+        return replace(plan, notes=(*plan.notes, note))
     notes = []
     if plan.planner == "unfused" and limits.together:
         notes.append("must_fuse does not hold: the planner 'unfused' leaves every operation by itself")
@@ -290,7 +303,7 @@ def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
     """The planner, within the constraints: what must share a kernel is one node for whoever
     looks for a plan that needs less memory."""
     plan_groups = get_planner(options.planner)
-    if limits is None or options.planner == "unfused":
+    if limits is None or decides_nothing(options.planner):
         return plan_groups
     if limits.max_peak_bytes is not None:
         plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)

@@ -238,6 +238,8 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     for i, nodes in enumerate(spec.passes):
         _check_range(f"{where}.passes[{i}]", nodes, len(spec.nodes), "positions in its nodes")
     _check_range(f"{where}.walked", spec.walked, None, "", low=1)
+    if (made := spec.compiled) is not None:
+        _check_range(f"{where}.compiled", (made.launches, made.read_bytes, made.write_bytes), None, "")
     for name in ("reads", "writes"):
         for i, access in enumerate(getattr(spec, name)):
             at = f"{where}.{name}[{i}]"

@@ -76,9 +76,11 @@ def makes(graph: Graph, spec: KernelSpec) -> str:
 
 def grid(spec: KernelSpec) -> str:
     """``12×128``: tiles along each parallel axis that has more than one, of a loop nest along
-    each loop, the outermost first; ``XLA`` where the group is left to it."""
+    each loop, the outermost first; ``XLA`` where the group is left to it, and how many kernels XLA
+    makes of it if that is known not to be one."""
     if not spec.axes:
-        return "XLA"
+        made = spec.compiled
+        return "XLA" if made is None or made.launches == 1 else f"XLA, {made.launches}×"
     counts = [a.n_tiles for a in spec.axes] if spec.backend == "loops" else spec.grid
     return "×".join(str(n) for n in counts if n > 1) or "1"
 

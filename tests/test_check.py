@@ -43,7 +43,7 @@ def with_kernel(plan, k, spec):
     return replace(plan, kernels=tuple(kernels))
 
 
-@pytest.mark.parametrize("name", planner_names())
+@pytest.mark.parametrize("name", planner_names(of_graphs=True))
 def test_plans_of_every_planner_are_accepted(name):
     plan = make(name)
     assert check_plan(plan) is plan

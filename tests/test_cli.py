@@ -75,7 +75,7 @@ def test_compare_writes_json_and_csv(tmp_path):
     out = tmp_path / "plans.csv"
     result = run("compare", "softmax", "--device", "test", "--json", "--out", str(out))
     records = json.loads(result.stdout)
-    assert [r["planner"] for r in records] == list(planner_names())
+    assert [r["planner"] for r in records] == list(planner_names(of_graphs=True))
     assert records[0]["bound_us"] is None
     assert (records[-1]["planner"], records[-1]["status"]) == ("solver", "OPTIMAL")
     rows = list(csv.DictReader(out.read_text().splitlines()))
@@ -103,6 +103,12 @@ def test_dtype_reaches_the_workload():
     text = run("plan", "softmax", "--device", "test", "--dtype", "bfloat16", "--planner", "greedy").stdout
     assert "bf16[4096,1024]" in text
     assert "greedy plan" in text
+
+
+def test_plan_shows_what_xla_does():
+    text = run("plan", "softmax", "--device", "cpu", "--small", "--planner", "xla").stdout
+    assert "xla plan for cpu" in text
+    assert "operations show in" in text
 
 
 def test_plan_explains():

@@ -31,8 +31,8 @@ def softmax(x):
 
 def test_every_planner_by_default():
     frame = fuseplan.compare(softmax, device="h200")(X)
-    assert tuple(frame.planner) == planner_names()
-    assert tuple(ALL_PLANNERS.split(",")) == planner_names()
+    assert tuple(frame.planner) == planner_names(of_graphs=True)
+    assert tuple(ALL_PLANNERS.split(",")) == planner_names(of_graphs=True)
     assert not set(MEASURED) & set(frame.columns)
 
 

@@ -412,7 +412,7 @@ def test_lists_and_tuples_are_the_same():
 # --- plans -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("planner", planner_names())
+@pytest.mark.parametrize("planner", planner_names(of_graphs=True))
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e", CPU], ids=["gpu", "tpu", "cpu"])
 def test_every_planner_on_every_device(planner, device):
     apart = make(planner, device, never_fuse=[("exp", "tanh"), "sin"])

@@ -47,7 +47,7 @@ Devices = Annotated[
     ),
 ]
 Planner = Annotated[
-    str, typer.Option("--planner", metavar="NAME", help=f"One of {ALL_PLANNERS.replace(',', ', ')}.")
+    str, typer.Option("--planner", metavar="NAME", help="One of `compare`'s, or xla.")
 ]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]

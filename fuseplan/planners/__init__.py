@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Callable
+from dataclasses import dataclass
 
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.lower import Lowered
 from fuseplan.planners import (
     best_first,
     graph_colouring,
@@ -14,9 +19,27 @@ from fuseplan.planners import (
     solver,
     tvm_fuse_ops,
     unfused,
+    xla,
     xla_priority,
 )
 from fuseplan.planners.base import Budget, Grouping, PlanGroups
+from fuseplan.pricing import Pricing
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramPlanner:
+    """A planner that needs the program behind the graph, as it is, and decides nothing: constraints are
+    not for it."""
+
+    plan_program: Callable[[Lowered, DeviceSpec], tuple[Lowered, Grouping]]
+    """The kernels on a device, with the program that they are of, in which some values are computed again."""
+
+    def __call__(self, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
+        raise InvalidArgumentError(
+            "expected a planner of graphs, got one that needs the program behind the graph: pass the "
+            "function to fuseplan.make_plan"
+        )
+
 
 _PLANNERS: dict[str, PlanGroups] = {
     "unfused": unfused.plan_groups,
@@ -27,6 +50,7 @@ _PLANNERS: dict[str, PlanGroups] = {
     "inductor": inductor.plan_groups,
     "graph_colouring": graph_colouring.plan_groups,
     "xla_priority": xla_priority.plan_groups,
+    "xla": ProgramPlanner(xla.plan_program),
     "solver": solver.plan_groups,
 }
 
@@ -57,9 +81,25 @@ def get_planner(name: str) -> PlanGroups:
     raise UnknownNameError(f"no planner is called {name!r}; there are {', '.join(_PLANNERS)}.{did_you_mean}")
 
 
-def planner_names() -> tuple[str, ...]:
-    """Every planner, the peers first."""
-    return tuple(_PLANNERS)
+def decides_nothing(name: str) -> bool:
+    """Whether the planner of that name plans the program as it is, whatever is asked for."""
+    return name == "unfused" or isinstance(get_planner(name), ProgramPlanner)
 
 
-__all__ = ["Budget", "Grouping", "PlanGroups", "get_planner", "planner_names", "register_planner"]
+def planner_names(*, of_graphs: bool = False) -> tuple[str, ...]:
+    """Every planner, the peers first; or those that need no more than a graph."""
+    return tuple(
+        name for name, planner in _PLANNERS.items() if not (of_graphs and isinstance(planner, ProgramPlanner))
+    )
+
+
+__all__ = [
+    "Budget",
+    "Grouping",
+    "PlanGroups",
+    "ProgramPlanner",
+    "decides_nothing",
+    "get_planner",
+    "planner_names",
+    "register_planner",
+]

@@ -69,6 +69,8 @@ class Grouping:
     repeats: tuple[Nodes, ...] = ()
     """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
     ``kernels`` compute it once."""
+    is_ordered: bool = False
+    """Whether the order of the kernels is part of the answer."""
 
     @property
     def groups(self) -> tuple[Nodes, ...]:

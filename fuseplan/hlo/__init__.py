@@ -1,0 +1,1 @@
+"""HLO: what XLA's optimized program launches and moves, and where it was compiled for."""

@@ -1,0 +1,115 @@
+"""What XLA really does: its own kernels, read from the program that it compiles.
+
+The function is compiled for the device, and each kernel of the optimized program costs its launch, the
+arrays that it reads and writes, and the operations that it computes. What XLA computes in several kernels
+stands in each of them. Kernels that compute no operation, copies and steps of others, are counted with the
+kernel that they serve: the plan moves and launches what XLA's program does, no more and no less. For a GPU
+that is not there XLA chooses without its autotuner, which times kernels on the device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from costmodel.kernel import Compiled
+from costmodel.roofline import estimate
+from fuseplan.hlo.compiled import compiled_kernels
+from fuseplan.hlo.kernels import HloKernel
+from fuseplan.hlo.places import Place, Placed, place_nodes
+from fuseplan.lower import Lowered
+from fuseplan.plan import Kernel, PlanStats
+from fuseplan.planners.base import Grouping, Stopwatch
+from fuseplan.rewrite import ORIGINAL, Item, Rewriter
+from fuseplan.spec import whole_array_spec
+from fuseplan.text import bytes_text
+
+
+def plan_program(lowered: Lowered, device: DeviceSpec) -> tuple[Lowered, Grouping]:
+    """XLA's kernels for a program, with the program in which each computes its own operations.
+
+    Raises:
+        InvalidArgumentError: there is no compiler for ``device`` here.
+        MissingCompilerError: it is part of the extra ``aot``, which is not installed.
+    """
+    watch = Stopwatch()
+    kernels = compiled_kernels(lowered, device)
+    watch.lap("compile")
+    placed = place_nodes(lowered.graph, kernels)
+    program, groups = _program(lowered, placed)
+    plan = tuple(
+        _kernel(program.graph, device, tuple(nodes), _hosted(kernels, placed, place))
+        for place, nodes in sorted(groups.items())
+    )
+    watch.lap("join")
+    n = len(lowered.graph.nodes)
+    stats = PlanStats(n, len(plan), len(plan), len(plan), tuple(watch.laps.items()))
+    return program, Grouping(plan, notes=_notes(kernels, placed), stats=stats, is_ordered=True)
+
+
+def _program(lowered: Lowered, placed: Placed) -> tuple[Lowered, dict[Place, list[int]]]:
+    """The program with each node once a place, and the nodes of each place."""
+    graph = lowered.graph
+    rewriter = Rewriter(lowered)
+    groups: dict[Place, list[int]] = {}
+    origins: list[int] = []
+
+    def read(place: Place | None, v: int) -> Item:
+        maker = graph.values[v].producer
+        if maker < 0:
+            return v, ORIGINAL
+        return v, copy_of[maker, place if place in placed.places[maker] else placed.source[maker]]
+
+    copy_of = {(n, place): k for n, several in enumerate(placed.places) for k, place in enumerate(several)}
+    for n, several in enumerate(placed.places):
+        first = len(origins)
+        for k, place in enumerate(several):
+            groups.setdefault(place, []).append(rewriter.add(n, k, partial(read, place)))
+            origins.append(first)
+    is_whole = len(origins) == len(graph.nodes)
+    if is_whole:
+        return lowered, groups
+    return rewriter.finish(partial(read, None), tuple(origins)), groups
+
+
+def _hosted(kernels: tuple[HloKernel, ...], placed: Placed, place: Place) -> Compiled:
+    """What XLA launches and moves at a place, with all that is counted with it."""
+    own = [kernel for kernel, host in zip(kernels, placed.hosts, strict=True) if host == place]
+    return Compiled(
+        len(own),
+        sum(kernel.read_bytes for kernel in own),
+        sum(kernel.write_bytes for kernel in own),
+    )
+
+
+def _kernel(graph: Graph, device: DeviceSpec, nodes: tuple[int, ...], compiled: Compiled) -> Kernel:
+    spec = replace(whole_array_spec(graph, nodes), compiled=compiled)
+    return Kernel(spec, estimate(graph, spec, device))
+
+
+def _notes(kernels: tuple[HloKernel, ...], placed: Placed) -> tuple[str, ...]:
+    """Which share of XLA's kernels was mapped, and what became of the rest."""
+    if not kernels:
+        return ("XLA launches nothing",)
+    mapped = [kernel for kernel in kernels if kernel.touches]
+    moved, of_mapped = (sum(kernel.moved_bytes for kernel in some) for some in (kernels, mapped))
+    share = of_mapped / moved if moved else len(mapped) / len(kernels)
+    found = [
+        f"operations show in {len(mapped)} of {len(kernels)} kernels of XLA's, with {100 * share:.0f} % of "
+        "the bytes that these move"
+    ]
+    used = {place for several in placed.places for place in several}
+    beside = sum((k, len(placed.places)) not in used for k in range(len(kernels)))
+    if not used:
+        found.append(f"no kernel of this plan is charged with what they move, {bytes_text(moved)}")
+    elif beside:
+        found.append(f"{beside} of them, copies and steps of others, are counted with those that they serve")
+    on_chip = sum(kernel.on_chip_bytes for kernel in kernels)
+    if on_chip:
+        found.append(
+            f"operands and results of {bytes_text(on_chip)} lie on chip in XLA's program, and cost here what "
+            "they would in HBM, as in every plan"
+        )
+    return tuple(found)
