@@ -46,9 +46,7 @@ Devices = Annotated[
         help="Of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
     ),
 ]
-Planner = Annotated[
-    str, typer.Option("--planner", metavar="NAME", help="One of `compare`'s, or xla.")
-]
+Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help="One of `compare`'s, or xla.")]
 Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]

@@ -102,10 +102,12 @@ class _Splits:
         once = part(self.lowered, nodes)
         split = in_two_steps(once, {nodes.index(n): where for n, where in sums.items()})
         # A search may find a launch less for either.
-        limit_ps = quick_ps(split, self.device, self.features) + self.device.launch_ps
-        if limit_ps >= quick_ps(once, self.device, self.features):
-            return False
-        return not self.features.recompute or limit_ps < repeating_ps(once, self.device, self.features)
+        return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
+
+    def _time_ps(self, lowered: Lowered) -> int:
+        once_ps = quick_ps(lowered, self.device, self.features)
+        again_ps = repeating_ps(lowered, self.device, self.features) if self.features.recompute else once_ps
+        return min(once_ps, again_ps)
 
 
 def _dependents(graph: Graph, n: int, last: int) -> set[int]:
