@@ -4,11 +4,12 @@ read again."""
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
+
+from experiments.rows import parsed
 
 Task = tuple[str, str, str]
 """A workload, a device and a dtype."""
@@ -95,7 +96,7 @@ def kept_rows(path: Path | None, versions: set[str], with_cycles: bool) -> dict[
     broken: set[Task] = set()
     with path.open(newline="", encoding="utf-8") as file:
         for record in csv.DictReader(file):
-            row = _parsed(record)
+            row = parsed(Row, record)
             if row is None or row.versions not in versions:
                 broken.add((record["workload"], record["device"] or "", record["dtype"] or ""))
             elif with_cycles and row.no_cycles == NOT_ASKED:
@@ -103,24 +104,6 @@ def kept_rows(path: Path | None, versions: set[str], with_cycles: bool) -> dict[
             elif row.task not in broken:
                 kept.setdefault(row.task, []).append(row)
     return kept
-
-
-def _parsed(record: dict[str, Any]) -> Row | None:
-    try:
-        return Row(**{name: read(record[name]) for name, read in _READERS.items()})
-    except (AttributeError, KeyError, TypeError, ValueError):
-        return None
-
-
-def _readers() -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(Row)
-    for field in fields(Row):
-        (kind, *optional) = getattr(hints[field.name], "__args__", (hints[field.name],))
-        read = {"True": True, "False": False}.__getitem__ if kind is bool else kind
-        yield field.name, (lambda text, read=read: read(text) if text else None) if optional else read
-
-
-_READERS = dict(_readers())
 
 
 def records(rows: dict[Task, list[Row]]) -> list[dict[str, Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -48,22 +49,34 @@ class RowFile(Generic[R]):
         return csv.DictWriter(file, self._names, lineterminator="\n")
 
     def _read(self) -> Iterator[R]:
-        readers = dict(_readers(self._row))
         with self.path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             if reader.fieldnames is not None and list(reader.fieldnames) != self._names:
                 raise ValueError(f"{self.path} has other columns than {', '.join(self._names)}: move it away")
             for record in reader:
-                try:
-                    if record[self._names[-1]]:
-                        yield self._row(**{name: read(record[name]) for name, read in readers.items()})
-                except (AttributeError, KeyError, TypeError, ValueError):
-                    continue
+                row = parsed(self._row, record)
+                if row is not None:
+                    yield row
 
 
-def _readers(row: type) -> Iterator[tuple[str, Any]]:
+def parsed(row: type[R], record: Mapping[str, Any]) -> R | None:
+    """The row that a line of a file has; None of a line that was not written to its end."""
+    readers = _readers(row)  # type: ignore[arg-type]  # classes are hashable
+    try:
+        if not record[next(reversed(readers))]:
+            return None
+        return row(**{name: read(record[name]) for name, read in readers.items()})
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None
+
+
+@cache
+def _readers(row: type) -> dict[str, Any]:
+    """For each field, what reads it from text."""
     hints = get_type_hints(row)
+    readers: dict[str, Any] = {}
     for field in dataclasses.fields(row):
         (kind, *optional) = getattr(hints[field.name], "__args__", (hints[field.name],))
         read = {"True": True, "False": False}.__getitem__ if kind is bool else kind
-        yield field.name, (lambda text, read=read: read(text) if text else None) if optional else read
+        readers[field.name] = (lambda text, read=read: read(text) if text else None) if optional else read
+    return readers
