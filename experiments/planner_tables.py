@@ -91,9 +91,10 @@ def tables(rows: Sequence[Any], command: str, versions: str, date: str) -> str:
         ]
         text += [
             "## Faster than the solver's plan",
-            "Plans outside of the solver's search space, or where its deadline ended the search. XLA's kernels "
-            "are priced by their operands and results, each once: what its matmuls read again, tile after tile, "
-            "is not in it, and random bits, an opaque step to the planners, are part of its loops.",
+            "Plans outside of the solver's search space, or where its deadline ended the search. XLA's "
+            "kernels are priced by their operands and results, each once: what its matmuls read again, tile "
+            "after tile, is not in it, and random bits, an opaque step to the planners, are part of its "
+            "loops.",
             _markdown(["workload", "device", "dtype", "planner", "over solver's"], lines),
         ]
     return "\n\n".join(text) + "\n"
