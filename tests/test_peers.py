@@ -32,6 +32,17 @@ def test_whatever_it_is_given_its_plan_is_legal(planner, name):
     assert plan.verify()
 
 
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e", "test"])
+@pytest.mark.parametrize("planner", planner_names(of_graphs=True))
+def test_what_makes_nothing_for_others(planner, device):
+    def f(x):
+        y = jnp.tanh(x)
+        jax.debug.print("{}", y.sum())
+        return jnp.exp(y)
+
+    assert fuseplan.make_plan(f, device=device, planner=planner)(X).verify()
+
+
 def test_loops_that_nobody_offers():
     # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own.
     plan = fuseplan.make_plan(jax.nn.softmax, device=described_cpu(), planner="inductor")(
