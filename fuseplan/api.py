@@ -292,7 +292,9 @@ def compare(
     NaN where nothing was measured).
 
     Raises:
-        InvalidArgumentError: ``measure=True`` with another device than this one, or without arrays.
+        InvalidArgumentError: no planners; ``measure=True`` with another device than this one, or without
+            arrays.
+        UnknownNameError: a planner or device that there is not.
         MismatchError: a measured program's results are not ``jax.jit``'s.
 
     Example:
@@ -304,7 +306,9 @@ def compare(
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners
-    names = planner_names(of_graphs=True) if names is None else names
+    names = planner_names(of_graphs=True) if names is None else tuple(names)
+    if not names:
+        raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
 
     @functools.wraps(f)

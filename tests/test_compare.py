@@ -80,6 +80,17 @@ def test_what_cannot_be_measured(device, argument, message):
         fuseplan.compare(softmax, device=device, measure=True)(argument)
 
 
+def test_no_planner_is_none_to_compare():
+    with pytest.raises(InvalidArgumentError, match="planners expects one or more names"):
+        fuseplan.compare(softmax, device="h200", planners=())
+
+
+def test_the_commands_lines_fit_80_columns():
+    result = CliRunner().invoke(app, ["compare", "softmax", "--small", "--planners", "inductor,solver"])
+    assert "inductor: 1 of its groups are several kernels here" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
+
+
 def test_the_command_measures():
     command = ["compare", "softmax", "--small", "--measure", "--planners", "greedy,solver"]
     result = CliRunner().invoke(app, command)

@@ -9,7 +9,11 @@ from jax import lax
 
 import fuseplan
 from costmodel.calibrate import described_cpu
+from fuseplan import planners
+from fuseplan.errors import FuseplanError
 from fuseplan.planners import planner_names
+from fuseplan.planners.base import Grouping
+from fuseplan.planners.decided import plan_decided
 
 pytestmark = pytest.mark.one_python
 
@@ -50,3 +54,35 @@ def test_loops_that_nobody_offers():
     )
     assert {kernel.spec.backend for kernel in plan.kernels} == {"xla"}
     assert any("several kernels here" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [
+        (lambda g, pricing: None, "'mine' should return a Grouping, and returned None"),
+        (
+            lambda g, pricing: Grouping(()),
+            r"'mine' makes no legal plan: nodes \[0, 1, 2, 3, 4\] are computed",
+        ),
+        (
+            lambda g, pricing: plan_decided(g, pricing, lambda book: [(0, 9)]),
+            "node 9, but the graph has . nodes",
+        ),
+    ],
+)
+def test_a_planner_from_outside_may_err(decided, message, monkeypatch):
+    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
+    fuseplan.register_planner("mine", lambda graph, pricing, budget: decided(graph, pricing))
+    with pytest.raises(FuseplanError, match=message):
+        fuseplan.make_plan(jax.nn.softmax, device="h200", planner="mine")(X)
+
+
+def test_a_group_that_names_an_operation_twice(monkeypatch):
+    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
+    fuseplan.register_planner(
+        "mine", lambda g, pricing, _: plan_decided(g, pricing, lambda book: [(0, 0, 1)])
+    )
+    f = lambda x: jnp.tanh(jnp.exp(x))  # noqa: E731
+    plan = fuseplan.make_plan(f, device="h200", planner="mine")(X)
+    assert [kernel.spec.nodes for kernel in plan.kernels] == [(0, 1)]
+    assert plan.notes == ()
