@@ -49,6 +49,15 @@ def test_what_was_measured():
     assert (frame.measured_ratio > 0).all()
 
 
+@pytest.mark.parametrize("planner", ["unfused", "xla_priority"])
+def test_what_is_left_to_xla_on_a_cpu_is_fused_as_xla_likes(planner):
+    def kernels(jitted):
+        entry = jitted.lower(ARRAY).compile().as_text().partition("ENTRY")[2]
+        return [line.count("fusion(") for line in entry.splitlines()].count(1)
+
+    assert kernels(fuseplan.jit(softmax, planner=planner)) == kernels(jax.jit(softmax))
+
+
 def test_a_wrong_result_is_told(monkeypatch):
     monkeypatch.setattr(contest, "fuse", lambda f, args, kwargs, *_: f(*args, **kwargs) * 1.01)
     with pytest.raises(MismatchError, match="softmax by 'solver': 1 of 1 results differ"):
