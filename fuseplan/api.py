@@ -289,10 +289,13 @@ def compare(
     planning_s, ratio`` (``ratio``: modelled time over the first planner's). With ``measure=True`` each
     program is also run here, in turns with ``jax.jit``'s, and its results are checked against those:
     ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over ``jax.jit``'s in the same run;
-    NaN where nothing was measured).
+    NaN where nothing was measured). What a plan leaves to XLA, XLA fuses as it likes: on a CPU, plans
+    without loops of ours all run ``jax.jit``'s program.
 
     Raises:
-        InvalidArgumentError: ``measure=True`` with another device than this one, or without arrays.
+        InvalidArgumentError: no planners; ``measure=True`` with another device than this one, or without
+            arrays.
+        UnknownNameError: a planner or device that there is not.
         MismatchError: a measured program's results are not ``jax.jit``'s.
 
     Example:
@@ -304,7 +307,9 @@ def compare(
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners
-    names = planner_names(of_graphs=True) if names is None else names
+    names = planner_names(of_graphs=True) if names is None else tuple(names)
+    if not names:
+        raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
 
     @functools.wraps(f)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from costmodel.graph import Graph
 from fuseplan.again import Answer, plan_again
 from fuseplan.atoms import plan_constrained, require_possible
 from fuseplan.check import check_plan
@@ -17,7 +18,7 @@ from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
 from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
-from fuseplan.errors import ConstraintError, MemoryLimitError
+from fuseplan.errors import ConstraintError, InvalidArgumentError, InvalidPlanError, MemoryLimitError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import recompute
@@ -29,10 +30,10 @@ from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
 from fuseplan.plan import Plan, already_optimal
-from fuseplan.planners import Budget, PlanGroups, ProgramPlanner, decides_nothing, get_planner
+from fuseplan.planners import Budget, Grouping, PlanGroups, ProgramPlanner, decides_nothing, get_planner
 from fuseplan.planners.base import left_s
 from fuseplan.planners.packs import with_packs
-from fuseplan.pricing import PriceBook
+from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.repeated import with_repeats
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
@@ -228,7 +229,10 @@ def plan_lowered(
     )
     if limits is not None:
         plan = _with_limits(plan, limits)
-    clock.time("check", lambda: check_plan(plan))
+    try:
+        clock.time("check", lambda: check_plan(plan))
+    except InvalidPlanError as error:
+        raise InvalidPlanError(f"the planner {options.planner!r} makes no legal plan: {error}") from error
     return lowered, replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
 
 
@@ -302,12 +306,20 @@ def _with_limits(plan: Plan, limits: Resolved) -> Plan:
 def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
     """The planner, within the constraints: what must share a kernel is one node for whoever
     looks for a plan that needs less memory."""
-    plan_groups = get_planner(options.planner)
+    plan_groups: PlanGroups = partial(_answer, options.planner)
     if limits is None or decides_nothing(options.planner):
         return plan_groups
     if limits.max_peak_bytes is not None:
         plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)
     return partial(plan_constrained, limits, plan_groups) if limits.shapes_groups else plan_groups
+
+
+def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
+    """What the planner of that name makes of a graph. Who calls ``register_planner`` may err."""
+    found = get_planner(name)(graph, pricing, budget)
+    if not isinstance(found, Grouping):
+        raise InvalidArgumentError(f"the planner {name!r} should return a Grouping, and returned {found!r}")
+    return found
 
 
 def _switched_off(options: Options) -> tuple[str, ...]:

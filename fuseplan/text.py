@@ -195,9 +195,9 @@ def summary(plan: Plan) -> str:
             text += (
                 f"; {plan.stats.remembered} of {_count(plan.stats.distinct_components, 'part')} remembered"
             )
-        lines += _wrapped(text, 80, " " * 11)
+        lines += wrapped(text, 80, " " * 11)
     for note in plan.notes:
-        lines += _wrapped(f"  note     {note}", 80, " " * 11)
+        lines += wrapped(f"  note     {note}", 80, " " * 11)
     return "\n".join(lines)
 
 
@@ -216,7 +216,8 @@ def _faster(before_ps: int, after_ps: int) -> str:
     return f" ({before_ps / after_ps:.2f}× faster)" if after_ps and before_ps > after_ps else ""
 
 
-def _wrapped(text: str, width: int, indent: str) -> list[str]:
+def wrapped(text: str, width: int, indent: str) -> list[str]:
+    """The text in lines of so many characters, all but the first indented."""
     lines = textwrap.wrap(text, width, subsequent_indent=indent, break_long_words=False)
     return [line.replace(_TIED, " ") for line in lines]
 
@@ -277,7 +278,7 @@ def kernel_table(plan: Plan) -> str:
             )
         )
     numbers = (0, 2, 3, 6, 8) if grouped else (0, 2, 5, 7)
-    lines = [*_wrapped(head, 80, "  "), "", *columns(cells, right=numbers, limit=80)]
+    lines = [*wrapped(head, 80, "  "), "", *columns(cells, right=numbers, limit=80)]
     if len(shown) < len(all_rows):
         hidden = [r for r in all_rows if r not in shown]
         rest = sum(r.count * r.kernel.cost.time_us for r in hidden)
@@ -285,13 +286,13 @@ def kernel_table(plan: Plan) -> str:
         lines.append(f"… and {number} cheaper kernels of {len(hidden)} kinds, {time_text(rest)} µs in all")
     for row in shown:
         if row.kernel.spec.backend == "loops":
-            lines += _wrapped(f"{row.first}: {loops_line(row.kernel.spec)}", 80, "   ")
+            lines += wrapped(f"{row.first}: {loops_line(row.kernel.spec)}", 80, "   ")
         elif len(row.kernel.spec.passes) > 1:
-            lines += _wrapped(f"{row.first}: tiles of {tile(row.kernel.spec)}", 80, "   ")
+            lines += wrapped(f"{row.first}: tiles of {tile(row.kernel.spec)}", 80, "   ")
     if grouped:
         lines.append("Equal kernels share a line: the number is the first one's, the costs are sums.")
     for note in plan.notes:
-        lines += _wrapped(f"note: {note}", 80, "      ")
+        lines += wrapped(f"note: {note}", 80, "      ")
     return "\n".join(lines)
 
 

@@ -59,6 +59,10 @@ class Verification:
     """Partial plans searched where prices alone do not reach the bound."""
     seconds: float
 
+    def __bool__(self) -> bool:
+        """Whether all of it holds: ``if plan.verify():`` asks just that."""
+        return self.status == VERIFIED
+
     def as_dict(self) -> dict[str, Any]:
         """Every field, for JSON."""
         return asdict(self)

@@ -49,6 +49,15 @@ def test_what_was_measured():
     assert (frame.measured_ratio > 0).all()
 
 
+@pytest.mark.parametrize("planner", ["unfused", "xla_priority"])
+def test_what_is_left_to_xla_on_a_cpu_is_fused_as_xla_likes(planner):
+    def kernels(jitted):
+        entry = jitted.lower(ARRAY).compile().as_text().partition("ENTRY")[2]
+        return [line.count("fusion(") for line in entry.splitlines()].count(1)
+
+    assert kernels(fuseplan.jit(softmax, planner=planner)) == kernels(jax.jit(softmax))
+
+
 def test_a_wrong_result_is_told(monkeypatch):
     monkeypatch.setattr(contest, "fuse", lambda f, args, kwargs, *_: f(*args, **kwargs) * 1.01)
     with pytest.raises(MismatchError, match="softmax by 'solver': 1 of 1 results differ"):
@@ -78,6 +87,17 @@ def test_what_has_side_effects_is_not_run():
 def test_what_cannot_be_measured(device, argument, message):
     with pytest.raises(InvalidArgumentError, match=message):
         fuseplan.compare(softmax, device=device, measure=True)(argument)
+
+
+def test_no_planner_is_none_to_compare():
+    with pytest.raises(InvalidArgumentError, match="planners expects one or more names"):
+        fuseplan.compare(softmax, device="h200", planners=())
+
+
+def test_the_commands_lines_fit_80_columns():
+    result = CliRunner().invoke(app, ["compare", "softmax", "--small", "--planners", "inductor,solver"])
+    assert "inductor: 1 of its groups are several kernels here" in result.output
+    assert max(map(len, result.output.splitlines())) <= 80
 
 
 def test_the_command_measures():

@@ -9,7 +9,12 @@ from jax import lax
 
 import fuseplan
 from costmodel.calibrate import described_cpu
+from fuseplan import planners
+from fuseplan.errors import FuseplanError
+from fuseplan.features import Features
 from fuseplan.planners import planner_names
+from fuseplan.planners.base import Grouping
+from fuseplan.planners.decided import plan_decided
 
 pytestmark = pytest.mark.one_python
 
@@ -32,6 +37,17 @@ def test_whatever_it_is_given_its_plan_is_legal(planner, name):
     assert plan.verify()
 
 
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e", "test"])
+@pytest.mark.parametrize("planner", planner_names(of_graphs=True))
+def test_what_makes_nothing_for_others(planner, device):
+    def f(x):
+        y = jnp.tanh(x)
+        jax.debug.print("{}", y.sum())
+        return jnp.exp(y)
+
+    assert fuseplan.make_plan(f, device=device, planner=planner)(X).verify()
+
+
 def test_loops_that_nobody_offers():
     # Inductor asks for softmax as one kernel. Tiled loops of it touch no less memory than XLA's own.
     plan = fuseplan.make_plan(jax.nn.softmax, device=described_cpu(), planner="inductor")(
@@ -39,3 +55,36 @@ def test_loops_that_nobody_offers():
     )
     assert {kernel.spec.backend for kernel in plan.kernels} == {"xla"}
     assert any("several kernels here" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("decided", "message"),
+    [
+        (lambda g, pricing: None, "'mine' should return a Grouping, and returned None"),
+        (
+            lambda g, pricing: Grouping(()),
+            r"'mine' makes no legal plan: nodes \[0, 1, 2, 3, 4\] are computed",
+        ),
+        (
+            lambda g, pricing: plan_decided(g, pricing, lambda book: [(0, 9)]),
+            "node 9, but the graph has . nodes",
+        ),
+    ],
+)
+def test_a_planner_from_outside_may_err(decided, message, monkeypatch):
+    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
+    fuseplan.register_planner("mine", lambda graph, pricing, budget: decided(graph, pricing))
+    with pytest.raises(FuseplanError, match=message):
+        fuseplan.make_plan(jax.nn.softmax, device="h200", planner="mine")(X)
+
+
+def test_a_group_that_names_an_operation_twice(monkeypatch):
+    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
+    fuseplan.register_planner(
+        "mine", lambda g, pricing, _: plan_decided(g, pricing, lambda book: [(0, 0, 1)])
+    )
+    f = lambda x: jnp.tanh(jnp.exp(x))  # noqa: E731
+    once = Features(recompute=False)
+    plan = fuseplan.make_plan(f, device="h200", planner="mine", features=once)(X)
+    assert [kernel.spec.nodes for kernel in plan.kernels] == [(0, 1)]
+    assert not any("are computed once" in note for note in plan.notes)

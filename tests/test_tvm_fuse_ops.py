@@ -111,12 +111,11 @@ def test_a_group_has_so_many_operations(monkeypatch):
     assert sorted(map(len, groups(chain, X))) == [99, 100, 100]
 
 
-def test_a_group_has_so_many_arguments():
+def test_a_group_has_any_number_of_arguments():
     def total(*xs):
         return sum(xs[1:], xs[0])
 
-    found = groups(total, *[X] * 200)
-    assert [len(group) for group in found] == [74, 125]
+    assert groups(total, *[X] * 200) == [["add"] * 199]
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e", "cpu"])

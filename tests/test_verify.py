@@ -228,6 +228,13 @@ def test_what_was_not_checked_is_said():
     assert slower.verify().status == NOT_CHECKED
 
 
+def test_only_what_is_verified_is_true():
+    plan = made("attention")
+    assert plan.verify()
+    assert not replace(plan, kernels=plan.kernels[::-1]).verify()
+    assert not made("attention", must_fuse=(("exp", "sub"),)).verify(), "its bound is not checked"
+
+
 def test_plans_within_constraints_are_verified():
     plan = made("layernorm", max_group_size=4)
     assert plan.proof is not None

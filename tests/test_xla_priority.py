@@ -89,6 +89,13 @@ def test_a_fusion_has_no_more_arrays_than_a_kernel_may_take():
     assert sum(map(len, found)) == len(MANY) - 1
 
 
+def test_of_equal_gain_the_last_made_goes_first():
+    """Each addition gains a launch, and less than a tick more or less: the last fusion is filled first."""
+    prices = book(lambda *xs: sum(xs[1:], xs[0]), *MANY)
+    first, last = fuse_by_priority(prices, TEST_DEVICE)
+    assert (first, last) == (tuple(range(5)), tuple(range(5, len(MANY) - 1)))
+
+
 def test_the_time_of_a_kernel():
     prices = book(lambda x: jnp.exp(x), X)
     n = 1024 * 1024

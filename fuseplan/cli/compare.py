@@ -53,6 +53,7 @@ def compare(
     from fuseplan.console import print_json, print_table
     from fuseplan.output import write_text
     from fuseplan.report import compare_frame, records
+    from fuseplan.text import wrapped
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)
@@ -77,7 +78,8 @@ def compare(
             print_table(*_measured(plans, timings), right=(1, 2, 3, 4), title=f"{workload} here, measured")
         for note in dict.fromkeys(note for plan in plans for note in plan.notes):
             by = [plan.planner for plan in plans if note in plan.notes]
-            print(f"note: {note}" if len(by) == len(plans) else f"{', '.join(by)}: {note}")
+            whose = "note" if len(by) == len(plans) else ", ".join(by)
+            print("\n".join(wrapped(f"{whose}: {note}", 80, "      ")))
 
 
 def _timed(

@@ -72,8 +72,8 @@ def _compile(f: FlatFunction, avals: Sequence[Any], device: DeviceSpec) -> Any:
         return compile_for(f, *shapes, device=name)
     except RuntimeError as error:  # Side effects want a device that is there (test_xla_planner.py).
         raise InvalidArgumentError(
-            f"the planner 'xla' compiles the function for {name!r}, which is not here: {error}. Plan on the "
-            "device itself, or take another planner."
+            f"the planner 'xla' compiles the function for {name!r}, which is not here: "
+            f"{str(error).rstrip('.')}. Plan on the device itself, or take another planner."
         ) from error
 
 

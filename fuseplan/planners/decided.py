@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits, pick
-from fuseplan.errors import Verdict
+from fuseplan.errors import InvalidArgumentError, Verdict
 from fuseplan.plan import PlanStats
 from fuseplan.planners.base import Grouping, Stopwatch, break_cycles
 from fuseplan.pricing import Nodes, PriceBook, Pricing
@@ -26,12 +26,17 @@ computed in each of them."""
 
 
 def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
-    """The plan of the groups that ``decide`` makes; what it leaves out is a kernel an operation."""
+    """The plan of the groups that ``decide`` makes; what it leaves out is a kernel an operation.
+
+    Raises:
+        InvalidArgumentError: a group has a node that the graph has not.
+    """
     watch = Stopwatch()
     # Loops that are faster than all else are for planners that know of them.
     unsettled: Callable[[], Pricing] | None = getattr(pricing, "unsettled", None)
     book = PriceBook(graph, pricing if unsettled is None else unsettled())
-    asked = tuple(tuple(sorted(group)) for group in decide(book))
+    asked = tuple(tuple(sorted(set(group))) for group in decide(book))
+    _require_nodes(asked, len(graph.nodes))
     wanted, repeated = _once(asked)
     watch.lap("decide")
     divided = _Divided(graph, book)
@@ -48,6 +53,12 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
         notes += (f"{repeated} operations that several of its groups compute are computed once",)
     refusals = tuple(divided.refusals)
     return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, repeats=asked if repeated else ())
+
+
+def _require_nodes(groups: Sequence[Nodes], n_nodes: int) -> None:
+    strange = next((n for group in groups for n in group if not 0 <= n < n_nodes), None)
+    if strange is not None:
+        raise InvalidArgumentError(f"a group has node {strange}, but the graph has {n_nodes} nodes, from 0")
 
 
 def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:

@@ -14,17 +14,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph, Node, OpKind
-from fuseplan.layout import boundary
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.planners.decided import plan_decided
 from fuseplan.pricing import Pricing
 
 MAX_DEPTH = 256
-"""Operations of a group (``kMaxFusedOps``)."""
-
-MAX_ARGUMENTS = 127
-"""Arrays that a group's function takes and returns, as its Vulkan and Metal targets allow at most (the
-argument limit of ``FuseOps`` is the target's)."""
+"""Operations of a group (``kMaxFusedOps``). Arguments are limited by OpenCL and Metal targets only
+(``max_function_args``)."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -78,6 +74,8 @@ def post_dominators(graph: Graph) -> list[_Dominator]:
 
 def _edge(graph: Graph, node: Node, reader: Node) -> OpKind:
     """The kind of one step: a broadcast between arrays of one shape is elementwise."""
+    if reader.effects:
+        return OpKind.OPAQUE  # It may make nothing: ``jax.debug.print``.
     alike = graph.values[node.outputs[0]].shape == graph.values[reader.outputs[0]].shape
     return OpKind.ELEMENTWISE if reader.kind == OpKind.BROADCAST and alike else reader.kind
 
@@ -146,12 +144,12 @@ class _Partitioner:
             self._try(n, sink, lambda k, last: k <= OpKind.BROADCAST)
 
     def _try(self, n: int, sink: int, allowed: Callable[[OpKind, bool], bool]) -> None:
-        """``CheckPath``, the limits, and ``CommitFuse``."""
+        """``CheckPath``, the limit, and ``CommitFuse``."""
         path = self._between(n, sink)
         if not all(allowed(self.groups[m].kind, m == sink) for m in path):
             return
         members = set().union(*(self.groups[m].nodes for m in (n, *path)))
-        if len(members) > MAX_DEPTH or self._arguments(members) > MAX_ARGUMENTS:
+        if len(members) > MAX_DEPTH:
             return
         target = self.groups[sink]
         for m in (n, *path):
@@ -174,8 +172,3 @@ class _Partitioner:
             parent.has_anchor, parent.kind = True, max(parent.kind, child.kind)
         for m in child.nodes:
             self.groups[m] = parent
-
-    def _arguments(self, nodes: set[int]) -> int:
-        """Arrays that a function of ``nodes`` takes and returns."""
-        edge = boundary(self.graph, tuple(sorted(nodes)))
-        return len(edge.reads) + len(edge.writes)

@@ -7,14 +7,16 @@ a launch of 1 us. What gains is fused, its users' and its operands' priorities a
 until nothing gains. What several users read is then computed in each of them.
 
 Refused are: two reductions of 16 elements and more in one kernel; what is elementwise after a reduction, but
-for what is unary; operations that are no loops (contractions, sorts, scatters, calls); results of the
-function; more than 96 arrays. Not followed: uncoalesced reads, the size of the code that is emitted, and
-the passes around it, which fuse contractions and softmax by way of Triton before and siblings after.
+for what is unary; operations that are no loops (contractions, sorts, calls); results of the function; more
+than 96 arrays. Not followed: what is fused into scatters, uncoalesced reads and few blocks, the size of the
+code that is emitted, and the passes around it, which fuse contractions and softmax by way of Triton before
+and siblings after.
 """
 
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -35,6 +37,8 @@ MAX_ARRAYS = 96
 """``MaxOperandsAndOutputsPerFusion``."""
 SIGNIFICANT = 16
 """Elements that a reduction which the loop emitter does not write combines at least."""
+TICKS_PER_S = 4e9
+"""``absl::Duration``, in which times are compared: what differs by less gains as much."""
 DEFAULT_DEVICE = "h100"
 
 
@@ -58,6 +62,8 @@ class _Fusion:
 
     root: Node
     nodes: set[int]
+    number: int
+    """As XLA numbers instructions: of equal gain, the last made is fused first."""
     users: set[int] = field(default_factory=set)
     """Roots of the kernels that read it."""
     operands: set[int] = field(default_factory=set)
@@ -67,11 +73,15 @@ class _Fusion:
     """Its time if it computes a producer for itself, as far as that was asked since either changed."""
 
 
+_Entry = tuple[float, int, int]
+"""Less the priority, less the number, and the root: the least is fused first."""
+
+
 class _Queue:
     def __init__(self, book: PriceBook, device: DeviceSpec) -> None:
         self.graph, self.device = book.graph, device
         self._bitcasts = {node.id for node in self.graph.nodes if book.renames(node.id)}
-        self.fusions = {node.id: _Fusion(node, {node.id}) for node in self.graph.nodes}
+        self.fusions = {node.id: _Fusion(node, {node.id}, node.id) for node in self.graph.nodes}
         for node in self.graph.nodes:
             for v in node.inputs:
                 if (maker := self.graph.values[v].producer) >= 0:
@@ -79,28 +89,33 @@ class _Queue:
                     self.fusions[node.id].operands.add(maker)
         for fusion in self.fusions.values():
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
-        self._queue: list[tuple[float, int]] = []
-        self._priority: dict[int, float] = {}
+        self._numbers = itertools.count(len(self.graph.nodes))
+        self._queue: list[_Entry] = []
+        self._entries: dict[int, _Entry] = {}
+        """What counts of each root, whether it gains or not."""
 
     def run(self) -> list[Nodes]:
         for root in self.fusions:
             self._push(root)
         while self._queue:
-            negative, root = heapq.heappop(self._queue)
-            if self._priority.get(root) == -negative:  # else it was counted anew, or is gone
-                self._fuse(root)
+            entry = heapq.heappop(self._queue)
+            if self._entries.get(entry[-1]) == entry:  # else it was counted anew, or is gone
+                self._fuse(entry[-1])
         return [tuple(sorted(fusion.nodes)) for fusion in self.fusions.values()]
 
     def _push(self, root: int) -> None:
-        priority = self._priority[root] = self._priority_of(self.fusions[root])
-        if priority >= 0:
-            heapq.heappush(self._queue, (-priority, root))
+        fusion = self.fusions[root]
+        entry = self._entries[root] = (-self._priority_of(fusion), -fusion.number, root)
+        if entry[0] <= 0:
+            heapq.heappush(self._queue, entry)
 
     def _fuse(self, root: int) -> None:
         producer = self.fusions[root]
         into = self._takers(producer)
         for user in into:
             fusion = self.fusions[user]
+            if len(fusion.nodes) == 1:  # One that is a fusion already stays the same instruction.
+                fusion.number = next(self._numbers)
             fusion.nodes |= producer.nodes
             fusion.operands = fusion.operands - {root} | producer.operands
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
@@ -110,13 +125,13 @@ class _Queue:
                 self.fusions[reader].with_producer_s.pop(user, None)
             for operand in producer.operands:
                 self.fusions[operand].users.add(user)
-        del self._priority[root]
+        del self._entries[root]
         if not producer.users:
             del self.fusions[root]
             for operand in producer.operands:
                 self.fusions[operand].users.discard(root)
         affected = set(into).union(*(self.fusions[user].operands for user in into))
-        for other in sorted(affected & self._priority.keys()):
+        for other in sorted(affected & self._entries.keys()):
             self._push(other)
 
     def _takers(self, producer: _Fusion) -> list[int]:
@@ -128,7 +143,7 @@ class _Queue:
         return self.fusions[root].nodes <= self._bitcasts
 
     def _priority_of(self, producer: _Fusion) -> float:
-        """What fusing the producer into all of its users saves, in seconds; -inf where it may not be."""
+        """What fusing the producer into all of its users saves, in ticks; -inf where it may not be."""
         takers = self._takers(producer)
         users = [self.fusions[user] for user in takers]
         if self._is_bitcast(producer.root.id):
@@ -136,7 +151,8 @@ class _Queue:
         if not users or any(user not in takers and not self._is_bitcast(user) for user in producer.users):
             return -inf
         unfused_s = LAUNCH_S + producer.runtime_s + sum(user.runtime_s for user in users)
-        return unfused_s - sum(self._together_s(producer, user) for user in users)
+        fused_s = sum(self._together_s(producer, user) for user in users)
+        return round((unfused_s - fused_s) * TICKS_PER_S)
 
     def _together_s(self, producer: _Fusion, user: _Fusion) -> float:
         known, root = user.with_producer_s, producer.root.id
