@@ -69,18 +69,21 @@ class Row:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Plan, write and sum up."""
-    options = _parser().parse_args(argv)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    check_writable(options.out)
+    parser = _parser()
+    options = parser.parse_args(argv)
     versions = _versions()
-    file = RowFile(options.out, Row, lambda r: (r.versions, r.deadline_s) == (versions, options.deadline))
-    names = [name for name in options.workloads.split(",") if get_workload(name)]
-    planners = options.planners.split(",")
-    chosen = {
-        (device, planner): make_options(device, planner, options.deadline)
-        for device in options.devices.split(",")
-        for planner in planners
-    }
+    try:
+        names = [get_workload(name).name for name in options.workloads.split(",")]
+        chosen = {
+            (device, planner): make_options(device, planner, options.deadline)
+            for device in options.devices.split(",")
+            for planner in options.planners.split(",")
+        }
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        check_writable(options.out)
+        file = RowFile(options.out, Row, lambda r: (r.versions, r.deadline_s) == (versions, options.deadline))
+    except (FuseplanError, ValueError) as error:
+        parser.error(str(error))
     known = {row.task for row in file.rows}
     tasks = [
         (name, device, dtype, planner)
@@ -117,8 +120,9 @@ def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
     started = time.perf_counter()
     try:
         plan = plan_best(lowered, options)[1]
-    except FuseplanError as error:
-        return found | {"status": "none", "notes": " ".join(str(error).split())}
+    except Exception as error:  # Hours of other rows are worth more than a traceback.
+        kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
+        return found | {"status": "none", "notes": kind + " ".join(str(error).split())}
     return found | {
         "kernels": len(plan.kernels),
         "time_us": plan.objective_us,

@@ -12,8 +12,7 @@ from experiments.greedy_vs_solver import ZOO, Row, main
 from experiments.planner_tables import frame_of, short_table, tables
 from experiments.rows import RowFile
 from experiments.workloads import get_workload
-from fuseplan.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.output import OutputError
+from fuseplan.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.one_python
 
@@ -102,6 +101,8 @@ def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypat
 
 def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
     def refuse(lowered, options):
+        if options.planner == "solver":
+            raise KeyError("a bug")
         raise InvalidArgumentError("no compiler\nfor it")
 
     monkeypatch.setattr(greedy_vs_solver, "plan_best", refuse)
@@ -109,20 +110,25 @@ def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
     run(path)
     row = RowFile(path, Row).rows[0]
     assert (row.status, row.time_us, row.notes) == ("none", None, "no compiler for it")
+    assert {row.notes for row in RowFile(path, Row).rows if row.planner == "solver"} == {"KeyError: 'a bug'"}
     assert (
         "- unfused on h200, 2 workloads (softmax …): no compiler for it"
         in path.with_suffix(".md").read_text()
     )
 
 
-def test_wrong_names_cost_nothing(tmp_path):
+def test_wrong_names_cost_nothing(tmp_path, capsys):
     path = tmp_path / "rows.csv"
-    with pytest.raises(UnknownNameError, match="did you mean 'softmax'"):
-        run(path, "--workloads", "softmx")
-    with pytest.raises(UnknownNameError):
-        run(path, "--devices", "h300")
-    with pytest.raises(OutputError):
-        main([*ASKED, "--out", str(tmp_path)])
+    wrong = {
+        "did you mean 'softmax'": ("--workloads", "softmx"),
+        "h300": ("--devices", "h300"),
+        "Did you mean 'greedy'": ("--planners", "greedi"),
+        "is a folder": ("--out", str(tmp_path)),
+    }
+    for said, asked in wrong.items():
+        with pytest.raises(SystemExit):
+            run(path, *asked)
+        assert said in capsys.readouterr().err
     assert not path.exists()
 
 
