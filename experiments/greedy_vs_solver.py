@@ -103,8 +103,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 task = {"workload": name, "device": device, "dtype": dtype, "planner": planner}
                 file.add(Row(**task, **found, deadline_s=options.deadline, versions=versions))
             steps.done()
-    asked = set(tasks)
-    rows = [row for row in file.rows if row.task in asked]
+    place = {task: i for i, task in enumerate(tasks)}
+    rows = sorted((row for row in file.rows if row.task in place), key=lambda row: place[row.task])
     command = " ".join(["python -m experiments.greedy_vs_solver", *(sys.argv[1:] if argv is None else argv)])
     write_text(options.out.with_suffix(".md"), tables(rows, command, versions, time.strftime("%Y-%m-%d")))
     plot(rows, options.out.with_suffix(".svg"))
