@@ -88,7 +88,7 @@ class Recomputing:
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""
         once, edge = self._once(nodes), self._boundary(nodes)
-        answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor(nodes))
+        answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor.one_kernel(nodes))
         if isinstance(answer, Verdict):
             return self._here(nodes, answer)
         refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)

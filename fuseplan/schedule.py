@@ -142,10 +142,11 @@ class Scheduler:
 
         A single node is always possible: it is left to XLA, and so is one with bitcasts
         around it, and what computes nothing because an array is empty. Ties are broken by
-        memory traffic, then by on-chip bytes, then by the order of enumeration.
+        memory traffic, then by on-chip bytes, then by the order of enumeration; of those that take no
+        longer than any kernel must, the first is taken.
         """
         edge = boundary(self.graph, nodes)
-        return self.schedule(nodes, edge, self._gated, self._floor(nodes) if len(nodes) > 1 else 0)
+        return self.schedule(nodes, edge, self._gated, self._floor.one_kernel(nodes) if len(nodes) > 1 else 0)
 
     def schedule(
         self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates, floor_ps: int

@@ -97,7 +97,7 @@ def test_the_most_promising_first_is_the_best_of_all(device):
                 (spec, estimate(scheduler.graph, spec, DEVICES[device]))
                 for spec in scheduler.schedules(nodes)
             ]
-            floor_ps = scheduler.floor(nodes)
+            floor_ps = scheduler.least(nodes)
             at_floor = [(spec, cost) for spec, cost in costs if cost.time_ps <= floor_ps]
             best = at_floor[:1] or [
                 min(costs, key=lambda c: (c[1].time_ps, c[1].hbm_bytes, c[1].onchip_bytes))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fuseplan
 from costmodel.device import TEST_DEVICE, get_device
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import footprint
@@ -245,3 +246,10 @@ def test_xla_writes_what_two_reductions_read(f, allowed):
     assert verdict is None or "for two reductions" in verdict.reason
     temp_bytes = jax.jit(two).lower(w).compile().memory_analysis().temp_size_in_bytes
     assert (temp_bytes < 2048 * 2048) == allowed
+
+
+def test_of_tiles_that_nothing_beats_the_first_is_taken():
+    """Though a vector takes more bytes in a TPU's memory than an array of so many numbers must."""
+    f, args = get_workload("residual_norm").build("bfloat16")
+    (kernel,) = fuseplan.make_plan(f, device="tpu_v5e")(*args).kernels
+    assert kernel.spec.axes[0].tile == 256
