@@ -303,7 +303,7 @@ def compare(
         >>> x = jax.ShapeDtypeStruct((4096, 1024), "float32")
         >>> frame = compare(jax.nn.softmax, device="h200", planners=("unfused", "xla_priority", "solver"))(x)
         >>> frame.kernels.tolist()
-        [7, 3, 1]
+        [9, 3, 1]
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners

@@ -225,7 +225,10 @@ def test_no_scores_are_stored(name, kernels, device):
 def assert_no_scores(plan, kernels):
     products = [k for k in plan.kernels if any(plan.graph.nodes[n].flops.matrix for n in k.spec.nodes)]
     assert len(products) == kernels
-    assert all(k.spec.passes and k.spec.walked for k in products)
+    assert all(k.spec.passes for k in products)
+    # A TPU's pipeline copies every block: what its copies bound gains nothing by walking less.
+    some = all if plan.device.platform == "gpu" else any
+    assert some(k.spec.walked for k in products)
     written = [plan.graph.values[w.value].size for k in plan.kernels for w in k.spec.writes]
     assert max(written) < 4096 * 4096
     assert plan.status == "OPTIMAL"
