@@ -30,6 +30,7 @@ from fuseplan.lower import Lowered, lower
 from fuseplan.output import check_writable, write_text
 from fuseplan.planner import plan_best
 from fuseplan.planners import planner_names
+from fuseplan.report import figures
 from fuseplan.trace import trace
 
 DEVICES = ("h200", "a100", "tpu_v5e", "tpu_v6e", "cpu")
@@ -123,17 +124,8 @@ def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
     except Exception as error:  # Hours of other rows are worth more than a traceback.
         kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
         return found | {"status": "none", "notes": kind + " ".join(str(error).split())}
-    return found | {
-        "kernels": len(plan.kernels),
-        "time_us": plan.objective_us,
-        "hbm_bytes": plan.hbm_bytes,
-        "peak_bytes": plan.peak_bytes,
-        "recomputed_flops": plan.recomputed_flops,
-        "status": plan.status,
-        "bound_us": plan.bound_us,
-        "planning_s": time.perf_counter() - started,
-        "notes": "; ".join(plan.notes),
-    }
+    planning_s = time.perf_counter() - started
+    return found | figures(plan) | {"planning_s": planning_s, "notes": "; ".join(plan.notes)}
 
 
 def _versions() -> str:

@@ -320,6 +320,6 @@ def compare(
             require_measurable(options, args, kwargs)
         lowered = lower(trace(f, *args, **kwargs))
         plans = [plan_best(lowered, o)[1] for o in options]
-        return compare_frame(plans, time_each(f, args, kwargs, options) if measure else None)
+        return compare_frame(plans, [*time_each(f, args, kwargs, options)] if measure else None)
 
     return compared

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,7 +45,7 @@ def require_measurable(options: Sequence[Options], args: Any, kwargs: Any) -> No
             )
 
 
-def time_each(f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[Options]) -> list[Timing]:
+def time_each(f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[Options]) -> Iterator[Timing]:
     """For each of ``options``, ``f`` as planned by them against ``jax.jit(f)``, on these arguments.
 
     A function with side effects is not run: its timings are empty, as are those of a program that does not
@@ -57,10 +57,12 @@ def time_each(f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[O
     plain = jax.jit(f)
     traced = plain.trace(*args, **kwargs)
     if traced.jaxpr.effects:
-        return [Timing() for _ in options]
+        yield from (Timing() for _ in options)
+        return
     inputs = Inputs((args, kwargs), traced.args_info)
     reference = Program(plain.lower(*args, **kwargs).compile())
-    return [_time(f, args, kwargs, option, reference, inputs) for option in options]
+    for option in options:
+        yield _time(f, args, kwargs, option, reference, inputs)
 
 
 def _time(

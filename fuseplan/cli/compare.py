@@ -27,6 +27,7 @@ from fuseplan.cli.arguments import (
 from fuseplan.cli.plans import plan_all
 
 if TYPE_CHECKING:
+    from fuseplan.config import Options
     from fuseplan.constraints import Constraints
     from fuseplan.contest import Timing
     from fuseplan.plan import Plan
@@ -56,8 +57,10 @@ def compare(
     from fuseplan.text import wrapped
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
-    by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)
-    timings = _timed(workload, dtype, small, by_device, deadline, constraints) if measure else None
+    asked = (workload, device, planners, dtype, small, deadline, constraints)
+    run = _to_run(*asked) if measure else None
+    by_device = plan_all(*asked)
+    timings = _timed(*run) if run is not None else None
     lines: list[dict[str, Any]] = []
     for plans in by_device:
         frame = compare_frame(plans, timings)
@@ -82,31 +85,41 @@ def compare(
             print("\n".join(wrapped(f"{whose}: {note}", 80, "      ")))
 
 
-def _timed(
+def _to_run(
     workload: str,
+    device: str | None,
+    planners: str,
     dtype: str,
     small: bool,
-    by_device: list[list[Plan]],
     deadline: float,
     constraints: Constraints,
-) -> list[Timing]:
-    """Each planner's program against ``jax.jit``'s, on random arguments."""
+) -> tuple[Any, Any, list[Options]]:
+    """The function, random arguments, and how each planner plans it; refused before anything is planned."""
     from experiments.sampling import make_args
-    from fuseplan.cli.arguments import load
+    from fuseplan.cli.arguments import load, names_in
     from fuseplan.config import make_options
-    from fuseplan.console import progress
-    from fuseplan.contest import require_measurable, time_each
+    from fuseplan.contest import require_measurable
 
-    plans = [plan for plans in by_device for plan in plans]
-    options = [make_options(p.device, p.planner, deadline, constraints=constraints) for p in plans]
+    chosen = names_in(device, "--device") if device is not None else [None]
+    names = names_in(planners, "--planners")
+    options = [make_options(d, p, deadline, constraints=constraints) for d in chosen for p in names]
     f, shapes = load(workload, dtype, small)
     args = make_args(shapes)
     require_measurable(options, args, {})
+    return f, args, options
+
+
+def _timed(f: Any, args: Any, options: list[Options]) -> list[Timing]:
+    """Each planner's program against ``jax.jit``'s."""
+    from fuseplan.console import progress
+    from fuseplan.contest import time_each
+
+    running = time_each(f, args, {}, options)
     timings = []
     with progress(len(options)) as steps:
         for option in options:
             steps.start(f"running {option.planner}")
-            timings += time_each(f, args, {}, [option])
+            timings.append(next(running))
             steps.done()
     return timings
 

@@ -10,18 +10,15 @@ from fuseplan.repeated import with_repeats
 from fuseplan.schedule import Scheduler
 
 
-def quick_ps(lowered: Lowered, device: DeviceSpec, features: Features) -> int:
-    """Picoseconds of the plan that merging best first ends with."""
+def quick_ps(lowered: Lowered, device: DeviceSpec, features: Features, *, repeats: bool = False) -> int:
+    """Picoseconds of the plan that merging best first ends with; with ``repeats``, of that or of one in which
+    each kernel computes for itself what it can, XLA's by priority, if it is faster: a sum then reads what
+    its operand is made of (test_published.py::test_a_sum_that_computes_its_operand_is_not_split)."""
     scheduler = Scheduler(lowered.graph, device, lowered, features)
-    return get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
-
-
-def repeating_ps(lowered: Lowered, device: DeviceSpec, features: Features) -> int:
-    """Picoseconds of a plan in which each kernel computes for itself what it can: XLA's, by priority. A
-    sum then reads what its operand is made of, rather than being begun where that is made
-    (test_published.py::test_a_sum_that_computes_its_operand_is_not_split)."""
-    scheduler = Scheduler(lowered.graph, device, lowered, features)
+    once_ps = get_planner("best_first")(lowered.graph, scheduler, Budget()).time_ps
+    if not repeats:
+        return once_ps
     grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
     if grouping.repeats:
         grouping = with_repeats(lowered, scheduler, grouping.repeats).grouping
-    return grouping.time_ps
+    return min(once_ps, grouping.time_ps)

@@ -23,7 +23,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, check_graph
 from fuseplan.features import Features
 from fuseplan.loops.offered import least_bytes
-from fuseplan.loops.quick import quick_ps, repeating_ps
+from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.regions import Nodes
 from fuseplan.lower import Lowered, lower
 from fuseplan.rewrite import part
@@ -105,9 +105,7 @@ class _Splits:
         return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
 
     def _time_ps(self, lowered: Lowered) -> int:
-        once_ps = quick_ps(lowered, self.device, self.features)
-        again_ps = repeating_ps(lowered, self.device, self.features) if self.features.recompute else once_ps
-        return min(once_ps, again_ps)
+        return quick_ps(lowered, self.device, self.features, repeats=self.features.recompute)
 
 
 def _dependents(graph: Graph, n: int, last: int) -> set[int]:

@@ -195,7 +195,7 @@ class _Sides:
 def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
     """``group`` with what follows from its members alone, or leads back to them, without another
     contraction: what is made of a maximum, say, before it is subtracted. Without that, two kernels that wait
-    for each other would seem a plan (test_streams.py::test_kernels_that_wait_for_each_other)."""
+    for each other would seem a plan (test_published.py::test_kernels_that_wait_for_each_other)."""
     alone, after, before = set(group), set(group), set(group)
 
     def passes(n: int) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fuseplan.report.frames import compare_frame, devices_frame, kernels_frame, records
+from fuseplan.report.frames import compare_frame, devices_frame, figures, kernels_frame, records
 from fuseplan.report.page import Page, Study, Table, render_page, write_page, write_plan_page
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "Table",
     "compare_frame",
     "devices_frame",
+    "figures",
     "kernels_frame",
     "records",
     "render_page",

@@ -17,6 +17,19 @@ from fuseplan.spec import whole_array_spec
 from fuseplan.text import anchor, grid, kernel_name, makes, skipped, tile
 
 
+def figures(plan: Plan) -> dict[str, Any]:
+    """What a row of a table says of a plan; ``bound_us`` is None where there is no bound."""
+    return {
+        "kernels": len(plan.kernels),
+        "time_us": plan.objective_us,
+        "hbm_bytes": plan.hbm_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "recomputed_flops": plan.recomputed_flops,
+        "status": plan.status,
+        "bound_us": plan.bound_us,
+    }
+
+
 def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None) -> pd.DataFrame:
     """A row a plan; ``ratio`` is the modelled time over the first plan's. The columns are
     those of ``fuseplan.compare``, with those of the measurements if there are any."""
@@ -24,14 +37,9 @@ def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None
     rows = [
         {
             "planner": plan.planner,
-            "kernels": len(plan.kernels),
-            "time_us": plan.objective_us,
-            "hbm_bytes": plan.hbm_bytes,
-            "peak_bytes": plan.peak_bytes,
-            "recomputed_flops": plan.recomputed_flops,
-            "status": plan.status,
-            "bound_us": float("nan") if plan.bound_us is None else plan.bound_us,
-            "gap": float("nan") if plan.gap is None else plan.gap,
+            **figures(plan),
+            "bound_us": _number(plan.bound_us),
+            "gap": _number(plan.gap),
             "planning_s": plan.planning_s,
             "ratio": plan.objective_ps / first_ps if first_ps else float("nan"),
         }
@@ -46,8 +54,8 @@ def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None
     return frame
 
 
-def _number(measured: float | None) -> float:
-    return float("nan") if measured is None else measured
+def _number(known: float | None) -> float:
+    return float("nan") if known is None else known
 
 
 _COMPARE = [
