@@ -102,7 +102,6 @@ class _Group:
 
     nodes: set[int]
     kind: OpKind
-    has_anchor: bool
 
 
 _SINKS = frozenset(OpKind) - {OpKind.TUPLE, OpKind.OPAQUE}
@@ -115,9 +114,8 @@ class _Partitioner:
     """The group of each node."""
 
     def __post_init__(self) -> None:
-        anchor = OpKind.OUT_ELEMENTWISE_FUSABLE
         kinds = [OpKind.OPAQUE if node.effects else node.kind for node in self.graph.nodes]
-        self.groups = [_Group({n}, kind, kind == anchor) for n, kind in enumerate(kinds)]
+        self.groups = [_Group({n}, kind) for n, kind in enumerate(kinds)]
 
     def run(self) -> Iterator[tuple[int, ...]]:
         tree = post_dominators(self.graph)
@@ -168,7 +166,7 @@ class _Partitioner:
         if child is parent:
             return
         parent.nodes |= child.nodes
-        if child.has_anchor:
-            parent.has_anchor, parent.kind = True, max(parent.kind, child.kind)
+        if child.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:  # it has the anchor
+            parent.kind = max(parent.kind, child.kind)
         for m in child.nodes:
             self.groups[m] = parent
