@@ -13,6 +13,7 @@ from costmodel.device import (
     get_device,
     with_backend,
 )
+from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import (
     DimMap,
     DimRole,
@@ -44,6 +45,7 @@ __all__ = [
     "Footprint",
     "Graph",
     "GraphError",
+    "InvalidDeviceError",
     "KernelSpec",
     "Node",
     "OpKind",

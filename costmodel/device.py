@@ -10,6 +10,8 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass, replace
 
+from costmodel.device_fields import check_fields
+
 _KIB = 1024
 _MIB = 1024 * _KIB
 _GB = 10**9
@@ -42,6 +44,10 @@ class DeviceSpec:
 
     ``_per_s`` rates are of the whole device; ``onchip_bytes`` and ``register_bytes`` are
     of one core (a GPU's SM, a TPU's TensorCore, a CPU's core).
+
+    Raises:
+        InvalidDeviceError: a field is outside its range (``costmodel.device_fields.FIELDS``), or
+            two fields contradict each other. ``dataclasses.replace`` checks the fields, too.
     """
 
     name: str
@@ -82,7 +88,21 @@ class DeviceSpec:
     step_ps: int = 0
     """What one turn of a loop inside an XLA program costs beside its kernels."""
     sources: tuple[tuple[str, str], ...] = ()
-    """(field, where its number comes from)."""
+    """(field, the source of its number). The rate of one dtype is ``matrix_flops_per_s.DTYPE``. The
+    source of a number that is neither measured nor published starts with ``assumed``."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+    @property
+    def assumed(self) -> tuple[str, ...]:
+        """The fields whose numbers are assumed: neither measured on the device nor published.
+
+        Example:
+            >>> get_device("b200").assumed
+            ('cache_bytes_per_s',)
+        """
+        return tuple(name for name, text in self.sources if text.startswith("assumed"))
 
     @property
     def block_limit_bytes(self) -> int:
@@ -115,8 +135,10 @@ class DeviceSpec:
         return self.matrix_rate("bfloat16") / self.hbm_bytes_per_s
 
     def source(self, name: str) -> str:
-        """Where the number in the field ``name`` comes from."""
-        return dict(self.sources).get(name, "not stated")
+        """Where the number in the field ``name`` comes from; ``matrix_flops_per_s.DTYPE`` is one
+        dtype's, where that differs from the others'."""
+        known = dict(self.sources)
+        return known.get(name) or known.get(name.partition(".")[0], "not stated")
 
 
 # XLA's GPU cost model: GpuPerformanceModelBase::kKernelLaunchOverhead = 1 us. In a jitted

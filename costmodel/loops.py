@@ -225,6 +225,7 @@ class _Tile:
 
 def _bandwidth(device: DeviceSpec, block_bytes: int) -> int:
     """Bytes a second of the level of memory that holds so much."""
-    if block_bytes <= device.private_cache_bytes:
+    if block_bytes <= device.private_cache_bytes and device.private_cache_bytes_per_s:
         return device.private_cache_bytes_per_s
-    return device.cache_bytes_per_s if block_bytes <= device.cache_bytes else device.hbm_bytes_per_s
+    fits = block_bytes <= device.cache_bytes and device.cache_bytes_per_s
+    return device.cache_bytes_per_s if fits else device.hbm_bytes_per_s

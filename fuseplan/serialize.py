@@ -15,7 +15,7 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from costmodel.device import DeviceSpec
+from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import Graph, GraphError, check_graph
 from costmodel.kernel import KernelSpec
 from fuseplan.errors import InvalidPlanError
@@ -73,7 +73,6 @@ def read_plan(text: str) -> Plan:
         )
     plan: Plan = _decode(Plan, document.get("plan"), "plan")
     _check_ids(plan)
-    _check_device(plan)
     try:
         check_graph(plan.graph)
     except GraphError as error:
@@ -178,7 +177,10 @@ def _decode_object(cls: type, value: Any, where: str) -> Any:
             known[name] = _decode(hints[name], value[name], f"{where}.{name}")
         elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
             raise InvalidPlanError(f"{where}: the field {name!r} of {cls.__name__} is missing")
-    return cls(**known)
+    try:
+        return cls(**known)
+    except InvalidDeviceError as error:
+        raise InvalidPlanError(f"{where}.{error.field}: {error.problem}") from None
 
 
 def _check_ids(plan: Plan) -> None:
@@ -258,25 +260,3 @@ def _check_range(where: str, numbers: tuple[int, ...], count: int | None, what: 
         if number < low or (count is not None and number >= count):
             expected = f"at least {low}" if count is None else f"one of {count} {what}"
             raise InvalidPlanError(f"{where}: expected {expected}, got {number}")
-
-
-_RATES = ("core_count", "hbm_bytes_per_s", "vector_flops_per_s", "transcendental_per_s")
-_RATES_OF_LOOPS = ("cache_bytes_per_s", "private_cache_bytes_per_s")
-
-
-def _check_device(plan: Plan) -> None:
-    """What the cost model divides by must be positive, and nothing negative."""
-    device = plan.device
-    loops = any(kernel.spec.backend == "loops" for kernel in plan.kernels)
-    for name in (*_RATES, *(_RATES_OF_LOOPS if loops else ())):
-        rate = getattr(device, name)
-        if rate <= 0:
-            raise InvalidPlanError(f"plan.device.{name}: expected a positive number, got {rate}")
-    for name, hint in _hints(DeviceSpec).items():
-        if hint is int:
-            _check_range(f"plan.device.{name}", (getattr(device, name),), None, "")
-    for dtype, rate in device.matrix_flops_per_s:
-        if rate <= 0:
-            raise InvalidPlanError(
-                f"plan.device.matrix_flops_per_s: expected a positive rate of {dtype}, got {rate}"
-            )

@@ -41,7 +41,7 @@ def counted(tmp_path, monkeypatch):
 
     def measure():
         calls.append(1)
-        return dataclasses.replace(known.described_cpu(), vector_flops_per_s=12345 + len(calls))
+        return dataclasses.replace(known.described_cpu(), vector_flops_per_s=10**10 + len(calls))
 
     monkeypatch.setattr(calibrate, "measure", measure)
     return calls
@@ -205,7 +205,7 @@ class TestCache:
         assert json.loads(path.read_text())["key"].endswith(f", jax-{jax.__version__}")
         monkeypatch.setattr(calibrate, "MADE_BY", "jax-99.0")
         path.rename(calibrate.cache_file())  # as if it had been another JAX's
-        assert calibrate.local_cpu().vector_flops_per_s == 12347
+        assert calibrate.local_cpu().vector_flops_per_s == 10**10 + 2
         assert len(counted) == 2
 
     def test_numpy_s_file_is_not_xla_s(self, counted, monkeypatch):
@@ -222,7 +222,7 @@ class TestCache:
         calibrate.local_cpu()
         calibrate.cache_file().write_bytes(b"\xff{")
         known._memory.clear()
-        assert calibrate.local_cpu().vector_flops_per_s == 12347
+        assert calibrate.local_cpu().vector_flops_per_s == 10**10 + 2
 
     def test_an_unwritable_directory_costs_nothing_but_time(self, counted, tmp_path, monkeypatch):
         (tmp_path / "file").write_text("")

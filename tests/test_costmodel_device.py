@@ -118,7 +118,7 @@ def fake_cpu(tmp_path, monkeypatch):
 
     def measure() -> DeviceSpec:
         measured.append(1)
-        return dataclasses.replace(calibrate.described_cpu(), vector_flops_per_s=12345 + len(measured))
+        return dataclasses.replace(calibrate.described_cpu(), vector_flops_per_s=10**10 + len(measured))
 
     monkeypatch.setattr(calibrate, "measure", measure)
     return measured

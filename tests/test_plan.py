@@ -363,7 +363,7 @@ MUTATIONS = {
     "a negative id": (lambda p: p["graph"]["nodes"][1].update(inputs=[-1]), "got -1"),
     "a rate of zero": (
         lambda p: p["device"].update(hbm_bytes_per_s=0),
-        "hbm_bytes_per_s: expected a positive",
+        "plan.device.hbm_bytes_per_s: expected an integer from 1,000,000 .* got 0",
     ),
     "a lost kernel": (lambda p: p["kernels"].pop(), "computed by no kernel"),
     "a kernel twice": (lambda p: p["kernels"].append(p["kernels"][0]), "more than one kernel"),
@@ -576,14 +576,14 @@ NEST_MUTATIONS = {
         "only a loop nest skips tiles",
     ),
     "a cache of no speed": (
-        lambda p: p["device"].update(cache_bytes_per_s=0), "device.cache_bytes_per_s: expected a positive",
+        lambda p: p["device"].update(cache_bytes_per_s=0), "device.cache_bytes_per_s: expected a rate above",
     ),
     "cores' caches of no speed": (
         lambda p: p["device"].update(private_cache_bytes_per_s=0),
-        "private_cache_bytes_per_s: expected a positive number, got 0",
+        "private_cache_bytes_per_s: expected a rate above 0 beside .* got 0",
     ),
     "fresh memory that saves time": (
-        lambda p: p["device"].update(fresh_bytes_per_s=-1), "fresh_bytes_per_s: expected at least 0, got -1",
+        lambda p: p["device"].update(fresh_bytes_per_s=-1), "fresh_bytes_per_s: expected an integer from",
     ),
 }  # fmt: skip
 

@@ -1,0 +1,202 @@
+"""The accepted values of every field of a ``DeviceSpec``, and the error for any other value.
+
+The cost model divides by the rates and multiplies them by bytes: a rate of zero, a negative size or a
+NaN would not fail there but give a plan for a machine that cannot exist. Rates have a least value
+because times are integers of picoseconds, which the solver holds in 64 bits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class InvalidDeviceError(ValueError):
+    """A field of a ``DeviceSpec`` has a value that no device can have.
+
+    ``field`` is its name; the message also gives the value, the accepted range and the remedy.
+    """
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"DeviceSpec.{field}: {problem}")
+        self.field, self.problem = field, problem
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.field, self.problem)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """An integer from ``low`` to ``high``, both included, in ``unit``; with ``or_none`` also 0, which
+    says that the device has no such thing."""
+
+    low: int
+    high: int
+    unit: str
+    remedy: str
+    """What to write instead."""
+    or_none: bool = False
+
+    @property
+    def accepted(self) -> str:
+        """The range in words."""
+        words = f"an integer from {self.low:,} to {self.high:,} {self.unit}"
+        return f"{words}, or 0 for none" if self.or_none else words
+
+    def check(self, field: str, value: Any) -> int:
+        """``value`` as a Python integer. Integers of NumPy are accepted, booleans are not."""
+        try:
+            number = None if isinstance(value, (bool, np.bool_)) else operator.index(value)
+        except TypeError:
+            number = None
+        if number is None:
+            raise _refused(field, self.accepted, value, f"write an integer, such as int(...); {self.remedy}")
+        if not (self.low <= number <= self.high or (self.or_none and number == 0)):
+            raise _refused(field, self.accepted, number, self.remedy)
+        return number
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text that is not empty; one of ``choices`` if there are any."""
+
+    remedy: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def accepted(self) -> str:
+        """The range in words."""
+        return f"one of {', '.join(map(repr, self.choices))}" if self.choices else "a text that is not empty"
+
+    def check(self, field: str, value: Any) -> str:
+        """``value`` as it is."""
+        if not isinstance(value, str) or not value or (self.choices and value not in self.choices):
+            raise _refused(field, self.accepted, value, self.remedy)
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """True or False."""
+
+    remedy: str
+    accepted: str = "True or False"
+
+    def check(self, field: str, value: Any) -> bool:
+        """``value`` as a Python boolean. Integers are not accepted."""
+        if not isinstance(value, (bool, np.bool_)):
+            raise _refused(field, self.accepted, value, self.remedy)
+        return bool(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """A tuple of pairs of a text and what ``item`` accepts, without a text twice."""
+
+    item: Whole | Text
+    remedy: str
+    least: int = 0
+
+    @property
+    def accepted(self) -> str:
+        """The range in words."""
+        return f"a tuple of pairs (text, {self.item.accepted})" + (", at least one" if self.least else "")
+
+    def check(self, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
+        """``value`` with the second of each pair as ``item`` gives it."""
+        if not isinstance(value, tuple) or len(value) < self.least:
+            raise _refused(field, self.accepted, value, self.remedy)
+        pairs: dict[str, Any] = {}
+        for pair in value:
+            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str) or not pair[0]:
+                raise _refused(field, self.accepted, pair, self.remedy)
+            if pair[0] in pairs:
+                raise _refused(
+                    field, f"each name once in {self.accepted}", pair[0], "leave one of the two out"
+                )
+            pairs[pair[0]] = self.item.check(f"{field}[{pair[0]!r}]", pair[1])
+        return tuple(pairs.items())
+
+
+def _refused(field: str, accepted: str, value: Any, remedy: str) -> InvalidDeviceError:
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else f"{shown[:59]}…"
+    return InvalidDeviceError(field, f"expected {accepted}, got {shown} ({type(value).__name__}): {remedy}")
+
+
+_MOST_BYTES = 10**18
+_LEAST_RATE, _MOST_RATE = 10**6, 10**21
+_MOST_PS = 10**12
+
+
+def _size(low: int, remedy: str) -> Whole:
+    return Whole(low, _MOST_BYTES, "bytes", remedy)
+
+
+def _rate(unit: str, remedy: str, or_none: bool = False) -> Whole:
+    return Whole(_LEAST_RATE, _MOST_RATE, f"{unit} per second", remedy, or_none)
+
+
+def _overhead(remedy: str) -> Whole:
+    return Whole(0, _MOST_PS, "picoseconds", remedy)
+
+
+_BYTES_PER_S = "4.8 TB/s is 4_800 * 10**9"
+_FLOPS_PER_S = "494.7 Tflop/s is 494_700 * 10**9"
+_CACHE_RATE = _rate("bytes", f"{_BYTES_PER_S}; a device without this cache has 0 bytes of it, too", True)
+
+FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
+    "name": Text("give the device a name"),
+    "description": Text("describe the device in a few words"),
+    "platform": Text("choose the platform on which JAX runs it", ("gpu", "tpu", "cpu")),
+    "backend": Text(
+        "choose what its kernels are written in; 'xla' leaves all of them to XLA",
+        ("triton", "mosaic_gpu", "mosaic_tpu", "xla"),
+    ),
+    "core_count": Whole(1, 10**7, "cores", "count a GPU's SMs, a TPU's TensorCores or a CPU's cores"),
+    "hbm_capacity_bytes": _size(1, "80 GB are 80 * 10**9"),
+    "hbm_bytes_per_s": _rate("bytes", _BYTES_PER_S),
+    "cache_bytes": _size(0, "50 MiB are 50 * 2**20; 0 where no cache is shared by all cores"),
+    "cache_bytes_per_s": _CACHE_RATE,
+    "onchip_bytes": _size(1, "give what one kernel may use on a core: 227 KiB are 227 * 1024"),
+    "register_bytes": _size(0, "256 KiB are 256 * 1024; 0 where registers do not limit a kernel"),
+    "launch_ps": _overhead("1 µs is 10**6"),
+    "matrix_flops_per_s": Pairs(
+        _rate("flops", _FLOPS_PER_S), 'write (("float32", 494_700 * 10**9), ("bfloat16", ...))', least=1
+    ),
+    "vector_flops_per_s": _rate("flops", _FLOPS_PER_S),
+    "transcendental_per_s": _rate("results", "a core's results a clock, times its clock, times the cores"),
+    "sequential_grid": Flag("True for a TPU's pipeline, False for others"),
+    "private_cache_bytes": _size(0, "2 MiB are 2 * 2**20; 0 where each core has no cache of its own"),
+    "private_cache_bytes_per_s": _CACHE_RATE,
+    "fresh_bytes_per_s": _rate("bytes", f"{_BYTES_PER_S}; 0 where memory is allocated once for all", True),
+    "reduction_per_s": _rate("elements", "0 where a reduction is like other vector operations", True),
+    "step_ps": _overhead("1 µs is 10**6; 0 where a turn of a loop costs nothing beside its kernels"),
+    "sources": Pairs(Text("say where the number comes from"), 'write (("launch_ps", "datasheet, page 3"),)'),
+}
+"""What each field accepts. A field of ``DeviceSpec`` without an entry is an error on construction."""
+
+_CACHES = (("cache_bytes", "cache_bytes_per_s"), ("private_cache_bytes", "private_cache_bytes_per_s"))
+"""A cache that has bytes has a rate."""
+
+
+def check_fields(device: Any) -> None:
+    """Check every field of a ``DeviceSpec`` that is being made, and store NumPy's scalars as Python's.
+
+    Raises:
+        InvalidDeviceError: a field is outside its range, or a cache has bytes and no rate.
+    """
+    for field in dataclasses.fields(device):
+        value = getattr(device, field.name)
+        checked = FIELDS[field.name].check(field.name, value)
+        if checked is not value:
+            object.__setattr__(device, field.name, checked)
+    for size, rate in _CACHES:
+        if getattr(device, size) and not getattr(device, rate):
+            accepted = f"a rate above 0 beside {size}={getattr(device, size):,}"
+            raise _refused(rate, accepted, 0, f"give the rate, or set {size}=0")
