@@ -19,9 +19,9 @@ Operand = Access | Literal
 class MaskedGroup:
     """The equations of a kernel, with the kernel axes of their operands."""
 
-    def __init__(self, lowered: Lowered, spec: KernelSpec) -> None:
+    def __init__(self, lowered: Lowered, spec: KernelSpec, index: IndexArithmetic | None = None) -> None:
         self.spec = spec
-        self.index = IndexArithmetic(lowered)
+        self.index = index or IndexArithmetic(lowered)
         self.sizes = tuple(axis.size for axis in spec.axes)
         self.nodes = [lowered.graph.nodes[n] for n in spec.nodes]
         self.equations: list[Equation] = [lowered.equations[n] for n in spec.nodes]

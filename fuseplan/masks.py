@@ -7,6 +7,7 @@ and no element has to be looked at.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,9 @@ MAX_DEPTH = 120
 _NEVER = 1 << 30
 
 _PARTS = 64  # into which a cell of undecided elements is divided, along all its axes together
-_CELLS = 1 << 20  # looked at before giving up
+_CELLS = 1 << 20
+"""Cells that one division may make before the question is given up: a counted limit, so that the answer
+is the same on any machine (some tenths of a second of numpy)."""
 
 
 class IndexArithmetic:
@@ -47,6 +50,8 @@ class IndexArithmetic:
         self.lowered = lowered
         self._depth: dict[int, int] = {}
         """How many operations lead from indices to a value."""
+        self._covered: dict[object, bool] = {}
+        """Answers of ``covers``, by the question with its axes numbered anew."""
 
     def __contains__(self, v: int) -> bool:
         # Not by recursion: a chain of sums may be as long as the graph.
@@ -128,22 +133,39 @@ class IndexArithmetic:
         sizes: Sequence[int],
     ) -> bool:
         """Whether along the ``reduced`` axes, at each index of all others, some element has
-        every key at its value. False also where that takes too long to find out.
+        every key at its value. False also where that takes too many cells to find out.
 
-        Cells are divided until each row of them has one that is decided.
+        The answer does not depend on tiles: all schedules of a group share it.
         """
         axes = sorted({a for access, _ in keys for a in access.axis_set})
-        cells: dict[int, Interval] = {a: (np.zeros(1, np.int64), np.full(1, sizes[a] - 1)) for a in axes}
+        number = {a: k for k, a in enumerate(axes)}
+        question = (
+            tuple(
+                (access.value, tuple(tuple(number[a] for a in dims) for dims in access.axes), value)
+                for access, value in keys
+            ),
+            tuple(a in reduced for a in axes),
+            tuple(sizes[a] for a in axes),
+        )
+        if question not in self._covered:
+            self._covered[question] = self._finds_cover(keys, axes, reduced, sizes)
+        return self._covered[question]
+
+    def _finds_cover(
+        self,
+        keys: Sequence[tuple[Access, float]],
+        axes: list[int],
+        reduced: frozenset[int],
+        sizes: Sequence[int],
+    ) -> bool:
+        """``covers``: cells are divided until each row of them has one that is decided."""
         rows = [a for a in axes if a not in reduced]
+        if self._has_bare_row(keys, axes, rows, sizes):
+            return False
+        cells: dict[int, Interval] = {a: (np.zeros(1, np.int64), np.full(1, sizes[a] - 1)) for a in axes}
         while True:
             count = len(next(iter(cells.values()))[0]) if cells else 1
-            if count > _CELLS:
-                return False
-            everywhere, nowhere = np.ones(count, bool), np.zeros(count, bool)
-            for access, value in keys:
-                lo, hi = self.bounds(access, cells, sizes)
-                everywhere &= (lo == value) & (hi == value)
-                nowhere |= (lo > value) | (hi < value)
+            everywhere, nowhere = self._decided(keys, cells, sizes, count)
             row = _numbered([(cells[a][0], sizes[a]) for a in rows], count)
             covered = np.zeros(row.max() + 1, bool)
             covered[row[everywhere]] = True
@@ -157,7 +179,40 @@ class IndexArithmetic:
             cells = {a: (lo[left], hi[left]) for a, (lo, hi) in cells.items()}
             if all((lo == hi).all() for lo, hi in cells.values()):
                 return False  # single elements that index arithmetic alone does not decide
-            cells = _divided(cells)
+            parts = _parts(cells)
+            if _n_divided(cells, parts) > _CELLS:
+                return False
+            cells = _divided(cells, parts)
+
+    def _has_bare_row(
+        self, keys: Sequence[tuple[Access, float]], axes: list[int], rows: list[int], sizes: Sequence[int]
+    ) -> bool:
+        """Whether at some index of ``rows`` the bounds over all other axes exclude a key's value: a row of
+        a periodic mask that lets nothing through is found without dividing any cell."""
+        shape = [sizes[a] for a in rows]
+        count = math.prod(shape)
+        if not rows or not 0 < count <= _CELLS:
+            return False
+        places = np.unravel_index(np.arange(count), shape)
+        cells: dict[int, Interval] = {a: (at, at) for a, at in zip(rows, places, strict=True)}
+        cells |= {a: (np.zeros(1, np.int64), np.full(1, sizes[a] - 1)) for a in axes if a not in cells}
+        return bool(self._decided(keys, cells, sizes, count)[1].any())
+
+    def _decided(
+        self,
+        keys: Sequence[tuple[Access, float]],
+        cells: Mapping[int, Interval],
+        sizes: Sequence[int],
+        count: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """For each of ``count`` cells, whether all of its elements have every key at its value, and whether
+        none has."""
+        everywhere, nowhere = np.ones(count, bool), np.zeros(count, bool)
+        for access, value in keys:
+            lo, hi = self.bounds(access, cells, sizes)
+            everywhere &= (lo == value) & (hi == value)
+            nowhere |= (lo > value) | (hi < value)
+        return everywhere, nowhere
 
 
 def constant(literal: Literal) -> Interval:
@@ -200,9 +255,23 @@ def _numbered(columns: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarr
     return code
 
 
-def _divided(cells: Mapping[int, Interval]) -> dict[int, Interval]:
+def _parts(cells: Mapping[int, Interval]) -> int:
+    """Into how many parts a cell is divided along each axis."""
+    return max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))
+
+
+def _n_divided(cells: Mapping[int, Interval], parts: int) -> int:
+    """How many cells ``_divided`` makes, without making them."""
+    total = 1
+    for lo, hi in cells.values():
+        extent = hi - lo + 1
+        width = -(-extent // parts)
+        total = total * -(-extent // width)
+    return int(np.sum(total))
+
+
+def _divided(cells: Mapping[int, Interval], parts: int) -> dict[int, Interval]:
     """Each cell divided along all its axes; cells of the same rows stay together."""
-    parts = max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))
     result = dict(cells)
     for axis in cells:
         lo, hi = result[axis]

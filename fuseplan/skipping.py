@@ -23,7 +23,7 @@ from fuseplan.interval_operations import Interval
 from fuseplan.intervals import unknown
 from fuseplan.lower import Lowered
 from fuseplan.masked_group import Assumption, MaskedGroup
-from fuseplan.masks import MAX_DEPTH
+from fuseplan.masks import MAX_DEPTH, IndexArithmetic
 
 _MAX_TILES = 1 << 24
 _MAX_CASES = 64
@@ -47,15 +47,22 @@ class Skips:
     the other tiles changes nothing. If False, all have to be walked."""
 
 
-def find_skips(lowered: Lowered, spec: KernelSpec, inner: int, nodes: Sequence[int]) -> Skips | None:
-    """The tiles that a pass over axis ``inner`` can skip; None if there are none.
+def find_skips(
+    lowered: Lowered,
+    spec: KernelSpec,
+    inner: int,
+    nodes: Sequence[int],
+    index: IndexArithmetic | None = None,
+) -> Skips | None:
+    """The tiles that a pass over axis ``inner`` can skip; None if there are none. ``index`` remembers what
+    other schedules have found out about the masks of ``lowered``.
 
     ``nodes`` are evaluated on every tile of the pass. A tile can be skipped if every
     reduction among them that combines tiles gets nothing but its neutral element from it.
     """
     if spec.axes[inner].n_tiles == 1:
         return None
-    group = MaskedGroup(lowered, spec)
+    group = MaskedGroup(lowered, spec, index)
     sinks = _sinks(group, inner, nodes)
     if not sinks or _diagonal(spec) or group.steps() > MAX_DEPTH:
         return None

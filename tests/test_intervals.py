@@ -106,3 +106,72 @@ def test_masks_lie_within_their_bounds(name, tile):
         assert block.max() <= hi[a, b]
         if tile == 1:  # nothing is lost on single elements
             np.testing.assert_allclose([lo[a, b], hi[a, b]], block.item(), rtol=1e-6)
+
+
+COVERED = {
+    **MASKS,
+    "periodic": lambda i, j: (i % 7 != 3) & (i >= j),
+    "every third": lambda i, j: (i + j) % 3 == 0,
+    "one a row": lambda i, j: i == j,
+    "nothing in the last row": lambda i, j: j > i,
+}
+
+
+@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("along", [(0,), (1,), (0, 1)])
+def test_what_covers_is_what_covers_element_by_element(name, along):
+    n = 48
+    lowered = lower(trace(lambda: COVERED[name](*index(n))))
+    (v,) = lowered.graph.outputs
+    whole = np.asarray(COVERED[name](*index(n))).astype(np.float64)
+    for value in np.unique(whole)[:4].tolist():
+        found = IndexArithmetic(lowered).covers([(Access(v, ((0,), (1,))), value)], frozenset(along), (n, n))
+        covered = (whole == value).any(axis=along).all()
+        assert found == covered or (name == "bias" and not found), "bounds of rounded numbers are not exact"
+
+
+def count_cells(monkeypatch):
+    counts = []
+    decided = IndexArithmetic._decided
+
+    def counted(self, keys, cells, sizes, count):
+        counts.append(count)
+        return decided(self, keys, cells, sizes, count)
+
+    monkeypatch.setattr(IndexArithmetic, "_decided", counted)
+    return counts
+
+
+def test_all_schedules_of_a_group_share_what_covers(monkeypatch):
+    counts = count_cells(monkeypatch)
+    lowered = lower(trace(lambda: COVERED["periodic"](*index(48))))
+    (v,) = lowered.graph.outputs
+    arithmetic = IndexArithmetic(lowered)
+    answers = {
+        arithmetic.covers([(Access(v, ((a,), (b,))), 1.0)], frozenset({b, 9}), dict.fromkeys((a, b), 48))
+        for a, b in ((0, 1), (3, 2), (5, 7))
+    }
+    assert len(answers) == 1
+    asked = len(counts)
+    arithmetic.covers([(Access(v, ((1,), (0,))), 1.0)], frozenset({0}), (48, 48))
+    assert len(counts) == asked, "it was asked before, by other axes"
+    arithmetic.covers([(Access(v, ((1,), (0,))), 1.0)], frozenset({1}), (48, 48))
+    assert len(counts) > asked, "along the other axis it is another question"
+
+
+@pytest.mark.parametrize("n", [4096, 8192, 65_536])
+@pytest.mark.parametrize("name", ["periodic", "every third", "one a row"])
+def test_what_covers_a_large_array_is_answered_from_few_cells(monkeypatch, name, n):
+    """The work is counted, not timed: no more cells than a few million are looked at or made."""
+    counts = count_cells(monkeypatch)
+
+    def mask():
+        i, j = jnp.arange(n)[:, None], jnp.arange(n)[None, :]
+        return COVERED[name](i, j)
+
+    lowered = lower(trace(mask))
+    (v,) = lowered.graph.outputs
+    found = IndexArithmetic(lowered).covers([(Access(v, ((0,), (1,))), 1.0)], frozenset({1}), (n, n))
+    assert not found or name != "periodic"
+    assert max(counts) <= 1 << 20
+    assert sum(counts) <= 1 << 21

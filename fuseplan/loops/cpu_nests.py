@@ -61,5 +61,5 @@ class CpuNests(Nests):
             program = program_of(self.graph, spec)
             assert program is not None
             assert self.lowered is not None
-            spec = replace(spec, walked=walked(self.lowered, spec, program))
+            spec = replace(spec, walked=walked(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))

@@ -98,7 +98,7 @@ class KernelNests(Nests):
             return kernel
         program = program_of(self.graph, spec)
         assert program is not None
-        spec = replace(spec, walked=walked_in_ranges(self.lowered, spec, program))
+        spec = replace(spec, walked=walked_in_ranges(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
 

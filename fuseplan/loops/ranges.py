@@ -17,6 +17,7 @@ from costmodel.kernel import KernelSpec
 from fuseplan.loops.passes import Program
 from fuseplan.loops.walks import skips_of
 from fuseplan.lower import Lowered
+from fuseplan.masks import IndexArithmetic
 from fuseplan.skipping import Skips
 
 
@@ -45,12 +46,15 @@ class Range:
         return row * 2
 
 
-def ranges_of(lowered: Lowered, spec: KernelSpec, program: Program) -> list[Range | None]:
+def ranges_of(
+    lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
+) -> list[Range | None]:
     """For each pass, the tiles that it walks; None if all of them."""
     if spec.streamed is None:
         return [None] * len(program.passes)
     n_tiles = spec.axes[spec.streamed].n_tiles
-    return [None if skips is None else _range(skips, n_tiles) for skips in skips_of(lowered, spec, program)]
+    every = skips_of(lowered, spec, program, index)
+    return [None if skips is None else _range(skips, n_tiles) for skips in every]
 
 
 def _range(skips: Skips, n_tiles: int) -> Range | None:
@@ -63,10 +67,12 @@ def _range(skips: Skips, n_tiles: int) -> Range | None:
     return Range(skips.axes[:-1], np.stack([first, count], axis=-1).astype(np.int32), skips, n_tiles)
 
 
-def walked_in_ranges(lowered: Lowered, spec: KernelSpec, program: Program) -> tuple[int, ...]:
+def walked_in_ranges(
+    lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
+) -> tuple[int, ...]:
     """For each pass, how many tiles it walks where nothing in the data forbids to leave some out;
     empty if all."""
-    ranges = ranges_of(lowered, spec, program)
+    ranges = ranges_of(lowered, spec, program, index)
     if all(r is None for r in ranges):
         return ()
     every = int(np.prod([axis.n_tiles for axis in spec.axes], dtype=np.int64))

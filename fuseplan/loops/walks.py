@@ -11,10 +11,13 @@ from costmodel.kernel import KernelSpec
 from costmodel.loops import tiles_walked
 from fuseplan.loops.passes import Program
 from fuseplan.lower import Lowered
+from fuseplan.masks import IndexArithmetic
 from fuseplan.skipping import Skips, find_skips
 
 
-def skips_of(lowered: Lowered, spec: KernelSpec, program: Program) -> list[Skips | None]:
+def skips_of(
+    lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
+) -> list[Skips | None]:
     """For each pass, the tiles that a mask leaves out. Passes of which one recalls what
     another has kept visit the same tiles."""
     stream = program.stream
@@ -24,7 +27,7 @@ def skips_of(lowered: Lowered, spec: KernelSpec, program: Program) -> list[Skips
     for p in program.passes:
         # What is recalled is part of the pass as far as masks go.
         nodes = [spec.nodes[i] for i in sorted((*p.loop, *p.recalled))]
-        skips.append(find_skips(lowered, spec, stream, nodes))
+        skips.append(find_skips(lowered, spec, stream, nodes, index))
     if not any(p.kept for p in program.passes):
         return skips
     linked = [k for k, p in enumerate(program.passes) if p.kept or p.recalled]
@@ -32,10 +35,12 @@ def skips_of(lowered: Lowered, spec: KernelSpec, program: Program) -> list[Skips
     return [common if k in linked else s for k, s in enumerate(skips)]
 
 
-def walked(lowered: Lowered, spec: KernelSpec, program: Program) -> tuple[int, ...]:
+def walked(
+    lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
+) -> tuple[int, ...]:
     """For each pass, how many tiles it visits where nothing in the data forbids to skip."""
     counts = []
-    for skips, every in zip(skips_of(lowered, spec, program), tiles_walked(spec), strict=True):
+    for skips, every in zip(skips_of(lowered, spec, program, index), tiles_walked(spec), strict=True):
         part = 1.0 if skips is None else float(skips.live.mean())
         counts.append(max(round(every * part), 1))
     return tuple(counts)
