@@ -3,34 +3,72 @@ the files that keep a measurement.
 
 A file is ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the variable),
 of NumPy or of a version of JAX (``fuseplan.calibrate``). It is made anew when it is missing,
-unreadable, of another version, another CPU or another maker. Nothing here raises: what
-cannot be read or measured takes a documented default.
+unreadable, of another version, another CPU or another maker.
+
+A figure is measured where its timings settle (``costmodel.settle``) and no other figure
+contradicts it. A figure that is not measured keeps the value that an earlier measurement gave it, or
+is assumed (``DEFAULTS``), and its source then says so and why. Nothing here raises.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import platform
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from costmodel.device import DeviceSpec
+from costmodel.settle import AGREEMENT, Figure, Timing, rate, settle
 
-VERSION = 4
+VERSION = 5
 """Of the file and of how it is measured: a file of another version is measured anew."""
 
-_SAMPLES = 5
+FIRST_USE_S = 10.0
+"""What a measurement on first use takes at most, and one compilation or sample."""
+
+ASKED_FOR_S = 60.0
+"""What a measurement that the user asks for takes at most."""
+
+MOST_ATTEMPTS = 3
+"""So many processes try to measure what is still assumed; later ones take the file as it is."""
+
 _SAMPLE_S = 0.01
 """A sample repeats its work for this long, far above the clock's and the scheduler's noise."""
+
+MATRIX = "matrix_flops_per_s"
+_RATES = (
+    "hbm_bytes_per_s",
+    "cache_bytes_per_s",
+    "private_cache_bytes_per_s",
+    *(f"{MATRIX}.{dtype}" for dtype in ("float32", "bfloat16", "float16", "float64")),
+    "vector_flops_per_s",
+    "transcendental_per_s",
+    "reduction_per_s",
+    "fresh_bytes_per_s",
+)
+FIGURES = (*_RATES, "launch_ps", "step_ps")
+"""What a measurement gives, by field of ``DeviceSpec``, the matrix rates by dtype."""
+
+_NO_FASTER = (
+    ("hbm_bytes_per_s", "cache_bytes_per_s"),
+    ("cache_bytes_per_s", "private_cache_bytes_per_s"),
+    ("transcendental_per_s", "vector_flops_per_s"),
+    ("reduction_per_s", "vector_flops_per_s"),
+)
+"""On every CPU the first rate of a pair is no higher than the second: an exponential takes more than
+one multiplication, and a level of memory is no faster than the next nearer one."""
 
 # What stands in for a number that this machine does not give: a small server of about 2020.
 DEFAULTS = {
@@ -59,23 +97,153 @@ _STEP_PS = 150_000
 _memory: dict[Path, DeviceSpec] = {}
 
 
-def cached_cpu(refresh: bool = False) -> DeviceSpec:
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What a measurement has come to: the device, and where each of ``FIGURES`` comes from."""
+
+    device: DeviceSpec
+    measured: tuple[str, ...]
+    """Measured now."""
+    kept: tuple[str, ...]
+    """Measured earlier, and kept because this measurement did not settle."""
+    assumed: tuple[str, ...]
+    """Never measured."""
+    problems: tuple[tuple[str, str], ...]
+    """Each figure that was not measured now, and why."""
+    is_stored: bool
+    """Whether the file has been written."""
+
+
+def cached_cpu() -> DeviceSpec:
     """This machine's CPU by NumPy's measure (``cached``)."""
-    return cached("numpy", measure, refresh)
+    return cached("numpy", measure)
 
 
-def cached(made_by: str, measure: Callable[[], DeviceSpec], refresh: bool = False) -> DeviceSpec:
-    """What ``measure()`` gave to ``made_by``: from memory, else from its file, else measured
-    and written. ``refresh=True`` measures again."""
+def cached(made_by: str, measure: Callable[[float], DeviceSpec]) -> DeviceSpec:
+    """What ``measure(FIRST_USE_S)`` gave to ``made_by``: from memory, else from its file, else measured
+    and written. Of a file with assumed figures these are tried again, by ``MOST_ATTEMPTS`` processes."""
     path = cache_path(made_by)
-    if not refresh:
-        known = _memory.get(path) or _read(path, made_by)
-        if known is not None:
-            _memory[path] = known
-            return known
-    device = _memory[path] = measure()
-    _write(path, made_by, device)
-    return device
+    known = _memory.get(path)
+    if known is None:
+        stored = _read(path, made_by)
+        if stored is not None and (not _unsettled(stored.device) or stored.attempts >= MOST_ATTEMPTS):
+            known = _memory[path] = stored.device
+        else:
+            attempts = 1 + (stored.attempts if stored is not None else 0)
+            known = recalibrated(made_by, measure, FIRST_USE_S, attempts).device
+    return known
+
+
+def recalibrated(
+    made_by: str, measure: Callable[[float], DeviceSpec], limit_s: float, attempts: int = 0
+) -> Calibration:
+    """Measure for ``limit_s`` seconds at most. What settles takes the place of what is in the file of
+    ``made_by``; what does not settle leaves it as it was. ``attempts`` counts the measurements that
+    nobody asked for, this one included."""
+    path = cache_path(made_by)
+    new = measure(limit_s)
+    # Read only now: another process may have written while this one measured.
+    stored = _read(path, made_by)
+    device, refused = (new, "") if stored is None else merged(stored.device, new)
+    assumed = _assumed(device)
+    measured = () if refused else tuple(name for name in FIGURES if name not in _assumed(new))
+    attempts = max(attempts, stored.attempts if stored is not None else 0)
+    is_stored = stored != _Stored(device, attempts) and _write(path, made_by, _Stored(device, attempts))
+    _memory[path] = device
+    kept = tuple(name for name in FIGURES if name not in measured and name not in assumed)
+    whys = {name: new.source(name).partition(_NOT_MEASURED)[2] for name in (*kept, *assumed)}
+    problems = tuple((name, why or refused or "nothing measures it") for name, why in whys.items())
+    return Calibration(device, measured, kept, assumed, problems, is_stored)
+
+
+def _assumed(device: DeviceSpec) -> tuple[str, ...]:
+    return tuple(name for name in FIGURES if device.source(name).startswith("assumed"))
+
+
+_NOT_MEASURED = "; not measured: "
+
+
+def _unsettled(device: DeviceSpec) -> tuple[str, ...]:
+    """The assumed figures that a measurement has tried to give."""
+    return tuple(name for name in _assumed(device) if _NOT_MEASURED in device.source(name))
+
+
+def figure_of(device: DeviceSpec, name: str) -> int:
+    """The value of one of ``FIGURES``."""
+    field, _, dtype = name.partition(".")
+    return device.matrix_rate(dtype) if dtype else int(getattr(device, field))
+
+
+def _with_figures(device: DeviceSpec, values: Mapping[str, int], sources: Mapping[str, str]) -> DeviceSpec:
+    """The device with other values and sources of some of ``FIGURES``."""
+    fields: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
+    fields[MATRIX] = tuple(
+        (dtype, values.get(f"{MATRIX}.{dtype}", known)) for dtype, known in device.matrix_flops_per_s
+    )
+    return dataclasses.replace(device, **fields, sources=tuple({**dict(device.sources), **sources}.items()))
+
+
+def measured_cpu(
+    known: DeviceSpec, figures: Mapping[str, Figure], how: Mapping[str, str], made_by: str
+) -> DeviceSpec:
+    """``known`` with the figures that were measured; the others stay assumed, with the reason. ``how``
+    says what was timed for each."""
+    figures = without_contradictions(figures)
+    values: dict[str, int] = {}
+    sources: dict[str, str] = {}
+    date = datetime.now(UTC).date().isoformat()
+    for name in how:
+        figure = figures.get(name, Figure.missing("its program could not be made"))
+        if figure.problem:
+            sources[name] = f"{known.source(name)}{_NOT_MEASURED}{figure.problem}"
+            continue
+        values[name] = int(figure.value)
+        sources[name] = (
+            f"measured: {how[name]} ({made_by}, {date}; samples within {100 * figure.spread:.0f} %)"
+        )
+    return _with_figures(known, values, sources)
+
+
+def without_contradictions(figures: Mapping[str, Figure]) -> dict[str, Figure]:
+    """The figures, those that cannot be true together as not measured. Rates of ``_NO_FASTER`` that are
+    the wrong way round by no more than samples differ are made equal."""
+    found = dict(figures)
+    for name, figure in found.items():
+        if not figure.problem and not figure.value >= 1:
+            found[name] = Figure.missing(f"the timings give {figure.value:.3g}")
+    wrong = set()
+    for slow, fast in _NO_FASTER:
+        low, high = (found.get(name, Figure.missing("")) for name in (slow, fast))
+        if low.value > high.value * (1 + AGREEMENT):  # false where one of them is missing
+            wrong |= {(slow, f"{low.value:.3g}, more than {fast}, {high.value:.3g}")}
+            wrong |= {(fast, f"{high.value:.3g}, less than {slow}, {low.value:.3g}")}
+        elif low.value > high.value:
+            found[fast] = Figure(low.value, high.spread)
+    for name, text in wrong:
+        found[name] = Figure.missing(f"the timings give {text}, which no CPU can")
+    return found
+
+
+def contradictions(device: DeviceSpec) -> str:
+    """The pairs of measured rates that cannot be true together, in words; empty where there are none."""
+    assumed = _assumed(device)
+    return ", ".join(
+        f"{slow} is higher than {fast}"
+        for slow, fast in _NO_FASTER
+        if slow not in assumed and fast not in assumed and figure_of(device, slow) > figure_of(device, fast)
+    )
+
+
+def merged(old: DeviceSpec, new: DeviceSpec) -> tuple[DeviceSpec, str]:
+    """``new``, with the figures of ``old`` where only ``old`` measured them. Where the two together would
+    contradict each other, ``old`` as it is, and the contradiction."""
+    assumed, known = _assumed(new), _assumed(old)
+    kept = [name for name in assumed if name not in known]
+    device = _with_figures(
+        new, {name: figure_of(old, name) for name in kept}, {name: old.source(name) for name in kept}
+    )
+    found = contradictions(device)
+    return (old, f"with the figures that are kept, {found}") if found else (device, "")
 
 
 def cache_path(made_by: str = "numpy") -> Path:
@@ -134,21 +302,22 @@ def described_cpu() -> DeviceSpec:
                 f"{sysfs}: XLA runs one tile at a time on all cores, so a tile may fill every core's "
                 "second-level cache and half of the shared one",
             ),
-            ("launch_ps", "measured once: one 16x16 dot of an XLA CPU program, in a loop (jax 0.12)"),
-            ("matrix_flops_per_s", assumed),
+            ("launch_ps", "assumed: one 16x16 dot of an XLA CPU program in a loop took as long on a server"),
+            (MATRIX, "of each dtype by itself"),
+            *((f"{MATRIX}.{dtype}", assumed) for dtype in ("float32", "bfloat16", "float16", "float64")),
             ("vector_flops_per_s", assumed),
             ("transcendental_per_s", assumed),
             ("private_cache_bytes", f"{sysfs}, times the cores that do not share it"),
             ("private_cache_bytes_per_s", assumed),
             ("fresh_bytes_per_s", f"{assumed}, pages of 4 KiB"),
             ("reduction_per_s", assumed),
-            ("step_ps", "measured once: a loop of XLA that copies a 16x16 tile each turn (jax 0.12)"),
+            ("step_ps", "assumed: a turn of an XLA loop that copies a 16x16 tile took as long on a server"),
         ),
     )
 
 
-def measure() -> DeviceSpec:
-    """Measure this CPU with NumPy, in some two seconds.
+def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
+    """Measure this CPU with NumPy, in ``limit_s`` seconds at most; some two on an idle machine.
 
     Limits: matrix rates are those of NumPy's BLAS, not XLA's; the vector rate is that of
     ``np.multiply`` in the first-level cache, bound by its loads and stores, so XLA's fused
@@ -158,36 +327,58 @@ def measure() -> DeviceSpec:
     known = described_cpu()
     cores, shared = known.core_count, known.cache_bytes
     with ThreadPoolExecutor(cores) as pool:
-        f32 = _measured("float32", lambda: _matmul_rate(np.float32))
-        f64 = _measured("float64", lambda: _matmul_rate(np.float64))
         # Far past the cache, within 256 MiB an array; and half of the cache for both arrays.
-        hbm = _measured(
-            "hbm_bytes_per_s", lambda: _copy_rate(pool, cores, min(max(4 * shared, 64 << 20), 256 << 20))
-        )
-        cache = _measured("cache_bytes_per_s", lambda: _copy_rate(pool, cores, shared // 4))
-        vector = _measured("vector", lambda: cores * _elementwise_rate(np.multiply))
-        transcendental = _measured("transcendental", lambda: cores * _elementwise_rate(np.exp))
-    cache = max(cache, hbm)  # no slower than memory, whatever a noisy neighbour does
-    by_copy = "measured: np.copyto within the last-level cache, a thread a core"
-    sources = {
-        "hbm_bytes_per_s": "measured: np.copyto past the cache, a thread a core, read + written",
+        far = min(max(4 * shared, 64 << 20), 256 << 20)
+        timed = {
+            f"{MATRIX}.float32": functools.partial(_matmul, np.float32),
+            f"{MATRIX}.float64": functools.partial(_matmul, np.float64),
+            "hbm_bytes_per_s": functools.partial(_copy, pool, cores, far),
+            "cache_bytes_per_s": functools.partial(_copy, pool, cores, shared // 4),
+            "vector_flops_per_s": functools.partial(_elementwise, np.multiply, cores),
+            "transcendental_per_s": functools.partial(_elementwise, np.exp, cores),
+        }
+        figures = _timed(timed, limit_s)
+    by_copy = "np.copyto within the last-level cache, a thread a core"
+    how = {
+        "hbm_bytes_per_s": "np.copyto past the cache, a thread a core, read + written",
         "cache_bytes_per_s": by_copy,
-        "private_cache_bytes_per_s": f"no faster than the shared cache ({by_copy})",
-        "matrix_flops_per_s": "measured: np.matmul; assumed: 16-bit types run at the rate of float32, to "
-        "which XLA converts them on CPUs without matrix instructions for them",
-        "vector_flops_per_s": "measured: np.multiply in the first-level cache, one core times their number",
-        "transcendental_per_s": "measured: np.exp in float32, one core times their number",
+        f"{MATRIX}.float32": "np.matmul of 1024x1024x1024",
+        f"{MATRIX}.float64": "np.matmul of 1024x1024x1024",
+        "vector_flops_per_s": "np.multiply in the first-level cache, one core times their number",
+        "transcendental_per_s": "np.exp in float32, one core times their number",
     }
-    return dataclasses.replace(
-        known,
-        hbm_bytes_per_s=hbm,
-        cache_bytes_per_s=cache,
-        private_cache_bytes_per_s=cache,
-        matrix_flops_per_s=(("float32", f32), ("bfloat16", f32), ("float16", f32), ("float64", f64)),
-        vector_flops_per_s=vector,
-        transcendental_per_s=transcendental,
-        sources=tuple({**dict(known.sources), **sources}.items()),
+    cpu = measured_cpu(known, figures, how, f"NumPy {np.__version__}")
+    # What follows from other figures is assumed: nothing has measured it.
+    follows = {
+        "private_cache_bytes_per_s": ("cache_bytes_per_s", "as fast as the shared cache"),
+        f"{MATRIX}.bfloat16": (f"{MATRIX}.float32", "at the rate of float32, to which XLA converts it"),
+        f"{MATRIX}.float16": (f"{MATRIX}.float32", "at the rate of float32, to which XLA converts it"),
+    }
+    return _with_figures(
+        cpu,
+        {name: figure_of(cpu, other) for name, (other, _) in follows.items()},
+        {name: f"assumed: {text}" for name, (_, text) in follows.items()},
     )
+
+
+def _timed(
+    programs: Mapping[str, Callable[[], tuple[Callable[[], float], float]]], limit_s: float
+) -> dict[str, Figure]:
+    """The rate of each program that can be made: a sampler, and the work that it does."""
+    end = time.monotonic() + limit_s
+    samplers: dict[str, Callable[[], float]] = {}
+    works: dict[str, float] = {}
+    figures: dict[str, Figure] = {}
+    for name, make in programs.items():
+        if time.monotonic() >= end:
+            figures[name] = Figure.missing("no time was left for it")
+            continue
+        try:
+            samplers[name], works[name] = make()
+        except (OSError, MemoryError, ValueError, ArithmeticError, RuntimeError) as error:
+            figures[name] = Figure.missing(f"{type(error).__name__}: {error}")
+    timings: dict[str, Timing] = settle(samplers, end - time.monotonic())
+    return figures | {name: rate(timing, works[name]) for name, timing in timings.items()}
 
 
 def core_count() -> int:
@@ -239,34 +430,26 @@ def capacity_bytes() -> int:
     return DEFAULTS["capacity_bytes"]
 
 
-def _measured(name: str, rate: Callable[[], float]) -> int:
-    """``rate()`` as a positive integer, or the default where it cannot be had."""
-    try:
-        return max(int(rate()), 1)
-    except (OSError, MemoryError, ValueError, ArithmeticError, RuntimeError):
-        return DEFAULTS[name]
-
-
-def _seconds(work: Callable[[], object]) -> float:
-    """The shortest time of one call of ``work``, after one call to warm up: what the machine
-    can do; whatever else runs on it only adds."""
+def _sampler(work: Callable[[], object]) -> Callable[[], float]:
+    """The seconds of one call of ``work``, repeated for ``_SAMPLE_S`` in a sample."""
     work()
     start = time.perf_counter()
     work()
     repeats = max(1, int(_SAMPLE_S / max(time.perf_counter() - start, 1e-9)))
-    samples = []
-    for _ in range(_SAMPLES):
+
+    def sample() -> float:
         start = time.perf_counter()
         for _ in range(repeats):
             work()
-        samples.append((time.perf_counter() - start) / repeats)
-    return min(samples)
+        return (time.perf_counter() - start) / repeats
+
+    return sample
 
 
-def _matmul_rate(dtype: type[np.floating[Any]]) -> float:
+def _matmul(dtype: type[np.floating[Any]]) -> tuple[Callable[[], float], float]:
     n = 1024
     a, b, out = (np.full((n, n), 0.5, dtype) for _ in range(3))
-    return 2 * n**3 / _seconds(lambda: np.matmul(a, b, out=out))
+    return _sampler(lambda: np.matmul(a, b, out=out)), 2 * n**3
 
 
 def _on_all(pool: ThreadPoolExecutor, cores: int, work: Callable[[int], object]) -> Callable[[], object]:
@@ -274,8 +457,8 @@ def _on_all(pool: ThreadPoolExecutor, cores: int, work: Callable[[int], object])
     return lambda: list(pool.map(work, range(cores)))
 
 
-def _copy_rate(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> float:
-    """Bytes a second read plus written, copying arrays of ``nbytes`` in all."""
+def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[], float], float]:
+    """Copies arrays of ``nbytes`` in all; the work is the bytes read plus written."""
     count = max(nbytes // 4 // cores, 1024)
     pairs = [(np.ones(count, np.float32), np.zeros(count, np.float32)) for _ in range(cores)]
     # Small copies are repeated inside the thread, or handing out the work is what is timed.
@@ -286,51 +469,72 @@ def _copy_rate(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> float:
         for _ in range(inner):
             np.copyto(target, source)
 
-    return 2 * 4 * count * cores * inner / _seconds(_on_all(pool, cores, copy))
+    return _sampler(_on_all(pool, cores, copy)), 2 * 4 * count * cores * inner
 
 
-def _elementwise_rate(function: np.ufunc) -> float:
-    """Elements a second of ``function`` on float32 arrays of 16 KiB, on one core: threads
-    would queue for the interpreter lock at every call."""
+def _elementwise(function: np.ufunc, cores: int) -> tuple[Callable[[], float], float]:
+    """``function`` on float32 arrays of 16 KiB, on one core: threads would queue for the interpreter lock
+    at every call. The work is that of all cores."""
     source, target = np.full(4096, 0.5, np.float32), np.empty(4096, np.float32)
     operands = (source,) * function.nin
-    return source.size / _seconds(lambda: function(*operands, out=target))
+    return _sampler(lambda: function(*operands, out=target)), source.size * cores
 
 
 def _key(made_by: str) -> str:
     return f"{cpu_model()} x {core_count()}, {made_by}"
 
 
-def _read(path: Path, made_by: str) -> DeviceSpec | None:
-    """The device in the file, or None if it is missing, damaged, old, or of another
-    CPU or maker."""
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """What a file holds."""
+
+    device: DeviceSpec
+    attempts: int
+    """Measurements so far that left a figure assumed."""
+
+
+def _read(path: Path, made_by: str) -> _Stored | None:
+    """What the file holds, or None if it is missing, damaged, old, or of another CPU or maker."""
     try:
         data = json.loads(path.read_text())
         if data["version"] != VERSION or data["key"] != _key(made_by):
             return None
-        fields = data["device"]
-        for name in ("matrix_flops_per_s", "sources"):
-            fields[name] = tuple((str(a), b) for a, b in fields[name])
+        fields, attempts = data["device"], data["attempts"]
+        for name in (MATRIX, "sources"):
+            fields[name] = tuple((name, value) for name, value in fields[name])
         device = DeviceSpec(**fields)
-        numbers = [getattr(device, f.name) for f in dataclasses.fields(device) if f.type == "int"]
-        rates = [device.hbm_bytes_per_s, device.cache_bytes_per_s, device.private_cache_bytes_per_s]
-        rates += [device.vector_flops_per_s, device.transcendental_per_s]
-        rates += [rate for _, rate in device.matrix_flops_per_s]
-        return device if all(type(n) is int and n >= 0 for n in numbers + rates) and all(rates) else None
-    except (OSError, ValueError, KeyError, TypeError):
+        if type(attempts) is not int or attempts < 0 or device.platform != "cpu":
+            return None
+        stated = all(device.source(name).startswith(("measured: ", "assumed: ")) for name in FIGURES)
+        return _Stored(device, attempts) if stated and not contradictions(device) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None
 
 
-def _write(path: Path, made_by: str, device: DeviceSpec) -> None:
-    """Write the file in one step, so that no reader sees half of it. A directory that
-    cannot be written costs only the next measurement."""
-    data = {"version": VERSION, "key": _key(made_by), "device": dataclasses.asdict(device)}
-    with contextlib.suppress(OSError):
+def _write(path: Path, made_by: str, stored: _Stored) -> bool:
+    """Write the file in one step, so that no reader sees half of it; whether it was written. A directory
+    that cannot be written costs only the next measurement."""
+    data = {
+        "version": VERSION,
+        "key": _key(made_by),
+        "attempts": stored.attempts,
+        "assumed": _assumed(stored.device),
+        "device": dataclasses.asdict(stored.device),
+    }
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=".cpu-", suffix=".json")
-        try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(data, file, indent=1)
-            os.replace(name, path)
-        except OSError:
+    except OSError:
+        return False
+    try:
+        with os.fdopen(handle, "w") as file:
+            json.dump(data, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(name, path)
+    except OSError:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
             Path(name).unlink(missing_ok=True)
+    return True

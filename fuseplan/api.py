@@ -286,7 +286,8 @@ def compare(
     """A function that plans ``f`` by each planner, by default all but ``xla``; a frame, a row each.
 
     Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, recomputed_flops, status, bound_us, gap,
-    planning_s, ratio`` (``ratio``: modelled time over the first planner's). With ``measure=True`` each
+    planning_s, ratio, assumed`` (``ratio``: modelled time over the first planner's; ``assumed``: the
+    figures of the device that are neither measured nor published). With ``measure=True`` each
     program is also run here, in turns with ``jax.jit``'s, and its results are checked against those:
     ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over ``jax.jit``'s in the same run;
     NaN where nothing was measured). What a plan leaves to XLA, XLA fuses as it likes: on a CPU, plans

@@ -6,9 +6,6 @@ jitted programs reach on JAX's CPU backend is measured here, once for each versi
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import itertools
 import sys
 import threading
 import time
@@ -21,16 +18,26 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from costmodel.calibrate import cache_path, cached, cached_cpu, described_cpu
+from costmodel import calibrate as by_numpy
+from costmodel.calibrate import (
+    ASKED_FOR_S,
+    FIRST_USE_S,
+    MATRIX,
+    Calibration,
+    cache_path,
+    cached,
+    described_cpu,
+    measured_cpu,
+    recalibrated,
+)
 from costmodel.device import DeviceSpec
+from costmodel.settle import Figure, Timing, difference, duration_ps, rate, settle
 
 MADE_BY = f"jax-{jax.__version__}"
 """Stands in the cache file's key and name: another JAX brings another XLA."""
 
-_COMPILE_S = 4.0
-_SAMPLE_S = 3.0
-_ROUNDS = 3
-"""After these seconds no further program is compiled, and after so many rounds none is sampled again."""
+_COMPILE_SHARE = 0.6
+"""After this part of the time no further program is compiled; the rest is for samples."""
 
 _LEAST_S = 0.004
 """A sample takes this long or more: far above the clock's noise and a program's own start."""
@@ -53,26 +60,34 @@ _FRESH_BYTES = 64 << 20
 _lock = threading.Lock()
 
 
-def local_cpu(refresh: bool = False) -> DeviceSpec:
+def local_cpu() -> DeviceSpec:
     """This machine's CPU as XLA drives it: from memory, else from the cache file, else
-    measured in some seconds and written. ``refresh=True`` measures again.
+    measured in ``FIRST_USE_S`` seconds at most and written. ``recalibrate_cpu`` measures again.
 
-    Without a CPU backend (``JAX_PLATFORMS=cuda``) the rates are NumPy's. Never raises.
+    ``DeviceSpec.assumed`` names the figures that could not be measured. Without a CPU backend
+    (``JAX_PLATFORMS=cuda``) the rates are NumPy's. Never raises.
 
     Example:
         >>> local_cpu().platform
         'cpu'
     """
-    if not _has_backend():
-        return cached_cpu(refresh)
 
-    def announced() -> DeviceSpec:
-        if not refresh and sys.stderr is not None and sys.stderr.isatty():
+    def announced(limit_s: float) -> DeviceSpec:
+        if sys.stderr is not None and sys.stderr.isatty():
             print("fuseplan: measuring this CPU, once; `fuseplan calibrate` does it anew", file=sys.stderr)
-        return measure()
+        return measure(limit_s)
 
     with _lock:  # two measurements at a time would each see half of the machine
-        return cached(MADE_BY, announced, refresh)
+        return cached(MADE_BY, announced) if _has_backend() else by_numpy.cached_cpu()
+
+
+def recalibrate_cpu(limit_s: float = ASKED_FOR_S) -> Calibration:
+    """Measure this CPU anew. A figure whose timings do not settle within ``limit_s`` seconds keeps
+    what an earlier measurement gave it."""
+    with _lock:
+        if not _has_backend():
+            return recalibrated("numpy", by_numpy.measure, limit_s)
+        return recalibrated(MADE_BY, measure, limit_s)
 
 
 def cache_file() -> Path:
@@ -87,8 +102,9 @@ def _has_backend() -> bool:
         return False
 
 
-def measure() -> DeviceSpec:
-    """Measure what XLA reaches on this CPU, in under ten seconds.
+def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
+    """Measure what XLA reaches on this CPU, in ``limit_s`` seconds at most, and one compilation or sample;
+    in some seven on an idle machine of two cores. What does not settle in that time is assumed.
 
     Limits: the rates are those of a loop's steady state, in place. What the first touch of
     memory takes on top, which the system clears and maps, is ``fresh_bytes_per_s``.
@@ -96,53 +112,72 @@ def measure() -> DeviceSpec:
     # A thread of its own: the trace, the precision and the device that the caller is under
     # are not the measurement's.
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(_measure, described_cpu()).result()
+        return pool.submit(_measure, described_cpu(), limit_s).result()
 
 
-def _measure(known: DeviceSpec) -> DeviceSpec:
+def _measure(known: DeviceSpec, limit_s: float) -> DeviceSpec:
+    end = time.monotonic() + limit_s
     with jax.default_device(jax.devices("cpu")[0]), jax.enable_x64(True):
-        loops = _sampled(_programs(known))
-    found: dict[str, Any] = {}
-    sources = dict(known.sources)
+        loops, failures = _compiled(_programs(known), limit_s)
+        timings = settle({name: loop.sample for name, loop in loops.items()}, end - time.monotonic())
+    works = {name: loop.work for name, loop in loops.items()}
+    return measured_cpu(known, _figures(failures | timings, works), _HOW, f"XLA of {MADE_BY}")
 
-    def keep(field: str, value: float, how: str) -> int:
-        """Note ``value`` where there is one; else, or where noise made it none, what is known stays."""
-        if not value >= 1:  # nan too
-            return int(getattr(known, field))
-        found[field], sources[field] = int(value), f"measured: {how} (XLA of {MADE_BY})"
-        return int(value)
 
-    def rate(name: str) -> float:
-        return loops[name].work / loops[name].turn_s if name in loops else float("nan")
+_DOT = f"{_TINY}x{_TINY} dot"
+_IN_L2 = "in half of the second-level caches"
+_MOVED = "x*0.5+1 in place, read + written,"
+_HOW = {
+    "hbm_bytes_per_s": f"{_MOVED} past the caches",
+    "cache_bytes_per_s": f"{_MOVED} in half of the last-level cache",
+    "private_cache_bytes_per_s": f"{_MOVED} {_IN_L2}",
+    f"{MATRIX}.float32": "dots of 1024x1024x1024",
+    f"{MATRIX}.bfloat16": "dots of 512x512x512",
+    f"{MATRIX}.float16": "dots of 512x512x512",
+    f"{MATRIX}.float64": "dots of 1024x1024x1024",
+    "vector_flops_per_s": f"{_CHAIN} fused multiply-adds, two flops each, {_IN_L2}",
+    "transcendental_per_s": f"exp in float32, {_IN_L2}",
+    "reduction_per_s": f"sums of rows of {_ROW} float32, {_IN_L2}",
+    "fresh_bytes_per_s": f"x+1 of {_FRESH_BYTES >> 20} MiB into new memory, what it takes longer than in "
+    "place",
+    "launch_ps": f"one {_DOT} more in a loop",
+    "step_ps": f"a loop that copies one {_TILE}x{_TILE} tile a turn, without the {_DOT} beside",
+}
+"""What is timed for each figure."""
 
-    def turn_ps(name: str) -> float:
-        return 1e12 * loops[name].turn_s if name in loops else float("nan")
+_PROGRAM_OF = {
+    "hbm_bytes_per_s": "memory",
+    "cache_bytes_per_s": "shared",
+    "private_cache_bytes_per_s": "private",
+    "vector_flops_per_s": "vector",
+    "transcendental_per_s": "exp",
+    "reduction_per_s": "sums",
+}
+"""The figures that are the work of one program over its time."""
 
-    dot = f"{_TINY}x{_TINY} dot"
-    launch_ps = keep("launch_ps", (turn_ps("dots") - turn_ps("dot")) / _MORE, f"one {dot} more in a loop")
-    step_ps = turn_ps("tile") - launch_ps
-    keep("step_ps", step_ps, f"a loop that copies one {_TILE}x{_TILE} tile a turn, without the {dot} beside")
-    in_l2 = "in half of the second-level caches"
-    keep("vector_flops_per_s", rate("vector"), f"{_CHAIN} fused multiply-adds, two flops each, {in_l2}")
-    keep("transcendental_per_s", rate("exp"), f"exp in float32, {in_l2}")
-    keep("reduction_per_s", rate("sums"), f"sums of rows of {_ROW} float32, {in_l2}")
-    moved = "x*0.5+1 in place, read + written,"
-    level = keep("hbm_bytes_per_s", rate("memory"), f"{moved} past the caches")
-    for field, name, where in (
-        ("cache_bytes_per_s", "shared", "in half of the last-level cache"),
-        ("private_cache_bytes_per_s", "private", in_l2),
-    ):
-        # A level that a noisy neighbour slows down, or that is not known, is no slower than the next.
-        level = found[field] = max(level, keep(field, rate(name), f"{moved} {where}, no less than the next"))
-    fresh = f"x+1 of {_FRESH_BYTES >> 20} MiB into new memory, what it takes longer than in place"
-    keep("fresh_bytes_per_s", rate("fresh"), fresh)
-    matrix = {dtype: rate(dtype) for dtype in _MATRIX if dtype in loops}
-    if matrix:
-        assumed = "".join(f"; assumed: {dtype}" for dtype in _MATRIX if dtype not in matrix)
-        sizes = "dots of 1024x1024x1024, 16-bit types of 512x512x512"
-        found["matrix_flops_per_s"] = tuple((d, int(matrix.get(d, known.matrix_rate(d)))) for d in _MATRIX)
-        sources["matrix_flops_per_s"] = f"measured: {sizes} (XLA of {MADE_BY}){assumed}"
-    return dataclasses.replace(known, **found, sources=tuple(sources.items()))
+
+def _figures(timings: dict[str, Timing], works: dict[str, float]) -> dict[str, Figure]:
+    """The figures that follow from the programs' times."""
+
+    def of(name: str) -> Timing:
+        return timings.get(name, Timing(failure="its program was not run"))
+
+    found = {figure: rate(of(name), works.get(name, 0)) for figure, name in _PROGRAM_OF.items()}
+    for dtype in _MATRIX:
+        found[f"{MATRIX}.{dtype}"] = rate(of(dtype), works.get(dtype, 0))
+    launch = difference(duration_ps(of("dots")), duration_ps(of("dot")), _MORE)
+    found["launch_ps"] = launch
+    found["step_ps"] = difference(duration_ps(of("tile")), launch)
+    found["fresh_bytes_per_s"] = _fresh(of("fresh"), of("in place"), works.get("fresh", 0))
+    return found
+
+
+def _fresh(fresh: Timing, in_place: Timing, nbytes: float) -> Figure:
+    """Bytes a second of what new memory takes longer. An allocator that keeps what is freed makes no
+    difference: then new memory is as good as free."""
+    if problem := fresh.problem or in_place.problem:
+        return Figure.missing(problem)
+    return Figure(nbytes / max(fresh.seconds - in_place.seconds, 1e-9), fresh.spread + in_place.spread)
 
 
 # 16-bit types at a small size: where XLA has no kernel for them they run far slower.
@@ -150,7 +185,7 @@ _MATRIX = {"float32": 1024, "float64": 1024, "bfloat16": 512, "float16": 512}
 
 
 class _Loop:
-    """``state = turn(i, state)`` in a loop inside one program, timed at its fastest.
+    """``state = turn(i, state)`` in a loop inside one program; a sample is the seconds of one turn.
 
     ``tiny`` dots stand beside it: without one XLA may compile the whole loop into one kernel
     on one core, as it does to no loop that has more to do.
@@ -169,22 +204,17 @@ class _Loop:
         dot, weight = (jnp.full((_TINY, _TINY), 1 / _TINY, jnp.float32) for _ in range(2))
         self._carry = (state, dot, weight)
         self._turns = 1
-        self.turn_s = float("inf")
         self._seconds()  # compiles
-        # Two long runs, not one: a single one may be another process's doing, after too few turns.
-        while min(self.sample(), self.sample()) < _LEAST_S:
-            pass
 
     def sample(self) -> float:
-        """Run once more, for so many seconds; the fastest run counts, as whatever else runs here
-        only adds."""
-        seconds = self._seconds()
-        self.turn_s = min(self.turn_s, seconds / self._turns)
-        if seconds < _LEAST_S:
+        """Run once more: the seconds of a turn, in a run that is long enough to tell."""
+        while True:
+            seconds, turns = self._seconds(), self._turns
+            if seconds >= _LEAST_S:
+                return seconds / turns
             # So short a run is mostly the program's own start: by no more than eight at a time.
             # Also later, if it was another process that made the first runs long.
-            self._turns = 1 + min(int(1.5 * self._turns * _LEAST_S / seconds), 8 * self._turns)
-        return seconds
+            self._turns = 1 + min(int(1.5 * turns * _LEAST_S / max(seconds, 1e-9)), 8 * turns)
 
     def _seconds(self) -> float:
         start = time.perf_counter()
@@ -193,55 +223,44 @@ class _Loop:
 
 
 class _Touch:
-    """``x + 1`` into memory that the system has to find, against the same in place: ``turn_s``
-    is what that takes longer, at the fastest of each, and ``work`` the bytes of the result."""
+    """``x + 1`` into memory that the system has to find, or in place; ``work`` is the bytes of the result."""
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, in_place: bool) -> None:
         self._x = jnp.zeros((nbytes // (4 * _ROW), _ROW), jnp.float32)
         self.work = float(self._x.nbytes)
-        self._new = jax.jit(lambda x: x + 1)
-        self._in_place = jax.jit(lambda x: x + 1, donate_argnums=0)
-        self._times()  # compiles
-        self._best = self._times()
-
-    @property
-    def turn_s(self) -> float:
-        new, in_place = self._best
-        # Where the allocator keeps what is freed there is no difference: as good as nothing.
-        return max(new - in_place, 1e-9)
+        self._in_place = in_place
+        self._run = jax.jit(lambda x: x + 1, donate_argnums=0) if in_place else jax.jit(lambda x: x + 1)
+        self.sample()  # compiles
 
     def sample(self) -> float:
-        """Run each once more, for so many seconds."""
-        times = self._times()
-        self._best = min(self._best[0], times[0]), min(self._best[1], times[1])
-        return sum(times)
-
-    def _times(self) -> tuple[float, float]:
+        """Run once more, for so many seconds."""
         start = time.perf_counter()
-        result = jax.block_until_ready(self._new(self._x))
-        middle = time.perf_counter()
-        result.delete()  # back to the system, before the next is asked for
-        again = time.perf_counter()
-        self._x = jax.block_until_ready(self._in_place(self._x))
-        return middle - start, time.perf_counter() - again
+        result = jax.block_until_ready(self._run(self._x))
+        seconds = time.perf_counter() - start
+        if self._in_place:
+            self._x = result
+        else:
+            result.delete()  # back to the system, before the next is asked for
+        return seconds
 
 
-def _sampled(programs: dict[str, Callable[[], _Loop | _Touch]]) -> dict[str, _Loop | _Touch]:
-    """The programs that run here, sampled in turns, so that no passing load hits one alone."""
-    end = time.monotonic() + _COMPILE_S
+def _compiled(
+    programs: dict[str, Callable[[], _Loop | _Touch]], limit_s: float
+) -> tuple[dict[str, _Loop | _Touch], dict[str, Timing]]:
+    """The programs that run here; of the others, why not."""
+    end = time.monotonic() + _COMPILE_SHARE * limit_s
     loops: dict[str, _Loop | _Touch] = {}
+    failures: dict[str, Timing] = {}
     for name, program in programs.items():
-        # Whatever XLA cannot do here, a default stands in for.
-        with contextlib.suppress(Exception):
-            if time.monotonic() < end:
-                loops[name] = program()
-    end = time.monotonic() + _SAMPLE_S
-    with contextlib.suppress(Exception):
-        for turn, loop in enumerate(itertools.cycle(loops.values())):
-            if turn >= _ROUNDS * len(loops) and time.monotonic() >= end:
-                break
-            loop.sample()
-    return loops
+        if time.monotonic() >= end:
+            failures[name] = Timing(failure="no time was left to compile its program")
+            continue
+        try:
+            loops[name] = program()
+        except Exception as error:  # whatever XLA cannot do here, what is known stands in for
+            first_line = (str(error).splitlines() or [""])[0]
+            failures[name] = Timing(failure=f"{type(error).__name__}: {first_line}")
+    return loops, failures
 
 
 def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
@@ -297,7 +316,8 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
         "dots": lambda: dots(1 + _MORE),
         "tile": tiles,
         "memory": lambda: fused(memory_bytes, 8, scale),
-        "fresh": lambda: _Touch(_FRESH_BYTES),
+        "fresh": lambda: _Touch(_FRESH_BYTES, in_place=False),
+        "in place": lambda: _Touch(_FRESH_BYTES, in_place=True),
         "shared": lambda: fused(known.cache_bytes // 2, 8, scale),
         "private": lambda: fused(in_l2, 8, scale),
         "float64": lambda: matmul("float64"),

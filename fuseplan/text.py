@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node, OpKind, Value
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.plan import Kernel, Plan
@@ -156,6 +157,20 @@ def status_text(plan: Plan) -> str:
     return f"within {plan.gap:.1%} of the bound".replace("%", " %")
 
 
+def assumed_text(device: DeviceSpec) -> str:
+    """The figures of a device that are assumed, in a sentence; empty where none is."""
+    if not device.assumed:
+        return ""
+    figures = f"assumed of {device.name}, not measured or published: {', '.join(device.assumed)}"
+    return figures + (" (`fuseplan calibrate` measures this CPU)" if device.platform == "cpu" else "")
+
+
+def all_notes(plan: Plan) -> tuple[str, ...]:
+    """The plan's notes, and the figures of its device that are assumed."""
+    assumed = assumed_text(plan.device)
+    return (*plan.notes, *([assumed] if assumed else []))
+
+
 def unfused_plan(plan: Plan) -> Plan:
     """The same program on the same device with each operation once, in a kernel of its own."""
     from fuseplan.copies import whole
@@ -196,7 +211,7 @@ def summary(plan: Plan) -> str:
                 f"; {plan.stats.remembered} of {_count(plan.stats.distinct_components, 'part')} remembered"
             )
         lines += wrapped(text, 80, " " * 11)
-    for note in plan.notes:
+    for note in all_notes(plan):
         lines += wrapped(f"  note     {note}", 80, " " * 11)
     return "\n".join(lines)
 
@@ -291,7 +306,7 @@ def kernel_table(plan: Plan) -> str:
             lines += wrapped(f"{row.first}: tiles of {tile(row.kernel.spec)}", 80, "   ")
     if grouped:
         lines.append("Equal kernels share a line: the number is the first one's, the costs are sums.")
-    for note in plan.notes:
+    for note in all_notes(plan):
         lines += wrapped(f"note: {note}", 80, "      ")
     return "\n".join(lines)
 

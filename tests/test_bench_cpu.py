@@ -36,8 +36,8 @@ def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(calibrate, "_memory", {})
-    monkeypatch.setattr(calibrate, "measure", calibrate.described_cpu)
-    monkeypatch.setattr(xla_calibrate, "measure", calibrate.described_cpu)
+    monkeypatch.setattr(calibrate, "measure", lambda limit_s: calibrate.described_cpu())
+    monkeypatch.setattr(xla_calibrate, "measure", lambda limit_s: calibrate.described_cpu())
 
 
 def softmax(x):

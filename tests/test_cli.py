@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -135,27 +136,58 @@ def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(calibrate, "_memory", {})
-    monkeypatch.setattr(calibrate, "measure", calibrate.described_cpu)
-    monkeypatch.setattr(xla_calibrate, "measure", calibrate.described_cpu)
+    monkeypatch.setattr(calibrate, "measure", lambda limit_s: calibrate.described_cpu())
+    monkeypatch.setattr(xla_calibrate, "measure", lambda limit_s: calibrate.described_cpu())
     return tmp_path
 
 
 def test_devices_lists_all_with_their_sources(quick_cpu):
     lines = run("devices").stdout.splitlines()
     assert {"h200", "tpu_v5e", "cpu"} <= {line.split()[0] for line in lines}
-    assert all(len(line) <= 80 for line in lines[:-1])
+    assert all(len(line) <= 80 for line in lines)
     records = json.loads(run("devices", "--json").stdout)
     assert "datasheet" in next(r for r in records if r["name"] == "h200")["sources"]["hbm_bytes_per_s"]
 
 
 def test_calibrate_measures_anew(quick_cpu):
-    document = json.loads(run("calibrate", "--json").stdout)
+    document = json.loads(run("calibrate", "--json", code=1).stdout)
     assert Path(document["file"]).is_file()
     assert document["hbm_bytes_per_s"] == calibrate.DEFAULTS["hbm_bytes_per_s"]
     assert document["step_ps"] == calibrate.described_cpu().step_ps
-    text = run("calibrate").stdout
-    assert "20.0" in text
-    assert "launch_us  0.40" in text
+    assert document["assumed"] == list(calibrate.FIGURES)
+    assert document["measured"] == document["kept"] == []
+    text = run("calibrate", code=1).stdout
+    assert re.search(r"^hbm_bytes_per_s +20.0 G/s +assumed$", text, re.MULTILINE)
+    assert re.search(r"^launch_ps +0.40 µs +assumed$", text, re.MULTILINE)
+    assert not re.search(r"G/s +measured", text)
+
+
+def test_assumed_figures_are_marked_wherever_a_device_or_a_plan_is_shown(quick_cpu, tmp_path):
+    run("devices")
+    cpu = next(line for line in run("devices").stdout.splitlines() if line.startswith("cpu "))
+    assert cpu.count("?") == 5
+    records = {r["name"]: r for r in json.loads(run("devices", "--json").stdout)}
+    assert records["cpu"]["assumed"] == ", ".join(described_names())
+    assert records["h200"]["assumed"] == ""
+    assert "vector_flops_per_s" in records["tpu_v5e"]["assumed"]
+    note = "assumed of cpu, not measured or published: hbm_bytes_per_s"
+    for command in (("plan", "softmax"), ("compare", "softmax", "--planners", "greedy")):
+        text = " ".join(run(*command, "--device", "cpu", "--small").stdout.split())
+        assert note in text
+        assert "`fuseplan calibrate` measures this CPU" in text
+        assert "assumed of" not in run(*command, "--device", "h200", "--small").stdout
+    frame = json.loads(
+        run("compare", "softmax", "--device", "cpu,h200", "--planners", "greedy", "--json").stdout
+    )
+    assert [row["assumed"] for row in frame] == [", ".join(described_names()), ""]
+    page = tmp_path / "page.html"
+    run("report", "softmax", "--device", "cpu", "--small", "--out", str(page))
+    assert note in page.read_text()
+
+
+def described_names():
+    cpu = calibrate.described_cpu()
+    return [name for name, text in cpu.sources if text.startswith("assumed")]
 
 
 def test_bench_plan(tmp_path):

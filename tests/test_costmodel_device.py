@@ -16,7 +16,9 @@ from costmodel import (
     calibrate,
     device_names,
     get_device,
+    settle,
 )
+from costmodel.settle import Figure
 
 FIELDS = ("hbm_bytes_per_s", "cache_bytes", "onchip_bytes", "launch_ps", "matrix_flops_per_s",
           "vector_flops_per_s", "transcendental_per_s", "core_count", "hbm_capacity_bytes")  # fmt: skip
@@ -116,9 +118,12 @@ def fake_cpu(tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "_memory", {})
     measured = []
 
-    def measure() -> DeviceSpec:
-        measured.append(1)
-        return dataclasses.replace(calibrate.described_cpu(), vector_flops_per_s=10**10 + len(measured))
+    def measure(limit_s: float) -> DeviceSpec:
+        measured.append(limit_s)
+        figures = {"vector_flops_per_s": Figure(10**10 + len(measured))}
+        return calibrate.measured_cpu(
+            calibrate.described_cpu(), figures, dict.fromkeys(figures, "a test"), "test"
+        )
 
     monkeypatch.setattr(calibrate, "measure", measure)
     return measured
@@ -135,10 +140,13 @@ class TestCpuCache:
         assert get_device("cpu") == first
         assert len(fake_cpu) == 1
 
-    def test_refresh_measures_again(self, fake_cpu) -> None:
-        get_device("cpu")
-        calibrate.cached_cpu(refresh=True)
-        assert len(fake_cpu) == 2
+    def test_it_is_measured_again_when_asked(self, fake_cpu) -> None:
+        first = get_device("cpu")
+        found = calibrate.recalibrated("numpy", calibrate.measure, 60.0)
+        assert fake_cpu == [calibrate.FIRST_USE_S, 60.0]
+        assert found.measured == ("vector_flops_per_s",)
+        assert get_device("cpu") is found.device
+        assert found.device.vector_flops_per_s == first.vector_flops_per_s + 1
 
     @pytest.mark.parametrize(
         "damage",
@@ -154,6 +162,15 @@ class TestCpuCache:
             lambda data: json.dumps({**data, "device": {**data["device"], "step_ps": -1}}),
             lambda data: json.dumps({**data, "device": {**data["device"], "launch_ps": 1.5}}),
             lambda data: json.dumps({**data, "device": {**data["device"], "sources": 3}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "sources": []}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "platform": "gpu"}}),
+            lambda data: json.dumps({**data, "device": {**data["device"], "hbm_bytes_per_s": float("nan")}}),
+            lambda data: json.dumps({**data, "device": [1]}),
+            lambda data: json.dumps({**data, "attempts": -1}),
+            lambda data: json.dumps({k: v for k, v in data.items() if k != "attempts"}),
+            lambda data: json.dumps({**data, "version": 4}),
+            lambda data: "[" * 100_000,
+            lambda data: json.dumps(measured_impossibly(data)),
         ],
         ids=[
             "text",
@@ -167,6 +184,15 @@ class TestCpuCache:
             "negative",
             "fraction",
             "wrong-type",
+            "no-sources",
+            "a-gpu",
+            "nan",
+            "device-list",
+            "negative-attempts",
+            "no-attempts",
+            "older",
+            "deep",
+            "impossible",
         ],
     )
     def test_a_damaged_or_foreign_file_is_measured_again(self, fake_cpu, damage) -> None:
@@ -189,10 +215,18 @@ class TestCpuCache:
 
     def test_each_maker_has_a_file_of_its_own(self, fake_cpu) -> None:
         get_device("cpu")
-        other = calibrate.cached("other", lambda: TEST_DEVICE)
-        assert calibrate.cached("other", lambda: pytest.fail("measured again")) is other
+        other = calibrate.cached("other", lambda limit_s: calibrate.described_cpu())
+        assert calibrate.cached("other", lambda limit_s: pytest.fail("measured again")) is other
         assert get_device("cpu").name == "cpu"
         assert len(fake_cpu) == 1
+
+
+def measured_impossibly(data):
+    """Figures that are said to be measured, and contradict each other."""
+    sources = [
+        [k, "measured: long ago" if k.endswith("bytes_per_s") else v] for k, v in data["device"]["sources"]
+    ]
+    return {**data, "device": {**data["device"], "sources": sources, "hbm_bytes_per_s": 10**15}}
 
 
 def write_caches(root, *caches) -> None:
@@ -230,18 +264,26 @@ class TestMeasurement:
         assert cpu.source("vector_flops_per_s").startswith("assumed")
         assert all(cpu.source(field) != "not stated" for field in CPU_FIELDS)
 
-    def test_a_rate_that_cannot_be_measured_takes_its_default(self) -> None:
-        def fail() -> float:
-            raise MemoryError
+    def test_a_rate_that_cannot_be_measured_is_assumed_and_says_why(self, monkeypatch) -> None:
+        def fail(dtype: type) -> float:
+            raise MemoryError("no room")
 
-        assert calibrate._measured("float64", fail) == calibrate.DEFAULTS["float64"]
+        monkeypatch.setattr(calibrate, "_matmul", fail)
+        cpu = calibrate.measure(limit_s=0.3)
+        assert cpu.matrix_rate("float64") == calibrate.DEFAULTS["float64"]
+        source = cpu.source("matrix_flops_per_s.float64")
+        assert source.startswith("assumed: ")
+        assert source.endswith("not measured: MemoryError: no room")
+        assert "matrix_flops_per_s.float64" in cpu.assumed
 
-    def test_this_cpu_is_measured_within_physical_reason(self) -> None:
-        cpu = calibrate.measure()
+    def test_this_cpu_is_measured_within_physical_reason(self, monkeypatch) -> None:
+        for module in (settle, calibrate):
+            monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
+        cpu = calibrate.measure(limit_s=60)
+        assert {"vector_flops_per_s", "hbm_bytes_per_s", "matrix_flops_per_s.float64"}.isdisjoint(cpu.assumed)
         assert cpu.platform == "cpu"
         assert cpu.backend == "xla"
         assert 10**8 < cpu.hbm_bytes_per_s <= cpu.cache_bytes_per_s <= cpu.private_cache_bytes_per_s < 10**14
         assert 10**8 < cpu.matrix_rate("float32") < 10**15
         assert cpu.transcendental_per_s > 10**7
-        assert cpu.source("vector_flops_per_s").startswith("measured: np.")
         assert all(cpu.source(field) != "not stated" for field in CPU_FIELDS)

@@ -181,9 +181,13 @@ def test_what_matters_changes_the_key(monkeypatch):
     }
     parts = take_apart(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
     others["planner"] = [remembered._key(parts.kinds[0], "other", Budget(), None)]
+    # With all rates that may be absent, so that one more or less is in the range of each field.
+    rates = ("private_cache_bytes_per_s", "fresh_bytes_per_s", "reduction_per_s")
+    complete = dataclasses.replace(TEST_DEVICE, **dict.fromkeys(rates, 10**12))
+    others["rates"] = keys_of(g, Scheduler(g, complete))
     for field in dataclasses.fields(TEST_DEVICE):
         if field.type == "int":
-            device = dataclasses.replace(TEST_DEVICE, **{field.name: getattr(TEST_DEVICE, field.name) + 1})
+            device = dataclasses.replace(complete, **{field.name: getattr(complete, field.name) + 1})
             others[field.name] = keys_of(g, Scheduler(g, device))
     others["feature"] = keys_of(g, Scheduler(g, TEST_DEVICE, features=Features(prologues=False)))
 

@@ -2,37 +2,62 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from fuseplan.cli.arguments import Json
 
 
-def calibrate(json: Json = False) -> None:
-    """Measure this machine's CPU anew (some seconds), and keep the figures."""
-    from fuseplan.calibrate import cache_file, local_cpu
+def calibrate(
+    deadline: Annotated[
+        float,
+        typer.Option("--deadline", metavar="SECONDS", min=0, help="How long to try on a busy machine."),
+    ] = 60.0,
+    json: Json = False,
+) -> None:
+    """Measure this machine's CPU anew (some ten seconds when it is idle), and keep the figures.
+
+    A figure is taken when its timings agree. Exit code 1: the timings of some did not agree in time;
+    these keep what an earlier measurement gave them, or stay assumed.
+    """
+    from costmodel.calibrate import FIGURES, figure_of
+    from fuseplan.calibrate import cache_file, recalibrate_cpu
     from fuseplan.console import print_json, print_table, progress
+    from fuseplan.text import wrapped
 
     with progress(1) as steps:
         steps.start("measuring")
-        cpu = local_cpu(refresh=True)
-    matrix = dict(cpu.matrix_flops_per_s)
-    rates = {
-        "hbm_bytes_per_s": cpu.hbm_bytes_per_s,
-        "cache_bytes_per_s": cpu.cache_bytes_per_s,
-        "private_cache_bytes_per_s": cpu.private_cache_bytes_per_s,
-        "matrix_bf16_flops_per_s": matrix["bfloat16"],
-        "matrix_f32_flops_per_s": matrix["float32"],
-        "matrix_f64_flops_per_s": matrix["float64"],
-        "vector_flops_per_s": cpu.vector_flops_per_s,
-        "transcendental_per_s": cpu.transcendental_per_s,
-        "reduction_per_s": cpu.reduction_per_s,
-        "fresh_bytes_per_s": cpu.fresh_bytes_per_s,
-    }
-    overheads = {"launch_ps": cpu.launch_ps, "step_ps": cpu.step_ps}
+        found = recalibrate_cpu(deadline)
+    cpu = found.device
     if json:
-        print_json({"description": cpu.description, **rates, **overheads, "file": str(cache_file())})
-        return
-    print(cpu.description)
-    rows = [(name, f"{value / 1e9:.1f}") for name, value in rates.items()]
-    print_table(("measured", "10⁹ a second"), rows, right=(1,))
-    rows = [(name.replace("_ps", "_us"), f"{value / 1e6:.2f}") for name, value in overheads.items()]
-    print_table(("measured", "µs"), rows, right=(1,))
-    print(f"kept in {cache_file()}")
+        print_json(
+            {
+                "description": cpu.description,
+                **{name: figure_of(cpu, name) for name in FIGURES},
+                "measured": found.measured,
+                "kept": found.kept,
+                "assumed": found.assumed,
+                "problems": dict(found.problems),
+                "sources": {name: cpu.source(name) for name in FIGURES},
+                "file": str(cache_file()) if found.is_stored else None,
+            }
+        )
+    else:
+        print(cpu.description)
+        whence = dict.fromkeys(FIGURES, "measured")
+        whence |= dict.fromkeys(found.kept, "kept from an earlier measurement")
+        whence |= dict.fromkeys(found.assumed, "assumed")
+        rows = [(name, _text(name, figure_of(cpu, name)), whence[name]) for name in FIGURES]
+        print_table(("figure", "value", ""), rows, right=(1,))
+        print(f"written to {cache_file()}" if found.is_stored else f"{cache_file()} is as it was")
+        for why in dict.fromkeys(why for _, why in found.problems):
+            names = ", ".join(name for name, other in found.problems if other == why)
+            print("\n".join(wrapped(f"not measured: {names}: {why}", 80, "    ")))
+    if found.problems:
+        raise typer.Exit(1)
+
+
+def _text(name: str, value: int) -> str:
+    """Rates in 10⁹ a second, times in µs."""
+    return f"{value / 1e6:.2f} µs" if name.endswith("_ps") else f"{value / 1e9:.1f} G/s"

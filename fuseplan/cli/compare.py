@@ -54,7 +54,7 @@ def compare(
     from fuseplan.console import print_json, print_table
     from fuseplan.output import write_text
     from fuseplan.report import compare_frame, records
-    from fuseplan.text import wrapped
+    from fuseplan.text import all_notes, wrapped
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     asked = (workload, device, planners, dtype, small, deadline, constraints)
@@ -79,8 +79,8 @@ def compare(
         if timings is not None:
             print()
             print_table(*_measured(plans, timings), right=(1, 2, 3, 4), title=f"{workload} here, measured")
-        for note in dict.fromkeys(note for plan in plans for note in plan.notes):
-            by = [plan.planner for plan in plans if note in plan.notes]
+        for note in dict.fromkeys(note for plan in plans for note in all_notes(plan)):
+            by = [plan.planner for plan in plans if note in all_notes(plan)]
             whose = "note" if len(by) == len(plans) else ", ".join(by)
             print("\n".join(wrapped(f"{whose}: {note}", 80, "      ")))
 

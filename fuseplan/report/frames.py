@@ -42,6 +42,7 @@ def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None
             "gap": _number(plan.gap),
             "planning_s": plan.planning_s,
             "ratio": plan.objective_ps / first_ps if first_ps else float("nan"),
+            "assumed": ", ".join(plan.device.assumed),
         }
         for plan in plans
     ]
@@ -70,6 +71,7 @@ _COMPARE = [
     "gap",
     "planning_s",
     "ratio",
+    "assumed",
 ]
 
 
@@ -147,8 +149,8 @@ def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
 
 def devices_frame(measure_cpu: bool = True) -> pd.DataFrame:
     """A row a device, indexed by name. ``attrs["sources"][name]`` maps each field to where its
-    number comes from. The CPU is measured on the first call, which takes some seconds;
-    ``measure_cpu=False`` leaves it out."""
+    number comes from; ``assumed`` names the fields whose numbers are neither measured nor published. The
+    CPU is measured on the first call, which takes some seconds; ``measure_cpu=False`` leaves it out."""
     devices = [find_device(name) for name in device_names() if name in DEVICES or measure_cpu]
     frame = pd.DataFrame([_device_row(device) for device in devices]).set_index("name")
     frame.attrs["sources"] = {device.name: dict(device.sources) for device in devices}
@@ -171,4 +173,5 @@ def _device_row(device: DeviceSpec) -> dict[str, object]:
         "f32_tflops": device.matrix_rate("float32") / 1e12,
         "vector_tflops": device.vector_flops_per_s / 1e12,
         "ridge_point": device.ridge_point,
+        "assumed": ", ".join(device.assumed),
     }

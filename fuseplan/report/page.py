@@ -20,6 +20,7 @@ from fuseplan.plan import Plan
 from fuseplan.report.frames import roofline_share
 from fuseplan.report.pictures import BOUNDS, MissingPlots, roofline, strip
 from fuseplan.text import (
+    all_notes,
     anchor,
     bytes_text,
     grid,
@@ -176,7 +177,7 @@ def _study(study: Study, number: int) -> dict[str, Any]:
         "grouped": len(rows(last)) < len(last.kernels),
         "refusals": [_refusal(last, v) for v in last.refusals],
         "proof": _proof(last),
-        "notes": last.notes,
+        "notes": all_notes(last),
     }
 
 
