@@ -3,37 +3,55 @@ the one around it is compiled. For that one it is an operation like any other.""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
 import jax
 
 from fuseplan import _compat
-from fuseplan.lower import Lowered
 from fuseplan.trace import Equation, Traced, flatten
 
-Fuse = Callable[[Traced], Callable[..., Any]]
-"""From a traced function to one of its constants and arguments, planned."""
+Fuse = Callable[[Traced], Callable[..., Any] | None]
+"""From a traced function to one of its constants and arguments, planned; None leaves it as it is."""
 
 # Where each primitive keeps its bodies.
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches"}
 
 
-def with_planned_bodies(lowered: Lowered, fuse: Fuse) -> Lowered:
-    """The program with the bodies of its operations fused."""
-    return replace(lowered, equations=tuple([_planned(eqn, fuse) for eqn in lowered.equations]))
+def with_planned_bodies(equations: tuple[Equation, ...], fuse: Fuse) -> tuple[Equation, ...]:
+    """The equations with their bodies fused; the very same where nothing is."""
+    new = tuple([_planned(eqn, fuse) for eqn in equations])
+    return equations if all(map(operator.is_, new, equations)) else new
+
+
+def bodies(equations: Iterable[Equation]) -> Iterator[Traced]:
+    """The bodies that ``with_planned_bodies`` asks for."""
+    found: list[Traced] = []
+
+    def seen(traced: Traced) -> None:
+        found.append(traced)
+
+    for eqn in equations:
+        _planned(eqn, seen)
+        yield from found
+        found.clear()
 
 
 def _planned(eqn: Equation, fuse: Fuse) -> Equation:
     name, params = eqn.primitive.name, eqn.params
     if name == "shard_map":
-        return replace(eqn, params=_of_shards(eqn, fuse))
+        shards = _of_shards(eqn, fuse)
+        return eqn if shards is None else replace(eqn, params=shards)
     if name not in _BODIES:
         return eqn
     body = params[_BODIES[name]]
-    new = tuple(_fused(b, fuse) for b in body) if isinstance(body, tuple) else _fused(body, fuse)
-    return replace(eqn, params={**params, _BODIES[name]: new})
+    every = body if isinstance(body, tuple) else (body,)
+    new = tuple([_fused(b, fuse) for b in every])
+    if all(map(operator.is_, new, every)):
+        return eqn
+    return replace(eqn, params={**params, _BODIES[name]: new if isinstance(body, tuple) else new[0]})
 
 
 def _fused(closed: Any, fuse: Fuse) -> Any:
@@ -41,16 +59,20 @@ def _fused(closed: Any, fuse: Fuse) -> Any:
     if not closed.effects <= _compat.axis_effects(closed.effects):
         return closed
     call = fuse(traced)
+    if call is None:
+        return closed
     return jax.make_jaxpr(lambda *flat: list(call(*traced.consts, *flat)))(*closed.in_avals)
 
 
-def _of_shards(eqn: Equation, fuse: Fuse) -> dict[str, Any]:
+def _of_shards(eqn: Equation, fuse: Fuse) -> dict[str, Any] | None:
     params = eqn.params
     body = params["jaxpr"]
     if not body.effects <= _compat.axis_effects(body.effects):
-        return params
+        return None
     traced = flatten(_compat.closed(body))
     call = fuse(traced)
+    if call is None:
+        return None
     shards = jax.shard_map(
         lambda *flat: tuple(call(*traced.consts, *flat)),
         mesh=params["mesh"],

@@ -16,12 +16,14 @@ import jax.numpy as jnp
 from jax.interpreters import batching, mlir
 
 from fuseplan import _compat
-from fuseplan.bodies import with_planned_bodies
+from fuseplan.bodies import Fuse, with_planned_bodies
 from fuseplan.config import Options
+from fuseplan.debug import report_left
 from fuseplan.lower import Lowered, lower
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
-from fuseplan.runtime import FlatFunction, Part, make_runner
+from fuseplan.runtime import FlatFunction, Part, evaluator, make_runner
+from fuseplan.screen import may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.selectors import of_derivative, require_names
 from fuseplan.trace import Flat, Primitive, Traced, depends_on, trace
 
@@ -122,13 +124,19 @@ def planned(flat: Flat, settings: Settings) -> tuple[Lowered, Plan]:
 def call_of(traced: Traced, settings: Settings) -> Call:
     """The call of a traced function; its arguments are the function's constants and arguments."""
     shared = replace(traced, consts=())  # JAX's own tracers may be among them
+
+    # JAX remembers how a jitted function is transformed: the equations are evaluated once for all.
+    @jax.jit
+    def evaluate(*flat: Any) -> Any:
+        return shared.evaluate(*flat)
+
     return Call(
         settings,
         tuple(v.aval for v in traced.jaxpr.outvars),
         _compat.axis_effects(traced.jaxpr.effects),
-        shared.evaluate,
+        evaluate,
         reach_of(shared),
-        maker_of(shared, settings),
+        maker_of(shared, settings, evaluate),
         len(traced.inputs),
         traced.jaxpr,
         traced.batches_by_rule,
@@ -140,12 +148,20 @@ def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
     return functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs)
 
 
-def maker_of(flat: Flat, settings: Settings) -> Callable[[], FlatFunction]:
-    """What plans the program."""
+def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:
+    """What plans the program, if there is anything to plan: else it is ``evaluate``, JAX's own."""
 
     def make() -> FlatFunction:
-        lowered, plan = planned(flat, settings)
-        return runner_of(lowered, plan, settings)
+        if may_loop(flat, settings.options):
+            lowered, plan = planned(flat, settings)
+            if not runs_as_jax(plan):
+                return runner_of(lowered, plan, settings)
+        else:
+            report_left()
+        equations = with_planned_bodies(flat.equations, _fuse_body(settings))
+        if equations is flat.equations:
+            return evaluate
+        return evaluator(equations, flat.inputs, flat.outputs)
 
     return make
 
@@ -153,11 +169,16 @@ def maker_of(flat: Flat, settings: Settings) -> Callable[[], FlatFunction]:
 def runner_of(lowered: Lowered, plan: Plan, settings: Settings, part: Part | None = None) -> FlatFunction:
     """The function of a plan's kernels, or of a part of them, on the platform that is meant."""
     if plan.device.platform == settings.platform:
-        # Constraints are about the operations that the function shows.
-        options = replace(settings.options, constraints=None, strict=False)
-        own = settings._replace(options=options)
-        lowered = with_planned_bodies(lowered, lambda traced: call_of(traced, own).bind)
+        equations = with_planned_bodies(lowered.equations, _fuse_body(settings))
+        lowered = replace(lowered, equations=equations)
     return make_runner(lowered, plan, platform=settings.platform, part=part)
+
+
+def _fuse_body(settings: Settings) -> Fuse:
+    """How bodies of a program's own loops and branches are planned."""
+    # Constraints are about the operations that the function shows.
+    own = settings._replace(options=replace(settings.options, constraints=None, strict=False))
+    return lambda traced: call_of(traced, own).bind if may_loop_anywhere(traced, own.options) else None
 
 
 def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:

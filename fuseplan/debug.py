@@ -37,6 +37,12 @@ def report_plan(plan: Plan) -> None:
         _keep(plan, folder)
 
 
+def report_left() -> None:
+    """Print that a program was not planned, if the environment asks."""
+    if debug_level() >= 1:
+        print("not planned: no tiled loop could gain on this CPU, so jax.jit's program runs", file=sys.stderr)
+
+
 def report_refused(plan: Plan, notes: list[str]) -> None:
     """Print what the device's compiler refused, and the plan instead, if the environment asks."""
     level = debug_level()

@@ -178,11 +178,12 @@ class Derivative:
             return plain
         cut, _ = self.halves
         flat = given(traced, self._known(traced), [cut.lowered.avals[v] for v in cut.hints])
+        evaluate = evaluator(flat.equations, flat.inputs, flat.outputs)
         call = replace(
             call_of(traced, self.settings),
-            evaluate=evaluator(flat.equations, flat.inputs, flat.outputs),
+            evaluate=evaluate,
             reaches=reach_of(flat),
-            make=maker_of(flat, self.settings),
+            make=maker_of(flat, self.settings, evaluate),
             plain=plain.evaluate,
             bare=plain,
             n_results=len(plain.out_avals),

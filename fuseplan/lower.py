@@ -164,7 +164,7 @@ class _Builder:
                 eqn.in_avals,
                 eqn.out_avals,
                 eqn.effects,
-                eqn.source,
+                eqn.frames,
                 eqn.context,
                 eqn.scope,
                 node_id if eqn.origin < 0 else eqn.origin,

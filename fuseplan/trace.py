@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
-import numpy as np
 from jax.extend import core as jex_core
 
 from fuseplan import _compat
+from fuseplan.folding import folded, is_folded
 
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
@@ -38,11 +38,6 @@ _INLINED = {
     "fused": "jaxpr",  # traced before an outer function was (``fuseplan.call``)
 }
 
-# Evaluated at once where all operands are scalar literals.
-_ARITHMETIC = {"abs", "add", "ceil", "convert_element_type", "div", "eq", "exp", "floor", "ge", "gt"}
-_ARITHMETIC |= {"integer_pow", "le", "log", "lt", "max", "min", "mul", "ne", "neg", "not", "and", "or"}
-_ARITHMETIC |= {"pow", "rsqrt", "select_n", "sign", "sqrt", "square", "sub"}
-
 
 @dataclass(frozen=True, slots=True)
 class Equation:
@@ -55,14 +50,21 @@ class Equation:
     in_avals: tuple[Any, ...]
     out_avals: tuple[Any, ...]
     effects: bool = False
-    source: str = ""
-    """``file:line (function)`` in the user's code."""
+    frames: tuple[Any, ...] = ()
+    """JAX's ``source_info`` of the equation, then of each call that it was inlined from, innermost first."""
     context: Any = None
     """JAX's ``JaxprEqnContext``: settings in force where the equation was traced."""
     scope: tuple[str, ...] = ()
     """The ``jax.named_scope``s around it, outermost first."""
     origin: int = -1
     """The node that it first became: what it is rewritten into keeps it. -1 before that."""
+
+    @property
+    def source(self) -> str:
+        """``file:line (function)`` in the user's code. Inside a library function no frame is the user's:
+        the line is that of the call. Reading a traceback takes as long as all else that is done for an
+        equation before planning, so it is read on demand."""
+        return next(filter(None, map(_compat.source_line, self.frames)), "")
 
     @property
     def is_set_apart(self) -> bool:
@@ -219,7 +221,7 @@ class _Flattener:
         jaxpr: jex_core.Jaxpr,
         consts: tuple[Any, ...],
         inputs: Sequence[Operand],
-        caller: str = "",
+        callers: tuple[Any, ...] = (),
         within: tuple[str, ...] = (),
     ) -> list[Operand]:
         env: dict[Any, Operand] = dict(zip(jaxpr.invars, inputs, strict=True))
@@ -230,28 +232,27 @@ class _Flattener:
             if eqn.primitive.name == "pvary":  # a matter of types under shard_map
                 env[eqn.outvars[0]] = operands[0]
                 continue
-            folded = self._fold(eqn, operands)
-            if folded is not None:
-                env[eqn.outvars[0]] = folded
+            literal = self._fold(eqn, operands)
+            if literal is not None:
+                env[eqn.outvars[0]] = literal
                 continue
             inner = self.inlinable(eqn)
-            # Inside a library function no frame is the user's: the call itself is.
-            source = _compat.source_line(eqn.source_info) or caller
+            frames = (eqn.source_info, *callers)
             scope = within + _compat.scope_names(eqn.source_info)
             if inner is None:
                 results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
-                self._append(eqn, operands, results, source, scope)
+                self._append(eqn, operands, results, frames, scope)
             else:
                 if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-                    operands = self._barrier(operands, source, scope)
+                    operands = self._barrier(operands, frames, scope)
                 body, body_consts = inner
-                results = self.run(body, body_consts, operands, source, scope)
+                results = self.run(body, body_consts, operands, frames, scope)
             env.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
 
     def _fold(self, eqn: Any, operands: list[Operand]) -> Literal | None:
         """A scalar computed from literals alone (``n - ddof`` in ``jnp.var``) is a literal."""
-        if eqn.primitive.name not in _ARITHMETIC or not all(isinstance(v, Literal) for v in operands):
+        if not is_folded(eqn.primitive.name) or not all(isinstance(v, Literal) for v in operands):
             return None
         aval = eqn.outvars[0].aval
         if getattr(aval, "shape", None) != () or any(v.aval.shape for v in operands):  # type: ignore[union-attr]
@@ -259,13 +260,16 @@ class _Flattener:
         params = tuple((k, str(v)) for k, v in eqn.params.items())
         key = (eqn.primitive.name, params, tuple((repr(v.val), str(v.aval)) for v in operands))  # type: ignore[union-attr]
         if key not in self.folded:
-            with jax.ensure_compile_time_eval():
-                value = eqn.primitive.bind(*(v.val for v in operands), **eqn.params)  # type: ignore[union-attr]
-            self.folded[key] = np.asarray(value)[()]
+            self.folded[key] = folded(eqn.primitive, operands, eqn.params, aval.dtype)
         return Literal(self.folded[key], aval)
 
     def _append(
-        self, eqn: Any, operands: list[Operand], results: list[Any], source: str, scope: tuple[str, ...]
+        self,
+        eqn: Any,
+        operands: list[Operand],
+        results: list[Any],
+        frames: tuple[Any, ...],
+        scope: tuple[str, ...],
     ) -> None:
         self.equations.append(
             Equation(
@@ -276,13 +280,15 @@ class _Flattener:
                 tuple(v.aval for v in eqn.invars),
                 tuple(v.aval for v in eqn.outvars),
                 bool(eqn.effects),
-                source,
+                frames,
                 eqn.ctx,
                 scope,
             )
         )
 
-    def _barrier(self, operands: list[Operand], source: str, scope: tuple[str, ...]) -> list[Operand]:
+    def _barrier(
+        self, operands: list[Operand], frames: tuple[Any, ...], scope: tuple[str, ...]
+    ) -> list[Operand]:
         """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
         JAX does: without it XLA would merge the two and keep the memory that
         ``checkpoint`` was asked to give back."""
@@ -291,7 +297,7 @@ class _Flattener:
         avals = tuple(self.avals[v] for _, v in arrays)
         numbers = tuple(v for _, v in arrays)
         barrier = Equation(_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals)
-        self.equations.append(replace(barrier, source=source, scope=scope))
+        self.equations.append(replace(barrier, frames=frames, scope=scope))
         shielded = list(operands)
         for (i, _), number in zip(arrays, results, strict=True):
             shielded[i] = number

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from fuseplan.config import make_options
+from fuseplan.folding import folded
 from fuseplan.lower import lower
 from fuseplan.planner import plan_traced
 from fuseplan.runtime import make_runner
@@ -126,3 +129,33 @@ def run(f, *args):
     lowered, plan = plan_traced(trace(f, *args), make_options("test", "unfused"))
     results = make_runner(lowered, plan, platform="cpu")(*lowered.consts, *jax.tree.leaves(args))
     return jax.tree.unflatten(lowered.out_tree, results)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32", "uint8", "bool", "bfloat16", "float16"])
+def test_a_folded_literal_has_the_bits_that_the_primitive_gives(dtype):
+    """NumPy folds what it folds as XLA does: ties, overflow, infinities and division by zero included."""
+    names = ("add", "sub", "mul", "neg", "eq", "ne", "lt", "le", "gt", "ge", "div", "sqrt", "max")
+    numbers = [0, 1, 2, 3, 0.1, -0.7, 1e-3, 3e38, 200, 2**31 - 1, float("inf"), float("nan")]
+    whole = dtype in ("int32", "uint8", "bool")
+    most = 255 if dtype == "uint8" else 2**31 - 1
+    numbers = [n for n in numbers if not whole or (n == n and n == abs(n) // 1 and n <= most)]
+    with jax.enable_x64(True), np.errstate(all="ignore"):
+        aval = jax.typeof(np.zeros((), dtype))
+        for name in names:
+            arity = 1 if name in ("neg", "sqrt") else 2
+            undefined = (("div", "sqrt") if whole else ()) + (names[:4] if dtype == "bool" else ())
+            if name in undefined:
+                continue
+            primitive = getattr(jax.lax, f"{name}_p")
+            for values in itertools.product(numbers, repeat=arity):
+                literals = [Literal(np.asarray(v).astype(dtype)[()], aval) for v in values]
+                want = np.asarray(primitive.bind(*(v.val for v in literals)))
+                got = folded(primitive, literals, {}, want.dtype)
+                got, want = (np.asarray(x, "float64") for x in (got, want))
+                np.testing.assert_array_equal(got, want, f"{name}{values}")
+
+
+def test_a_weak_literal_is_folded_in_the_type_of_its_aval():
+    aval = jax.typeof(np.float32(0))
+    third = Literal(0.1, aval)  # as a Python number it is not 0.1 in float32
+    assert folded(jax.lax.eq_p, [third, Literal(np.float32(0.1), aval)], {}, np.dtype("bool"))

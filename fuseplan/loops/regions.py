@@ -23,6 +23,8 @@ distance are three times the distances (test_regions.py::test_broadcast_differen
 
 _ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
 
+LEAST_PART = max(_SMALLER)
+
 Nodes = tuple[int, ...]
 
 

@@ -54,6 +54,8 @@ _PLANNERS: dict[str, PlanGroups] = {
     "solver": solver.plan_groups,
 }
 
+_BUILT_IN = dict(_PLANNERS)
+
 
 def register_planner(name: str, plan_groups: PlanGroups) -> None:
     """Make ``planner=name`` use ``plan_groups(graph, pricing, budget) -> Grouping``.
@@ -86,6 +88,11 @@ def decides_nothing(name: str) -> bool:
     return name == "unfused" or isinstance(get_planner(name), ProgramPlanner)
 
 
+def is_built_in(name: str) -> bool:
+    """Whether the planner of that name is fuseplan's own."""
+    return get_planner(name) is _BUILT_IN.get(name)
+
+
 def planner_names(*, of_graphs: bool = False) -> tuple[str, ...]:
     """Every planner, the peers first; or those that need no more than a graph."""
     return tuple(
@@ -100,6 +107,7 @@ __all__ = [
     "ProgramPlanner",
     "decides_nothing",
     "get_planner",
+    "is_built_in",
     "planner_names",
     "register_planner",
 ]

@@ -1,0 +1,114 @@
+"""Screen: whether a plan for a CPU could put tiled loops into a program, asked before it is planned.
+
+XLA's CPU compiler groups what a plan leaves to it as it likes. So a plan changes what runs only by its tiled
+loops, and those are always groups that were offered for their large intermediates
+(``fuseplan.loops.offered``). The questions asked here are necessary conditions of an offer, cheapest first:
+whether any large array is made, whether one of them could be kept from memory (both take time linear in the
+program), and whether some region has a nest that is cheaper than its operations one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from fuseplan.bodies import bodies
+from fuseplan.config import Options
+from fuseplan.loops.columns import by_columns
+from fuseplan.loops.cpu_nests import CpuNests
+from fuseplan.loops.offered import least_bytes
+from fuseplan.loops.recompute import recompute
+from fuseplan.loops.regions import LEAST_PART, loopable
+from fuseplan.lower import Lowered, lower
+from fuseplan.plan import Plan
+from fuseplan.planners import decides_nothing, is_built_in
+from fuseplan.trace import Flat
+
+
+def is_screened(options: Options) -> bool:
+    """Whether plans under ``options`` hold no other tiled loops than those that are offered, and nothing
+    else of them is seen: constraints and planners of the user's own may ask for more, and ``strict`` for
+    errors."""
+    own = is_built_in(options.planner)
+    return is_on_cpu(options.device) and own and options.constraints is None and not options.strict
+
+
+def may_loop(flat: Flat, options: Options) -> bool:
+    """Whether a plan of the program under ``options`` may hold a tiled loop. Bodies of the program's own
+    loops and branches are programs of their own."""
+    if not is_screened(options):
+        return True
+    if decides_nothing(options.planner) or not options.features.loop_nests:
+        return False
+    min_bytes = least_bytes(options.device)
+    if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
+        return False
+    lowered = lower(flat)
+    lowered = by_columns(lowered, min_bytes) or lowered
+    if not may_keep(lowered.graph, min_bytes):
+        return False
+    if has_offers(lowered, options.device):
+        return True
+    again = recompute(lowered, min_bytes) if options.features.recompute else None
+    return again is not None and has_offers(again, options.device)
+
+
+def may_loop_anywhere(flat: Flat, options: Options) -> bool:
+    """Whether ``may_loop`` holds of the program, or of a body in it."""
+    return may_loop(flat, options) or any(may_loop_anywhere(b, options) for b in bodies(flat.equations))
+
+
+def runs_as_jax(plan: Plan) -> bool:
+    """Whether what ``plan`` runs is the program that it is of, as XLA compiles that."""
+    return is_on_cpu(plan.device) and not any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+
+
+def is_on_cpu(device: DeviceSpec) -> bool:
+    """Whether all kernels of the device but tiled loops are XLA's own."""
+    return device.backend == "xla" and device.platform == "cpu"
+
+
+def _bytes(aval: Any) -> int:
+    # Keys of random numbers have no item size, and are small.
+    return getattr(aval, "size", 0) * getattr(aval.dtype, "itemsize", 0) if hasattr(aval, "dtype") else 0
+
+
+def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
+    """Whether any group is offered as tiled loops."""
+    return bool(CpuNests(lowered.graph, device, lowered).offers)
+
+
+def may_keep(graph: Graph, min_bytes: int) -> bool:
+    """Whether some group could make and use up an array that is larger than all that the group reads and
+    writes, and large enough: False only where no region is offered, in this graph or with some of its
+    operations computed again for some of their readers.
+
+    For each array follows the least possible size of the largest array that must be read so that it is made
+    on chip, and of the largest that must be written so that it is used up there.
+    """
+    made = [v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes]
+    if not made:
+        return False
+    least = min(made) // LEAST_PART  # a region is tied together by values of more elements than this
+    sizes = [v.size for v in graph.values]
+    holds = [loopable(node) for node in graph.nodes]
+    read: list[float] = [math.inf] * len(sizes)
+    for node in graph.nodes:
+        if holds[node.id]:
+            needed = max((min(sizes[v], read[v]) for v in node.inputs), default=0)
+            for v in node.outputs:
+                read[v] = needed
+    written: list[float] = [math.inf] * len(sizes)
+    for node in reversed(graph.nodes):
+        if not holds[node.id]:
+            continue
+        left = max((min(sizes[v], written[v]) for v in node.outputs if _is_read(graph, v)), default=0)
+        for v in node.inputs:
+            written[v] = min(written[v], left)
+    return any(size > max(read[v], written[v], least) for v, size in enumerate(sizes))
+
+
+def _is_read(graph: Graph, v: int) -> bool:
+    return bool(graph.consumers[v]) or v in graph.results

@@ -1,0 +1,173 @@
+"""What no tiled loop can gain in is run by ``jax.jit``'s own program, unplanned; what one may is planned."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from experiments.workloads import WORKLOADS, get_workload
+from fuseplan import call
+from fuseplan.calibrate import described_cpu
+from fuseplan.config import make_options
+from fuseplan.constraints import Constraints
+from fuseplan.planner import plan_traced
+from fuseplan.screen import is_screened, may_loop
+from fuseplan.trace import trace
+from tests import random_programs
+
+CPU = described_cpu()
+X = jnp.linspace(-1.0, 1.0, 12 * 12).reshape(12, 12)
+
+
+def has_loops(plan):
+    return any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+
+
+def small(x):
+    y = jax.nn.softmax(jnp.tanh(x @ x))
+    y, _ = jax.lax.scan(lambda c, _: (jnp.sin(c @ x), None), y, None, length=3)
+    return jnp.where(y > 0, y, x).sum()
+
+
+def of_points(x):
+    """What the scores of 1,536 points need is more than the largest second-level caches of two cores."""
+    return (jax.nn.softmax(x @ x.T, axis=-1) @ x).sum(0)
+
+
+@pytest.fixture
+def unplanned(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the program is planned")
+
+    monkeypatch.setattr(call, "planned", refuse)
+
+
+def random_case(seed):
+    """A generated program at sizes of which some have arrays as large as a nest keeps on chip."""
+    pick = random.Random(seed)
+    m, n = pick.choice([(17, 33), (1024, 768), (2048, 4096), (4096, 640)])
+    program, _ = random_programs.random_program(pick.choice, pick.choice([4, 8, 12]))
+    if pick.random() < 0.4:
+        return (m, n), program, [jax.ShapeDtypeStruct(s, "float32") for s in [(m, 1), (1, n), (m, n)]]
+
+    def f(x, y):  # The whole array is an intermediate, and results are vectors.
+        return [a.sum(-1) for a in program(x, y, jnp.sin(x * y))]
+
+    return (m, n), f, [jax.ShapeDtypeStruct(s, "float32") for s in [(m, 1), (1, n)]]
+
+
+def test_no_program_that_a_plan_puts_loops_into_is_handed_over(monkeypatch):
+    """And next to none is planned in vain for want of an offer: of 100 programs, both kinds occur."""
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for seed in range(100):
+        (m, n), f, args = random_case(seed)
+        monkeypatch.setattr(random_programs, "M", m)
+        monkeypatch.setattr(random_programs, "N", n)
+        options = make_options(CPU, planner=("best_first", "greedy", "inductor")[seed % 3], deadline_s=2)
+        traced = trace(f, *args)
+        seen[may_loop(traced, options), has_loops(plan_traced(traced, options)[1])] += 1
+    assert not seen[False, True]
+    assert seen[False, False] > seen[True, False]
+    assert seen[True, True] > 0
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_a_workload_with_loops_is_not_handed_over(name):
+    f, args = get_workload(name).build()
+    traced = trace(f, *args)
+    if len(traced.equations) > 300:
+        pytest.skip("planned elsewhere: layers are alike")
+    options = make_options(CPU, planner="best_first")
+    assert may_loop(traced, options) or not has_loops(plan_traced(traced, options)[1])
+
+
+def instructions(compiled):
+    """What XLA made of a program, whatever things are called and in which order they stand."""
+    lines = re.findall(r"^\s*(?:ROOT )?%[^\n]*", compiled.as_text(), re.M)
+    plain = (re.sub(r"metadata=\{[^}]*\}|origin=\{\{.*?\}\}|%[\w.\-]+", "", line) for line in lines)
+    return Counter(line.strip(" ,") for line in plain)
+
+
+TRANSFORMED = {
+    "plain": lambda f: f,
+    "gradient": jax.grad,
+    "gradients of a batch": lambda f: jax.vmap(jax.grad(f)),
+    "in a jit": lambda f: jax.jit(lambda x: 2 * jax.jit(f)(x)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_what_is_handed_over_is_the_program_that_jax_compiles(name, unplanned):
+    f = TRANSFORMED[name](small)
+    x = jnp.stack([X, 2 * X]) if "batch" in name else X
+    ours, plain = (g.lower(x).compile() for g in (fuseplan.jit(f, device=CPU), jax.jit(f)))
+    assert instructions(ours) == instructions(plain)
+    assert ours.memory_analysis().temp_size_in_bytes == plain.memory_analysis().temp_size_in_bytes
+    jax.tree.map(np.testing.assert_array_equal, ours(x), plain(x))
+
+
+@pytest.mark.parametrize("inside", [fuseplan.jit, lambda f, **_: f], ids=["fused", "plain"])
+def test_a_fused_function_is_traced_once(inside, unplanned):
+    traced = []
+
+    def f(x):
+        traced.append(x)
+        return small(x)
+
+    fuseplan.jit(inside(f, device=CPU), device=CPU)(X)
+    assert len(traced) == 1
+
+
+def test_options_of_jit_hold_for_what_is_handed_over(unplanned):
+    def f(x, tree, n):
+        return {"y": x * n + tree["b"][0], "n": n}
+
+    ours = fuseplan.jit(f, device=CPU, static_argnums=2, donate_argnums=0)
+    plain = jax.jit(f, static_argnums=2, donate_argnums=0)
+    args = {"b": [jnp.ones(12), None]}
+    x, y = jnp.array(X), jnp.array(X)
+    jax.tree.map(np.testing.assert_array_equal, ours(x, args, 3), plain(y, args, 3))
+    assert x.is_deleted() == y.is_deleted()
+    assert ours.trace(X, args, 3).out_info == plain.trace(X, args, 3).out_info
+
+
+def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    asked = []
+
+    def noted(flat, settings):
+        asked.append(flat)
+        return plan_traced(flat, settings.options)
+
+    monkeypatch.setattr(call, "planned", noted)
+    f = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
+    fuseplan.jit(f, device=CPU).lower(x)
+    assert [any(e.primitive.name == "scan" for e in flat.equations) for flat in asked] == [False]
+
+
+def test_what_asks_for_more_than_offers_is_planned():
+    assert is_screened(make_options(CPU))
+    assert not is_screened(make_options(CPU, strict=True))
+    assert not is_screened(make_options(CPU, constraints=Constraints(max_group_size=2)))
+    assert not is_screened(make_options("h200"))
+
+
+def test_a_planner_of_the_users_own_is_asked(monkeypatch):
+    asked = []
+
+    def own(graph, pricing, budget):
+        asked.append(graph)
+        return fuseplan.planners.get_planner("greedy")(graph, pricing, budget)
+
+    monkeypatch.setattr(fuseplan.planners, "_PLANNERS", {**fuseplan.planners._PLANNERS, "own": own})
+    fuseplan.jit(small, device=CPU, planner="own")(X)
+    assert asked
