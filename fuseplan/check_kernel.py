@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from costmodel.axes import Unifier, compose
-from costmodel.graph import DimRole, Graph, OpKind
+from costmodel.axes import NodeAxes, Unifier, compose
+from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.memory import footprint
 from costmodel.roofline import estimate
@@ -20,6 +20,7 @@ from fuseplan.hubs import Hubs
 from fuseplan.layout import contraction_axes
 from fuseplan.legality import refuse, refuse_nest
 from fuseplan.loops.nest import program_of
+from fuseplan.padding import keeps_ranks, order, regroups
 from fuseplan.plan import Plan
 from fuseplan.siblings import walked
 from fuseplan.spec import is_nest
@@ -178,6 +179,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                     f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
                     f"of {axis.tile}",
                 )
+        _check_regrouping(spec, node, own, where)
         reads |= {
             Access(v, compose(m, own))
             for v, m in zip(node.inputs, node.input_maps, strict=True)
@@ -197,6 +199,20 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
                 "not index it",
             )
+
+
+def _check_regrouping(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
+    """What gives elements to other dimensions by their rank has no padding between them."""
+    if not regroups(node):
+        return
+    sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
+    for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+        access = Access(v, compose(dim_map, own))
+        require(
+            keeps_ranks(sizes, tiles, order(access.axes)),
+            f"{where}: n{node.id} {node.op} counts the elements of v{v} in row-major order, but its block "
+            f"{list(spec.block_shape(access))} has padding between them",
+        )
 
 
 def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:

@@ -13,6 +13,7 @@ from costmodel.axes import Conflict, GroupAxes
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.errors import Verdict
 from fuseplan.features import ALL_FEATURES, Features
+from fuseplan.padding import refuse_regrouping
 from fuseplan.prologues import Gates, refuse_prologue
 
 
@@ -32,7 +33,7 @@ def refuse(
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
         return None
-    refused = _barriers(members, backend) or _contractions(members, features, backend)
+    refused = _barriers(graph, members, backend) or _contractions(members, features, backend)
     if refused is None and backend == "xla":
         refused = _xla_loops(members)
     if refused is not None:
@@ -52,7 +53,7 @@ def refuse_nest(
 ) -> Verdict | None:
     """Why ``nodes`` can be no loop nest of ``backend``, or None. What it may hold beyond that is not
     monotone: whether it has passes is tested with its schedule."""
-    refused = _barriers([graph.nodes[n] for n in nodes], backend)
+    refused = _barriers(graph, [graph.nodes[n] for n in nodes], backend)
     axes = axes_of(nodes)
     if refused is None and isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
@@ -69,7 +70,7 @@ def refuse_exchange(
     return None
 
 
-def _barriers(members: list[Node], backend: str) -> Verdict | None:
+def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
     for node in members:
         if node.effects:
             return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
@@ -77,6 +78,9 @@ def _barriers(members: list[Node], backend: str) -> Verdict | None:
             return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
         if backend not in node.backends:
             return Verdict("backend", f"{backend} kernels cannot contain {node.op}", (node.id,))
+        refused = refuse_regrouping(graph, node, backend)
+        if refused is not None:
+            return refused
     return None
 
 

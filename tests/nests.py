@@ -68,9 +68,9 @@ def describe(spec: KernelSpec, lowered: Lowered) -> str:
     return f"{' '.join(loops)}, {len(program.passes)} passes, {len(spec.nodes)} nodes, {kept} kept"
 
 
-def function_of(spec: KernelSpec, lowered: Lowered) -> Callable[..., list[Any]]:
-    """The whole function, with the group as a nest, of its constants and flat arguments."""
-    kernel, inside = emit(spec, lowered), set(spec.nodes)
+def function_of(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., list[Any]]:
+    """The whole function, with the group as a nest or another kernel, of its constants and flat arguments."""
+    kernel, inside = emit(spec, lowered, interpret=interpret), set(spec.nodes)
     graph = lowered.graph
 
     def run(*arrays: Any) -> list[Any]:

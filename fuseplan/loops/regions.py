@@ -15,6 +15,7 @@ import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.layout import boundary
+from fuseplan.padding import can_regroup, regroups
 from fuseplan.walks import walks_in_passes
 
 _SMALLER = (1, 4)
@@ -110,7 +111,8 @@ def tied(graph: Graph, is_large: IsLarge, backend: str = "loops") -> Iterator[No
 
 def loopable(node: Node, backend: str = "loops") -> bool:
     """Whether a tiled loop, or another nest of ``backend``, can hold the node."""
-    return backend in node.backends and not node.effects and walks_in_passes(backend)
+    movable = not regroups(node) or can_regroup(node, backend)
+    return backend in node.backends and not node.effects and walks_in_passes(backend) and movable
 
 
 def is_used_up(graph: Graph, n: int, inside: set[int]) -> bool:

@@ -1,0 +1,82 @@
+"""Padding: which operations find every element of a padded block where it belongs.
+
+A block of a kernel has ``tile`` elements along each axis; the array may have fewer. Triton's tiles are
+powers of two, so a whole axis of 5 is a tile of 8 with 3 elements of padding, which loads fill, stores
+drop and reductions mask.
+
+The rule: an operation may be given a padded block if it handles axis after axis. Elementwise operations,
+transposes, broadcasts and reductions do, and so does a reshape that splits or merges whole axes of the
+kernel: both blocks then have the same axes in the same order, padding included. A reshape between
+dimensions without common factors (3 x 5 to 5 x 3) does not: it *regroups* elements by their row-major rank.
+Padding changes that rank, unless only the outermost axis of each side is padded, so that all elements
+come before all padding.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from costmodel.graph import DimMap, Graph, Node, OpKind
+from fuseplan.errors import Verdict
+from fuseplan.tiles import whole_tile
+
+Order = tuple[int, ...]
+"""The axes of a block, the outermost first."""
+
+
+def order(dim_map: DimMap) -> Order:
+    """The axes, or iteration dimensions, of a block in row-major order.
+
+    Example:
+        >>> order(((0,), (), (1, 2)))
+        (0, 1, 2)
+    """
+    return tuple(a for dims in dim_map for a in dims)
+
+
+def regroups(node: Node) -> bool:
+    """Whether a node gives the elements of its operand, in row-major order, to other dimensions."""
+    if node.kind != OpKind.INJECTIVE or len(node.inputs) != 1 or len(node.outputs) != 1:
+        return False
+    before, after = (order(m) for m in (*node.input_maps, *node.output_maps))
+    size = math.prod(node.dims[d] for d in before)
+    return set(before) != set(after) and size == math.prod(node.dims[d] for d in after) != 0
+
+
+def keeps_ranks(sizes: Sequence[int], tiles: Sequence[int], axes: Order) -> bool:
+    """Whether all elements of a block come before its padding, in row-major order.
+
+    Example:
+        >>> keeps_ranks((3, 4), (4, 4), (0, 1)), keeps_ranks((4, 3), (4, 4), (0, 1))
+        (True, False)
+    """
+    return all(tiles[a] == sizes[a] for a in axes[1:])
+
+
+def can_regroup(node: Node, backend: str) -> bool:
+    """Whether a kernel of ``backend`` regroups the elements of a node that ``regroups`` them, all of which
+    are in its block. The threads of Mosaic GPU keep the elements that they hold."""
+    if backend == "mosaic_gpu":
+        return False
+    tiles = [whole_tile(n, backend) for n in node.dims]
+    return all(keeps_ranks(node.dims, tiles, order(m)) for m in (*node.input_maps, *node.output_maps))
+
+
+def refuse_regrouping(graph: Graph, node: Node, backend: str) -> Verdict | None:
+    """Why no kernel of ``backend`` can hold ``node`` with its blocks as they are, or None."""
+    if not regroups(node) or can_regroup(node, backend):
+        return None
+    source, result = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
+    if backend == "mosaic_gpu":
+        why = "needs elements of other threads"
+    else:
+        blocks = [_block(node, m, backend) for m in (node.input_maps[0], node.output_maps[0])]
+        why = f"would move the padding of its block {blocks[0]} between the elements of {blocks[1]}"
+    reason = f"in a {backend} kernel {node.op} of v{source.id}:{source} to v{result.id}:{result} {why}"
+    return Verdict("backend", reason, (node.id,))
+
+
+def _block(node: Node, dim_map: DimMap, backend: str) -> str:
+    tiles = (math.prod(whole_tile(node.dims[d], backend) for d in dims) for dims in dim_map)
+    return f"[{','.join(map(str, tiles))}]"
