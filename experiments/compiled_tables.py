@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
+from fuseplan.bench_machine import machine_columns
+
 CYCLES_HEAD = """\
 # Cycles of the planned kernels, and of XLA's own for the same operations, by libtpu's static profile:
 # no TPU has run them. "time" counts the larger of cycles and of bytes at the device's bandwidth (XLA's
@@ -67,5 +69,6 @@ def cycles_table(frame: pd.DataFrame) -> pd.DataFrame:
 def cycles_csv(frame: pd.DataFrame, command: str) -> str:
     """``cycles_table`` as a file, with the command, the versions and the day in comments."""
     versions = ", ".join(sorted(set(frame["versions"]) - {""}))
+    versions = f"fuseplan {machine_columns()['fuseplan']}; {versions}"
     head = f"{CYCLES_HEAD}# {command}\n# {versions}, {datetime.now(UTC):%Y-%m-%d}\n"
     return head + cycles_table(frame).to_csv(index=False, lineterminator="\n")

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Iterator, Mapping
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Generic, TypeVar, get_type_hints
 
@@ -80,3 +81,10 @@ def _readers(row: type) -> dict[str, Any]:
         read = {"True": True, "False": False}.__getitem__ if kind is bool else kind
         readers[field.name] = (lambda text, read=read: read(text) if text else None) if optional else read
     return readers
+
+
+def results_lines(path: Path) -> tuple[list[dict[str, str]], str]:
+    """The rows of a file of results as text, and the lines before them that start with ``#``."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    head = list(takewhile(lambda line: line.startswith("#"), lines))
+    return list(csv.DictReader(lines[len(head) :])), "".join(head)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from fuseplan.bench_machine import machine_columns
 from fuseplan.config import Options
 from fuseplan.console import Steps
 from fuseplan.memo import Memo, using
@@ -156,8 +157,8 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
 
 
 def csv_text(rows: Iterable[PlanTiming]) -> str:
-    """One line a workload, with a head."""
-    return csv_of([row.as_dict() for row in rows])
+    """One line a workload, with a head: what was measured, and the machine, versions and time."""
+    return csv_of([row.as_dict() | machine_columns() for row in rows])
 
 
 def csv_of(records: Sequence[dict[str, Any]]) -> str:

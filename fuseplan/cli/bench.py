@@ -86,6 +86,7 @@ def bench_solver(
 ) -> None:
     """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
     from fuseplan.bench import csv_of
+    from fuseplan.bench_machine import machine_columns
     from fuseplan.bench_solver import WORKLOADS, bench_solver, steps_of
     from fuseplan.bench_solver_text import solver_tables
     from fuseplan.config import make_options
@@ -105,7 +106,7 @@ def bench_solver(
         for name, f, args in programs:
             rows.append(bench_solver(name, f, args, options, limits, repeats, ablation, with_xla, steps))
             if out is not None:  # after each row: what is known is kept, whatever comes next
-                write_text(out, csv_of([row.as_dict() for row in rows]))
+                write_text(out, csv_of([row.as_dict() | machine_columns() for row in rows]))
     records = [row.as_dict() for row in rows]
     if json:
         print_json(records)

@@ -1,0 +1,527 @@
+"""Keep the README and the pages of ``docs`` true: what they print and tabulate is made by commands and files.
+
+    python -m experiments.readme --check     # say what is not as it would be made now
+    python -m experiments.readme --write     # make it anew, in place
+
+Three rules, which ``tests/test_readme.py`` holds:
+
+- A ``sh`` block that a ``text`` block follows is run, and what it prints is that block. Only seconds of
+  planning may differ. A ``sh`` block without one is a command of CI (``RUN_BY_CI``).
+- A table of figures stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, and is made of a file in
+  ``experiments/results`` that says with which versions, when and, where the clock was read, on which machine.
+- Elsewhere a number is in code, or in ``FACTS`` with the function that checks it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from experiments.rows import results_lines
+from fuseplan.text import bytes_text, time_text
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "experiments" / "results"
+
+RUN_BY_CI = (
+    "python3 -m venv .uv && .uv/bin/pip install -q uv && .uv/bin/uv run --extra report fuseplan demo",
+    ".uv/bin/uv run --extra aot --extra report --group test pytest",
+)
+"""The commands of the README that ``.ci/run`` runs."""
+
+_COMMAND_S = 900
+
+Record = dict[str, str]
+
+
+def documents() -> list[Path]:
+    """The README, and the pages of ``docs``."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+# --- what commands print ---------------------------------------------------------------------
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A block of commands, and the block that shows what they print; None where none follows."""
+
+    commands: str
+    output: str | None
+    start: int
+    end: int
+    """Where the output stands in the text."""
+
+
+def shown_commands(text: str) -> Iterator[Shown]:
+    """The ``sh`` blocks of a page."""
+    fences = list(_FENCE.finditer(text))
+    for i, fence in enumerate(fences):
+        if fence[1] != "sh":
+            continue
+        after = fences[i + 1] if i + 1 < len(fences) else None
+        if after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip():
+            yield Shown(fence[2], after[2], after.start(2), after.end(2))
+        else:
+            yield Shown(fence[2], None, fence.end(), fence.end())
+
+
+def run_commands(commands: str) -> str:
+    """What the commands print, run by a shell in an empty folder. ``fuseplan`` is this checkout's, with a
+    deadline that a busy machine keeps: what is printed shall be the plan, not the load.
+
+    Raises:
+        RuntimeError: a command fails; the message has what it said.
+    """
+    shell = f"""set -euo pipefail
+fuseplan() {{
+    case $1 in
+        plan | compare) {sys.executable} -m fuseplan.cli "$@" --deadline 300 ;;
+        *) {sys.executable} -m fuseplan.cli "$@" ;;
+    esac
+}}
+{commands}"""
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    known = {name: value for name, value in os.environ.items() if not name.startswith("FUSEPLAN_")}
+    env = known | {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "TPU_SKIP_MDS_QUERY": "1", "COLUMNS": "80"}
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run(
+            ["bash", "-c", shell],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_S,
+            check=False,
+        )
+    if done.returncode:
+        raise RuntimeError(
+            f"{commands.strip()!r} exits with {done.returncode}: {done.stderr.strip()[-2000:]}"
+        )
+    return done.stdout
+
+
+def without_seconds(output: str) -> str:
+    """The output but for seconds of planning, and the spaces that align them."""
+    text = re.sub(r"\b\d[\d.,]* m?s\b", "… s", output)
+    text = re.sub(r"^( *seconds +)[\d.]+$", r"\1…", text, flags=re.MULTILINE)
+    return "\n".join(re.sub(r" {2,}", "  ", line).rstrip() for line in text.splitlines())
+
+
+# --- tables ----------------------------------------------------------------------------------
+
+_TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+
+
+class NoProvenanceError(ValueError):
+    """A file of results does not say with which versions, when or on which machine it was made."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of one file of ``experiments/results``."""
+
+    file: str
+    command: str
+    """What writes the file."""
+    body: Callable[[list[Record]], str]
+    measured: bool
+    """Whether the clock of a machine was read, which the file then names."""
+
+    def text(self, folder: Path = RESULTS) -> str:
+        """The table as Markdown, and a line that says where it comes from."""
+        path = folder / self.file
+        if not path.exists():
+            return (
+                f"*Not measured yet with this version: `{self.command}` writes the figures of this table.*\n"
+            )
+        rows, head = results_lines(path)
+        origin = provenance(rows, head, path, self.measured)
+        source = f"[{self.file}](LINK/experiments/results/{self.file})"
+        return f"{self.body(rows)}\n\n*{origin}. From {source}, which `{self.command}` writes.*\n"
+
+
+def provenance(rows: Sequence[Record], head: str, path: Path, measured: bool) -> str:
+    """The versions, the dates and the machine of a file's rows.
+
+    Raises:
+        NoProvenanceError: a row does not say.
+    """
+    if not rows:
+        raise NoProvenanceError(f"{path} has no rows")
+    versions = _all_of(rows, _versions)
+    dates = _all_of(rows, lambda row: row.get("date", "")[:10])
+    if not dates and (found := re.search(r"\d{4}-\d\d-\d\d", head or _beside(path))):
+        dates = found[0]
+    if not versions and (found := re.search(r"^# (.*jax [\d.]+.*), \d{4}-", head, re.MULTILINE)):
+        versions = found[1]
+    if not re.search(r"jax \d", versions) or not dates:
+        raise NoProvenanceError(f"{path}: every row shall say with which versions and when it was made")
+    parts = [versions.replace("jax", "JAX").replace("python", "Python"), dates]
+    if measured:
+        machine = _all_of(rows, lambda row: f"{row['cpu']}, {row['cores']} cores" if row.get("cpu") else "")
+        if not machine:
+            raise NoProvenanceError(f"{path}: every row shall name the machine on which it was measured")
+        parts.append(machine)
+    return "; ".join(parts)
+
+
+def _versions(row: Record) -> str:
+    if row.get("fuseplan") and row.get("jax"):
+        return f"fuseplan {row['fuseplan']}; jax {row['jax']}"
+    return row.get("versions", "")
+
+
+def _all_of(rows: Sequence[Record], value: Callable[[Record], str]) -> str:
+    """The values of the rows, or nothing where a row has none."""
+    values = [value(row) for row in rows]
+    found = sorted(set(values))
+    return "" if "" in found else found[0] if len(found) == 1 else f"{found[0]} to {found[-1]}"
+
+
+def _beside(path: Path) -> str:
+    """What is written in one go with the file, and dated."""
+    page = path.with_suffix(".md")
+    return page.read_text() if page.exists() else ""
+
+
+def _markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    rule = ["---", *["---:"] * (len(head) - 1)]
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (head, rule, *lines))
+
+
+def _number(row: Record, name: str) -> float:
+    return float(row.get(name) or "nan")
+
+
+def _known(value: float, text: Callable[[float], str]) -> str:
+    return "–" if math.isnan(value) else text(value)
+
+
+_HEADLINE = (
+    "softmax",
+    "layernorm_grad",
+    "gpt2_block",
+    "gpt2_block_grad",
+    "causal_attention",
+    "causal_attention_grad",
+)
+
+
+def _headline(rows: list[Record]) -> str:
+    """XLA, greedy and the solver on some workloads, for a GPU and a TPU."""
+    times = _times(rows)
+    devices, planners = ("h200", "tpu_v5e"), ("xla", "greedy", "solver")
+    head = ["modelled µs", *(f"{device} {planner}" for device in devices for planner in planners)]
+    lines = []
+    for workload in _HEADLINE:
+        cells = [_known(times.get((workload, d, p), math.nan), time_text) for d in devices for p in planners]
+        lines.append([f"`{workload}`", *cells])
+    return _markdown(head, lines)
+
+
+def _times(rows: Sequence[Record]) -> dict[tuple[str, str, str], float]:
+    return {
+        (row["workload"], row["device"], row["planner"]): _number(row, "time_us")
+        for row in rows
+        if row["dtype"] == "float32"
+    }
+
+
+AS_FAST = 1.001
+"""Plans within a thousandth are as fast."""
+
+
+def _planners(rows: list[Record]) -> str:
+    """For each planner and device, the geometric mean of its time over the solver's, and on how many of the
+    workloads it is as fast; the baseline is XLA's own plan where there is one."""
+    times = _times(rows)
+    names = list(dict.fromkeys(row["planner"] for row in rows))
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    lines = []
+    for planner in names:
+        cells = []
+        for device in devices:
+            pairs = [
+                (times.get((w, device, planner), math.nan), times.get((w, device, "solver"), math.nan))
+                for w in workloads
+            ]
+            ratios = [mine / best for mine, best in pairs if mine > 0 and best > 0]
+            if not ratios:
+                cells.append("–")
+                continue
+            mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+            cells.append(f"{mean:.2f} ({sum(r <= AS_FAST for r in ratios)} of {len(ratios)})")
+        lines.append([f"`{planner}`", *cells])
+    return _markdown(["time over the solver's", *devices], lines)
+
+
+def _below(rows: list[Record]) -> str:
+    """Where XLA's own plan is priced below the solver's."""
+    times = _times(rows)
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    lines = []
+    for device in devices:
+        found = {
+            w: times[w, device, "solver"] / time
+            for (w, d, planner), time in times.items()
+            if (d, planner) == (device, "xla") and time * AS_FAST < times.get((w, device, "solver"), 0)
+        }
+        worst = sorted(found, key=lambda w: -found[w])[:4]
+        known = sum(d == device and p == "xla" and time > 0 for (_, d, p), time in times.items())
+        if known:
+            cell = ", ".join(f"`{w}` {found[w]:.2f}×" for w in worst) or "–"
+            lines.append([f"`{device}`", f"{len(found)} of {known}", cell])
+    return _markdown(["device", "XLA's plan is priced lower", "by most on"], lines)
+
+
+def _rewriting(rows: list[Record]) -> str:
+    """For each planner and device, what the rewrites that it is given gain: the geometric mean of the time
+    of its plan of the program as traced over that of its plan of the rewritten program."""
+    if "unrewritten_us" not in rows[0]:
+        return "*The file of this table does not tell yet how fast the plans of the programs as traced are.*"
+    devices = list(dict.fromkeys(row["device"] for row in rows))
+    lines = []
+    for planner in dict.fromkeys(row["planner"] for row in rows):
+        cells = []
+        for device in devices:
+            own = [
+                row
+                for row in rows
+                if (row["planner"], row["device"], row["dtype"]) == (planner, device, "float32")
+            ]
+            gains = [_number(row, "unrewritten_us") / t for row in own if (t := _number(row, "time_us")) > 0]
+            gains = [gain for gain in gains if gain > 0]
+            mean = math.exp(sum(map(math.log, gains)) / len(gains)) if gains else math.nan
+            cells.append(_known(mean, lambda x: f"{x:.2f}×"))
+        lines.append([f"`{planner}`", *cells])
+    return _markdown(["rewriting gains", *devices], lines)
+
+
+def _cycles(rows: list[Record]) -> str:
+    """TPU cycles of the planned kernels over XLA's, all workloads of a dtype together."""
+    lines = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        own = [row for row in rows if row["dtype"] == dtype and _number(row, "ratio") > 0]
+        ratios = sorted((_number(row, "ratio"), row["workload"]) for row in own)
+        mean = math.exp(sum(math.log(ratio) for ratio, _ in ratios) / len(ratios))
+        times = [t for row in own if (t := _number(row, "time_ratio")) > 0]
+        time = math.exp(sum(map(math.log, times)) / len(times)) if times else math.nan
+        worst, name = ratios[-1]
+        total = sum(row["dtype"] == dtype for row in rows)
+        lines.append(
+            [dtype, f"{len(own)} of {total}", f"{mean:.2f}", f"{ratios[len(ratios) // 2][0]:.2f}",
+             f"{worst:.2f} (`{name}`)", _known(time, lambda t: f"{t:.2f}")]
+        )  # fmt: skip
+    return _markdown(
+        [
+            "dtype",
+            "workloads with estimates",
+            "cycles over XLA's",
+            "median",
+            "worst",
+            "larger of cycles and bytes",
+        ],
+        lines,
+    )
+
+
+def _cpu(rows: list[Record]) -> str:
+    """``jax.jit`` and fuseplan on a CPU: milliseconds and temporaries."""
+    lines = []
+    for row in rows:
+        low, high = _number(row, "speedup_low"), _number(row, "speedup_high")
+        modelled, measured = _number(row, "predicted_ms"), _number(row, "fuseplan_ms")
+        far = modelled > 0 and measured > 0 and max(modelled / measured, measured / modelled) > 2
+        temps = [_known(_number(row, f"{who}_temp_bytes"), bytes_text) for who in ("jax", "fuseplan")]
+        lines.append(
+            [
+                f"`{row['workload']}`",
+                _known(_number(row, "jax_ms"), _digits),
+                _known(measured, _digits),
+                _known(_number(row, "speedup"), lambda x: f"{x:.2f}×")
+                + ("" if math.isnan(low + high) else f" ({low:.2f}–{high:.2f})"),
+                " → ".join(temps),
+                _known(modelled, _digits) + (" (off by more than 2×)" if far else ""),
+            ]
+        )
+    head = [
+        "workload (float32)",
+        "`jax.jit` ms",
+        "fuseplan ms",
+        "faster (quartiles)",
+        "temporaries",
+        "modelled ms",
+    ]
+    return _markdown(head, lines)
+
+
+def _digits(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _planning(rows: list[Record]) -> str:
+    """Seconds of planning by stage, beside XLA's compiler."""
+    stages = ("trace_s", "lower_s", "enumerate_s", "solve_s", "check_s", "total_s", "xla_compile_s")
+    head = [
+        "workload",
+        "equations",
+        "distinct parts",
+        *(s.removesuffix("_s").replace("_", " ") for s in stages),
+        "status",
+    ]
+    lines = [
+        [f"`{row['workload']}`", f"{int(row['equations']):,}", row["distinct_components"],
+         *(_known(_number(row, s), lambda x: f"{x:.2f}") for s in stages), row["status"]]
+        for row in rows
+    ]  # fmt: skip
+    return _markdown(head, lines)
+
+
+def _solver(rows: list[Record]) -> str:
+    """How well functions are planned: the proof, and what a plan loses without a planner or a feature."""
+    columns = [
+        name for name in rows[0] if name.startswith("excess_") or re.fullmatch(r"without_\w+_time", name)
+    ]
+    names = [name.removeprefix("excess_").removesuffix("_time").replace("_", " ") for name in columns]
+    lines = []
+    for row in rows:
+        gap = _number(row, "gap")
+        proof = (
+            row["status"] if not gap > 0 else f"{1 / (1 - gap):.2f} × its bound" if gap < 1 else "no bound"
+        )
+        excess = [_number(row, name) - name.endswith("_time") for name in columns]
+        cells = [_known(e, lambda x: f"{100 * x:+.1f} %" if abs(x) >= 0.0005 else "–") for e in excess]
+        lines.append(
+            [f"`{row['workload']}`", f"{int(row['equations']):,}", f"{_number(row, 'total_s'):.1f}",
+             time_text(_number(row, "time_us")), proof, *cells]
+        )  # fmt: skip
+    return _markdown(["workload", "equations", "planning s", "modelled µs", "proof", *names], lines)
+
+
+_STUDY = "python -m experiments.greedy_vs_solver"
+TABLES = {
+    "headline": Table("greedy_vs_solver.csv", _STUDY, _headline, measured=False),
+    "planners": Table("greedy_vs_solver.csv", _STUDY, _planners, measured=False),
+    "rewriting": Table("greedy_vs_solver.csv", _STUDY, _rewriting, measured=False),
+    "below": Table("greedy_vs_solver.csv", _STUDY, _below, measured=False),
+    "cycles": Table(
+        "tpu_cycles.csv",
+        "python -m experiments.compiled --devices tpu_v5e --dtypes float32,bfloat16 --without gpt2_train_24 "
+        "--out rows.csv --cycles-out experiments/results/tpu_cycles.csv",
+        _cycles,
+        measured=False,
+    ),
+    "cpu": Table("cpu.csv", "fuseplan bench cpu --out experiments/results/cpu.csv", _cpu, measured=True),
+    "planning": Table(
+        "planning.csv", "fuseplan bench plan --out experiments/results/planning.csv", _planning, measured=True
+    ),
+    "solver": Table(
+        "solver.csv", "fuseplan bench solver --out experiments/results/solver.csv", _solver, measured=True
+    ),
+}
+"""By the name that a page calls for it."""
+
+
+def with_tables(text: str, page: Path, folder: Path = RESULTS) -> str:
+    """The page with every table made anew."""
+    up = "/".join([".."] * len(page.resolve().relative_to(ROOT).parts[:-1])) or "."
+
+    def made(match: re.Match[str]) -> str:
+        table = TABLES[match[2]].text(folder).replace("LINK/", f"{up}/" if up != "." else "")
+        return f"{match[1]}\n{table}\n{match[4]}"
+
+    return _TABLE.sub(made, text)
+
+
+def with_outputs(text: str) -> str:
+    """The page with what every command prints made anew, where it differs by more than seconds."""
+    for shown in reversed(list(shown_commands(text))):
+        if shown.output is not None:
+            output = run_commands(shown.commands)
+            if without_seconds(output) != without_seconds(shown.output):
+                text = text[: shown.start] + output + text[shown.end :]
+    return text
+
+
+# --- numbers in sentences --------------------------------------------------------------------
+
+
+def _requires(text: str) -> bool:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return text in project["requires-python"]
+
+
+FACTS: dict[str, Callable[[], bool]] = {
+    "Python 3.11": lambda: _requires("3.11"),
+    "Apache-2.0": lambda: "Apache License" in (ROOT / "LICENSE").read_text()[:200],
+}
+"""Phrases with a number that is no measurement, and whether each is so."""
+
+_NOT_PROSE = (
+    _FENCE,
+    re.compile(r"<!-- table: .*?<!-- end -->", re.DOTALL),
+    re.compile(r"<!--.*?-->", re.DOTALL),
+    re.compile(r"`[^`\n]+`"),
+    re.compile(r"(?<=\])\([^)]*\)"),
+)
+_NAME = re.compile(r"[A-Za-z][\w.-]*")
+"""A word that begins with a letter: H200, v5e, GPT-2, x86-64 and float32 are names, not numbers."""
+
+
+def loose_numbers(text: str) -> list[str]:
+    """The numbers of a page that stand in sentences, with a few words around: none is made by a command or
+    a file, or checked."""
+    for pattern in _NOT_PROSE:
+        text = pattern.sub(" ", text)
+    for phrase in FACTS:
+        text = text.replace(phrase, " ")
+    names = [range(m.start(), m.end()) for m in _NAME.finditer(text)]
+    found = (m for m in re.finditer(r"\d[\d.,]*", text) if not any(m.start() in name for name in names))
+    return [" ".join(text[max(m.start() - 30, 0) : m.end() + 20].split()) for m in found]
+
+
+# --- the command -----------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Check the pages, or write them anew."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    mode = parser.add_mutually_exclusive_group(required=True)
+    mode.add_argument("--check", action="store_true", help="exit with 1 if a page would change")
+    mode.add_argument("--write", action="store_true", help="write the pages anew")
+    parser.add_argument("--tables", action="store_true", help="tables only: no command is run")
+    options = parser.parse_args(argv)
+    stale = 0
+    for page in documents():
+        text = page.read_text()
+        new = with_tables(text, page)
+        if not options.tables:
+            new = with_outputs(new)
+        if new != text:
+            stale += 1
+            print(
+                f"{page.relative_to(ROOT)} {'written' if options.write else 'is not what would be made now'}"
+            )
+            if options.write:
+                page.write_text(new)
+        for number in loose_numbers(new):
+            print(f"{page.relative_to(ROOT)}: a number that nothing makes or checks: … {number} …")
+            stale += not options.write
+    return 0 if options.write or not stale else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
