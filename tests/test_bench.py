@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from fuseplan.bench import csv_text, plan_table, time_plan
+from fuseplan.bench_machine import machine_columns
 from fuseplan.config import make_options
 from fuseplan.text import columns
 
@@ -50,7 +51,8 @@ def test_csv_has_a_column_for_each_field():
     rows = [row(), row(planner="unfused")]
     records = list(csv.DictReader(io.StringIO(csv_text(rows))))
     assert [r["planner"] for r in records] == ["solver", "unfused"]
-    assert records[0].keys() == rows[0].as_dict().keys()
+    assert records[0].keys() == rows[0].as_dict().keys() | machine_columns().keys()
+    assert all(records[0][name] for name in ("cpu", "cores", "fuseplan", "jax", "date"))
     assert float(records[0]["total_s"]) == rows[0].total_s
     assert records[1]["gap"] == ""
     assert csv_text([]).strip() == ""
