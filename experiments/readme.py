@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from costmodel.device import DEVICES
 from experiments.rows import results_lines
 from fuseplan.text import bytes_text, time_text
 
@@ -149,7 +150,21 @@ class Table:
         rows, head = results_lines(path)
         origin = provenance(rows, head, path, self.measured)
         source = f"[{self.file}](LINK/experiments/results/{self.file})"
-        return f"{self.body(rows)}\n\n*{origin}. From {source}, which `{self.command}` writes.*\n"
+        body = self.body(rows)
+        assumed = "" if self.measured else _assumed(body)
+        return f"{body}\n\n*{origin}. From {source}, which `{self.command}` writes.{assumed}*\n"
+
+
+def _assumed(body: str) -> str:
+    """The figures that the model assumes of the devices in a table: neither measured nor published."""
+    by_fields: dict[tuple[str, ...], list[str]] = {}
+    for name, device in DEVICES.items():
+        if device.assumed and re.search(rf"\b{name}\b", body):
+            by_fields.setdefault(device.assumed, []).append(name)
+    return "".join(
+        f" Assumed of {' and '.join(f'`{name}`' for name in names)}: {', '.join(f'`{f}`' for f in fields)}."
+        for fields, names in by_fields.items()
+    )
 
 
 def provenance(rows: Sequence[Record], head: str, path: Path, measured: bool) -> str:

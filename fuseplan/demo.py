@@ -19,7 +19,18 @@ from fuseplan.lower import lower
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_best
 from fuseplan.results import check_results, largest_difference
-from fuseplan.text import bytes_text, grid, kernel_name, makes, seconds_text, status_text, tile, time_text
+from fuseplan.text import (
+    assumed_text,
+    bytes_text,
+    grid,
+    kernel_name,
+    makes,
+    seconds_text,
+    status_text,
+    tile,
+    time_text,
+    wrapped,
+)
 from fuseplan.trace import trace
 
 DEVICES = ("h200", "tpu_v5e", "cpu")
@@ -232,6 +243,9 @@ def _print_plans(name: str, studies: Sequence[Planned]) -> None:
             )
     head = ("device", "planner", "kernels", "µs", "HBM MB", "vs unfused", "proof")
     print_table(head, rows, right=(2, 3, 4, 5), title=f"{name}, modelled, not measured:", bold=bold)
+    for planned in studies:
+        if assumed := assumed_text(planned.plans[0].device):
+            print("\n".join(wrapped(assumed, 80, "  ")))
 
 
 def _proof(plan: Plan) -> str:

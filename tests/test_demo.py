@@ -72,6 +72,7 @@ def test_what_is_printed_fits_80_columns(result, capsys):
     assert lines.pop() == str(result.page)
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
+    assert "assumed of tpu_v5e, not measured or published: launch_ps" in text
     assert "gpt2_block_grad" in text
     assert "left to XLA" in text
     assert "For example, kernel" in text

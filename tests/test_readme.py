@@ -240,6 +240,8 @@ def test_tables_of_the_study(tmp_path):
     assert "| `h200` | 2 of 2 | `softmax` 1.25×, `mlp` 1.25× |" in text["below"]
     assert "| `greedy` | 1.50× |" in text["rewriting"]
     assert all("*fuseplan 1; JAX 2; 2026-01-02." in t for t in text.values())
+    assert "Assumed of `tpu_v5e`: `launch_ps`, `vector_flops_per_s`" in text["headline"]
+    assert "Assumed" not in text["below"]  # it has no TPU
 
 
 # --- commands --------------------------------------------------------------------------------
