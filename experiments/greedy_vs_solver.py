@@ -130,7 +130,11 @@ def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
 
 def _versions() -> str:
     machine = machine_columns()
-    return "; ".join(f"{name} {machine[name]}" for name in ("fuseplan", "jax", "python"))
+    names = ("fuseplan", "jax", "python")
+    # The figures of the device "cpu" are those of the machine.
+    return "; ".join(
+        [*(f"{name} {machine[name]}" for name in names), f"{machine['cpu']}, {machine['cores']} cores"]
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

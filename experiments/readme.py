@@ -28,6 +28,7 @@ from pathlib import Path
 
 from costmodel.device import DEVICES
 from experiments.rows import results_lines
+from fuseplan.planners import planner_names
 from fuseplan.text import bytes_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -254,6 +255,12 @@ def _times(rows: Sequence[Record]) -> dict[tuple[str, str, str], float]:
     }
 
 
+def _planner_names(rows: Sequence[Record]) -> list[str]:
+    """The planners of the rows, in the order in which fuseplan lists them."""
+    order = {name: i for i, name in enumerate(planner_names())}
+    return sorted({row["planner"] for row in rows}, key=lambda name: (order.get(name, -1), name))
+
+
 AS_FAST = 1.001
 """Plans within a thousandth are as fast."""
 
@@ -262,7 +269,7 @@ def _planners(rows: list[Record]) -> str:
     """For each planner and device, the geometric mean of its time over the solver's, and on how many of the
     workloads it is as fast; the baseline is XLA's own plan where there is one."""
     times = _times(rows)
-    names = list(dict.fromkeys(row["planner"] for row in rows))
+    names = _planner_names(rows)
     devices = list(dict.fromkeys(row["device"] for row in rows))
     workloads = list(dict.fromkeys(row["workload"] for row in rows))
     lines = []
@@ -309,7 +316,7 @@ def _rewriting(rows: list[Record]) -> str:
         return "*The file of this table does not tell yet how fast the plans of the programs as traced are.*"
     devices = list(dict.fromkeys(row["device"] for row in rows))
     lines = []
-    for planner in dict.fromkeys(row["planner"] for row in rows):
+    for planner in _planner_names(rows):
         cells = []
         for device in devices:
             own = [
