@@ -209,6 +209,19 @@ def operations_of(graph: Graph) -> list[tuple[int]]:
     return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
 
 
+def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> Copies | None:
+    """The graph with copies that a search was about whose answer became ``graph``, made anew from
+    ``graph``; None if nothing stands twice in it.
+
+    Args:
+        graph: the program that the search ended with.
+        roots: ``Copies.roots`` of the search.
+        origins: for each node of ``graph``, the first that computes the same operation of the graph that
+            was searched, where that is not ``graph.origins`` (``fuseplan.proof.Proof.origins``).
+    """
+    return split(whole(replace(graph, origins=origins or graph.origins)), roots)
+
+
 def whole(graph: Graph) -> Graph:
     """The graph in which each operation stands once, which ``graph`` has copies of."""
     if not graph.origins:
@@ -230,4 +243,7 @@ def whole(graph: Graph) -> Graph:
             nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
         name.update({v: name[w] for v, w in zip(node.outputs, first.outputs, strict=True)})
     inputs, results = ([name[v] for v in ids] for ids in (graph.inputs, graph.outputs))
-    return check_graph(make_graph(values, nodes, inputs, results))
+    operation = [node_id[n] for n in graph.origins]
+    # Copies wait for copies: pair by pair it is one operation that waits for another.
+    waits = dict.fromkeys((operation[u], operation[v]) for u, v in graph.waits)
+    return check_graph(make_graph(values, nodes, inputs, results, waits=waits))

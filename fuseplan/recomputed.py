@@ -12,7 +12,7 @@ from functools import partial
 
 from costmodel.graph import Graph
 from costmodel.kernel import Access
-from fuseplan.copies import Copies
+from fuseplan.copies import Copies, searched
 from fuseplan.errors import Verdict
 from fuseplan.layout import boundary
 from fuseplan.lower import Lowered
@@ -21,6 +21,11 @@ from fuseplan.planners.base import Grouping
 from fuseplan.planners.solved import renumbered
 from fuseplan.pricing import Nodes, Pricing
 from fuseplan.rewrite import ORIGINAL, Item, Rewriter
+
+NO_PROOF = (
+    "the graph that was searched does not follow from the plan, so that its bound cannot be checked: "
+    "the plan counts as not proven"
+)
 
 
 def realised(
@@ -37,6 +42,10 @@ def realised(
     proof = grouping.proof
     if proof is not None:
         proof = replace(proof, roots=copies.roots, origins=_origins(copies, node_id))
+        # Prices are given node by node of the graph with copies, which no plan holds.
+        again = searched(program.graph, proof.roots, proof.origins)
+        if again is None or again.graph != copies.graph:
+            grouping, proof = grouping.unproven(NO_PROOF), None
     kernels: list[Kernel] = []
     pricing: Pricing | None = None
     for g, kernel in enumerate(grouping.kernels):
@@ -50,7 +59,7 @@ def realised(
         pricing = pricing or make_pricing(program)
         kernels += _priced_anew(pricing, nodes)
     number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
-    again = replace(
+    answer = replace(
         grouping,
         kernels=tuple(kernels),
         components=(),
@@ -59,7 +68,7 @@ def realised(
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=proof,
     )
-    return program, again, _by_operation(copies, node_id)
+    return program, answer, _by_operation(copies, node_id)
 
 
 def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:

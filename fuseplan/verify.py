@@ -18,7 +18,7 @@ from costmodel.device import DEVICES, UnknownDeviceError, get_device
 from costmodel.graph import Graph
 from fuseplan.check import check_plan
 from fuseplan.constrained import limited
-from fuseplan.copies import operations_of, roots_of, split, whole
+from fuseplan.copies import operations_of, roots_of, searched
 from fuseplan.errors import InvalidPlanError
 from fuseplan.lower import Lowered
 from fuseplan.plan import Plan
@@ -201,16 +201,16 @@ def _verified_bound(
 def _pricing(plan: Plan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
     if plan.proof is not None and plan.proof.roots:
-        origins = plan.proof.origins or plan.graph.origins
-        graph = whole(replace(plan.graph, origins=origins))
-        if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
-            raise RefutedError("the proof is about computing again what is not worth that")
-        copies = split(graph, plan.proof.roots)
+        copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
         if copies is None or copies.roots != plan.proof.roots:
             raise RefutedError("the proof is about computing again what has one reader")
+        graph = copies.whole
+        if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
+            raise RefutedError("the proof is about computing again what is not worth that")
         pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
         limits = plan.constraints
         if limits is not None:
+            origins = plan.proof.origins or plan.graph.origins
             operations = operations_of(replace(plan.graph, origins=origins))
             limits = limits.moved(operations).moved(copies.places)
         return limited(copies.graph, pricing, limits)

@@ -138,7 +138,7 @@ class _Verifier:
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
             least_ps = self._book.least(inside)
             if least_ps < worth + max(gap, room, 0):
-                cost_ps = self._cost(inside)
+                cost_ps = self._cost(inside) if groups.fits(mask) else None
                 if cost_ps is None:
                     continue
                 self._counts.priced += 1

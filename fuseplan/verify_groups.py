@@ -6,12 +6,15 @@ For the verifier: it has nothing in common with ``fuseplan.candidates`` but the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from fuseplan.bits import bits
 from fuseplan.partition import Component
 from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.verify_copies import CopyRules
+
+_LEARNT = 200
+"""Answers of either kind that are kept for each question: to look through more takes longer than to ask."""
 
 
 class Groups:
@@ -23,6 +26,7 @@ class Groups:
         self.nodes = component.nodes
         self.book = book
         self.n = n = len(component.nodes)
+        self._everything = (1 << n) - 1
         self._near = [0] * n
         self._below = [0] * n
         self._above = [0] * n
@@ -46,8 +50,12 @@ class Groups:
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
         self._copies = CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
-        self._compatible: dict[int, bool] = {}
-        self._roomy: dict[frozenset[int], bool] = {}
+        self._values: list[int] = []
+        self._crosses = self._boundaries()
+        self._rules = _Monotone(lambda mask: book.compatible(self.members(mask)) is not None, True)
+        # What a part of a group that fits exchanges may be more.
+        self._crowds = _Monotone(self._is_crowded, True)
+        self._room = _Monotone(self._is_oversized, False)
 
     def members(self, mask: int) -> Nodes:
         """The nodes in ``mask``."""
@@ -57,26 +65,31 @@ class Groups:
         """Each group once: from its lowest member, its neighbours are one after the other in or
         out, and with what is in comes what lies between."""
         for seed in range(self.n):
-            lower = (1 << seed) - 1
-            waiting = [(1 << seed, lower)]
+            waiting = [(1 << seed, (1 << seed) - 1, 0)]
             while waiting:
-                group, out = waiting.pop()
+                group, out, border = waiting.pop()
                 if self._copies and self._copies.contradict(group, out):
                     continue
-                border = 0
-                for i in bits(group):
-                    border |= self._near[i]
-                    out |= self._apart[i]
+                if not border:  # of a group that has just grown
+                    for i in bits(group):
+                        border |= self._near[i]
+                        out |= self._apart[i]
                 border &= ~(group | out)
+                # The more is out, the more the group exchanges.
+                question = self._question(group, out)
+                if self._room.follows(question):
+                    continue
                 if not border:
                     if not self._copies or not self._copies.contradict(group, ~group):
                         yield group
                     continue
                 new = border & -border
-                waiting.append((group, out | new))
+                waiting.append((group, out | new, border ^ new))
                 grown = self._closed(group | new)
-                if not grown & out and self._is_compatible(grown) and self._fits(grown, out):
-                    waiting.append((grown, out))
+                if grown & out or not self._is_compatible(grown):
+                    continue
+                if self._may_fit(grown, self._question(grown, out)):
+                    waiting.append((grown, out, 0))
         for nodes in self.book.offers:
             if self._position.keys() >= set(nodes):
                 yield sum(1 << self._position[node] for node in nodes)
@@ -96,28 +109,104 @@ class Groups:
             group = closed
 
     def _is_compatible(self, group: int) -> bool:
-        if group not in self._compatible:
-            clash = any(self._apart[i] & group for i in bits(group))
-            self._compatible[group] = not clash and self.book.compatible(self.members(group)) is None
-        return self._compatible[group]
+        return not any(self._apart[i] & group for i in bits(group)) and not self._rules.refuses(group)
 
-    def _fits(self, group: int, out: int) -> bool:
-        """Whether the group may be small enough; what is ``out`` never joins it."""
-        graph, results, residency = self.book.graph, self.book.outputs, self.book.residency
-        inside = self.members(group)
-        if residency is not None:  # To ask less only leaves more groups to look at.
-            held = frozenset[int]().union(*map(residency.held, inside))
-            if held not in self._roomy:
-                self._roomy[held] = residency.fits_at_once(self.nodes, held)
-            if self._roomy[held]:
+    def _boundaries(self) -> list[list[tuple[int, int, bool]]]:
+        """For each position, the values that it reads or makes: the bit of the value, the positions of
+        its maker, or of its readers, and whether some are outside of the component or the caller."""
+        graph, results = self.book.graph, self.book.outputs
+        position = self._position
+        number: dict[int, int] = {}
+        touched: list[list[tuple[int, int, bool]]] = []
+        for n in self.nodes:
+            node = graph.nodes[n]
+            own = []
+            for v in dict.fromkeys(node.inputs):
+                maker = graph.values[v].producer
+                bit = 1 << number.setdefault(v, len(number))
+                own.append((bit, 1 << position[maker] if maker in position else 0, maker not in position))
+            for v in node.outputs:
+                readers = graph.consumers[v]
+                bit = 1 << number.setdefault(v, len(number))
+                inner = sum(1 << position[r] for r in readers if r in position)
+                outside = v in results or any(r not in position for r in readers)
+                own.append((bit, inner, outside))
+            touched.append(own)
+        self._values = list(number)
+        return touched
+
+    def _question(self, group: int, out: int) -> int:
+        """A group with the values that it exchanges whatever joins it of what is not ``out``."""
+        crossing = 0
+        for i in bits(group):
+            for bit, others, always in self._crosses[i]:
+                if always or others & out:
+                    crossing |= bit
+        return group | crossing << self.n
+
+    def _may_fit(self, group: int, question: int) -> bool:
+        # Most groups are small enough whatever they exchange, and then so are all of their parts. To
+        # let one in that is not costs no more than a look at its price.
+        return not self._crowds.refuses(group) or not self._room.refuses(question)
+
+    def fits(self, group: int) -> bool:
+        """Whether the group may be a kernel as it is, as far as its size goes."""
+        return group & (group - 1) == 0 or not self._room.refuses(self._question(group, ~group))
+
+    def _is_crowded(self, group: int) -> bool:
+        return self.book.oversized(self.members(group), frozenset(self._values)) is not None
+
+    def _is_oversized(self, question: int) -> bool:
+        """Whether a group is too large for the chip that exchanges some values."""
+        crossing = frozenset([self._values[k] for k in bits(question >> self.n)])
+        return self.book.oversized(self.members(question & self._everything), crossing) is not None
+
+
+class _Monotone:
+    """Answers to a question about sets whose refusal refuses all larger sets as well, as bitmasks: a few
+    smallest refused sets tell of thousands. ``ask`` says whether a set is refused."""
+
+    def __init__(self, ask: Callable[[int], bool], learns_allowed: bool) -> None:
+        self._ask = ask
+        self._learns_allowed = learns_allowed
+        self._allowed: list[int] = []
+        self._refused: list[int] = []
+        self._known: dict[int, bool] = {}
+
+    def refuses(self, mask: int) -> bool:
+        """Whether the set is refused."""
+        known = self._known.get(mask)
+        if known is None:
+            known = self._known[mask] = self._found(mask)
+            if known and not self.follows(mask) and len(self._refused) < _LEARNT:
+                self._refused.append(self._least(0, 0, mask))
+            elif not known and self._learns_allowed:
+                self._allowed = [mask, *(other for other in self._allowed if other & ~mask)][:_LEARNT]
+        return known
+
+    def follows(self, mask: int) -> bool:
+        # Asked of every group: faster than any().
+        for small in self._refused:  # noqa: SIM110
+            if not small & ~mask:
                 return True
-        may_join = set(self.members(~out & ((1 << self.n) - 1)))
-        crossing = set()
-        for node in inside:
-            for v in graph.nodes[node].inputs:
-                if graph.values[v].producer not in may_join:
-                    crossing.add(v)
-            for v in graph.nodes[node].outputs:
-                if v in results or not may_join.issuperset(graph.consumers[v]):
-                    crossing.add(v)
-        return self.book.oversized(inside, frozenset(crossing)) is None
+        return False
+
+    def _found(self, mask: int) -> bool:
+        if self.follows(mask):
+            return True
+        for large in self._allowed:
+            if not mask & ~large:
+                return False
+        return self._ask(mask)
+
+    def _least(self, base: int, added: int, rest: int) -> int:
+        """What of ``rest`` is refused together with ``base``, and nothing of it can be left out; ``added``
+        is what was last put into ``base`` (Junker, "QuickXplain", AAAI 2004)."""
+        if added and self._found(base):
+            return 0
+        if not rest & (rest - 1):
+            return rest
+        positions = bits(rest)
+        low = sum(1 << i for i in positions[: len(positions) // 2])
+        high = self._least(base | low, low, rest ^ low)
+        return high | self._least(base | high, high, low)

@@ -87,6 +87,11 @@ class Grouping:
         notes = tuple([note for note in self.notes if note != known])
         return replace(self, notes=notes, stats=replace(self.stats, certified=""))
 
+    def unproven(self, why: str) -> Grouping:
+        """The same kernels, and nothing claimed of others; ``why`` is a note."""
+        bare = self.uncertified()
+        return replace(bare, status="FEASIBLE", bound_ps=None, proof=None, notes=(*bare.notes, why))
+
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""

@@ -34,7 +34,14 @@ def as_fast(
 
 def make_proof(parts: Parts, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
     """The proof of ``known``: the bound on each distinct component, and the prices of its
-    positions, empty where there are none."""
+    positions, empty where there are none.
+
+    Raises:
+        AssertionError: it has prices, and not one for each operation of a component.
+    """
+    for space, (_, prices) in zip(parts.kinds, known, strict=True):
+        n_nodes = len(space.component.nodes)
+        assert len(prices) in (0, n_nodes), f"{len(prices)} prices for {n_nodes} operations"
     first_nodes: list[list[int]] = [[] for _ in parts.kinds]
     for kind, nodes in parts.instances:
         first_nodes[kind].append(nodes[0])

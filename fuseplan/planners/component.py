@@ -114,11 +114,14 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
 
 
 def _main(space: Space, members: Nodes) -> int:
-    """Of nodes that share a kernel for nothing, the one that the kernel is for: whoever has the
-    others only, or it only, then pays no more than their prices (``fuseplan.verify`` asks)."""
+    """Of nodes that share a kernel for nothing, the one that the kernel is for: a kernel that has the
+    others only, or it only, then pays no more than their prices (``fuseplan.verify`` asks). It is none
+    that is free alone, as a bitcast is: alone it would be given more than it takes."""
+    nodes = space.book.graph.nodes
+    busy = [n for n in members if not nodes[n].bitcast] or list(members)
     if space.book.absorbs_moves:
-        return members[-1]
-    return next((n for n in members if not space.book.renames(n)), members[0])
+        return busy[-1]
+    return next((n for n in busy if not space.book.renames(n)), busy[0])
 
 
 def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None:
