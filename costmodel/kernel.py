@@ -132,11 +132,35 @@ def block_shape(axes: tuple[Axis, ...], dim_map: DimMap) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one kernel costs on one device. It keeps its parts."""
+    """What one kernel costs on one device, part by part; times in picoseconds.
+
+    Some parts always add up: ``launch_ps``, ``scan_ps``, ``sync_ps``, ``fresh_ps``, ``surcharge_ps``. The
+    others are work of units that run at the same time: the slowest unit counts. In a CPU's loops
+    (``in_turns``) little overlaps: steps and contractions add to the slower of traffic and arithmetic.
+    """
 
     launch_ps: int = 0
+    """Starting kernels: its own, and of a CPU's loops each contraction that they call."""
+    scan_ps: int = 0
+    """Looking through the arrays for infinities, with the launches for it, before masked tiles are
+    left out."""
+    sync_ps: int = 0
+    """Handing work to all cores of a CPU and waiting for them."""
+    fresh_ps: int = 0
+    """Touching pages of memory for the first time."""
+    surcharge_ps: int = 0
+    """What the price is raised by on purpose: a tenth of a CPU's loops beside their contractions,
+    because the model is not exact; in a search for less memory, the charge for what is kept alive."""
+    step_ps: int = 0
+    """The steps of a TPU's grid or of a CPU's loops, beside their work."""
     memory_ps: int = 0
+    """Bytes through the device's memory at its bandwidth."""
+    latency_ps: int = 0
+    """Waiting for loads that too few tiles of a GPU hide."""
     cache_ps: int = 0
+    """Bytes through the cache."""
+    sums_ps: int = 0
+    """Adding up elements one by one, as reductions on a CPU do."""
     matrix_ps: int = 0
     vector_ps: int = 0
     transcendental_ps: int = 0
@@ -144,13 +168,21 @@ class Cost:
     hbm_write_bytes: int = 0
     onchip_bytes: int = 0
     flops: Flops = field(default_factory=Flops)
+    in_turns: bool = False
+    """Whether contractions and the rest take turns, as in a CPU's loops."""
 
     @property
     def time_ps(self) -> int:
-        """Launch plus the slowest of memory, cache and compute (vector and
-        transcendental work share an issue slot, so they add up)."""
-        vector = self.vector_ps + self.transcendental_ps
-        return self.launch_ps + max(self.memory_ps, self.cache_ps, self.matrix_ps, vector)
+        """What always adds up, and of what overlaps the slowest: memory, latency, cache, contractions, or
+        vector work (vector and transcendental operations share an issue slot, so they add up)."""
+        fixed = self.launch_ps + self.scan_ps + self.sync_ps + self.fresh_ps + self.surcharge_ps
+        arithmetic = self.vector_ps + self.transcendental_ps
+        if self.in_turns:
+            moved = self.memory_ps + self.cache_ps + self.sums_ps
+            return fixed + self.step_ps + self.matrix_ps + max(moved, arithmetic)
+        cached = self.cache_ps + self.sums_ps
+        busy = max(self.memory_ps, self.latency_ps, cached, self.matrix_ps, arithmetic + self.step_ps)
+        return fixed + busy
 
     @property
     def time_us(self) -> float:
@@ -161,14 +193,41 @@ class Cost:
         return self.hbm_read_bytes + self.hbm_write_bytes
 
     @property
-    def bound_by(self) -> str:
-        """``launch``, ``memory``, ``cache``, ``matrix``, ``vector`` or ``free``."""
-        parts = {
+    def parts_ps(self) -> dict[str, int]:
+        """What ``time_ps`` is the sum of, by name (``BOUNDS``, and ``surcharge``): parts that run while
+        others take longer are left out."""
+        vector = {"vector": self.vector_ps + self.transcendental_ps}
+        cached = {"cache": self.cache_ps, "sums": self.sums_ps}
+        fixed = {
             "launch": self.launch_ps,
-            "memory": self.memory_ps,
-            "cache": self.cache_ps,
-            "matrix": self.matrix_ps,
-            "vector": self.vector_ps + self.transcendental_ps,
+            "scan": self.scan_ps,
+            "sync": self.sync_ps,
+            "pages": self.fresh_ps,
+            "surcharge": self.surcharge_ps,
         }
-        worst = max(parts, key=lambda k: parts[k])
-        return worst if parts[worst] else "free"
+        chains: tuple[dict[str, int], ...]
+        if self.in_turns:
+            fixed |= {"steps": self.step_ps, "matrix": self.matrix_ps}
+            chains = ({"memory": self.memory_ps} | cached, vector)
+        else:
+            chains = (
+                {"memory": self.memory_ps},
+                {"latency": self.latency_ps},
+                cached,
+                {"matrix": self.matrix_ps},
+                vector | {"steps": self.step_ps},
+            )
+        slowest = max(chains, key=lambda chain: sum(chain.values()))
+        return {name: ps for name, ps in (fixed | slowest).items() if ps}
+
+    @property
+    def bound_by(self) -> str:
+        """The largest part of the time: one of ``BOUNDS``, or ``free``."""
+        parts = self.parts_ps
+        return max((name for name in BOUNDS if name in parts), key=lambda name: parts[name], default="free")
+
+
+BOUNDS = (
+    "launch", "memory", "latency", "cache", "matrix", "vector", "steps", "scan", "sync", "pages", "sums",
+)  # fmt: skip
+"""What a kernel's time may be made of, and so bound by. The surcharge is no work."""

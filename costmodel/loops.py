@@ -47,24 +47,27 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
         total.add(_Tile(graph, spec, device, nodes), count)
     total.add(_Tile(graph, spec, device, off), outer)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
+    read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
     # Results are cleared, then written in place.
     memory_ps = total.memory_ps + time_ps(2 * write_bytes, device.hbm_bytes_per_s)
-    read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
-    memory_ps = max(memory_ps, time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s))
-    vector_ps = total.vector_ps + total.transcendental_ps
-    # Products and the rest take turns, so that the faster of the two is added to the slower.
-    rest_ps = max(memory_ps, vector_ps)
-    turns_ps = min(total.matrix_ps, rest_ps)
-    surcharge_ps = (rest_ps + total.launch_ps) * _MARGIN[0] // _MARGIN[1] - rest_ps - total.launch_ps
+    cache_ps, sums_ps = total.cache_ps, total.sums_ps
+    once_ps = time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s)
+    if (
+        once_ps > memory_ps + cache_ps + sums_ps
+    ):  # Each array is moved once, whatever lies in caches meanwhile.
+        memory_ps, cache_ps, sums_ps = once_ps, 0, 0
+    rest_ps = max(memory_ps + cache_ps + sums_ps, total.vector_ps + total.transcendental_ps)
+    rest_ps += total.launch_ps + total.step_ps + total.sync_ps
     kept_bytes = _kept_bytes(graph, spec)
-    fresh_bytes = write_bytes + total.temp_bytes + kept_bytes
     return Cost(
-        launch_ps=device.launch_ps
-        + total.launch_ps
-        + turns_ps
-        + surcharge_ps
-        + touched_ps(fresh_bytes, device),
+        launch_ps=device.launch_ps + total.launch_ps,
+        sync_ps=total.sync_ps,
+        fresh_ps=touched_ps(write_bytes + total.temp_bytes + kept_bytes, device),
+        surcharge_ps=rest_ps * _MARGIN[0] // _MARGIN[1] - rest_ps,
+        step_ps=total.step_ps,
         memory_ps=memory_ps,
+        cache_ps=cache_ps,
+        sums_ps=sums_ps,
         matrix_ps=total.matrix_ps,
         vector_ps=total.vector_ps,
         transcendental_ps=total.transcendental_ps,
@@ -72,6 +75,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
         hbm_write_bytes=write_bytes,
         onchip_bytes=total.temp_bytes + kept_bytes,
         flops=total.flops,
+        in_turns=True,
     )
 
 
@@ -137,13 +141,18 @@ class _Total:
     """The parts of a nest's cost, summed over its tiles."""
 
     def __init__(self) -> None:
-        self.launch_ps = self.memory_ps = self.matrix_ps = self.vector_ps = self.transcendental_ps = 0
+        self.launch_ps = self.step_ps = self.sync_ps = self.memory_ps = self.cache_ps = self.sums_ps = 0
+        self.matrix_ps = self.vector_ps = self.transcendental_ps = 0
         self.temp_bytes = 0
         self.flops = Flops()
 
     def add(self, tile: _Tile, count: int) -> None:
         self.launch_ps += tile.launch_ps * count
+        self.step_ps += tile.step_ps * count
+        self.sync_ps += tile.sync_ps * count
         self.memory_ps += tile.memory_ps * count
+        self.cache_ps += tile.cache_ps * count
+        self.sums_ps += tile.sums_ps * count
         self.matrix_ps += tile.matrix_ps * count
         self.vector_ps += tile.vector_ps * count
         self.transcendental_ps += tile.transcendental_ps * count
@@ -182,15 +191,23 @@ class _Tile:
         idle = 1 if largest > _SPLIT_BYTES else device.core_count
         # Only products are calls; other kernels are part of the program. Each product is handed
         # out, and each large reduction, and so is what is computed elementwise before it.
-        self.launch_ps = device.launch_ps * products + device.step_ps * bool(nodes)
-        self.launch_ps += 2 * _HANDOFF_PS * (products + reductions * (idle == 1))
+        self.launch_ps = device.launch_ps * products
+        self.step_ps = device.step_ps * bool(nodes)
+        self.sync_ps = 2 * _HANDOFF_PS * (products + reductions * (idle == 1))
         self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
         self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
         traffic = sum(sizes[v] * count for v, count in moved.items())
         block_bytes = sum(sizes[v] for v in moved)
         self.temp_bytes = sum(sizes[v] for v in moved if v in made)
         # A reduction is fused with what it sums up: the slower of the two counts.
-        self.memory_ps = max(time_ps(traffic, _bandwidth(device, block_bytes)), reduction * idle)
+        traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
+        self.memory_ps = self.cache_ps = self.sums_ps = 0
+        if reduction * idle > traffic_ps:
+            self.sums_ps = reduction * idle
+        elif block_bytes > device.cache_bytes:
+            self.memory_ps = traffic_ps
+        else:
+            self.cache_ps = traffic_ps
 
     def _batch(self, i: int) -> int:
         """How many products one contraction is: XLA runs those of a batch one by one."""

@@ -73,10 +73,11 @@ def estimate(
     vector_ps = time_ps(flops.vector, device.vector_flops_per_s)
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps * (1 if spec.compiled is None else spec.compiled.launches)
+    scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
     if spec.walked:  # Before tiles are left out, each array is looked at for infinities (fuseplan.skipping).
         looked_at = {access.value for access in spec.reads}
-        launch_ps += device.launch_ps * len(looked_at)
-        launch_ps += time_ps(sum(graph.values[v].nbytes for v in looked_at), device.hbm_bytes_per_s)
+        scan_ps = device.launch_ps * len(looked_at)
+        scan_ps += time_ps(sum(graph.values[v].nbytes for v in looked_at), device.hbm_bytes_per_s)
     if not spec.axes and matrix_ps:
         products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]
         if device.platform == "cpu":
@@ -86,8 +87,8 @@ def estimate(
             if known is not None:
                 matrix_ps, cache_ps = max(matrix_ps, known[0]), max(cache_ps, known[1])
     if device.platform == "cpu":
-        launch_ps += fresh_ps(graph, spec, device)
-        cache_ps += sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
+        fresh = fresh_ps(graph, spec, device)
+        sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if spec.axes:
         tiles = steps = 1
         for axis in spec.axes:
@@ -106,16 +107,21 @@ def estimate(
             cache_ps = -(-cache_ps * cores // busy)
             if device.sequential_grid:
                 memory_ps = -(-memory_ps * cores // busy)
-                vector_ps += waves * steps * pass_count(spec) * TPU_STEP_PS
+                step_ps = waves * steps * pass_count(spec) * TPU_STEP_PS
             else:
                 # Little's law: a tile's loads take at least one latency, halved by double
                 # buffering over a loop; only the tiles that share a core hide one another's.
                 rounds = pass_count(spec) * -(-tiles // (cores * concurrent_tiles(need, device)))
-                memory_ps = max(memory_ps, rounds * max(steps // 2, 1) * HBM_LATENCY_PS)
+                latency_ps = rounds * max(steps // 2, 1) * HBM_LATENCY_PS
     return Cost(
         launch_ps=launch_ps,
+        scan_ps=scan_ps,
+        fresh_ps=fresh,
+        step_ps=step_ps,
         memory_ps=memory_ps,
+        latency_ps=latency_ps,
         cache_ps=cache_ps,
+        sums_ps=sums_ps,
         matrix_ps=matrix_ps,
         vector_ps=vector_ps,
         transcendental_ps=transcendental_ps,

@@ -35,6 +35,9 @@ from fuseplan.verify import REFUTED, VERIFIED, verify_plan
 DEADLINE_S = 3_600.0
 """Of one plan: none of them may be cut short because other processes run."""
 
+SLOW = ("gpt2_block_grad", "gpt2_train_4", "equinox_mlp_train", "grouped_attention_vjp", "unet_block")
+"""Workloads whose plans take longest to make or to verify: CI checks them for few devices, or none."""
+
 
 def device_names() -> tuple[str, ...]:
     """Every device of the table with each of its backends, and a CPU."""
@@ -87,7 +90,9 @@ def verify_one(lowered: Lowered, device: DeviceSpec, deadline_s: float = DEADLIN
         found = replace(found, status=REFUTED, reason="the solver gave no bound")
     if found.status == VERIFIED and not _same(again, plan):
         found = replace(found, status=REFUTED, reason="the file holds another plan")
-    return _columns(plan.status, found.status, found.reason, found.groups, planned - started, checked - planned)
+    return _columns(
+        plan.status, found.status, found.reason, found.groups, planned - started, checked - planned
+    )
 
 
 def _same(one: Plan, other: Plan) -> bool:

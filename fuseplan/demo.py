@@ -262,5 +262,5 @@ def _one_kernel(plan: Plan) -> str:
     return (
         f"For example, kernel {k} of {plan.planner} for {plan.device.name} ({status_text(plan)}):\n"
         f"  {kernel_name(plan.graph, spec.nodes)} ({len(spec.nodes)} ops) makes {makes(plan.graph, spec)}\n"
-        f"  {tiles}{time_text(cost.time_us)} µs, {bytes_text(cost.hbm_bytes)}, {cost.bound_by}-bound"
+        f"  {tiles}{time_text(cost.time_us)} µs, {bytes_text(cost.hbm_bytes)}, mostly {cost.bound_by}"
     )

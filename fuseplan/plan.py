@@ -166,7 +166,8 @@ class Plan:
         """A row a kernel, in order.
 
         Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, skipped`` (tiles that a
-        mask leaves out), ``time_us, bound_by, hbm_bytes, onchip_bytes, flops, intensity`` (flops
+        mask leaves out), ``time_us, bound_by`` (the largest part of the time), ``parts`` (each part of it,
+        in microseconds), ``hbm_bytes, onchip_bytes, flops, intensity`` (flops
         per HBM byte), ``roofline`` (the time that the kernel's arrays and operations need at the
         device's peaks, over its modelled time), ``source`` (``file:line (function)`` of its main
         operation).

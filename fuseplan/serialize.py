@@ -22,7 +22,7 @@ from fuseplan.errors import InvalidPlanError
 from fuseplan.plan import Plan
 
 FORMAT = "fuseplan.plan"
-VERSION = 1
+VERSION = 2
 """Of the schema: raised with every change that an older reader would misread."""
 
 

@@ -10,7 +10,7 @@ from html import escape
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node, OpKind, Value
-from costmodel.kernel import AxisRole, KernelSpec
+from costmodel.kernel import AxisRole, Cost, KernelSpec
 from fuseplan.plan import Kernel, Plan
 
 _MAX_LINES = 40
@@ -130,6 +130,12 @@ def time_text(us: float) -> str:
     if us >= 1000:
         return f"{us:,.0f}"
     return f"{us:.1f}" if us >= 100 else f"{us:.2f}"
+
+
+def parts_text(cost: Cost) -> str:
+    """What a kernel's time is made of, the largest part first: ``memory 6.99 + launch 1.00 µs``."""
+    parts = sorted(cost.parts_ps.items(), key=lambda part: -part[1])
+    return " + ".join(f"{name} {time_text(ps / 1e6)}" for name, ps in parts) + " µs" if parts else "free"
 
 
 def bytes_text(n: float) -> str:

@@ -307,6 +307,7 @@ class TestSequentialGrid:
         v5e = get_device("tpu_v5e")
         few, many = (estimate(graph, rows(graph, r, "mosaic_tpu"), v5e) for r in (256, 8))
         assert few.bound_by == "memory"
+        assert many.bound_by == "steps"
         assert many.time_ps > 3 * few.time_ps
 
 
@@ -370,7 +371,8 @@ class TestWork:
         # One tile of 32 steps, double buffered: 16 latencies of 0.6 us against 64 KiB at 1 byte/ps.
         graph = matmul(16, 16, 1024)
         cost = estimate(graph, tiled_matmul(graph, 16, 16, 32), TEST_DEVICE)
-        assert cost.memory_ps == 16 * 600_000
+        assert cost.latency_ps == 16 * 600_000
+        assert cost.bound_by == "latency"
 
     def test_enough_tiles_hide_latency(self) -> None:
         graph = add(65536, 1024)

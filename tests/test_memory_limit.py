@@ -98,7 +98,9 @@ class Odd(Bytes):
         kernel = super().price(nodes)
         if isinstance(kernel, Verdict):
             return kernel
-        cost = dataclasses.replace(kernel.cost, launch_ps=odd_ps(self.graph, nodes), memory_ps=0)
+        cost = dataclasses.replace(
+            kernel.cost, launch_ps=odd_ps(self.graph, nodes), memory_ps=0, latency_ps=0
+        )
         return dataclasses.replace(kernel, cost=cost)
 
 

@@ -10,14 +10,16 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from costmodel.device import TEST_DEVICE, get_device
+from experiments.workload import array
 from experiments.workloads import get_workload
-from fuseplan import Constraints, Plan
+from fuseplan import Constraints, Plan, recomputed
 from fuseplan.cli import app
 from fuseplan.config import Options
 from fuseplan.constraints import Resolved
@@ -26,6 +28,8 @@ from fuseplan.partition import components, crossable_edges
 from fuseplan.plan import Kernel
 from fuseplan.planner import plan_best
 from fuseplan.planners import Budget, get_planner
+from fuseplan.planners.base import take_apart
+from fuseplan.planners.certify import make_proof
 from fuseplan.pricing import PriceBook
 from fuseplan.proof import Joint
 from fuseplan.trace import trace
@@ -414,3 +418,104 @@ fuseplan.cli.main()
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("verified: OPTIMAL")
+
+
+def extra_price(plan):
+    k = next(k for k, p in enumerate(plan.proof.parts) if len(p.prices_ps) > 1)
+    part = plan.proof.parts[k]
+    return replace(plan, proof=with_part(plan.proof, k, replace(part, prices_ps=(0, *part.prices_ps))))
+
+
+def swapped_components(plan):
+    """Two parts of different size, each with the components of the other."""
+    parts = plan.proof.parts
+    sizes = [(len(p.prices_ps), k) for k, p in enumerate(parts) if len(p.prices_ps) > 1]
+    (_, a), (_, b) = min(sizes), max(sizes)
+    proof = with_part(plan.proof, a, replace(parts[a], first_nodes=parts[b].first_nodes))
+    return replace(plan, proof=with_part(proof, b, replace(parts[b], first_nodes=parts[a].first_nodes)))
+
+
+def prices_of_another_program(plan):
+    return replace(plan, proof=made("mlp").proof)
+
+
+def shuffled_prices(plan):
+    """Each price with the next operation: as many, and the same sum."""
+    k = max(range(len(plan.proof.parts)), key=lambda k: len(set(plan.proof.parts[k].prices_ps)))
+    part = plan.proof.parts[k]
+    prices = (*part.prices_ps[1:], part.prices_ps[0])
+    return replace(plan, proof=with_part(plan.proof, k, replace(part, prices_ps=prices)))
+
+
+def roots_of_another_program(plan):
+    return replace(plan, proof=replace(plan.proof, roots=(0,)))
+
+
+FORGED = {
+    extra_price: r"\d+ prices are given for the component of n\d+",
+    swapped_components: r"\d+ prices are given for the component of n\d+|takes [\d,]+ ps, less than",
+    prices_of_another_program: "prices are given for|says nothing of|there is none|adds up to",
+    shuffled_prices: r"takes [\d,]+ ps, less than",
+    roots_of_another_program: "computing again",
+}
+
+
+@cache
+def of_two_programs():
+    (f, *one), (g, *other) = _built("attention"), _built("norm_mlp")
+    lowered = lower(trace(lambda x, y: (f(*x), g(*y)), tuple(one), tuple(other)))
+    return plan_best(lowered, Options(get_device("h200"), "solver", 120.0))[1]
+
+
+@pytest.mark.parametrize("forge", FORGED, ids=lambda f: f.__name__)
+def test_forged_proofs_are_refuted_from_their_files(forge):
+    plan = of_two_programs()
+    assert verify_plan(Plan.from_json(plan.to_json())).status == VERIFIED
+    forged = forge(plan)
+    assert forged.proof != plan.proof
+    result = verify_plan(Plan.from_json(forged.to_json()))
+    assert result.status == REFUTED
+    assert re.search(FORGED[forge], result.reason), result.reason
+
+
+def sums_in_steps(x, w, y):
+    """Sums so long that they are made in two steps, of what several kernels compute again."""
+    shared = jnp.exp(x) * 2.0
+    first = jnp.tanh(shared) @ w
+    return first, jnp.sum(shared * y, 0), jnp.sum(jnp.sin(shared), 0)
+
+
+def test_proofs_of_programs_with_steps_and_copies_are_about_the_same_graph():
+    """Operations that wait for each other do so in the graph that the verifier makes of the plan."""
+    shapes = (array("float32", 8192, 768), array("float32", 768, 768), array("float32", 8192, 768))
+    lowered = lower(trace(sums_in_steps, *shapes))
+    _, plan = plan_best(lowered, Options(get_device("h200"), "solver", 120.0))
+    assert plan.graph.waits, "a sum in two steps waits"
+    assert plan.proof.roots, "some operation may be computed again"
+    assert plan.status == "OPTIMAL"
+    result = verify_plan(Plan.from_json(plan.to_json()))
+    assert result.status == VERIFIED, result.reason
+
+
+def test_a_graph_that_does_not_follow_from_the_plan_is_not_proven(monkeypatch):
+    """Planning itself notices a proof that nobody could check."""
+    real = recomputed.searched
+    monkeypatch.setattr(
+        recomputed,
+        "searched",
+        lambda *args: replace(real(*args), graph=replace(real(*args).graph, waits=((0, 1),))),
+    )
+    shapes = (array("float32", 8192, 768), array("float32", 768, 768), array("float32", 8192, 768))
+    _, plan = plan_best(lower(trace(sums_in_steps, *shapes)), Options(get_device("h200"), "solver", 120.0))
+    assert (plan.status, plan.bound_ps, plan.proof) == ("FEASIBLE", None, None)
+    assert recomputed.NO_PROOF in plan.notes
+    assert plan.verify().status == VERIFIED, "its kernels are legal all the same"
+
+
+def test_a_price_is_given_to_each_operation_where_a_proof_is_made():
+    g = graph("eere", [[], [0], [1], [2]])
+    pricing = Bytes(g)
+    parts = take_apart(g, PriceBook(g, pricing))
+    bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.kinds]
+    with pytest.raises(AssertionError, match="prices for"):
+        make_proof(parts, bad)

@@ -109,4 +109,5 @@ class Penalised:
         extra = sign * self.surcharge_ps(kernel.spec)
         if not extra:
             return kernel
-        return replace(kernel, cost=replace(kernel.cost, launch_ps=kernel.cost.launch_ps + extra))
+        surcharge_ps = kernel.cost.surcharge_ps + extra
+        return replace(kernel, cost=replace(kernel.cost, surcharge_ps=surcharge_ps))

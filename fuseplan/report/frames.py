@@ -14,7 +14,7 @@ from fuseplan.contest import Timing
 from fuseplan.local import find_device
 from fuseplan.plan import Kernel, Plan
 from fuseplan.spec import whole_array_spec
-from fuseplan.text import anchor, grid, kernel_name, makes, skipped, tile
+from fuseplan.text import anchor, grid, kernel_name, makes, parts_text, skipped, tile
 
 
 def figures(plan: Plan) -> dict[str, Any]:
@@ -95,6 +95,7 @@ def kernels_frame(plan: Plan) -> pd.DataFrame:
                 "skipped": skipped(spec),
                 "time_us": cost.time_us,
                 "bound_by": cost.bound_by,
+                "parts": parts_text(cost),
                 "hbm_bytes": cost.hbm_bytes,
                 "onchip_bytes": cost.onchip_bytes,
                 "flops": flops,
@@ -118,6 +119,7 @@ _KERNELS = [
     "skipped",
     "time_us",
     "bound_by",
+    "parts",
     "hbm_bytes",
     "onchip_bytes",
     "flops",

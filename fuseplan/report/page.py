@@ -14,11 +14,12 @@ from typing import Any
 import jinja2
 
 from costmodel.device import DeviceSpec
+from costmodel.kernel import BOUNDS
 from fuseplan.explain import borders
 from fuseplan.output import check_writable, write_text
 from fuseplan.plan import Plan
 from fuseplan.report.frames import roofline_share
-from fuseplan.report.pictures import BOUNDS, MissingPlots, roofline, strip
+from fuseplan.report.pictures import MissingPlots, roofline, strip
 from fuseplan.text import (
     all_notes,
     anchor,
@@ -26,6 +27,7 @@ from fuseplan.text import (
     grid,
     kernel_name,
     makes,
+    parts_text,
     rows,
     seconds_text,
     skipped,
@@ -213,6 +215,7 @@ def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
                 "time": time_text(cost.time_us * row.count),
                 "share": f"{100 * row.count * cost.time_ps / total:.1f}",
                 "bound": cost.bound_by,
+                "parts": parts_text(cost),
                 "hbm": f"{cost.hbm_bytes * row.count / 1e6:.2f}",
                 "onchip": bytes_text(cost.onchip_bytes) if cost.onchip_bytes else "",
                 "intensity": f"{cost.flops.total / cost.hbm_bytes:.2f}" if cost.hbm_bytes else "",

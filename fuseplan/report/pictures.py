@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
+from costmodel.kernel import BOUNDS
 from fuseplan.plan import Kernel, Plan
-from fuseplan.text import kernel_name, time_text
-
-BOUNDS = ("memory", "cache", "matrix", "vector", "launch")
-"""What can limit a kernel: each has a colour, the CSS variable ``--<name>``."""
+from fuseplan.text import kernel_name, parts_text, time_text
 
 _STRIP_WIDTH, _STRIP_HEIGHT = 1000.0, 34.0
 _NARROWEST = 0.6
@@ -53,7 +51,7 @@ def _bar(plan: Plan, k: int, kernel: Kernel, x: float, width: float, scale: floa
     cost = kernel.cost
     name = kernel_name(plan.graph, kernel.spec.nodes)
     ops = len(kernel.spec.nodes)
-    title = escape(f"{k}: {name} ({ops} ops), {time_text(cost.time_us)} µs, {cost.bound_by}")
+    title = escape(f"{k}: {name} ({ops} ops), {time_text(cost.time_us)} µs: {parts_text(cost)}")
     gap = min(1.2, width / 4) if width > _NARROWEST else 0.0
     launch = min(cost.launch_ps * scale, width) if cost.bound_by != "launch" else 0.0
     rect = f'<rect y="0" height="{_STRIP_HEIGHT:g}" class="{cost.bound_by}"'
@@ -87,9 +85,16 @@ _STAND_INS = {
     "#070707": "var(--vector)",
     "#080808": "var(--launch)",
     "#090909": "var(--page)",
+    "#010102": "var(--latency)",
+    "#010103": "var(--steps)",
 }
-_INK, _FAINT, _LINE, _MEMORY, _CACHE, _MATRIX, _VECTOR, _LAUNCH, _PAGE = _STAND_INS
-_COLOUR = {"memory": _MEMORY, "cache": _CACHE, "matrix": _MATRIX, "vector": _VECTOR, "launch": _LAUNCH}
+_INK, _FAINT, _LINE, _MEMORY, _CACHE, _MATRIX, _VECTOR, _LAUNCH, _PAGE, _LATENCY, _STEPS = _STAND_INS
+_COLOUR = dict.fromkeys(BOUNDS, _STEPS) | {
+    "memory": _MEMORY, "cache": _CACHE, "matrix": _MATRIX, "vector": _VECTOR, "launch": _LAUNCH,
+    "latency": _LATENCY,
+}  # fmt: skip
+_RESOURCES = ("memory", "cache", "matrix", "vector")
+"""Bounds that the roofline is about: how fast the device moves and computes."""
 
 
 class MissingPlots(Exception):  # noqa: N818 -- not an error: the page says it and goes on
@@ -163,7 +168,7 @@ def roofline(plans: Sequence[Plan], salt: str) -> str:
         out = io.StringIO()
         figure.savefig(out, format="svg", metadata={"Date": None, "Creator": None}, transparent=True)
     count = len(points[-1])
-    near = sum(p.time_us for p in points[-1] if p.bound_by != "launch")
+    near = sum(p.time_us for p in points[-1] if p.bound_by in _RESOURCES)
     total = sum(p.time_us for p in points[-1]) or 1.0
     label = (
         f"Roofline of {device.name}: {count} kernels of the {plans[-1].planner} plan; "

@@ -1,0 +1,60 @@
+"""Proofs of the named workloads hold, from their files: a share of what ``experiments.verify_all`` checks.
+
+Each pair of a workload and a device is in one of the shares. Two of them run on each Python, so that the
+oldest and the newest JAX check different plans, and those below on both.
+"""
+
+import sys
+from functools import cache
+
+import pytest
+
+from costmodel.calibrate import described_cpu
+from costmodel.device import get_device
+from experiments.verify_all import SLOW, ZOO, device_names, in_share, verify_one
+from experiments.workloads import get_workload
+from fuseplan.lower import lower
+from fuseplan.trace import trace
+from fuseplan.verify import VERIFIED
+
+OLDEST = sys.version_info < (3, 12)
+SHARES = 4
+MINE = (0, 1) if OLDEST else (2, 3)
+ON_BOTH = {
+    "gpt2_block_grad": ("h200", "tpu_v5e"),
+    "layernorm_grad": ("h200", "tpu_v5e", "cpu"),
+    "grouped_attention": ("cpu", "h200"),
+    "window_attention": ("cpu",),
+    "causal_attention_grad": ("h200", "h200:mosaic_gpu", "tpu_v6e"),
+}
+"""The README's own example, sums in two steps, free operations at the end of a loop, masks."""
+
+
+def devices_of(name: str) -> list[str]:
+    shares = [d for d in device_names() if any(in_share(name, d, k, SHARES) for k in MINE)]
+    every = dict.fromkeys((*ON_BOTH.get(name, ()), *shares))
+    return [d for d in every if d in ON_BOTH.get(name, ()) or name not in SLOW]
+
+
+@cache
+def lowered(name):
+    f, args = get_workload(name).build()
+    return lower(trace(f, *args))
+
+
+@pytest.mark.parametrize("name", ZOO)
+def test_proofs_are_verified_from_their_files(name):
+    for device in devices_of(name):
+        spec = described_cpu() if device == "cpu" else get_device(device)
+        found = verify_one(lowered(name), spec)
+        assert found["result"] == VERIFIED, (device, found)
+        assert found["claims"] == "OPTIMAL", (device, found)
+
+
+def test_every_pair_is_in_one_share():
+    for name in ZOO:
+        for device in device_names():
+            assert sum(in_share(name, device, k, SHARES) for k in range(SHARES)) == 1
+    assert len({d for name in ZOO for d in devices_of(name)}) == len(device_names())
+    assert set(ZOO) >= set(SLOW)
+    assert set(ON_BOTH) <= set(ZOO)
