@@ -140,6 +140,8 @@ class Node:
     """It is one, or another number, over a power of its operand: to multiply by it is to divide."""
     takes_part: bool = False
     """Standing alone it reads no more of its first operand than it makes: a slice, a gather."""
+    scope: str = ""
+    """The path of the ``jax.named_scope``s around it, outermost first, as ``block/attention``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +264,14 @@ def _check_origins(graph: Graph) -> None:
         if not 0 <= origin < i or graph.origins[origin] != origin:
             _fail(f"n{i} {node.op}: its origin n{origin} does not come first")
         other = graph.nodes[origin]
-        same = replace(node, id=origin, inputs=other.inputs, outputs=other.outputs, source=other.source)
+        same = replace(
+            node,
+            id=origin,
+            inputs=other.inputs,
+            outputs=other.outputs,
+            source=other.source,
+            scope=other.scope,
+        )
         if same != other or [first[v] for v in node.inputs] != [first[v] for v in other.inputs]:
             _fail(f"n{i} {node.op} is no copy of n{origin} {other.op}")
         if len(node.outputs) != len(other.outputs):

@@ -41,12 +41,12 @@ from fuseplan.config import make_options
 from fuseplan.console import progress
 from fuseplan.errors import FuseplanWarning, MismatchError
 from fuseplan.local import local_platform
+from fuseplan.names import kernel_name
 from fuseplan.output import write_text
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_function
 from fuseplan.results import largest_difference
 from fuseplan.runtime import make_runner
-from fuseplan.text import kernel_name
 from fuseplan.wide import in_float64
 
 _LIMITS = {"bfloat16": 0.15, "float32": 5e-3}

@@ -16,6 +16,7 @@ from fuseplan.config import make_options
 from fuseplan.console import Steps, print_table
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
+from fuseplan.names import kernel_name
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_best
 from fuseplan.results import check_results, largest_difference
@@ -23,7 +24,6 @@ from fuseplan.text import (
     assumed_text,
     bytes_text,
     grid,
-    kernel_name,
     makes,
     seconds_text,
     status_text,

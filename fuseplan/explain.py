@@ -14,11 +14,12 @@ from costmodel.graph import Graph
 from fuseplan.errors import InvalidArgumentError, Verdict
 from fuseplan.join import group_successors
 from fuseplan.layout import boundary
+from fuseplan.names import kernel_name
 from fuseplan.partition import data_edges
 from fuseplan.plan import Plan
 from fuseplan.pricing import Nodes
 from fuseplan.regroup import Change, Regrouping
-from fuseplan.text import bytes_text, kernel_name, skipped, time_text
+from fuseplan.text import bytes_text, skipped, time_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,12 +26,13 @@ from fuseplan.emit import emit
 from fuseplan.emit.body import live_ins
 from fuseplan.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.lower import Lowered
+from fuseplan.names import kernel_name
 from fuseplan.plan import Kernel, Plan
 from fuseplan.planner import plan_traced
 from fuseplan.refusal import Refusal, read_refusal
 from fuseplan.schedule import Scheduler
 from fuseplan.signature import Signatures
-from fuseplan.text import bytes_text, kernel_name
+from fuseplan.text import bytes_text
 from fuseplan.trace import Traced
 
 MAX_REPLANS = 2

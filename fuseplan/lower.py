@@ -153,6 +153,7 @@ class _Builder:
                 eqn.source,
                 facts.reciprocal,
                 facts.takes_part,
+                "/".join(eqn.scope),
             )
         )
         self.equations.append(

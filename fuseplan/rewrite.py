@@ -79,7 +79,9 @@ class Rewriter:
                     self.ids[results[v], ORIGINAL] = ids[v]
             inputs, outputs = tuple([ids[v] for v in node.inputs]), tuple([ids[v] for v in node.outputs])
             operands = tuple(v if isinstance(v, Literal) else ids[v] for v in eqn.inputs)
-            self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs, source=old.source))
+            self.nodes.append(
+                replace(node, id=new, inputs=inputs, outputs=outputs, source=old.source, scope=old.scope)
+            )
             self.equations.append(
                 replace(equation, primitive=eqn.primitive, params=eqn.params, inputs=operands,
                         outputs=outputs, in_avals=eqn.in_avals, out_avals=eqn.out_avals)

@@ -113,7 +113,7 @@ class Signatures:
         return repr((facts, inside, [self._arrays[a] for a in arrays]))
 
 
-_ELSEWHERE = ("id", "inputs", "outputs", "source", "reciprocal", "takes_part")
+_ELSEWHERE = ("id", "inputs", "outputs", "source", "scope", "reciprocal", "takes_part")
 """Where a node stands, and what follows from the rest of it."""
 
 _but_place = attrgetter(*(f.name for f in fields(Node) if f.name not in _ELSEWHERE))

@@ -1,16 +1,17 @@
-"""Plans in words: names of kernels, a table in 80 columns, a summary."""
+"""Plans in words: a table in 80 columns, a summary."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph, Node, OpKind, Value
+from costmodel.graph import Graph, Value
 from costmodel.kernel import AxisRole, Cost, KernelSpec
+from fuseplan.names import kernel_name
 from fuseplan.plan import Kernel, Plan
 
 _MAX_LINES = 40
@@ -18,47 +19,6 @@ _MAX_LINES = 40
 
 _TIED = "\N{NO-BREAK SPACE}"
 """Holds a number and its unit on one line while text is wrapped."""
-
-
-def anchor(graph: Graph, nodes: Sequence[int]) -> Node:
-    """The operation that a group is about: its contraction, else its last reduction, else
-    the last one that computes something."""
-    members = [graph.nodes[n] for n in nodes]
-
-    def last(test: Callable[[Node], bool]) -> Node | None:
-        return next((node for node in reversed(members) if test(node)), None)
-
-    return (
-        last(lambda node: node.kind in (OpKind.OPAQUE, OpKind.OUT_ELEMENTWISE_FUSABLE))
-        or last(lambda node: node.kind == OpKind.REDUCTION)
-        or last(lambda node: bool(node.flops.total))
-        or members[-1]
-    )
-
-
-def kernel_name(graph: Graph, nodes: Sequence[int]) -> str:
-    """A short name: the main operation, or the first and the last of the main ones.
-
-    Example:
-        ``dot_general``, ``dot_general…add``, ``reduce_max…sum``, ``add…tanh``
-    """
-    main = anchor(graph, nodes)
-    if len(nodes) == 1:
-        return main.op
-    members = [graph.nodes[n] for n in nodes]
-    if main.kind == OpKind.REDUCTION:
-        first = next(node for node in members if node.kind == OpKind.REDUCTION)
-        last = main
-    else:
-        first = main
-        last = next((node for node in reversed(members) if node.flops.total), members[-1])
-        if main.kind < OpKind.REDUCTION:
-            first = next((node for node in members if node.flops.total), members[0])
-    if first.op == last.op:
-        products = sum(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in members)
-        return f"{first.op}…{last.op}" if products > 1 else first.op
-    family = first.op.split("_")[0] + "_"
-    return f"{first.op}…{last.op.removeprefix(family)}"
 
 
 def results(graph: Graph, spec: KernelSpec) -> tuple[Value, ...]:

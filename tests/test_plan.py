@@ -147,8 +147,8 @@ def test_equal_kernels_of_a_long_plan_share_a_line():
 
 def test_names_are_of_what_a_kernel_is_about(plan):
     names = {kernel_name(plan.graph, k.spec.nodes) for k in plan.kernels}
-    assert any(name.startswith("dot_general") for name in names)
-    assert any(name.startswith("reduce_max…sum") for name in names)
+    assert any("matmul" in name for name in names)
+    assert not any(name == "dot_general" or "reduce_max…" in name for name in names)
 
 
 def test_summary_compares_with_the_unfused_plan(plan, apart):
@@ -336,7 +336,7 @@ def test_every_field_is_written(plan):
         ("{}", '"format": "fuseplan.plan"'),
         ("NaN", "NaN is not JSON"),
         ("[" * 100_000, "not JSON"),
-        ('{"format": "fuseplan.plan", "version": 99}', "schema version 99, this fuseplan reads 1"),
+        ('{"format": "fuseplan.plan", "version": 99}', "schema version 99, this fuseplan reads 2"),
         ('{"format": "fuseplan.plan", "version": 1}', "plan: expected an object"),
         (b"{}", "expected a plan as JSON text, got bytes"),
     ],

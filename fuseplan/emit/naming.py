@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 from costmodel.kernel import KernelSpec
+from fuseplan import names
 from fuseplan.lower import Lowered
 
 
 def kernel_name(spec: KernelSpec, lowered: Lowered) -> str:
-    """The first and last operation of a kernel and how many it has.
+    """The name that tables give the kernel, in letters and digits, and how many operations it has.
 
-    Example: ``fuseplan_sub_to_div_5`` for a softmax.
+    Example: ``fuseplan_softmax_5``.
     """
-    ops = [lowered.graph.nodes[n].op for n in spec.nodes]
-    return f"fuseplan_{ops[0]}_to_{ops[-1]}_{len(ops)}".replace("-", "_")
+    name = re.sub(r"\W+", "_", names.kernel_name(lowered.graph, spec.nodes), flags=re.ASCII).strip("_")
+    return f"fuseplan_{name}_{len(spec.nodes)}"

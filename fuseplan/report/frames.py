@@ -12,9 +12,10 @@ from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan.contest import Timing
 from fuseplan.local import find_device
+from fuseplan.names import anchor, kernel_name
 from fuseplan.plan import Kernel, Plan
 from fuseplan.spec import whole_array_spec
-from fuseplan.text import anchor, grid, kernel_name, makes, parts_text, skipped, tile
+from fuseplan.text import grid, makes, parts_text, skipped, tile
 
 
 def figures(plan: Plan) -> dict[str, Any]:

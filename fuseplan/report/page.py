@@ -16,16 +16,15 @@ import jinja2
 from costmodel.device import DeviceSpec
 from costmodel.kernel import BOUNDS
 from fuseplan.explain import borders
+from fuseplan.names import anchor, kernel_name
 from fuseplan.output import check_writable, write_text
 from fuseplan.plan import Plan
 from fuseplan.report.frames import roofline_share
 from fuseplan.report.pictures import MissingPlots, roofline, strip
 from fuseplan.text import (
     all_notes,
-    anchor,
     bytes_text,
     grid,
-    kernel_name,
     makes,
     parts_text,
     rows,

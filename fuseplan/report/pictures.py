@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from html import escape
 
 from costmodel.kernel import BOUNDS
+from fuseplan.names import kernel_name
 from fuseplan.plan import Kernel, Plan
-from fuseplan.text import kernel_name, parts_text, time_text
+from fuseplan.text import parts_text, time_text
 
 _STRIP_WIDTH, _STRIP_HEIGHT = 1000.0, 34.0
 _NARROWEST = 0.6
