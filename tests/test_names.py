@@ -112,7 +112,7 @@ def test_parts_of_a_function_say_what_they_do():
         return unit_power(jnp.cos(x @ w) @ w)
 
     _, _, names = names_of(two_steps, X, W)
-    assert "two_steps:matmul" in names
+    assert any(name.startswith("unit_power") for name in names)
     assert any(name.startswith("two_steps:matmul+cos") for name in names)
     assert len(set(names)) == len(names)
 
