@@ -18,6 +18,7 @@ import argparse
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -86,11 +87,12 @@ def run_commands(commands: str) -> str:
     Raises:
         RuntimeError: a command fails; the message has what it said.
     """
+    python = shlex.quote(sys.executable)
     shell = f"""set -euo pipefail
 fuseplan() {{
     case $1 in
-        plan | compare) {sys.executable} -m fuseplan.cli "$@" --deadline 300 ;;
-        *) {sys.executable} -m fuseplan.cli "$@" ;;
+        plan | compare) {python} -m fuseplan.cli "$@" --deadline 300 ;;
+        *) {python} -m fuseplan.cli "$@" ;;
     esac
 }}
 {commands}"""
