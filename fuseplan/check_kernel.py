@@ -20,7 +20,7 @@ from fuseplan.hubs import Hubs
 from fuseplan.layout import contraction_axes
 from fuseplan.legality import refuse, refuse_nest
 from fuseplan.loops.nest import program_of
-from fuseplan.padding import keeps_ranks, order, regroups
+from fuseplan.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.plan import Plan
 from fuseplan.siblings import walked
 from fuseplan.spec import is_nest
@@ -143,8 +143,12 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
     for axis in spec.axes:
         require(axis.tile >= 1, f"{where} has an axis with tiles of {axis.tile}")
         require(
-            axis.role != AxisRole.RESIDENT or axis.tile >= axis.size,
+            axis.role != AxisRole.RESIDENT or axis.tile == whole_tile(axis.size, spec.backend),
             f"{where} keeps an axis of {axis.size} resident in tiles of {axis.tile}",
+        )
+        require(
+            axis.tile == whole_tile(axis.tile, spec.backend),
+            f"{where} has tiles of {axis.tile}, as no block of {spec.backend} is long",
         )
     streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
     if spec.backend == "loops":
@@ -179,7 +183,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                     f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
                     f"of {axis.tile}",
                 )
-        _check_regrouping(spec, node, own, where)
+        _check_blocks(spec, node, own, where)
         reads |= {
             Access(v, compose(m, own))
             for v, m in zip(node.inputs, node.input_maps, strict=True)
@@ -201,15 +205,19 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
             )
 
 
-def _check_regrouping(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
-    """What gives elements to other dimensions by their rank has no padding between them."""
-    if not regroups(node):
-        return
+def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
+    """The elements of each block of ``node`` are where its operation, and what loads and stores it, look
+    for them (``fuseplan.padding``)."""
     sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
+    counts = regroups(node)
     for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
         access = Access(v, compose(dim_map, own))
         require(
-            keeps_ranks(sizes, tiles, order(access.axes)),
+            spec.backend == "triton" or all(is_contiguous(sizes, tiles, dims) for dims in access.axes),
+            f"{where}: the block {list(spec.block_shape(access))} of v{v} has gaps between its elements",
+        )
+        require(
+            not counts or keeps_ranks(sizes, tiles, order(access.axes)),
             f"{where}: n{node.id} {node.op} counts the elements of v{v} in row-major order, but its block "
             f"{list(spec.block_shape(access))} has padding between them",
         )

@@ -1,4 +1,5 @@
-"""Padding: which operations find every element of a padded block where it belongs.
+"""Padding: how long the blocks of a backend are, and which operations find every element of a padded
+block where it belongs.
 
 A block of a kernel has ``tile`` elements along each axis; the array may have fewer. Triton's tiles are
 powers of two, so a whole axis of 5 is a tile of 8 with 3 elements of padding, which loads fill, stores
@@ -19,7 +20,34 @@ from collections.abc import Sequence
 
 from costmodel.graph import DimMap, Graph, Node, OpKind
 from fuseplan.errors import Verdict
-from fuseplan.tiles import whole_tile
+
+
+def whole_tile(size: int, backend: str) -> int:
+    """The tile that holds all of an axis: Triton's blocks are powers of two.
+
+    Example:
+        >>> whole_tile(5, "triton"), whole_tile(5, "mosaic_tpu")
+        (8, 5)
+    """
+    return 1 << max(size - 1, 0).bit_length() if backend == "triton" else max(size, 1)
+
+
+def is_contiguous(sizes: Sequence[int], tiles: Sequence[int], dims: Sequence[int]) -> bool:
+    """Whether the elements of a block are neighbours in an array along a dimension that merges the axes
+    ``dims``: from the minor end they are whole, then one is partial, then all are of one. Only Triton loads
+    and stores other blocks, element by element."""
+    whole_so_far = True
+    for a in reversed(dims):
+        if not whole_so_far and tiles[a] != 1:
+            return False
+        # The outermost may reach past its end, where it is masked; an inner one would write
+        # over its neighbour (test_schedule.py::test_inner_tile_divides).
+        if a != dims[0] and sizes[a] % tiles[a]:
+            return False
+        if tiles[a] != sizes[a]:
+            whole_so_far = False
+    return True
+
 
 Order = tuple[int, ...]
 """The axes of a block, the outermost first."""

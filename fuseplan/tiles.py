@@ -12,6 +12,7 @@ from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from costmodel.tpu_layout import LANES, SUBLANES
 from fuseplan.layout import Contraction, Layout
+from fuseplan.padding import is_contiguous, whole_tile
 from fuseplan.warpgroup import is_addressable
 
 _LANE_TILES = (128, 512, 2048)
@@ -245,11 +246,6 @@ def _innermost(layout: Layout, axes: list[int]) -> list[int]:
     return inner[: short + 1]
 
 
-def whole_tile(size: int, backend: str) -> int:
-    """The tile that holds all of an axis: Triton's blocks are powers of two."""
-    return 1 << max(size - 1, 0).bit_length() if backend == "triton" else max(size, 1)
-
-
 def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole of it where that is no larger than the
     largest of them."""
@@ -300,7 +296,7 @@ def _blocks(layout: Layout) -> _Blocks:
 
 
 def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
-    if not all(_contiguous(sizes, dims, tiles) for dims in blocks.merged):
+    if not all(is_contiguous(sizes, tiles, dims) for dims in blocks.merged):
         return False
     if backend == "mosaic_gpu":
         return is_addressable(sizes, tiles, blocks.every, blocks.depth)
@@ -309,22 +305,6 @@ def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lift
     return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(
         sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
     )
-
-
-def _contiguous(sizes: Tiles, dims: tuple[int, ...], tiles: Tiles) -> bool:
-    """Axes merged in one dimension make a contiguous block when, from the minor end, they
-    are whole, then one is partial, then all are of one."""
-    whole_so_far = True
-    for a in reversed(dims):
-        if not whole_so_far and tiles[a] != 1:
-            return False
-        # The outermost may reach past its end, where it is masked; an inner one would write
-        # over its neighbour (test_schedule.py::test_inner_tile_divides).
-        if a != dims[0] and sizes[a] % tiles[a]:
-            return False
-        if tiles[a] != sizes[a]:
-            whole_so_far = False
-    return True
 
 
 def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool:

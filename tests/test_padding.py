@@ -144,3 +144,31 @@ def test_powers_of_two_are_not_padded():
     assert can_regroup(powers, "triton")
     assert not can_regroup(replace(node, dims=(8, 3, 4, 6)), "triton")
     assert not can_regroup(powers, "mosaic_gpu")
+
+
+def with_tiles(plan, size, tile):
+    """``plan`` with other tiles of the axis of ``size``."""
+    (kernel,) = plan.kernels
+    axes = tuple(replace(a, tile=tile) if a.size == size else a for a in kernel.spec.axes)
+    assert axes != kernel.spec.axes
+    return replace(plan, kernels=(replace(kernel, spec=replace(kernel.spec, axes=axes)),))
+
+
+@pytest.mark.parametrize(
+    ("f", "shape", "device", "size", "tile", "why"),
+    [
+        # Of a row of three parts in four pieces, or in six, none begins where a part does.
+        (lambda x: jnp.sin(x[:, 4:8]) * 2, (16, 12), "tpu_v5e", 3, 4, "an axis of 3 resident in tiles of 4"),
+        (lambda x: jnp.sin(x[:, 4:8]) * 2, (16, 12), "h200", 3, 8, "an axis of 3 resident in tiles of 8"),
+        (lambda x: jnp.sin(x) * 2, (16, 12), "h200", 12, 12, "tiles of 12, as no block of triton is long"),
+        # An inner tile that reaches past its end lies over its neighbour.
+        (lambda x: jnp.sin(x.reshape(40, 128)) * 2, (5, 8, 128), "tpu_v5e", 8, 3, "has gaps"),
+        (lambda x: jnp.sin(x.reshape(40, 128)) * 2, (5, 8, 128), "h200:mosaic_gpu", 8, 3, "has gaps"),
+    ],
+)
+def test_blocks_of_other_lengths_are_refuted(f, shape, device, size, tile, why):
+    made = fuseplan.make_plan(f, device=device)(jax.ShapeDtypeStruct(shape, "float32"))
+    plan = unchecked(made.graph, device)
+    assert check_plan(plan) is plan
+    with pytest.raises(InvalidPlanError, match=why):
+        check_plan(with_tiles(plan, size, tile))

@@ -10,6 +10,7 @@ from jax import numpy as jnp
 
 from costmodel.kernel import KernelSpec, block_shape
 from fuseplan.emit.step import Step
+from fuseplan.padding import is_contiguous
 
 
 class BlockTile:
@@ -81,13 +82,9 @@ def valid_extent(spec: KernelSpec, axes: Sequence[int], position: Sequence[Any])
 
 
 def is_scattered(spec: KernelSpec, axes: Sequence[int]) -> bool:
-    """Whether a block's elements along a dimension that merges ``axes`` are in several places: an axis
-    but the innermost has several of them in a tile, and one inside it not all, or more."""
-    tiles = [spec.axes[a] for a in axes]
-    return any(
-        outer.tile > 1 and any(inner.tile != inner.size for inner in tiles[i + 1 :])
-        for i, outer in enumerate(tiles)
-    ) or any(inner.ragged for inner in tiles[1:])
+    """Whether a block's elements along a dimension that merges ``axes`` are in several places."""
+    sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
+    return not is_contiguous(sizes, tiles, axes)
 
 
 def scattered_index(

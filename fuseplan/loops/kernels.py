@@ -18,8 +18,9 @@ from costmodel.graph import Graph, OpKind
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.layout import Boundary, Contraction, Layout, contraction_axes, group_layout
 from fuseplan.loops.nest import cuttable, program_of
+from fuseplan.padding import whole_tile
 from fuseplan.spec import SpecMaker
-from fuseplan.tiles import Tiles, addressing, dot_tiles, whole_tile
+from fuseplan.tiles import Tiles, addressing, dot_tiles
 
 _WHOLE = 1024
 """No longer axis is whole in a tile of a kernel that also streams another: 32 rows of it in float32 are
