@@ -17,7 +17,6 @@ from fuseplan.clock import Clock
 from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, roots_of, split
 from fuseplan.lower import Lowered
-from fuseplan.plan import already_optimal
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.planners.base import Grouping, left_s
 from fuseplan.pricing import Nodes
@@ -62,7 +61,7 @@ def plan_again(
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
     with memo.kept():  # what is found in the sample is recalled for the whole
         roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
-        if roots and (limits is None or not limits.shapes_groups):
+        if roots and components and (limits is None or not limits.shapes_groups):
             sample = clock.time("partition", lambda: sample_of(graph, components, roots))
             small, some = sample.scheduler(scheduler), sample.here(groups)
             tried = search(sample.graph, small, some, sample.first(roots), None)
@@ -76,12 +75,14 @@ def plan_again(
         "copies",
         lambda: realised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
     )
+    if again.bound_ps is None and again.time_ps >= once.time_ps:  # a heuristic need not gain by copies
+        return Answer(lowered, once, limits)
     if again.time_ps > once.time_ps:  # the deadline ended the second search
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
         return Answer(lowered, kept, limits)
     if again.time_ps == once.time_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
-        again = replace(again, stats=stats, notes=(*again.notes, already_optimal(once.stats.certified)))
+        again = replace(again, stats=stats)
     # What a value takes that nobody turned out to read was counted in.
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, again.time_ps)
     there = None if limits is None else limits.moved(places)

@@ -37,6 +37,9 @@ class Features:
     of them joins another kernel."""
     packs: bool = True
     """Small kernels that have no more in common than a scalar are one kernel, on one core."""
+    rewrites: bool = True
+    """The program may be planned in another form: columns, sums in steps, values computed again, packs.
+    Without, a plan has the planner's own kernels of the program as traced."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:

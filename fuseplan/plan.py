@@ -49,7 +49,8 @@ class PlanStats:
     """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``packs``,
     ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
-    """The simplest heuristic whose plan the solver proved to be as fast as any; empty if none is."""
+    """The simplest heuristic whose plan of the same program takes no longer than this, which is proven to be
+    the fastest; empty if none does."""
     remembered: int = 0
     """Distinct components whose solution was remembered from an earlier plan."""
     refused: int = 0
@@ -58,9 +59,14 @@ class PlanStats:
     """How often it was planned anew for that."""
 
 
-def already_optimal(planner: str) -> str:
-    """The note that a simpler planner's plan is proven to be as fast as any."""
-    return f"{planner}'s plan is already optimal"
+def no_longer(planner: str, *, is_rewritten: bool) -> str:
+    """The note of a proven plan that a simpler planner's plan of the same program takes no longer."""
+    if is_rewritten:
+        return (
+            f"{planner}'s plan of the same rewritten program takes no longer: by the proof, no plan of that "
+            "program is faster"
+        )
+    return f"{planner}'s plan takes no longer: by the proof, no plan of this program is faster"
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from costmodel.graph import Graph
 from fuseplan.again import Answer, plan_again
-from fuseplan.atoms import plan_constrained, require_possible
+from fuseplan.atoms import plan_constrained
 from fuseplan.check import check_plan
 from fuseplan.clock import Clock
 from fuseplan.collector import collector_at_rest
 from fuseplan.config import Options
 from fuseplan.constraints import Resolved
 from fuseplan.debug import report_plan
-from fuseplan.errors import ConstraintError, InvalidArgumentError, InvalidPlanError, MemoryLimitError
-from fuseplan.loops.columns import by_columns
-from fuseplan.loops.offered import least_bytes
-from fuseplan.loops.recompute import recompute
-from fuseplan.loops.splits import split_sums
-from fuseplan.loops.streams import along_streams, with_less_memory
+from fuseplan.errors import InvalidArgumentError, InvalidPlanError, MemoryLimitError
 from fuseplan.lower import Lowered, lower
 from fuseplan.memory.again import Within
 from fuseplan.memory.least import least_peak_of_any
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import least_peak
-from fuseplan.plan import Plan, already_optimal
+from fuseplan.plan import Plan, no_longer
 from fuseplan.planners import Budget, Grouping, PlanGroups, ProgramPlanner, decides_nothing, get_planner
 from fuseplan.planners.base import left_s
 from fuseplan.planners.packs import with_packs
 from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.repeated import with_repeats
+from fuseplan.rewriting import (
+    Program,
+    is_faster_as_traced,
+    leaner_programs,
+    may_pack,
+    may_recompute,
+    may_stream,
+    rewritten_programs,
+)
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
 from fuseplan.trace import Flat, trace
-
-_STREAMS = 5
-"""How many times as long as to lower a program it takes to find what is computed again for each axis (a
-training step of GPT-2 of 24 layers: 5)."""
 
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
@@ -62,9 +62,8 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> tuple[L
 
 @collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
-    """Plan a program; the plan with the program that it is of, in which some values are computed
-    again. For XLA's loops, short rows become columns, and another program, with large values computed
-    again for distant readers, is planned too; for kernels, that is part of the decision.
+    """The fastest plan found of a program, as traced or rewritten (``fuseplan.rewriting``), with the
+    program that it is of. The solver is given the program as traced only where that could be faster.
 
     Raises:
         MemoryLimitError: none was found that keeps to the constraints.
@@ -72,84 +71,94 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     clock = clock or Clock()
     # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
-    whole, scheduler, again = lowered, None, None
-    if options.device.backend == "xla" and not decides_nothing(options.planner):
-        min_bytes = least_bytes(options.device)
-        columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
-        lowered, scheduler = columns or (lowered, None)
-        if options.features.recompute and options.features.loop_nests:
-            again = _possible(clock.time("lower", lambda: recompute(lowered, min_bytes)), options)
-    elif _may_stream(options, clock.seconds.get("lower", 0.0)):
-        found = clock.time("streams", lambda: _for_kernels(lowered, options))
-        lowered, scheduler = _possible(found, options) or (lowered, None)
+    traced = lowered
+    programs = rewritten_programs(traced, options, clock)
     # Within a limit, time is left for programs that need less memory.
-    has_leaner = _has_limit(options) and _may_stream(options, clock.seconds.get("lower", 0.0))
-    lowered, plan = _attempt(lowered, _until(expires_at, options, 1 + has_leaner), clock, scheduler)
-    if again is not None:
-        _, other = _attempt(again[0], _until(expires_at, options), clock, again[1])
-        if isinstance(plan, MemoryLimitError) and isinstance(other, MemoryLimitError):
-            plan = plan.joined(other)
-        else:
-            if _time_ps(other) < _time_ps(plan):
-                lowered, plan, other = again[0], other, plan
-            assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
-            # Proven is what holds of both graphs.
-            bound = plan.bound_ps if _is_impossible(other) else _lower(plan.bound_ps, other.bound_ps)
-            proven = bound is not None and bound >= plan.objective_ps
-            status = "OPTIMAL" if proven else "FEASIBLE"
-            plan = replace(plan, bound_ps=plan.objective_ps if proven else bound, status=status)
-            if not proven:  # What is optimal for one graph need not be for both.
-                known = already_optimal(plan.stats.certified)
-                plan = replace(plan, notes=tuple(note for note in plan.notes if note != known))
-                plan = replace(plan, stats=replace(plan.stats, certified=""))
+    has_leaner = _has_limit(options) and may_stream(options, clock.seconds.get("lower", 0.0))
+    lowered, plan = _of_programs(traced, programs, options, expires_at, 1 + has_leaner, clock)
     if isinstance(plan, MemoryLimitError) and has_leaner:
-        lowered, plan = _within_less(whole, plan, options, expires_at, clock)
+        lowered, plan = _within_less(traced, plan, options, expires_at, clock)
     if isinstance(plan, MemoryLimitError):
         raise plan
+    plan = _claimed(plan, traced)
     plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
     report_plan(plan)
     return lowered, plan
 
 
+_Found = tuple[Lowered, Plan | MemoryLimitError]
+"""A program, and its plan or why it has none."""
+
+
+def _of_programs(
+    traced: Lowered,
+    programs: Sequence[Program],
+    options: Options,
+    expires_at: float,
+    shares: int,
+    clock: Clock,
+) -> _Found:
+    """The fastest plan of ``programs`` and of the program as traced; the first has one of ``shares`` of the
+    time that is left."""
+    first, *others = programs or [Program(traced)]
+    found = _attempt(first, _until(expires_at, options, shares), clock)
+    for program in others:
+        found = _faster(found, _attempt(program, _until(expires_at, options), clock))
+    if programs and is_faster_as_traced(traced, options, _time_ps(found[1])):
+        found = _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
+    return found
+
+
+def _faster(one: _Found, other: _Found) -> _Found:
+    """The faster of two plans of one function, the first where they are equal, with what is proven of the
+    plans of both programs."""
+    plans = one[1], other[1]
+    if isinstance(plans[0], MemoryLimitError) and isinstance(plans[1], MemoryLimitError):
+        return one[0], plans[0].joined(plans[1])
+    if _time_ps(plans[1]) < _time_ps(plans[0]):
+        one, other = other, one
+    lowered, plan = one
+    assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
+    if isinstance(other[1], Plan):
+        bound = _lower(plan.bound_ps, other[1].bound_ps)
+    else:
+        bound = plan.bound_ps if _is_impossible(other[1]) else None
+    proven = bound is not None and bound >= plan.objective_ps
+    return lowered, replace(
+        plan, bound_ps=plan.objective_ps if proven else bound, status="OPTIMAL" if proven else "FEASIBLE"
+    )
+
+
+def _claimed(plan: Plan, traced: Lowered) -> Plan:
+    """``plan`` with a note on the heuristic whose plan of the same program is as fast, if it is proven."""
+    name = plan.stats.certified
+    if not name or plan.status != "OPTIMAL":
+        return replace(plan, stats=replace(plan.stats, certified=""))
+    note = no_longer(name, is_rewritten=plan.graph is not traced.graph)
+    return replace(plan, notes=(*plan.notes, note))
+
+
 def _within_less(
     lowered: Lowered, error: MemoryLimitError, options: Options, expires_at: float, clock: Clock
-) -> tuple[Lowered, Plan | MemoryLimitError]:
+) -> _Found:
     """The fastest plan of the programs that need less memory than ``lowered``, which has none."""
-    best: tuple[Lowered, Plan | MemoryLimitError] = lowered, error
-    programs = [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
-    for shares, possible in zip(range(len(programs), 0, -1), programs, strict=True):
-        if possible is None or _needs_more(*possible, options, expires_at):
+    best: _Found = lowered, error
+    programs = leaner_programs(lowered, options)
+    for shares, program in zip(range(len(programs), 0, -1), programs, strict=True):
+        if program is None or _needs_more(program, options, expires_at):
             continue
-        program, plan = _attempt(possible[0], _until(expires_at, options, shares), clock, possible[1])
-        if _time_ps(plan) < _time_ps(best[1]):
-            best = program, plan
+        found = _attempt(program, _until(expires_at, options, shares), clock)
+        if _time_ps(found[1]) < _time_ps(best[1]):
+            best = found
     return best
 
 
-def _needs_more(lowered: Lowered, scheduler: Scheduler | None, options: Options, expires_at: float) -> bool:
+def _needs_more(program: Program, options: Options, expires_at: float) -> bool:
     """Whether no plan of a program keeps to ``options.constraints.max_peak_bytes``, whatever it groups."""
     limit = options.constraints.max_peak_bytes if options.constraints is not None else None
-    scheduler = scheduler or Scheduler(lowered.graph, options.device, lowered, options.features)
-    book = PriceBook(lowered.graph, scheduler)
-    return limit is not None and least_peak_of_any(lowered.graph, book, expires_at) > limit
-
-
-def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
-    """The program as kernels gain by it: sums in steps, and large values computed again."""
-    split = split_sums(lowered, options.device, options.features)
-    return along_streams(split or lowered, options.device, options.features) or split
-
-
-def _possible(lowered: Lowered | None, options: Options) -> tuple[Lowered, Scheduler | None] | None:
-    """A rewritten graph, unless the constraints cannot hold there; with the scheduler that was asked."""
-    if lowered is None or options.constraints is None:
-        return None if lowered is None else (lowered, None)
-    scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
-    try:
-        require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
-    except ConstraintError:
-        return None
-    return lowered, scheduler
+    graph = program.lowered.graph
+    scheduler = program.scheduler or Scheduler(graph, options.device, program.lowered, options.features)
+    return limit is not None and least_peak_of_any(graph, PriceBook(graph, scheduler), expires_at) > limit
 
 
 def _has_limit(options: Options) -> bool:
@@ -163,13 +172,11 @@ def _until(expires_at: float, options: Options, shares: int = 1) -> Options:
     return replace(options, deadline_s=left)
 
 
-def _attempt(
-    lowered: Lowered, options: Options, clock: Clock, scheduler: Scheduler | None
-) -> tuple[Lowered, Plan | MemoryLimitError]:
+def _attempt(program: Program, options: Options, clock: Clock) -> _Found:
     try:
-        return plan_lowered(lowered, options, clock, scheduler)
+        return plan_lowered(program.lowered, options, clock, program.scheduler)
     except MemoryLimitError as error:
-        return lowered, error
+        return program.lowered, error
 
 
 def _time_ps(plan: Plan | MemoryLimitError) -> float:
@@ -205,7 +212,7 @@ def plan_lowered(
         answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
     lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
     graph = lowered.graph
-    if _may_pack(options) and time.monotonic() < expires_at:
+    if may_pack(options) and time.monotonic() < expires_at:
         if scheduler is None or graph is not scheduler.graph:
             scheduler = Scheduler(graph, options.device, lowered, options.features)
         apart, pricing = grouping, scheduler
@@ -248,41 +255,26 @@ def _grouped(
     computed again."""
     planner = partial(_planner, options)
     budget = Budget(_until(expires_at, options).deadline_s, solved=set())
-    if not _may_recompute(options):
-        grouping = planner(limits)(lowered.graph, scheduler, budget)
-        clock.add(grouping.stats.seconds)
-        if grouping.repeats and limits is None and options.features.recompute:
-            return clock.time("copies", lambda: with_repeats(lowered, scheduler, grouping.repeats))
-        return Answer(lowered, grouping, limits)
-    free = None if limits is None else replace(limits, max_peak_bytes=None)
+    searches_again = may_recompute(options)
+    free = limits
+    if searches_again and limits is not None:
+        free = replace(limits, max_peak_bytes=None)
     once = planner(free)(lowered.graph, scheduler, budget)
     clock.add(once.stats.seconds)
+    repeated = None
+    if once.repeats and limits is None and options.features.recompute:
+        repeated = clock.time("copies", lambda: with_repeats(lowered, scheduler, once.repeats))
+    if not searches_again:
+        return repeated or Answer(lowered, once, limits)
     left = replace(budget, deadline_s=left_s(expires_at))
     answer = plan_again(lowered, scheduler, planner, once, left, clock, free)
+    if repeated is not None and repeated.grouping.time_ps <= answer.grouping.time_ps:
+        return repeated
     if limits is None or limits.max_peak_bytes is None:
         return answer
     until = _until(expires_at, options)
     within = Within(lowered, scheduler, planner, limits, limits.max_peak_bytes, until, clock)
     return within.plan(once, answer)
-
-
-def _may_recompute(options: Options) -> bool:
-    """Whether the solver also decides what kernels compute again."""
-    decides = options.planner == "solver" and options.features.recompute and options.deadline_s > 0
-    return decides and options.device.backend != "xla"
-
-
-def _may_stream(options: Options, lower_s: float) -> bool:
-    """Whether large values may be computed again before the search, which no deadline can cut short."""
-    has_time = options.deadline_s >= _STREAMS * lower_s
-    return _may_recompute(options) and options.features.loop_nests and has_time
-
-
-def _may_pack(options: Options) -> bool:
-    """Whether small kernels that a scalar ties together become one. XLA's own loops on a CPU are
-    launched for next to nothing, and constraints are about groups that hold together."""
-    decides = options.planner == "solver" and options.features.packs and options.deadline_s > 0
-    return decides and options.device.backend != "xla" and options.constraints is None
 
 
 def _with_limits(plan: Plan, limits: Resolved) -> Plan:

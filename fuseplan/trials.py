@@ -43,11 +43,11 @@ def worth_again(
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     that read the result, would better compute for themselves, with what leads there. What is found
     of one holds of all at such a place in components of these kinds, but where ``limits`` may tell
-    them apart."""
+    them apart, or a planner does not go by components and gives none."""
     roots = roots_of(graph, scheduler.device)
     if len(roots) <= _FEW:
         return roots
-    if limits is not None and limits.shapes_groups:
+    if not components or (limits is not None and limits.shapes_groups):
         copies = split(graph, roots, computed_once(limits))
         return (
             () if copies is None else tuple(sorted(_Trials(copies, scheduler, groups, limits).worthwhile()))

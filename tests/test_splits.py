@@ -12,6 +12,7 @@ import pytest
 import fuseplan
 from costmodel.device import get_device
 from experiments.workloads import get_workload
+from fuseplan import planner
 from fuseplan.check import check_plan
 from fuseplan.config import make_options
 from fuseplan.emit import xla
@@ -77,6 +78,7 @@ def test_what_is_rewritten_again_keeps_its_steps_apart():
 def test_kernels_agree(f, rows, dtype, monkeypatch):
     """On a device on which small arrays take long; of rows that are no power of two."""
     monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
+    monkeypatch.setattr(planner, "is_faster_as_traced", lambda *_: False)
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
     rng = np.random.default_rng(0)
     shapes = [(2, rows, 520)] if f is two_columns else [(2 * rows, 520), (520,), (2 * rows, 520)]
@@ -118,6 +120,7 @@ ROWS, PIECES = (1, 301, 130), (2, 3, 8192)
 def test_whole_arrays_and_long_rows(name, dtype, shape, monkeypatch):
     """With a NaN, and without: by rows, be they ragged, or by pieces of rows."""
     monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
+    monkeypatch.setattr(planner, "is_faster_as_traced", lambda *_: False)
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
     f, x = WHOLE[name], jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     lowered, plan = plan_traced(trace(f, x), make_options(device, "solver", deadline_s=3))

@@ -151,7 +151,6 @@ def test_where_the_first_relaxation_certifies_nothing_more_is_priced():
     assert plan.status == "OPTIMAL"
     assert plan.stats.candidates > len(set(pricing.asked)) + 20
     assert plan.stats.certified == "greedy"
-    assert plan.notes == ("greedy's plan is already optimal",)
 
 
 @settings(max_examples=60, deadline=None)
@@ -206,7 +205,7 @@ def test_a_heuristic_is_optimal_where_the_plan_says_so(name):
     plan = made(name)
     if plan.stats.certified:
         assert made(name, planner=plan.stats.certified).objective_ps == plan.objective_ps
-    assert bool(plan.stats.certified) == any("already optimal" in note for note in plan.notes)
+    assert bool(plan.stats.certified) == any("takes no longer" in note for note in plan.notes)
 
 
 @pytest.mark.parametrize("limits", [{"never_fuse": ("exp",)}, {"max_kernel_args": 2}], ids=str)

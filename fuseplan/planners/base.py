@@ -20,7 +20,7 @@ from fuseplan.partition import (
     data_edges,
     effect_edges,
 )
-from fuseplan.plan import Kernel, PlanStats, already_optimal
+from fuseplan.plan import Kernel, PlanStats
 from fuseplan.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.proof import Proof
 from fuseplan.space import Mask, Space
@@ -81,11 +81,9 @@ class Grouping:
         return sum(k.cost.time_ps for k in self.kernels)
 
     def uncertified(self) -> Grouping:
-        """Without a word on the heuristic whose plan is as fast: what is said of one plan is not said of
-        another, nor of a larger space."""
-        known = already_optimal(self.stats.certified)
-        notes = tuple([note for note in self.notes if note != known])
-        return replace(self, notes=notes, stats=replace(self.stats, certified=""))
+        """Without the heuristic whose plan is as fast: that is said of one plan, and not of another, nor of a
+        larger space."""
+        return replace(self, stats=replace(self.stats, certified=""))
 
     def unproven(self, why: str) -> Grouping:
         """The same kernels, and nothing claimed of others; ``why`` is a note."""
@@ -239,4 +237,5 @@ def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mas
     stats = PlanStats(
         len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
     )
-    return Grouping(kernels, "FEASIBLE", None, parts.crossable.refusals, notes, stats)
+    refusals = parts.crossable.refusals
+    return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, components=parts.instances)

@@ -25,7 +25,7 @@ from dataclasses import replace
 from costmodel.graph import Graph
 from fuseplan.errors import FuseplanWarning
 from fuseplan.hubs import MAX_PORTS, NOT_SEARCHED
-from fuseplan.plan import PlanStats, already_optimal
+from fuseplan.plan import PlanStats
 from fuseplan.planners.base import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.planners.certify import as_fast, make_proof
 from fuseplan.planners.component import Starts, solve_component
@@ -123,7 +123,6 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         slower = memo.slower()
         certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
         memo.add_slower(slower)
-        notes += [already_optimal(certified)] if certified else []
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),

@@ -1,0 +1,113 @@
+"""Programs that compute what a traced one does, of which a plan may be faster.
+
+For XLA's loops on a CPU, short rows become columns (``loops.columns``), and large values are computed again
+for distant readers (``loops.recompute``). For kernels, sums are made in steps (``loops.splits``), and large
+values are computed again for each axis along which they are streamed (``loops.streams``). Every planner that
+decides is given all of them, so that plans differ by what the planners decide and not by what they are shown.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fuseplan.atoms import require_possible
+from fuseplan.clock import Clock
+from fuseplan.config import Options
+from fuseplan.errors import ConstraintError
+from fuseplan.loops.columns import by_columns
+from fuseplan.loops.offered import least_bytes
+from fuseplan.loops.quick import quick_ps
+from fuseplan.loops.recompute import recompute
+from fuseplan.loops.splits import split_sums
+from fuseplan.loops.streams import along_streams, with_less_memory
+from fuseplan.lower import Lowered
+from fuseplan.planners import decides_nothing
+from fuseplan.schedule import Scheduler
+from fuseplan.selectors import resolve
+
+_STREAMS = 5
+"""How many times as long as to lower a program it takes to find what is computed again for each axis (a
+training step of GPT-2 of 24 layers: 5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to plan."""
+
+    lowered: Lowered
+    scheduler: Scheduler | None = None
+    """Prices of its groups, where it was made already."""
+
+
+def rewritten_programs(lowered: Lowered, options: Options, clock: Clock) -> list[Program]:
+    """The programs, other than ``lowered``, of which a plan is likely faster and in which the constraints
+    can hold; the most likely first."""
+    if not may_rewrite(options):
+        return []
+    features, found = options.features, []
+    if options.device.backend == "xla":
+        min_bytes = least_bytes(options.device)
+        columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
+        found += [] if columns is None else [columns]
+        if features.recompute and features.loop_nests:
+            base = lowered if columns is None else columns.lowered
+            again = _possible(clock.time("lower", lambda: recompute(base, min_bytes)), options)
+            found += [] if again is None else [again]
+    elif may_stream(options, clock.seconds.get("lower", 0.0)):
+        steps = _possible(clock.time("streams", lambda: _for_kernels(lowered, options)), options)
+        found += [] if steps is None else [steps]
+    return found
+
+
+def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
+    """``lowered`` with large values computed again to save memory; None in the place of a program in which
+    the constraints cannot hold."""
+    return [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
+
+
+def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float) -> bool:
+    """Whether the program as traced may have a plan that takes less than ``time_ps``: the solver is asked
+    to plan it only if a plan that is found at once does, for it would take as long as the first search."""
+    return options.planner != "solver" or quick_ps(lowered, options.device, options.features) < time_ps
+
+
+def may_rewrite(options: Options) -> bool:
+    """Whether the planner decides anything, and may be given other programs than the one as traced."""
+    return options.features.rewrites and not decides_nothing(options.planner)
+
+
+def may_recompute(options: Options) -> bool:
+    """Whether there is a second search, which also decides what kernels compute again."""
+    decides = may_rewrite(options) and options.features.recompute and options.deadline_s > 0
+    return decides and options.device.backend != "xla"
+
+
+def may_stream(options: Options, lower_s: float) -> bool:
+    """Whether large values may be computed again before the search, which no deadline can cut short."""
+    has_time = options.deadline_s >= _STREAMS * lower_s
+    return may_recompute(options) and options.features.loop_nests and has_time
+
+
+def may_pack(options: Options) -> bool:
+    """Whether small kernels that a scalar ties together become one. XLA's own loops on a CPU are
+    launched for next to nothing, and constraints are about groups that hold together."""
+    decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
+    return decides and options.device.backend != "xla" and options.constraints is None
+
+
+def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
+    """The program as kernels gain by it: sums in steps, and large values computed again."""
+    split = split_sums(lowered, options.device, options.features)
+    return along_streams(split or lowered, options.device, options.features) or split
+
+
+def _possible(lowered: Lowered | None, options: Options) -> Program | None:
+    """A rewritten program, unless the constraints cannot hold there."""
+    if lowered is None or options.constraints is None:
+        return None if lowered is None else Program(lowered)
+    scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
+    try:
+        require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
+    except ConstraintError:
+        return None
+    return Program(lowered, scheduler)
