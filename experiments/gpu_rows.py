@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu_cases import NEVER_BELOW, OF_COPY, OF_CUDNN
+from fuseplan.divergence import divergence_lines
 from fuseplan.text import columns
 
 
@@ -100,6 +101,10 @@ def row_line(row: dict[str, Any]) -> str:
     return _line((row["workload"], row["status"], *times, *more))
 
 
+def _known(value: Any) -> float | None:
+    return None if value in (None, "") else float(value)
+
+
 def _number(value: Any, form: str) -> str:
     return "–" if value in (None, "") else format(float(value), form).strip()
 
@@ -123,5 +128,7 @@ def summary_lines(rows: Sequence[dict[str, Any]], machine: dict[str, Any], timer
     ]
     if missed := [[f"{r['workload']}:", r["missed"]] for r in judged if r["missed"]]:
         lines += columns(missed, set())
+    times = [(str(r["workload"]), _known(r["modelled_us"]), _known(r["ours_us"])) for r in rows]
+    lines += divergence_lines(times, "cuda")
     lines += [f"{r['workload']}: {r['notes']}" for r in rows if r["notes"]]
     return lines

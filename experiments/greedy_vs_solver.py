@@ -1,5 +1,8 @@
 """Greedy against solver: every planner on every workload and device, under one cost model.
 
+Each planner that decides plans the program twice: as traced, and with the rewrites that all of them are
+given. What rewriting gains a planner is one number, what solving gains over greedy so given another.
+
     python -m experiments.greedy_vs_solver
 
 A row a plan, written as it is made to ``experiments/results/greedy_vs_solver.csv``: what is interrupted goes
@@ -23,12 +26,12 @@ from experiments.published import PUBLISHED
 from experiments.rows import RowFile
 from experiments.workloads import WORKLOADS, get_workload
 from fuseplan.bench_machine import machine_columns
+from fuseplan.comparison import NO_PLAN, compare_plan
 from fuseplan.config import DEFAULT_DEADLINE_S, Options, make_options
 from fuseplan.console import print_table, progress
 from fuseplan.errors import FuseplanError
 from fuseplan.lower import Lowered, lower
 from fuseplan.output import check_writable, write_text
-from fuseplan.planner import plan_best
 from fuseplan.planners import planner_names
 from fuseplan.report import figures
 from fuseplan.trace import trace
@@ -52,6 +55,8 @@ class Row:
     operations: int
     kernels: int | None = None
     time_us: float | None = None
+    unrewritten_us: float | None = None
+    """Of the planner's plan of the program as traced."""
     hbm_bytes: int | None = None
     peak_bytes: int | None = None
     recomputed_flops: int | None = None
@@ -61,6 +66,8 @@ class Row:
     notes: str = ""
     """What the plan says of itself; of no plan, why there is none."""
     deadline_s: float = DEFAULT_DEADLINE_S
+    date: str = ""
+    """When the row was made."""
     versions: str = ""
 
     @property
@@ -72,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Plan, write and sum up."""
     parser = _parser()
     options = parser.parse_args(argv)
-    versions = _versions()
+    versions, today = _versions(), time.strftime("%Y-%m-%d")
     try:
         names = [get_workload(name).name for name in options.workloads.split(",")]
         chosen = {
@@ -102,12 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                     lowered = (name, dtype), lower(trace(f, *args))
                 found = _found(lowered[1], chosen[device, planner])
                 task = {"workload": name, "device": device, "dtype": dtype, "planner": planner}
-                file.add(Row(**task, **found, deadline_s=options.deadline, versions=versions))
+                file.add(Row(**task, **found, deadline_s=options.deadline, date=today, versions=versions))
             steps.done()
     place = {task: i for i, task in enumerate(tasks)}
     rows = sorted((row for row in file.rows if row.task in place), key=lambda row: place[row.task])
     command = " ".join(["python -m experiments.greedy_vs_solver", *(sys.argv[1:] if argv is None else argv)])
-    write_text(options.out.with_suffix(".md"), tables(rows, command, versions, time.strftime("%Y-%m-%d")))
+    write_text(options.out.with_suffix(".md"), tables(rows, command, versions, _dates(rows)))
     plot(rows, options.out.with_suffix(".svg"))
     for title, head, lines in short_table(rows):
         print_table(head, lines, right=range(1, len(head)), title=title)
@@ -118,14 +125,28 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
     found: dict[str, Any] = {"operations": len(lowered.graph.nodes)}
-    started = time.perf_counter()
     try:
-        plan = plan_best(lowered, options)[1]
+        row = compare_plan(lowered, options)
     except Exception as error:  # Hours of other rows are worth more than a traceback.
         kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
-        return found | {"status": "none", "notes": kind + " ".join(str(error).split())}
-    planning_s = time.perf_counter() - started
-    return found | figures(plan) | {"planning_s": planning_s, "notes": "; ".join(plan.notes)}
+        return found | {"status": NO_PLAN, "notes": kind + " ".join(str(error).split())}
+    if row.plan is None:
+        return found | {"status": NO_PLAN, "notes": row.reason}
+    return (
+        found
+        | figures(row.plan)
+        | {
+            "unrewritten_us": None if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
+            "planning_s": row.plan.planning_s,
+            "notes": "; ".join(row.notes),
+        }
+    )
+
+
+def _dates(rows: Sequence[Row]) -> str:
+    """The days on which rows were made."""
+    days = sorted({row.date for row in rows})
+    return days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}" if days else ""
 
 
 def _versions() -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.planner_tables import frame_of, panels
+from experiments.planner_tables import AS_FAST, frame_of, panels
 from fuseplan.output import write_text
 
 _MARKS = "osD^v<>PX*"
@@ -16,8 +16,8 @@ _MOST = 16.0
 
 
 def plot(rows: Sequence[Any], path: Path) -> None:
-    """Write an SVG: a panel a device, a line a workload, a mark a planner; left of 1 is faster than the
-    solver's plan."""
+    """Write an SVG: a panel a device, a line a workload, a mark a planner, hollow of its plan of the
+    program as traced; left of 1 is faster than the solver's plan."""
     import matplotlib
 
     matplotlib.use("svg")
@@ -37,9 +37,14 @@ def plot(rows: Sequence[Any], path: Path) -> None:
     for axis, (device, dtype, part) in zip(axes[0], parts, strict=False):
         for i, planner in enumerate(planners):
             own = part[part.planner == planner]
+            moved, colour = own[own.rewriting > AS_FAST], colours(i % 10)
+            axis.scatter(
+                moved.traced_over_solver.clip(upper=_MOST), [place[name] for name in moved.workload], s=16,
+                linewidths=0.6, marker=_MARKS[i % len(_MARKS)], facecolors="none", edgecolors=[colour],
+            )  # fmt: skip
             axis.scatter(
                 own.over_solver.clip(upper=_MOST), [place[name] for name in own.workload], s=16, alpha=0.8,
-                linewidths=0, marker=_MARKS[i % len(_MARKS)], color=colours(i % 10), label=planner,
+                linewidths=0, marker=_MARKS[i % len(_MARKS)], color=colour, label=planner,
             )  # fmt: skip
         axis.axvline(1, color="black", linewidth=0.8)
         axis.set_xscale("log", base=2)
@@ -50,7 +55,9 @@ def plot(rows: Sequence[Any], path: Path) -> None:
         axis.tick_params(labelsize=7)
     axes[0][0].set_yticks(range(len(workloads)), workloads, fontsize=7)
     axes[0][0].set_ylim(-0.8, len(workloads) - 0.2)
-    figure.supxlabel(f"modelled time over the solver's plan (at most {_MOST:g} are drawn)", fontsize=8)
+    figure.supxlabel(
+        f"modelled time over the solver's plan (at most {_MOST:g} are drawn; hollow: as traced)", fontsize=8
+    )
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=5, fontsize=7, frameon=False)
     text = io.StringIO()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Any
 
 import jax
@@ -75,6 +76,13 @@ _TARGETS: dict[str, Target] = {
 }
 
 
+_PACKAGES = {
+    "tpu": ("libtpu",),
+    "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin"),
+}
+"""By platform, the packages of which one has its compiler."""
+
+
 def targets() -> tuple[str, ...]:
     """The names of the devices that can be compiled for without being there."""
     return tuple(_TARGETS)
@@ -94,6 +102,11 @@ def _target(device: str) -> Target:
             "Plan for it without compiling, or compile on the device itself."
         )
     return _TARGETS[device]
+
+
+def is_installed(device: str) -> bool:
+    """Whether a package with the compiler of a named device is installed; nothing is loaded."""
+    return any(find_spec(name) is not None for name in _PACKAGES[_target(device).platform])
 
 
 @cache

@@ -15,9 +15,17 @@ from costmodel.device import DeviceSpec
 from fuseplan.call import PlanOf
 from fuseplan.calls import Calls
 from fuseplan.careful import Careful, lower_there
-from fuseplan.config import DEFAULT_DEADLINE_S, Options, is_checked, is_disabled, make_options
+from fuseplan.comparison import compare_plan, default_planners, time_rows
+from fuseplan.config import (
+    DEFAULT_DEADLINE_S,
+    Options,
+    is_checked,
+    is_disabled,
+    make_options,
+    resolve_device,
+)
 from fuseplan.constraints import Constraints
-from fuseplan.contest import require_measurable, time_each
+from fuseplan.contest import require_measurable
 from fuseplan.derivative import plan_passes
 from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
@@ -27,8 +35,7 @@ from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_best, plan_function
-from fuseplan.planners import planner_names
+from fuseplan.planner import plan_function
 from fuseplan.results import check_results
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
@@ -283,15 +290,26 @@ def compare(
     features: Features = ALL_FEATURES,
     measure: bool = False,
 ) -> Callable[..., pd.DataFrame]:
-    """A function that plans ``f`` by each planner, by default all but ``xla``; a frame, a row each.
+    """A function that plans ``f`` by each planner; a frame, a row each.
 
-    Columns: ``planner, kernels, time_us, hbm_bytes, peak_bytes, recomputed_flops, status, bound_us, gap,
-    planning_s, ratio, assumed`` (``ratio``: modelled time over the first planner's; ``assumed``: the
-    figures of the device that are neither measured nor published). With ``measure=True`` each
-    program is also run here, in turns with ``jax.jit``'s, and its results are checked against those:
-    ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over ``jax.jit``'s in the same run;
-    NaN where nothing was measured). What a plan leaves to XLA, XLA fuses as it likes: on a CPU, plans
-    without loops of ours all run ``jax.jit``'s program.
+    By default these are all planners of graphs, and XLA's own plan (``xla``) if its compiler for the
+    device is installed. Columns: ``planner, kernels, time_us, unrewritten_us, hbm_bytes, peak_bytes,
+    recomputed_flops, status, bound_us, gap, planning_s, ratio, baseline, notes, assumed``:
+
+    - ``unrewritten_us``: the time of the planner's plan of the program as traced, with
+      ``Features(rewrites=False)``. Every planner that decides is given the same rewrites:
+      ``unrewritten_us / time_us`` is what rewriting gains it, and greedy's ``time_us`` over the
+      solver's is what solving gains.
+    - ``gap``: ``time_us / bound_us - 1``; 0.0 when proven.
+    - ``ratio``: ``time_us`` over that of the ``baseline``: ``xla`` if it has a plan, else ``unfused``,
+      else the first planner.
+    - ``status``, ``notes``: ``NONE`` and the reason where XLA does not compile the program here.
+    - ``assumed``: the figures of the device that are neither measured nor published.
+
+    With ``measure=True`` each program is also run here, in turns with ``jax.jit``'s, and its results are
+    checked against those: ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over
+    ``jax.jit``'s in the same run; NaN where nothing was measured). What a plan leaves to XLA, XLA fuses as
+    it likes: on a CPU, plans without loops of ours all run ``jax.jit``'s program.
 
     Raises:
         InvalidArgumentError: no planners; ``measure=True`` with another device than this one, or without
@@ -308,7 +326,7 @@ def compare(
     """
     _require_function("fuseplan.compare", f)
     names = [planners] if isinstance(planners, str) else planners
-    names = planner_names(of_graphs=True) if names is None else tuple(names)
+    names = default_planners(resolve_device(device)) if names is None else tuple(names)
     if not names:
         raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
@@ -320,7 +338,9 @@ def compare(
         if measure:
             require_measurable(options, args, kwargs)
         lowered = lower(trace(f, *args, **kwargs))
-        plans = [plan_best(lowered, o)[1] for o in options]
-        return compare_frame(plans, [*time_each(f, args, kwargs, options)] if measure else None)
+        rows = [compare_plan(lowered, option) for option in options]
+        if not measure:
+            return compare_frame(rows)
+        return compare_frame(rows, [*time_rows(f, args, kwargs, options, rows)])
 
     return compared

@@ -16,7 +16,7 @@ from fuseplan.config import Options
 from fuseplan.console import Steps
 from fuseplan.memo import Memo, using
 from fuseplan.planner import plan_traced
-from fuseplan.text import seconds_text
+from fuseplan.text import bound_text, seconds_text
 from fuseplan.trace import trace
 
 _FOLDED = {
@@ -126,7 +126,7 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
             f"{row.candidates:,}",
             f"{row.kernels:,}",
             row.status,
-            "" if row.gap is None else f"{100 * row.gap:.1f} %",
+            bound_text(row.status, row.gap),
         )
         for row in rows
     ]
@@ -144,7 +144,17 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
     device = rows[0].device if rows else "workload"
     return [
         (
-            (device, "equations", "nodes", "parts", "distinct", "candidates", "kernels", "status", "gap"),
+            (
+                device,
+                "equations",
+                "nodes",
+                "parts",
+                "distinct",
+                "candidates",
+                "kernels",
+                "status",
+                "bound",
+            ),
             problems,
             (1, 2, 3, 4, 5, 6, 8),
         ),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fuseplan.bench import Printable
 from fuseplan.bench_solver import STAGES, AtDeadline, SolverTiming
-from fuseplan.text import seconds_text, time_text
+from fuseplan.text import bound_text, seconds_text, time_text
 
 
 def solver_tables(rows: Sequence[SolverTiming]) -> list[Printable]:
@@ -29,7 +29,7 @@ def _problems(rows: Sequence[SolverTiming]) -> Printable:
             row.workload,
             *(f"{n:,}" for n in (row.equations, row.components, row.distinct_components, row.candidates)),
             f"{row.priced:,}",
-            _gap_text(row.status, row.gap),
+            bound_text(row.status, row.gap),
         )
         for row in rows
     ]
@@ -57,8 +57,8 @@ def _totals(rows: Sequence[SolverTiming]) -> Printable:
 
 
 def _gaps(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("gap after", *_deadline_heads(rows))
-    lines = [(row.workload, *(_gap_text(at.status, at.gap) for at in row.at_deadlines)) for row in rows]
+    head = ("of bound after", *_deadline_heads(rows))
+    lines = [(row.workload, *(bound_text(at.status, at.gap) for at in row.at_deadlines)) for row in rows]
     return head, lines, tuple(range(1, len(head)))
 
 
@@ -95,12 +95,6 @@ def _ablation(rows: Sequence[SolverTiming]) -> Printable:
 
 def _deadline_heads(rows: Sequence[SolverTiming]) -> tuple[str, ...]:
     return tuple(f"{at.deadline_s:g} s" for at in rows[0].at_deadlines)
-
-
-def _gap_text(status: str, gap: float | None) -> str:
-    if status == "OPTIMAL":
-        return "proven"
-    return "" if gap is None else f"{100 * gap:.1f} %"
 
 
 def _overshoot_text(at: AtDeadline) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuseplan.bench_cpu import Row
-from fuseplan.text import bytes_text
+from fuseplan.divergence import divergence_lines
+from fuseplan.text import bytes_text, wrapped
 
 _WIDTHS = (25, 7, 7, 7, 4, 8, 8, 6)
 _HEAD = ("workload", "jax ms", "ms", "faster", "±%", "temp MB", "of jax's", "goal")
@@ -69,6 +70,9 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     judged = [row for row in rows if row.goal_speedup is not None]
     if judged:
         lines.append(f"Goals met: {sum(row.status == 'met' for row in judged)} of {len(judged)}.")
+    times = [(row.workload, row.predicted_ms, row.fuseplan_ms) for row in rows]
+    for line in divergence_lines(times, "cpu"):
+        lines += wrapped(line, 80, "  ")
     lines += [_missed(row) for row in rows if row.status == "missed"]
     lines += [f"{row.status.upper()}: {row.workload}: {row.error}" for row in rows
               if row.status in ("wrong", "failed")]  # fmt: skip

@@ -12,16 +12,25 @@ from typing import Any
 import jax
 
 from fuseplan.api import jit
-from fuseplan.config import make_options
+from fuseplan.comparison import (
+    Compared,
+    baseline_of,
+    compare_plan,
+    default_planners,
+    gains_text,
+    speed_up,
+)
+from fuseplan.config import make_options, resolve_device
 from fuseplan.console import Steps, print_table
+from fuseplan.divergence import divergence_lines
 from fuseplan.local import local_platform
 from fuseplan.lower import lower
 from fuseplan.names import kernel_name
 from fuseplan.plan import Plan
-from fuseplan.planner import plan_best
 from fuseplan.results import check_results, largest_difference
 from fuseplan.text import (
     assumed_text,
+    bound_text,
     bytes_text,
     grid,
     makes,
@@ -29,12 +38,14 @@ from fuseplan.text import (
     status_text,
     tile,
     time_text,
+    times_text,
     wrapped,
 )
 from fuseplan.trace import trace
 
 DEVICES = ("h200", "tpu_v5e", "cpu")
-PLANNERS = ("unfused", "greedy", "best_first", "solver")
+PLANNERS = ("unfused", "greedy", "best_first", "xla", "solver")
+"""``xla`` where its compiler for the device is installed."""
 _PAIRS = 5
 """Runs of each function, in turns, so that a change of the machine's load hits both."""
 
@@ -60,6 +71,8 @@ class Run:
     pairs: int
     fuseplan_temp_bytes: int | None
     jax_temp_bytes: int | None
+    modelled_ms: float
+    """The modelled time of the plan that ran."""
     largest_difference: float
     relative_difference: float
     """The largest difference over the root mean square of the result it is in."""
@@ -67,10 +80,16 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A program's plans for one device, by ``PLANNERS``."""
+    """What ``PLANNERS`` make of a program for one device."""
 
     name: str
-    plans: tuple[Plan, ...]
+    device: str
+    rows: tuple[Compared, ...]
+
+    @property
+    def plans(self) -> tuple[Plan, ...]:
+        """Those that there are."""
+        return tuple(row.plan for row in self.rows if row.plan is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,17 +109,21 @@ class Demo:
         plans = [
             {
                 "workload": planned.name,
-                "device": plan.device.name,
-                "planner": plan.planner,
-                "kernels": len(plan.kernels),
-                "time_us": plan.objective_us,
-                "hbm_bytes": plan.hbm_bytes,
-                "ratio": plan.objective_ps / planned.plans[0].objective_ps,
-                "status": plan.status,
-                "gap": plan.gap,
+                "device": planned.device,
+                "planner": row.planner,
+                "kernels": len(row.plan.kernels),
+                "time_us": row.plan.objective_us,
+                "unrewritten_us": None if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
+                "hbm_bytes": row.plan.hbm_bytes,
+                "ratio": row.plan.objective_ps / baseline.objective_ps,
+                "baseline": baseline.planner,
+                "status": row.plan.status,
+                "gap": row.plan.gap,
             }
             for planned in self.planned
-            for plan in planned.plans
+            if (baseline := baseline_of(planned.plans)) is not None
+            for row in planned.rows
+            if row.plan is not None
         ]
         return {
             "plans": plans,
@@ -114,7 +137,8 @@ class Demo:
 def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: Steps) -> Demo:
     """Plan, run, and write the page."""
     started = time.perf_counter()
-    steps.total(len(programs) * (len(DEVICES) * len(PLANNERS) + 1) + 1)
+    planners = {device: _planners(device) for device in DEVICES}
+    steps.total(len(programs) * (sum(map(len, planners.values())) + 1) + 1)
     planned: list[Planned] = []
     runs: list[Run] = []
     tiled_loops = 0
@@ -122,12 +146,12 @@ def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: 
         steps.start(f"tracing {program.name}")
         lowered = lower(trace(program.f, *program.avals))
         for device in DEVICES:
-            plans = []
-            for planner in PLANNERS:
+            rows = []
+            for planner in planners[device]:
                 steps.start(f"{program.name}: {planner} for {device}")
-                plans.append(plan_best(lowered, make_options(device, planner, deadline_s))[1])
+                rows.append(compare_plan(lowered, make_options(device, planner, deadline_s)))
                 steps.done()
-            planned.append(Planned(program.name, tuple(plans)))
+            planned.append(Planned(program.name, device, tuple(rows)))
     for program in programs:
         steps.start(f"running {program.name} here")
         run, plan = _measure(program, deadline_s)
@@ -139,6 +163,11 @@ def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: 
     steps.done()
     seconds = time.perf_counter() - started
     return Demo(tuple(planned), tuple(runs), local_platform(), tiled_loops, page, seconds)
+
+
+def _planners(device: str) -> tuple[str, ...]:
+    possible = default_planners(resolve_device(device))
+    return tuple(planner for planner in PLANNERS if planner in possible)
 
 
 def _measure(program: Program, deadline_s: float) -> tuple[Run, Plan]:
@@ -160,8 +189,9 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, Plan]:
     fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in samples)
     temp = [_temp_bytes(c) for c in compiled]
     run = Run(
-        program.name, len(plan.kernels), fuseplan_ms, jax_ms, _PAIRS, temp[0], temp[1], absolute, relative
-    )
+        program.name, len(plan.kernels), fuseplan_ms, jax_ms, _PAIRS, temp[0], temp[1],
+        plan.objective_us / 1000, absolute, relative,
+    )  # fmt: skip
     return run, plan
 
 
@@ -177,21 +207,31 @@ def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> 
     head, rows = _run_rows(runs)
     measured = Table(
         f"Measured on this {local_platform().upper()}",
-        f"Medians of {_PAIRS} runs each, in turns, at these sizes. The difference is the largest of "
-        "any element, over the root mean square of its array.",
+        " ".join(
+            [
+                f"Medians of {_PAIRS} runs each, in turns, at these sizes. The difference is the largest of "
+                "any element, over the root mean square of its array.",
+                *_divergence(runs, local_platform()),
+            ]
+        ),
         head,
         rows,
     )
-    studies = tuple(Study(p.name, p.plans) for p in planned)
+    studies = tuple(Study.of(p.name, p.rows) for p in planned)
     write_page(Page("fuseplan demo: a block of GPT-2 and its gradient", studies, (measured,)), path)
 
 
+def _divergence(runs: Sequence[Run], platform: str) -> list[str]:
+    return divergence_lines([(run.name, run.modelled_ms, run.fuseplan_ms) for run in runs], platform)
+
+
 def _run_rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    head = ("measured here", "fuseplan ms", "jax.jit ms", "temp. memory", "jax.jit's", "difference")
+    head = ("measured here", "ours ms", "modelled", "jax.jit ms", "memory", "jax.jit's", "difference")
     rows = tuple(
         (
             run.name,
             f"{run.fuseplan_ms:.1f}",
+            f"{run.modelled_ms:.2f}",
             f"{run.jax_ms:.1f}",
             "" if run.fuseplan_temp_bytes is None else bytes_text(run.fuseplan_temp_bytes),
             "" if run.jax_temp_bytes is None else bytes_text(run.jax_temp_bytes),
@@ -207,9 +247,11 @@ def print_demo(demo: Demo) -> None:
     for name in dict.fromkeys(planned.name for planned in demo.planned):
         _print_plans(name, [planned for planned in demo.planned if planned.name == name])
         print()
-    print_table(*_run_rows(demo.runs), right=(1, 2, 3, 4, 5))
+    print_table(*_run_rows(demo.runs), right=(1, 2, 3, 4, 5, 6))
     run = demo.runs[0]
     print(f"(medians of {run.pairs} runs each, in turns; difference relative to each result's RMS)")
+    for line in _divergence(demo.runs, demo.platform):
+        print("\n".join(wrapped(line, 80, "")))
     if demo.platform == "cpu" and not demo.tiled_loops:
         print(
             "On this CPU every group is left to XLA in this version: the same code as\n"
@@ -225,33 +267,36 @@ def print_demo(demo: Demo) -> None:
 def _print_plans(name: str, studies: Sequence[Planned]) -> None:
     rows: list[tuple[str, ...]] = []
     bold: list[int] = []
-    for planned in studies:
-        for i, plan in enumerate(planned.plans):
-            if plan is planned.plans[-1]:
+    baselines = [baseline_of(planned.plans) for planned in studies]
+    for planned, baseline in zip(studies, baselines, strict=True):
+        for i, row in enumerate(planned.rows):
+            if row is planned.rows[-1]:
                 bold.append(len(rows))
-            faster = planned.plans[0].objective_ps / plan.objective_ps if plan.objective_ps else 1.0
+            device = planned.device if i == 0 else ""
+            plan, faster = row.plan, speed_up(row.plan, baseline)
+            if plan is None:
+                rows.append((device, row.planner, *[""] * 5, "no plan"))
+                continue
             rows.append(
                 (
-                    plan.device.name if i == 0 else "",
-                    plan.planner,
+                    device,
+                    row.planner,
                     str(len(plan.kernels)),
+                    "" if row.unrewritten_ps is None else time_text(row.unrewritten_ps / 1e6),
                     time_text(plan.objective_us),
                     f"{plan.hbm_bytes / 1e6:,.1f}",
-                    f"{faster:.2f}×",
-                    _proof(plan),
+                    "" if faster is None else times_text(faster),
+                    bound_text(plan.status, plan.gap),
                 )
             )
-    head = ("device", "planner", "kernels", "µs", "HBM MB", "vs unfused", "proof")
-    print_table(head, rows, right=(2, 3, 4, 5), title=f"{name}, modelled, not measured:", bold=bold)
-    for planned in studies:
-        if assumed := assumed_text(planned.plans[0].device):
-            print("\n".join(wrapped(assumed, 80, "  ")))
-
-
-def _proof(plan: Plan) -> str:
-    if plan.status == "OPTIMAL":
-        return "optimal"
-    return "" if plan.gap is None else f"gap {100 * plan.gap:.1f} %"
+    head = ("device", "planner", "kernels", "as traced", "µs", "HBM MB", "speed-up", "bound")
+    print_table(head, rows, right=(2, 3, 4, 5, 6), title=f"{name}, modelled, not measured:", bold=bold)
+    for planned, baseline in zip(studies, baselines, strict=True):
+        over = "" if baseline is None else f"speed-up over {baseline.planner}. "
+        more = [f"{planned.device}, {row.planner}: {row.reason}" for row in planned.rows if row.reason]
+        more += [text for plan in planned.plans[:1] if (text := assumed_text(plan.device))]
+        for line in [f"{planned.device}: {over}{gains_text(planned.rows)}", *more]:
+            print("\n".join(wrapped(line, 80, "  ")))
 
 
 def _one_kernel(plan: Plan) -> str:

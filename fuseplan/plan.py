@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import TYPE_CHECKING
@@ -61,12 +62,8 @@ class PlanStats:
 
 def no_longer(planner: str, *, is_rewritten: bool) -> str:
     """The note of a proven plan that a simpler planner's plan of the same program takes no longer."""
-    if is_rewritten:
-        return (
-            f"{planner}'s plan of the same rewritten program takes no longer: by the proof, no plan of that "
-            "program is faster"
-        )
-    return f"{planner}'s plan takes no longer: by the proof, no plan of this program is faster"
+    program = " of the same rewritten program" if is_rewritten else ""
+    return f"{planner}'s plan{program} takes no longer, and by the proof none is faster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +103,14 @@ class Plan:
 
     @property
     def gap(self) -> float | None:
-        """``(objective - bound) / objective``, 0.0 when proven, None without a bound."""
+        """``objective / bound - 1``: 0.0 when proven, 292.0 of a plan that takes 293 times its bound,
+        infinite where the bound is 0, None without one. It is relative to the bound, so that it grows with
+        what is not known; over the objective it could not exceed 1, however far the two are apart."""
         if self.bound_ps is None:
             return None
-        return (self.objective_ps - self.bound_ps) / self.objective_ps if self.objective_ps else 0.0
+        if self.bound_ps == 0:
+            return math.inf if self.objective_ps else 0.0
+        return self.objective_ps / self.bound_ps - 1
 
     @property
     def hbm_bytes(self) -> int:

@@ -98,13 +98,14 @@ def _of_programs(
     shares: int,
     clock: Clock,
 ) -> _Found:
-    """The fastest plan of ``programs`` and of the program as traced; the first has one of ``shares`` of the
-    time that is left."""
-    first, *others = programs or [Program(traced)]
+    """The fastest plan of ``programs``, and of the program as traced where that may be faster; the first has
+    one of ``shares`` of the time that is left."""
+    first, *others = programs
     found = _attempt(first, _until(expires_at, options, shares), clock)
     for program in others:
         found = _faster(found, _attempt(program, _until(expires_at, options), clock))
-    if programs and is_faster_as_traced(traced, options, _time_ps(found[1])):
+    is_planned = any(program.lowered is traced for program in programs)
+    if not is_planned and is_faster_as_traced(traced, options, _time_ps(found[1])):
         found = _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
     return found
 
@@ -119,10 +120,7 @@ def _faster(one: _Found, other: _Found) -> _Found:
         one, other = other, one
     lowered, plan = one
     assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
-    if isinstance(other[1], Plan):
-        bound = _lower(plan.bound_ps, other[1].bound_ps)
-    else:
-        bound = plan.bound_ps if _is_impossible(other[1]) else None
+    bound = plan.bound_ps if _is_impossible(other[1]) else _lower(plan.bound_ps, other[1].bound_ps)
     proven = bound is not None and bound >= plan.objective_ps
     return lowered, replace(
         plan, bound_ps=plan.objective_ps if proven else bound, status="OPTIMAL" if proven else "FEASIBLE"

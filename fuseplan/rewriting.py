@@ -40,23 +40,21 @@ class Program:
 
 
 def rewritten_programs(lowered: Lowered, options: Options, clock: Clock) -> list[Program]:
-    """The programs, other than ``lowered``, of which a plan is likely faster and in which the constraints
-    can hold; the most likely first."""
+    """The programs of which the fastest plan may be, in which the constraints can hold. ``lowered`` itself is
+    among them unless a rewritten one is very likely faster."""
+    traced = Program(lowered)
     if not may_rewrite(options):
-        return []
-    features, found = options.features, []
-    if options.device.backend == "xla":
-        min_bytes = least_bytes(options.device)
-        columns = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options)
-        found += [] if columns is None else [columns]
-        if features.recompute and features.loop_nests:
-            base = lowered if columns is None else columns.lowered
-            again = _possible(clock.time("lower", lambda: recompute(base, min_bytes)), options)
-            found += [] if again is None else [again]
-    elif may_stream(options, clock.seconds.get("lower", 0.0)):
-        steps = _possible(clock.time("streams", lambda: _for_kernels(lowered, options)), options)
-        found += [] if steps is None else [steps]
-    return found
+        return [traced]
+    if options.device.backend != "xla":
+        if not may_stream(options, clock.seconds.get("lower", 0.0)):
+            return [traced]
+        return [_possible(clock.time("streams", lambda: _for_kernels(lowered, options)), options) or traced]
+    min_bytes = least_bytes(options.device)
+    base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
+    if not (options.features.recompute and options.features.loop_nests):
+        return [base]
+    again = _possible(clock.time("lower", lambda: recompute(base.lowered, min_bytes)), options)
+    return [base] if again is None else [base, again]
 
 
 def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:

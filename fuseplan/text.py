@@ -115,12 +115,34 @@ def seconds_text(s: float) -> str:
 
 
 def status_text(plan: Plan) -> str:
-    """``proven optimal``, ``within 3.1 % of the bound``, ``no bound``."""
+    """``proven optimal``, ``at most 1.03 times the bound of 984 µs``, ``no bound``."""
     if plan.status == "OPTIMAL":
         return "proven optimal"
-    if plan.gap is None:
+    if plan.gap is None or not plan.bound_us:
         return "no bound"
-    return f"within {plan.gap:.1%} of the bound".replace("%", " %")
+    return f"at most {factor_text(1 + plan.gap)} times the bound of {time_text(plan.bound_us)} µs"
+
+
+def bound_text(status: str, gap: float | None, bound_us: float | None = None) -> str:
+    """``proven``, ``984 (1.03×)``, or ``1.03×`` without ``bound_us``: as ``status_text``, for the cell of a
+    table; empty where there is no bound."""
+    if status == "OPTIMAL":
+        return "proven"
+    if gap is None or math.isinf(gap):
+        return ""
+    factor = f"{factor_text(1 + gap)}×"
+    return factor if bound_us is None else f"{time_text(bound_us)} ({factor})"
+
+
+def factor_text(factor: float) -> str:
+    """``1.03``, ``28.6``, ``293``; rounded up, so that no bound is stated that does not hold."""
+    digits = 2 if factor < 10 else 1 if factor < 100 else 0
+    return f"{math.ceil(round(factor * 10**digits, 6)) / 10**digits:,.{digits}f}"
+
+
+def times_text(ratio: float) -> str:
+    """``0.53×``, ``1.00×``, ``28.6×``, ``293×``: an estimate of how many times as much."""
+    return f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.1f}×" if ratio < 100 else f"{ratio:,.0f}×"
 
 
 def assumed_text(device: DeviceSpec) -> str:
@@ -161,8 +183,7 @@ def summary(plan: Plan) -> str:
         + _faster(apart.objective_ps, plan.objective_ps),
         f"  HBM      {bytes_text(plan.hbm_bytes)}, unfused {bytes_text(apart.hbm_bytes)}",
         f"  memory   {_memory(plan, apart)}",
-        f"  proof    {status_text(plan)}"
-        + (f" ({time_text(plan.bound_us)} µs)" if plan.bound_us is not None and plan.gap else ""),
+        f"  proof    {status_text(plan)}",
     ]
     if plan.recomputed:
         lines.append(

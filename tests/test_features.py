@@ -52,6 +52,7 @@ WORTH = {
     "recompute": ("cpu", *flat(get_workload("gpt2_block_grad"))),
     "splits": ("h200", *flat(get_workload("layernorm_grad"))),
     "packs": ("h200", lambda xs, rate: [x - rate * x for x in xs], [array(100)] * 5, array()),
+    "rewrites": ("tpu_v5e", *flat(get_workload("attention"))),
 }
 
 

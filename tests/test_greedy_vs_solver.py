@@ -84,7 +84,9 @@ def run(path: Path, *more: str) -> int:
 def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypatch, capsys):
     path = tmp_path / "results" / "rows.csv"
     assert run(path) == 0
-    assert len(RowFile(path, Row).rows) == 12
+    rows = RowFile(path, Row).rows
+    assert len(rows) == 12
+    assert all(row.date and row.unrewritten_us >= row.time_us for row in rows)
     assert "h200, float32: 2 workloads" in capsys.readouterr().out
     text = path.with_suffix(".md").read_text()
     assert "- h200, float32: 2 of 2 that are proven: softmax, lorenz_96." in text
@@ -105,11 +107,11 @@ def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
             raise KeyError("a bug")
         raise InvalidArgumentError("no compiler\nfor it")
 
-    monkeypatch.setattr(greedy_vs_solver, "plan_best", refuse)
+    monkeypatch.setattr(greedy_vs_solver, "compare_plan", refuse)
     path = tmp_path / "rows.csv"
     run(path)
     row = RowFile(path, Row).rows[0]
-    assert (row.status, row.time_us, row.notes) == ("none", None, "no compiler for it")
+    assert (row.status, row.time_us, row.notes) == ("NONE", None, "no compiler for it")
     assert {row.notes for row in RowFile(path, Row).rows if row.planner == "solver"} == {"KeyError: 'a bug'"}
     assert (
         "- unfused on h200, 2 workloads (softmax …): no compiler for it"
@@ -132,23 +134,35 @@ def test_wrong_names_cost_nothing(tmp_path, capsys):
     assert not path.exists()
 
 
-def rows_of(**times):
-    def row(workload, planner, time_us):
-        return Row(workload, "h200", "float32", planner, 3, 2, time_us, 10**6, 0, 0, "FEASIBLE", versions="1")
+def rows_of(traced=(), **times):
+    """Rows of the workloads ``a`` and ``b``; ``traced`` has the times as traced where they are others."""
 
-    return [row(w, planner, t) for planner, both in times.items() for w, t in zip("ab", both, strict=True)]
+    def row(workload, planner, time_us, traced_us):
+        figures = (3, 2, time_us, traced_us, 10**6, 0, 0, "FEASIBLE")
+        return Row(workload, "h200", "float32", planner, *figures, date="today", versions="1")
+
+    return [
+        row(*known)
+        for planner, both in times.items()
+        for known in zip("ab", [planner] * 2, both, dict(traced).get(planner, both), strict=True)
+    ]
 
 
 def test_the_tables_of_known_times():
-    rows = rows_of(greedy=(4.0, 1.0), solver=(1.0, 1.0), inductor=(0.5, None))
-    assert frame_of(rows).over_solver.tolist()[:5] == [4.0, 1.0, 1.0, 1.0, 0.5]
+    traced = {"greedy": (8.0, 2.0), "solver": (9.0, 1.0)}
+    rows = rows_of(traced, greedy=(4.0, 1.0), solver=(1.0, 1.0), inductor=(0.5, None))
+    frame = frame_of(rows)
+    assert frame.over_solver.tolist()[:5] == [4.0, 1.0, 1.0, 1.0, 0.5]
+    assert frame.traced_over_solver.tolist()[:5] == [8.0, 2.0, 9.0, 1.0, 0.5]
     ((title, head, lines),) = short_table(rows)
     assert title == "h200, float32: 2 workloads"
-    assert lines[0] == ["greedy", "2.00", "4.00", "1 of 2", "4", "2", "0.0"]
-    assert len(head) == 7
+    assert lines[0] == ["greedy", "2.00", "2.00", "4.00", "1 of 2", "4", "2", "0.0"]
+    assert lines[1][:3] == ["solver", "3.00", "1.00"]
+    assert len(head) == 8
     text = tables(rows, "command", "1", "today")
     assert "| a | h200 | float32 | inductor | 0.500 |" in text
-    assert "| b | 1.00 | 1.00 | – |" in text
+    assert "| a | 4.00 (8.00) | 1.00 (9.00) | 0.50 |" in text
+    assert "| b | 1.00 (2.00) | 1.00 | – |" in text
 
 
 def test_the_zoo_is_large_and_known():

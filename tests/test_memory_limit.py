@@ -368,12 +368,12 @@ def test_the_error_says_what_is_proven():
 
 
 def test_of_two_graphs_the_one_that_fits_is_taken(monkeypatch):
-    from fuseplan import planner
+    from fuseplan import planner, rewriting
 
     lowered = lower(trace(mlp, *SHAPES))
     options = Options(TEST_CPU, constraints=Constraints(max_peak_bytes=10**9))
     plan = plan_lowered(lowered, options)[1]
-    monkeypatch.setattr(planner, "recompute", lambda *_: lowered)
+    monkeypatch.setattr(rewriting, "recompute", lambda *_: lowered)
     for impossible in (False, True):
         answers = iter([MemoryLimitError(10**9, 2 * 10**9, 2 * 10**9 if impossible else 0, 5), plan])
         monkeypatch.setattr(planner, "plan_lowered", lambda *_, it=answers: (lowered, raised(next(it))))

@@ -163,7 +163,7 @@ def test_summary_compares_with_the_unfused_plan(plan, apart):
 
 def test_summary_says_how_far_from_the_bound_and_why(plan):
     worse = replace(plan, status="FEASIBLE", bound_ps=plan.objective_ps * 9 // 10, notes=("out of time",))
-    assert "within 10.0 % of the bound" in worse.summary()
+    assert "at most 1.12 times the bound of" in worse.summary()
     assert "note     out of time" in worse.summary()
     assert max(map(len, str(replace(worse, planner="a_planner_of_a_long_name")).splitlines())) <= 80
     assert "note: out of time" in str(worse)

@@ -103,7 +103,7 @@ def test_a_sum_that_computes_its_operand_is_not_split():
 @pytest.mark.parametrize("name", ["moe_routing", "moe_combine", "lorenz_96", "neural_ode"])
 def test_no_plan_is_faster_than_the_proven_one(name, device):
     f, shapes = PUBLISHED[name].build()
-    frame = fuseplan.compare(f, device=device, deadline_s=100)(*shapes).set_index("planner")
+    names = planner_names(of_graphs=True)
+    frame = fuseplan.compare(f, device=device, planners=names, deadline_s=100)(*shapes).set_index("planner")
     assert frame.status["solver"] == "OPTIMAL"
-    assert set(frame.index) == set(planner_names(of_graphs=True))
     assert frame.time_us["solver"] <= frame.time_us.min() * (1 + 1e-9)

@@ -13,10 +13,6 @@ import typer
 if TYPE_CHECKING:
     from fuseplan.constraints import Constraints
 
-ALL_PLANNERS = (
-    "unfused,greedy,best_first,tvm_fuse_ops,nnc_tensorexpr,inductor,graph_colouring,xla_priority,solver"
-)
-"""As ``fuseplan.planners.planner_names()``, whose module would be imported for it."""
 DEADLINE_S = 20.0
 """As ``fuseplan.config.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
 
@@ -47,7 +43,10 @@ Devices = Annotated[
     ),
 ]
 Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help="One of `compare`'s, or xla.")]
-Planners = Annotated[str, typer.Option("--planners", metavar="NAME,…", help="The first is compared with.")]
+Planners = Annotated[
+    str | None,
+    typer.Option("--planners", metavar="NAME,…", help="Default: all; xla where its compiler is installed."),
+]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
 Measure = Annotated[bool, typer.Option("--measure", help="Run each program here, beside jax.jit's.")]

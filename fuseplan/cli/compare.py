@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fuseplan.cli.arguments import (
-    ALL_PLANNERS,
     DEADLINE_S,
     Deadline,
     Devices,
@@ -23,20 +22,20 @@ from fuseplan.cli.arguments import (
     Small,
     WorkloadName,
     constraints_of,
+    load,
 )
-from fuseplan.cli.plans import plan_all
+from fuseplan.cli.plans import OfDevice, options_of, plan_all
 
 if TYPE_CHECKING:
-    from fuseplan.config import Options
+    from fuseplan.comparison import Compared
     from fuseplan.constraints import Constraints
     from fuseplan.contest import Timing
-    from fuseplan.plan import Plan
 
 
 def compare(
     workload: WorkloadName,
     device: Devices = None,
-    planners: Planners = ALL_PLANNERS,
+    planners: Planners = None,
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Deadline = DEADLINE_S,
@@ -54,118 +53,162 @@ def compare(
     from fuseplan.console import print_json, print_table
     from fuseplan.output import write_text
     from fuseplan.report import compare_frame, records
-    from fuseplan.text import all_notes, wrapped
+    from fuseplan.text import wrapped
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     asked = (workload, device, planners, dtype, small, deadline, constraints)
     run = _to_run(*asked) if measure else None
     by_device = plan_all(*asked)
-    timings = _timed(*run) if run is not None else None
+    timings = [None if run is None else _timed(*run, of_device) for of_device in by_device]
     lines: list[dict[str, Any]] = []
-    for plans in by_device:
-        frame = compare_frame(plans, timings)
-        frame.insert(0, "device", plans[0].device.name)
+    for of_device, measured in zip(by_device, timings, strict=True):
+        frame = compare_frame(of_device.rows, measured)
+        frame.insert(0, "device", of_device.device.name)
         lines += records(frame)
     if out is not None:
         write_text(out, csv_of(lines))
     if json:
         print_json(lines)
         return
-    for i, plans in enumerate(by_device):
+    for i, (of_device, measured) in enumerate(zip(by_device, timings, strict=True)):
         if i:
             print()
-        title = f"{workload} on {plans[0].device.name}, modelled"
-        print_table(*_rows(plans), right=(1, 2, 3, 4, 5, 7), title=title)
-        if timings is not None:
+        name, rows = of_device.device.name, of_device.rows
+        print_table(*_plans(rows), right=(1, 2, 3, 4, 5, 7), title=f"{workload} on {name}, modelled")
+        print()
+        print_table(*_gains(rows), right=(1, 2, 3), title="the same plans as traced, and rewritten")
+        if measured is not None:
             print()
-            print_table(*_measured(plans, timings), right=(1, 2, 3, 4), title=f"{workload} here, measured")
-        for note in dict.fromkeys(note for plan in plans for note in all_notes(plan)):
-            by = [plan.planner for plan in plans if note in all_notes(plan)]
-            whose = "note" if len(by) == len(plans) else ", ".join(by)
-            print("\n".join(wrapped(f"{whose}: {note}", 80, "      ")))
+            print_table(*_measured(rows, measured), right=(1, 2, 3, 4), title=f"{workload} here, measured")
+        for text in _sentences(of_device, measured):
+            print("\n".join(wrapped(text, 80, "      ")))
 
 
 def _to_run(
     workload: str,
     device: str | None,
-    planners: str,
+    planners: str | None,
     dtype: str,
     small: bool,
     deadline: float,
     constraints: Constraints,
-) -> tuple[Any, Any, list[Options]]:
-    """The function, random arguments, and how each planner plans it; refused before anything is planned."""
+) -> tuple[Any, Any]:
+    """The function and random arguments; refused before anything is planned."""
     from experiments.sampling import make_args
-    from fuseplan.cli.arguments import load, names_in
-    from fuseplan.config import make_options
     from fuseplan.contest import require_measurable
 
-    chosen = names_in(device, "--device") if device is not None else [None]
-    names = names_in(planners, "--planners")
-    options = [make_options(d, p, deadline, constraints=constraints) for d in chosen for p in names]
+    options = options_of(device, planners, deadline, constraints)
     f, shapes = load(workload, dtype, small)
     args = make_args(shapes)
-    require_measurable(options, args, {})
-    return f, args, options
+    require_measurable([option for of_device in options for option in of_device], args, {})
+    return f, args
 
 
-def _timed(f: Any, args: Any, options: list[Options]) -> list[Timing]:
+def _timed(f: Any, args: Any, of_device: OfDevice) -> list[Timing]:
     """Each planner's program against ``jax.jit``'s."""
+    from fuseplan.comparison import time_rows
     from fuseplan.console import progress
-    from fuseplan.contest import time_each
 
-    running = time_each(f, args, {}, options)
+    running = time_rows(f, args, {}, of_device.options, of_device.rows)
     timings = []
-    with progress(len(options)) as steps:
-        for option in options:
-            steps.start(f"running {option.planner}")
+    with progress(len(of_device.rows)) as steps:
+        for row in of_device.rows:
+            steps.start(f"running {row.planner}")
             timings.append(next(running))
             steps.done()
     return timings
 
 
-def _measured(plans: list[Plan], timings: list[Timing]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The head and the rows of a table of what was measured."""
+_Printable = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The head and the rows of a table."""
+
+
+def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable:
+    """What was measured."""
     from fuseplan.text import time_text
 
     head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
-    rows = [
+    return head, [
         (
-            plan.planner,
+            row.planner,
             "" if t.time_s is None else time_text(1e6 * t.time_s),
             "" if t.time_ratio is None else f"{t.time_ratio:.2f}",
             "" if t.temp_bytes is None else f"{t.temp_bytes / 1e6:,.1f}",
             "" if t.temp_ratio is None else f"{t.temp_ratio:.2f}",
         )
-        for plan, t in zip(plans, timings, strict=True)
+        for row, t in zip(rows, timings, strict=True)
     ]
-    return head, rows
 
 
-def _rows(plans: list[Plan]) -> tuple[Sequence[str], Sequence[Sequence[str]]]:
-    """The head and the rows of a table of plans of one function on one device."""
-    from fuseplan.text import seconds_text, time_text
+def _plans(rows: Sequence[Compared]) -> _Printable:
+    """The plans of one function on one device."""
+    from fuseplan.comparison import baseline_of, speed_up
+    from fuseplan.text import bound_text, seconds_text, time_text, times_text
 
-    first_ps = plans[0].objective_ps
-    head = ("planner", "kernels", "µs", "speed-up", "HBM MB", "peak MB", "optimal", "planning")
-    rows = [
-        (
-            plan.planner,
-            str(len(plan.kernels)),
-            time_text(plan.objective_us),
-            f"{first_ps / plan.objective_ps:.2f}×" if plan.objective_ps else "",
-            f"{plan.hbm_bytes / 1e6:,.1f}",
-            f"{plan.peak_bytes / 1e6:,.1f}",
-            _proof_text(plan),
-            seconds_text(plan.planning_s),
+    baseline = baseline_of(row.plan for row in rows if row.plan is not None)
+    over = "" if baseline is None else f"over {baseline.planner}"
+    head = ("planner", "kernels", "µs", over, "HBM MB", "peak MB", "bound", "planning")
+    lines = []
+    for row in rows:
+        plan = row.plan
+        if plan is None:
+            lines.append((row.planner, *[""] * 5, "no plan", ""))
+            continue
+        faster = speed_up(plan, baseline)
+        lines.append(
+            (
+                row.planner,
+                str(len(plan.kernels)),
+                time_text(plan.objective_us),
+                "" if faster is None else times_text(faster),
+                f"{plan.hbm_bytes / 1e6:,.1f}",
+                f"{plan.peak_bytes / 1e6:,.1f}",
+                bound_text(plan.status, plan.gap),
+                seconds_text(plan.planning_s),
+            )
         )
-        for plan in plans
+    return head, lines
+
+
+def _gains(rows: Sequence[Compared]) -> _Printable:
+    """What rewriting gains each planner that decides."""
+    from fuseplan.planners import decides_nothing
+    from fuseplan.text import time_text, times_text
+
+    head = ("planner", "as traced µs", "rewritten µs", "rewriting gains")
+    return head, [
+        (
+            row.planner,
+            "" if row.unrewritten_ps is None else time_text(row.unrewritten_ps / 1e6),
+            time_text(row.plan.objective_us),
+            "" if row.rewriting_gains is None else times_text(row.rewriting_gains),
+        )
+        for row in rows
+        if row.plan is not None and not decides_nothing(row.planner)
     ]
-    return head, rows
 
 
-def _proof_text(plan: Plan) -> str:
-    """As ``status_text``, shorter: a table of every planner fits 80 columns."""
-    if plan.status == "OPTIMAL":
-        return "proven"
-    return "" if plan.gap is None else f"gap {100 * plan.gap:.1f} %"
+def _sentences(of_device: OfDevice, timings: Sequence[Timing] | None) -> list[str]:
+    """What stands below the tables of a device."""
+    from fuseplan.comparison import gains_text
+    from fuseplan.divergence import divergence_lines
+    from fuseplan.text import status_text
+
+    rows = of_device.rows
+    found = [gains_text(rows)] if gains_text(rows) else []
+    found += [
+        f"{row.planner}: {status_text(row.plan)}"
+        for row in rows
+        if row.plan is not None and row.plan.status != "OPTIMAL" and row.plan.bound_us
+    ]
+    if timings is not None:
+        times = [
+            (row.planner, row.plan.objective_us, None if t.time_s is None else 1e6 * t.time_s)
+            for row, t in zip(rows, timings, strict=True)
+            if row.plan is not None
+        ]
+        found += divergence_lines(times, of_device.device.platform)
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        by = [row.planner for row in rows if note in row.notes]
+        found.append(f"{'note' if len(by) == len(rows) else ', '.join(by)}: {note}")
+    return found

@@ -2,44 +2,72 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fuseplan.cli.arguments import load, names_in
 
 if TYPE_CHECKING:
+    from costmodel.device import DeviceSpec
+    from fuseplan.comparison import Compared
+    from fuseplan.config import Options
     from fuseplan.constraints import Constraints
-    from fuseplan.plan import Plan
+
+
+@dataclass(frozen=True, slots=True)
+class OfDevice:
+    """What each planner makes of a function on one device; ``rows`` are as ``options``."""
+
+    device: DeviceSpec
+    options: tuple[Options, ...]
+    rows: tuple[Compared, ...]
+
+
+def options_of(
+    device: str | None, planners: str | None, deadline: float, constraints: Constraints
+) -> list[list[Options]]:
+    """For each device, how each planner is to plan."""
+    from fuseplan.comparison import default_planners
+    from fuseplan.config import make_options, resolve_device
+
+    chosen: list[str | None] = list(names_in(device, "--device")) if device is not None else [None]
+    named = names_in(planners, "--planners") if planners is not None else None
+    return [
+        [
+            make_options(spec, name, deadline, constraints=constraints)
+            for name in named or default_planners(spec)
+        ]
+        for spec in map(resolve_device, chosen)
+    ]
 
 
 def plan_all(
     workload: str,
     device: str | None,
-    planners: str,
+    planners: str | None,
     dtype: str,
     small: bool,
     deadline: float,
     constraints: Constraints,
-) -> list[list[Plan]]:
-    """For each device, a plan by each planner, all of one trace."""
-    from fuseplan.config import make_options
+) -> list[OfDevice]:
+    """For each device, what each planner makes of the function, all of one trace."""
+    from fuseplan.comparison import compare_plan
     from fuseplan.console import progress
     from fuseplan.lower import lower
-    from fuseplan.planner import plan_best
     from fuseplan.trace import trace
 
-    names = names_in(planners, "--planners")
-    chosen: list[str | None] = list(names_in(device, "--device")) if device is not None else [None]
-    options = [[make_options(d, p, deadline, constraints=constraints) for p in names] for d in chosen]
+    options = options_of(device, planners, deadline, constraints)
     f, args = load(workload, dtype, small)
     result = []
-    with progress(len(names) * len(chosen)) as steps:
+    with progress(sum(map(len, options))) as steps:
         steps.start(f"tracing {workload}")
         lowered = lower(trace(f, *args))
         for of_device in options:
-            plans = []
+            spec = of_device[0].device
+            rows = []
             for option in of_device:
-                steps.start(f"{option.device.name}: {option.planner}")
-                plans.append(plan_best(lowered, option)[1])
+                steps.start(f"{spec.name}: {option.planner}")
+                rows.append(compare_plan(lowered, option))
                 steps.done()
-            result.append(plans)
+            result.append(OfDevice(spec, tuple(of_device), tuple(rows)))
     return result

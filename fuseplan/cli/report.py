@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from fuseplan.cli.arguments import (
-    ALL_PLANNERS,
     DEADLINE_S,
     Deadline,
     Devices,
@@ -30,7 +29,7 @@ from fuseplan.cli.plans import plan_all
 def report(
     workload: WorkloadName,
     device: Devices = None,
-    planners: Planners = ALL_PLANNERS,
+    planners: Planners = None,
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Deadline = DEADLINE_S,
@@ -53,7 +52,8 @@ def report(
     target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)
-    write_page(Page(workload, tuple(Study(workload, tuple(plans)) for plans in by_device)), target)
+    studies = tuple(Study.of(workload, of_device.rows) for of_device in by_device)
+    write_page(Page(workload, studies), target)
     if json:
         print_json({"page": str(target)})
     else:

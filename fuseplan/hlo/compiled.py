@@ -9,7 +9,7 @@ import jax
 
 from costmodel.device import DEVICES, DeviceSpec
 from fuseplan import _compat
-from fuseplan.aot import compile_for, targets
+from fuseplan.aot import compile_for, is_installed, targets
 from fuseplan.emit import xla
 from fuseplan.errors import InvalidArgumentError
 from fuseplan.hlo.kernels import HloKernel, read_kernels
@@ -75,6 +75,12 @@ def _compile(f: FlatFunction, avals: Sequence[Any], device: DeviceSpec) -> Any:
             f"the planner 'xla' compiles the function for {name!r}, which is not here: "
             f"{str(error).rstrip('.')}. Plan on the device itself, or take another planner."
         ) from error
+
+
+def has_compiler(device: DeviceSpec) -> bool:
+    """Whether XLA's compiler for the device is installed; it may still fail to start."""
+    name = device.name.partition(":")[0]
+    return _is_here(device, name) or (name in targets() and is_installed(name))
 
 
 def _is_here(device: DeviceSpec, name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pandas as pd
 from costmodel.device import DEVICES, DeviceSpec, backends_of, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
+from fuseplan.comparison import NO_PLAN, Compared, baseline_of
 from fuseplan.contest import Timing
 from fuseplan.local import find_device
 from fuseplan.names import anchor, kernel_name
@@ -31,23 +33,26 @@ def figures(plan: Plan) -> dict[str, Any]:
     }
 
 
-def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None) -> pd.DataFrame:
-    """A row a plan; ``ratio`` is the modelled time over the first plan's. The columns are
-    those of ``fuseplan.compare``, with those of the measurements if there are any."""
-    first_ps = plans[0].objective_ps if plans else 0
-    rows = [
+def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = None) -> pd.DataFrame:
+    """A row a planner, of one program on one device. The columns are those of ``fuseplan.compare``, with
+    those of the measurements if there are any."""
+    baseline = baseline_of(row.plan for row in rows if row.plan is not None)
+    lines = [
         {
-            "planner": plan.planner,
-            **figures(plan),
-            "bound_us": _number(plan.bound_us),
-            "gap": _number(plan.gap),
-            "planning_s": plan.planning_s,
-            "ratio": plan.objective_ps / first_ps if first_ps else float("nan"),
-            "assumed": ", ".join(plan.device.assumed),
+            "planner": row.planner,
+            **(_NO_FIGURES if row.plan is None else figures(row.plan)),
+            "bound_us": _number(None if row.plan is None else row.plan.bound_us),
+            "gap": _number(None if row.plan is None else row.plan.gap),
+            "planning_s": _number(None if row.plan is None else row.plan.planning_s),
+            "unrewritten_us": math.nan if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
+            "ratio": _ratio(row.plan, baseline),
+            "baseline": "" if baseline is None else baseline.planner,
+            "notes": row.reason if row.plan is None else "; ".join(row.plan.notes),
+            "assumed": "" if row.plan is None else ", ".join(row.plan.device.assumed),
         }
-        for plan in plans
+        for row in rows
     ]
-    frame = pd.DataFrame(rows, columns=_COMPARE)
+    frame = pd.DataFrame(lines, columns=_COMPARE)
     if timings is not None:
         frame["measured_us"] = [_number(t.time_s) * 1e6 for t in timings]
         frame["measured_ratio"] = [_number(t.time_ratio) for t in timings]
@@ -56,14 +61,30 @@ def compare_frame(plans: Sequence[Plan], timings: Sequence[Timing] | None = None
     return frame
 
 
-def _number(known: float | None) -> float:
-    return float("nan") if known is None else known
+def _ratio(plan: Plan | None, baseline: Plan | None) -> float:
+    if plan is None or baseline is None:
+        return math.nan
+    return plan.objective_ps / baseline.objective_ps
 
+
+def _number(known: float | None) -> float:
+    return math.nan if known is None else known
+
+
+_NO_FIGURES = {
+    "kernels": math.nan,
+    "time_us": math.nan,
+    "hbm_bytes": math.nan,
+    "peak_bytes": math.nan,
+    "recomputed_flops": math.nan,
+    "status": NO_PLAN,
+}
 
 _COMPARE = [
     "planner",
     "kernels",
     "time_us",
+    "unrewritten_us",
     "hbm_bytes",
     "peak_bytes",
     "recomputed_flops",
@@ -72,6 +93,8 @@ _COMPARE = [
     "gap",
     "planning_s",
     "ratio",
+    "baseline",
+    "notes",
     "assumed",
 ]
 

@@ -15,6 +15,8 @@ import jinja2
 
 from costmodel.device import DeviceSpec
 from costmodel.kernel import BOUNDS
+from fuseplan.comparison import Compared, baseline_of, gains_text
+from fuseplan.errors import InvalidArgumentError
 from fuseplan.explain import borders
 from fuseplan.names import anchor, kernel_name
 from fuseplan.output import check_writable, write_text
@@ -38,6 +40,8 @@ from fuseplan.text import (
 
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
+_NAMES = {"xla": "XLA's own plan", "unfused": "each operation by itself"}
+
 _MAX_BORDERS = 150
 """Kernels whose neighbours are explained on the page; each takes some milliseconds."""
 
@@ -46,11 +50,26 @@ INSTALL_PLOTS = "pip install 'fuseplan[report]'"
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One function on one device, planned in several ways. The first plan is what the others
-    are compared with; the last is shown in detail."""
+    """One function on one device, planned in several ways; the last plan is shown in detail."""
 
     name: str
     plans: tuple[Plan, ...]
+    compared: tuple[Compared, ...] = ()
+    """Where the plans are from, with their times as traced; empty where those are not known."""
+
+    @classmethod
+    def of(cls, name: str, rows: Sequence[Compared]) -> Study:
+        """The plans of these rows. Raises ``InvalidArgumentError`` where none has one."""
+        plans = tuple(row.plan for row in rows if row.plan is not None)
+        if not plans:
+            reasons = "; ".join(f"{row.planner}: {row.reason}" for row in rows)
+            raise InvalidArgumentError(f"expected a plan of {name} at least, and there is none: {reasons}")
+        return cls(name, plans, tuple(rows))
+
+    @property
+    def baseline(self) -> Plan:
+        """The plan that the others are compared with."""
+        return baseline_of(self.plans) or self.plans[0]
 
     @property
     def device(self) -> DeviceSpec:
@@ -116,19 +135,19 @@ def render_page(page: Page) -> str:
 def _lead(studies: Sequence[Study]) -> str:
     """The result in a sentence: the study whose plan gains the most."""
     gains = [
-        (s.plans[0].objective_ps / s.plans[-1].objective_ps, s)
+        (s.baseline.objective_ps / s.plans[-1].objective_ps, s)
         for s in studies
         if len(s.plans) > 1 and s.plans[-1].objective_ps
     ]
     if not gains:
         return ""
     gain, best = max(gains, key=lambda g: g[0])
-    first, last = best.plans[0], best.plans[-1]
+    first, last = best.baseline, best.plans[-1]
     proof = "proven optimal in this model" if last.status == "OPTIMAL" else status_text(last)
     return (
         f"{best.name} on {best.device.name}: {len(last.kernels)} kernels in place of {len(first.kernels)}, "
         f"{time_text(last.objective_us)} µs in place of {time_text(first.objective_us)} µs "
-        f"({gain:.2f} times faster), {proof}."
+        f"({gain:.2f} times as fast as {_NAMES.get(first.planner, first.planner)}), {proof}."
     )
 
 
@@ -156,9 +175,10 @@ def _matrix(studies: Sequence[Study]) -> dict[str, Any]:
 
 
 def _study(study: Study, number: int) -> dict[str, Any]:
-    first, last = study.plans[0], study.plans[-1]
+    first, last = study.baseline, study.plans[-1]
+    traced = {row.planner: row.unrewritten_ps for row in study.compared}
     longest = max(first.objective_ps, last.objective_ps)
-    shown = (first, last) if len(study.plans) > 1 else (last,)
+    shown = (last,) if first is last else (first, last)
     picture: str | None
     try:
         picture = roofline(shown, f"study-{number}")
@@ -168,7 +188,11 @@ def _study(study: Study, number: int) -> dict[str, Any]:
         "id": f"study-{number}",
         "name": study.name,
         "device": study.device,
-        "plans": [_plan_line(plan, first) for plan in study.plans],
+        "plans": [_plan_line(plan, first, traced.get(plan.planner)) for plan in study.plans],
+        "baseline": first.planner,
+        "has_traced": bool(study.compared),
+        "gains": gains_text(study.compared),
+        "without_plan": [row for row in study.compared if row.plan is None],
         "strips": [strip(plan, longest) for plan in shown],
         "roofline": picture,
         "planner": last.planner,
@@ -182,12 +206,13 @@ def _study(study: Study, number: int) -> dict[str, Any]:
     }
 
 
-def _plan_line(plan: Plan, first: Plan) -> dict[str, str]:
+def _plan_line(plan: Plan, first: Plan, traced_ps: int | None) -> dict[str, str]:
     faster = first.objective_ps / plan.objective_ps if plan.objective_ps else 1.0
     return {
         "planner": plan.planner,
         "kernels": f"{len(plan.kernels):,}",
         "time": time_text(plan.objective_us),
+        "traced": "" if traced_ps is None else time_text(traced_ps / 1e6),
         "faster": f"{faster:.2f}×",
         "hbm": bytes_text(plan.hbm_bytes),
         "peak": bytes_text(plan.peak_bytes),

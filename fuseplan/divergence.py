@@ -1,0 +1,43 @@
+"""Divergence: what a table says where modelled and measured times stand in it and are far apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fuseplan.text import times_text
+
+FACTOR = 2.0
+"""Times that are further apart than this are pointed out: a plan that is chosen by the one need not be the
+best by the other."""
+
+_LEFT_OUT = {
+    "cpu": "The model of a CPU does not know how XLA fuses what is left to it, nor what its threads and its "
+    "allocator take",
+    "cuda": "The model of a GPU does not know its clock under load, nor what the compiler makes of a kernel",
+    "tpu": "The model of a TPU does not know what the compiler makes of a kernel",
+}
+"""By platform, what a modelled time leaves out."""
+
+
+def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], platform: str) -> list[str]:
+    """One sentence on the rows whose two times differ by more than ``FACTOR``, and one on what the model
+    leaves out; nothing where there are none.
+
+    Args:
+        rows: a name, the modelled and the measured time in one unit; None or NaN where there is none.
+        platform: where the times were measured.
+
+    Example:
+        >>> print(divergence_lines([("mlp", 1.0, 1.5), ("softmax", 1.0, 2.5)], "tpu")[0])
+        Measured over modelled time, where they are more than a factor of 2 apart: softmax 2.50×.
+    """
+    apart = [
+        f"{name} {times_text(measured / modelled)}"
+        for name, modelled, measured in rows
+        if modelled and measured and max(measured / modelled, modelled / measured) > FACTOR
+    ]
+    if not apart:
+        return []
+    where = f"where they are more than a factor of {FACTOR:g} apart"
+    lines = [f"Measured over modelled time, {where}: {', '.join(apart)}."]
+    return [*lines, f"{_LEFT_OUT[platform]}."] if platform in _LEFT_OUT else lines
