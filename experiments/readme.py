@@ -30,7 +30,7 @@ from pathlib import Path
 from costmodel.device import DEVICES
 from experiments.rows import results_lines
 from fuseplan.planners import planner_names
-from fuseplan.text import bytes_text, time_text
+from fuseplan.text import bytes_text, factor_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"
@@ -423,9 +423,8 @@ def _solver(rows: list[Record]) -> str:
     lines = []
     for row in rows:
         gap = _number(row, "gap")
-        proof = (
-            row["status"] if not gap > 0 else f"{1 / (1 - gap):.2f} × its bound" if gap < 1 else "no bound"
-        )
+        bounded = f"{factor_text(1 + gap)} × its bound" if math.isfinite(gap) else "no bound"
+        proof = bounded if gap > 0 else row["status"]
         excess = [_number(row, name) - name.endswith("_time") for name in columns]
         cells = [_known(e, lambda x: f"{100 * x:+.1f} %" if abs(x) >= 0.0005 else "–") for e in excess]
         lines.append(

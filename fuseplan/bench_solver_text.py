@@ -29,7 +29,7 @@ def _problems(rows: Sequence[SolverTiming]) -> Printable:
             row.workload,
             *(f"{n:,}" for n in (row.equations, row.components, row.distinct_components, row.candidates)),
             f"{row.priced:,}",
-            bound_text(row.status, row.gap),
+            bound_text(row.status, row.gap, None if row.gap is None else row.time_us / (1 + row.gap)),
         )
         for row in rows
     ]

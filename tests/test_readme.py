@@ -167,7 +167,7 @@ def records_of(name):
                 2,
                 12.5,
                 "FEASIBLE",
-                0.75,
+                3.0,
                 stages,
                 total,
                 (),
