@@ -29,17 +29,23 @@ from fuseplan.call import (
 )
 from fuseplan.config import Options
 from fuseplan.debug import report_passes
+from fuseplan.folding import fold
 from fuseplan.given import Expressions, given
 from fuseplan.halves import Halves, await_cotangents, halves
 from fuseplan.linear import Linear, linear_p, moves
 from fuseplan.runtime import Part, evaluator
+from fuseplan.screen import may_loop_anywhere
 from fuseplan.trace import Equation, Traced, trace
 
 
 class Derivative:
     """Of a call without hints, with respect to the arguments ``moving``."""
 
-    def __init__(self, call: Call, avals: Sequence[Any], moving: tuple[int, ...]) -> None:
+    def __init__(
+        self, call: Call, avals: Sequence[Any], moving: tuple[int, ...], plans_all: bool = False
+    ) -> None:
+        """``plans_all``: whether both passes are planned although XLA groups all of them as it likes."""
+        self.plans_all = plans_all
         self.call, self.avals, self.moving = call, list(avals), moving
         self.settings = call.settings._replace(derived=True)
         marks = call.reaches([i in moving for i in range(len(avals))])
@@ -90,11 +96,18 @@ class Derivative:
             return None
         if holds_tracer(traced):
             return None
-        lowered, plan = planned(traced, self.settings)
+        lowered, plan = planned(traced, self._settings_for(traced))
         n_args = len(traced.consts) + len(self.avals)
         cut = halves(lowered, plan, n_args, len(self.call.out_avals))
         report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)
         return cut, traced
+
+    def _settings_for(self, traced: Traced) -> Settings:
+        """How the program of both passes is planned: not at all, where no tiled loop could gain."""
+        options = self.settings.options
+        if self.plans_all or may_loop_anywhere(traced, options):
+            return self.settings
+        return self.settings._replace(options=replace(options, planner="unfused"))
 
     @functools.cached_property
     def forward(self) -> Call:
@@ -170,7 +183,8 @@ class Derivative:
     def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
         """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
         hints that it can use; None if it closes over a tracer."""
-        traced = trace(f, *self.avals, *avals)
+        traced = fold(trace(f, *self.avals, *avals))
+        assert isinstance(traced, Traced)
         if holds_tracer(traced):
             return None
         plain = bound(call_of(traced, self.settings), traced.consts)
@@ -229,7 +243,7 @@ def plan_passes(traced: Traced, options: Options) -> Halves | None:
     call, avals = call_of(traced, Settings(options, "")), [v.aval for v in traced.jaxpr.invars]
     avals = [*(jax.typeof(value) for value in traced.consts), *avals]
     moving = tuple(i for i, aval in enumerate(avals) if i >= len(traced.consts) and _varies(aval))
-    passes = Derivative(call, avals, moving).halves
+    passes = Derivative(call, avals, moving, plans_all=True).halves
     return None if passes is None else passes[0]
 
 

@@ -1,12 +1,15 @@
-"""Constant folding of scalar literals while a program is flattened (``n - ddof`` in ``jnp.var``)."""
+"""Constant folding: operations on scalar literals alone (``n - ddof`` in ``jnp.var``) become literals."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
+
+from fuseplan.trace import Equation, Flat, Literal, Operand, live
 
 _FOLDED = {"abs", "add", "ceil", "convert_element_type", "div", "eq", "exp", "floor", "ge", "gt"}
 _FOLDED |= {"integer_pow", "le", "log", "lt", "max", "min", "mul", "ne", "neg", "not", "and", "or"}
@@ -30,12 +33,44 @@ point. XLA compiles each operation that it evaluates, which takes up to 40 ms; t
 _EXACT_FLOATS: dict[str, Callable[..., Any]] = {"div": np.divide, "sqrt": np.sqrt}
 
 
-def is_folded(name: str) -> bool:
-    """Whether the primitive of that name is evaluated where all of its operands are scalar literals."""
-    return name in _FOLDED
+def fold(flat: Flat) -> Flat:
+    """The program without operations on scalar literals; the very same where it has none."""
+    known: dict[int, Literal] = {}
+    values: dict[Any, Any] = {}
+    equations: list[Equation] = []
+
+    def read(v: Operand) -> Operand:
+        return v if isinstance(v, Literal) else known.get(v, v)
+
+    for eqn in flat.equations:
+        inputs = tuple([read(v) for v in eqn.inputs]) if known else eqn.inputs
+        if _is_folded(eqn, inputs):
+            known[eqn.outputs[0]] = _literal(eqn, inputs, values)
+        else:
+            equations.append(eqn if inputs == eqn.inputs else replace(eqn, inputs=inputs))
+    if not known:
+        return flat
+    outputs = tuple([read(v) for v in flat.outputs])
+    return replace(flat, equations=live(equations, outputs), outputs=outputs)
 
 
-def folded(primitive: Any, literals: list[Any], params: dict[str, Any], dtype: Any) -> Any:
+def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
+    if eqn.primitive.name not in _FOLDED or not all(isinstance(v, Literal) for v in inputs):
+        return False
+    return all(getattr(aval, "shape", None) == () for aval in (*eqn.in_avals, *eqn.out_avals))
+
+
+def _literal(eqn: Equation, literals: Sequence[Any], values: dict[Any, Any]) -> Literal:
+    """What the equation makes of literals; ``values`` are those found before."""
+    (aval,) = eqn.out_avals
+    params = tuple((k, str(v)) for k, v in eqn.params.items())
+    key = (eqn.primitive.name, params, tuple((repr(v.val), str(v.aval)) for v in literals))
+    if key not in values:
+        values[key] = folded(eqn.primitive, literals, eqn.params, aval.dtype)
+    return Literal(values[key], aval)
+
+
+def folded(primitive: Any, literals: Sequence[Any], params: dict[str, Any], dtype: Any) -> Any:
     """What ``primitive`` gives of scalar literals, as a NumPy scalar.
 
     Example:

@@ -12,6 +12,7 @@ import numpy as np
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.describe import Describer
 from fuseplan.errors import UnsupportedOperationError
+from fuseplan.folding import fold
 from fuseplan.ops import has_rule, rule_of
 from fuseplan.ops.rule import Space
 from fuseplan.trace import Equation, Flat, Literal, Operand
@@ -51,6 +52,7 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
         n1   v2:f32[] = reduce_sum v1    [reduction]
         out  v2
     """
+    flat = fold(flat)
     builder = _Builder(flat)
     unknown: Counter[str] = Counter()
     for eqn in flat.equations:

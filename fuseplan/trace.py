@@ -17,7 +17,6 @@ import jax
 from jax.extend import core as jex_core
 
 from fuseplan import _compat
-from fuseplan.folding import folded, is_folded
 
 Literal = jex_core.Literal
 Primitive = jex_core.Primitive
@@ -204,7 +203,6 @@ class _Flattener:
         self.avals: list[Any] = []
         self.equations: list[Equation] = []
         self.constants: dict[int, tuple[int, Any]] = {}
-        self.folded: dict[Any, Any] = {}
 
     def new(self, aval: Any) -> int:
         self.avals.append(aval)
@@ -232,10 +230,6 @@ class _Flattener:
             if eqn.primitive.name == "pvary":  # a matter of types under shard_map
                 env[eqn.outvars[0]] = operands[0]
                 continue
-            literal = self._fold(eqn, operands)
-            if literal is not None:
-                env[eqn.outvars[0]] = literal
-                continue
             inner = self.inlinable(eqn)
             frames = (eqn.source_info, *callers)
             scope = within + _compat.scope_names(eqn.source_info)
@@ -249,19 +243,6 @@ class _Flattener:
                 results = self.run(body, body_consts, operands, frames, scope)
             env.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-
-    def _fold(self, eqn: Any, operands: list[Operand]) -> Literal | None:
-        """A scalar computed from literals alone (``n - ddof`` in ``jnp.var``) is a literal."""
-        if not is_folded(eqn.primitive.name) or not all(isinstance(v, Literal) for v in operands):
-            return None
-        aval = eqn.outvars[0].aval
-        if getattr(aval, "shape", None) != () or any(v.aval.shape for v in operands):  # type: ignore[union-attr]
-            return None
-        params = tuple((k, str(v)) for k, v in eqn.params.items())
-        key = (eqn.primitive.name, params, tuple((repr(v.val), str(v.aval)) for v in operands))  # type: ignore[union-attr]
-        if key not in self.folded:
-            self.folded[key] = folded(eqn.primitive, operands, eqn.params, aval.dtype)
-        return Literal(self.folded[key], aval)
 
     def _append(
         self,

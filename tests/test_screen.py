@@ -13,7 +13,7 @@ import pytest
 
 import fuseplan
 from experiments.workloads import WORKLOADS, get_workload
-from fuseplan import call
+from fuseplan import call, derivative
 from fuseplan.calibrate import described_cpu
 from fuseplan.config import make_options
 from fuseplan.constraints import Constraints
@@ -124,6 +124,35 @@ def test_a_fused_function_is_traced_once(inside, unplanned):
 
     fuseplan.jit(inside(f, device=CPU), device=CPU)(X)
     assert len(traced) == 1
+
+
+def test_the_derivative_of_what_is_handed_over_is_not_planned(monkeypatch):
+    planners = []
+
+    def noted(flat, settings):
+        planners.append(settings.options.planner)
+        return plan_traced(flat, settings.options)
+
+    monkeypatch.setattr(derivative, "planned", noted)
+    f = fuseplan.jit(small, device=CPU)
+    for transform in (jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: lambda x: jax.vjp(f, x)[1](1.0)[0]):
+        np.testing.assert_allclose(transform(f)(X), jax.grad(small)(X), rtol=1e-5, atol=1e-6)
+    assert planners
+    assert set(planners) == {"unfused"}
+    assert f.plan_vjp(X).plan.planner == "solver"
+
+
+def test_a_derivative_with_something_to_gain_is_planned(monkeypatch):
+    planners = []
+    monkeypatch.setattr(
+        derivative,
+        "planned",
+        lambda flat, s: (planners.append(s.options.planner), plan_traced(flat, s.options))[1],
+    )
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    jax.jit(jax.grad(lambda x: fuseplan.jit(of_points, device=CPU)(x).sum())).lower(x)
+    assert planners == ["solver"]
 
 
 def test_options_of_jit_hold_for_what_is_handed_over(unplanned):
