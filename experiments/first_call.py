@@ -1,9 +1,10 @@
-"""``python -m experiments.first_call``: what a first call of ``fuseplan.jit`` takes where there is nothing to gain.
+"""``python -m experiments.first_call``: what a first call takes where no tiled loop can gain.
 
-Each program runs in a process of its own. There, new functions are jitted by ``jax.jit`` and ``fuseplan.jit`` in
-turns with all of JAX's caches cleared before each; a call is over when its results are there. Reported are the
-medians of process CPU time and of wall-clock time, the medians of the ratios within a turn, and the ratio of
-later calls. On a machine that others use, compare the ratios.
+Each program runs in a process of its own. There, new functions are jitted by ``jax.jit`` and ``fuseplan.jit``
+in turns, with all of JAX's caches cleared before each; a call is over when its results are there. Reported
+are the medians of process CPU time and of wall-clock time, the medians of the ratios within a turn, the ratio of
+later calls, and whether XLA counts the same operations and bytes in both compiled programs. On a machine that
+others use, compare the ratios.
 """
 
 from __future__ import annotations
@@ -43,17 +44,15 @@ def main() -> None:
             print(f"| {name} | failed: {done.stderr.strip().splitlines()[-1][:150]} | | | | | |", flush=True)
             continue
         row = json.loads(done.stdout.splitlines()[-1])
-        print(
-            f"| {name} | {row['cpu_s']:.3f} | {row['wall_s']:.3f} | {row['cpu_ratio']:.2f}× | {row['wall_ratio']:.2f}× "
-            f"| {row['warm_ratio']:.2f}× | {'yes' if row['same'] else 'no'} |",
-            flush=True,
-        )
+        seconds = [f"{row[key]:.3f}" for key in ("cpu_s", "wall_s")]
+        ratios = [f"{row[key]:.2f}×" for key in ("cpu_ratio", "wall_ratio", "warm_ratio")]
+        print("|", " | ".join([name, *seconds, *ratios, "yes" if row["same"] else "no"]), "|", flush=True)
 
 
 def measure(build: Callable[[], Any], turns: int) -> dict[str, Any]:
     """The figures of one program: medians over ``turns``."""
     make_options("cpu")  # The CPU is measured once for all programs, and kept in a file.
-    jits = {"jax": jax.jit, "fuseplan": fuseplan.jit}
+    jits: dict[str, Any] = {"jax": jax.jit, "fuseplan": fuseplan.jit}
     seen: dict[str, list[tuple[float, float]]] = {side: [] for side in jits}
     for turn in range(turns + 1):
         for side in sorted(jits, reverse=turn % 2 == 1):

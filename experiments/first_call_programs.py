@@ -1,7 +1,7 @@
-"""Programs of published packages, and four written here, whose first call ``experiments.first_call`` times.
+"""Programs of published packages, and four in plain JAX, whose first call ``experiments.first_call`` times.
 
-Each builder returns a new function and its arguments. The packages are optional: what is not installed is left
-out.
+Each builder returns a new function and its arguments. The packages are optional: programs of those that are
+not installed are left out.
 """
 
 from __future__ import annotations

@@ -7,11 +7,13 @@ import functools
 import time
 import types
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
 
 from costmodel.device import DeviceSpec
+from fuseplan.bodies import bodies
 from fuseplan.call import PlanOf
 from fuseplan.calls import Calls
 from fuseplan.careful import Careful, lower_there
@@ -37,6 +39,7 @@ from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_function
 from fuseplan.results import check_results
+from fuseplan.screen import BUT_BODIES, RUNS_AS_JAX, may_loop_anywhere, runs_as_jax
 from fuseplan.trace import flatten, is_tracing, trace, tracing
 
 if TYPE_CHECKING:
@@ -68,7 +71,8 @@ def jit(
             leaving it to XLA.
         measure: on the first call at each new set of shapes, time the fused program against
             ``jax.jit(f)`` on those very arguments (up to 2 s or one run of each, beside the
-            second compilation), and run the better from then on. A function with side effects
+            second compilation), and run the better from then on. Where both are one program, as on a
+            CPU that can gain nothing by tiled loops, nothing is timed. A function with side effects
             is not timed, and run by ``jax.jit``; on tracers the fused function is used.
         constraints: what must or must not share a kernel, and how large a kernel may be: a
             ``fuseplan.Constraints``. With ``measure=True`` they do not bind ``jax.jit``'s program.
@@ -130,12 +134,18 @@ class JitFused:
         )
         self._choices: Choices | None = None
         if measure:
-            self._choices = Choices(self._name, f, self._jitted, self._reference, jit_options)
+            self._choices = Choices(
+                self._name, f, self._jitted, self._reference, jit_options, self._is_left_to_jax
+            )
 
     @functools.cached_property
     def _options(self) -> Options:
         # Resolved on first use: measuring the CPU takes seconds and may not be needed.
         return make_options(*self._planning)
+
+    def _is_left_to_jax(self, closed: Any) -> bool:
+        """Whether calls of a traced function run ``jax.jit``'s program, unplanned."""
+        return not may_loop_anywhere(flatten(closed), self._options)
 
     def _emitted_for(self, platform: str | None, plan_of: PlanOf) -> Callable[..., Any]:
         f = self._f
@@ -184,13 +194,19 @@ class JitFused:
         return self if instance is None else types.MethodType(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan at the shapes of these arguments: arrays or ``ShapeDtypeStruct``s."""
+        """The plan at the shapes of these arguments: arrays or ``ShapeDtypeStruct``s. On a CPU, a note says
+        so where a call runs ``jax.jit``'s own program."""
         started = time.perf_counter()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
-        return plan_of(flatten(traced.jaxpr), self._options, trace_s)[1]
+        flat = flatten(traced.jaxpr)
+        plan = plan_of(flat, self._options, trace_s)[1]
+        if not runs_as_jax(plan):
+            return plan
+        inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))
+        return replace(plan, notes=(*plan.notes, RUNS_AS_JAX + (BUT_BODIES if inside else "")))
 
     def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
         """How ``jax.grad`` of this function runs it: the plan of both passes, with respect to all

@@ -73,8 +73,17 @@ class Choices:
     """Calls the better of two jitted functions, ``fused`` and ``plain``, which give the same
     results; measures them first at each new set of shapes, dtypes, shardings and statics."""
 
-    def __init__(self, name: str, f: Callable[..., Any], fused: Any, plain: Any, options: dict[str, Any]):
-        self.fused, self.plain = fused, plain
+    def __init__(
+        self,
+        name: str,
+        f: Callable[..., Any],
+        fused: Any,
+        plain: Any,
+        options: dict[str, Any],
+        are_same: Callable[[Any], bool],
+    ) -> None:
+        """``are_same`` says of a jaxpr whether the fused program is the plain one."""
+        self.fused, self.plain, self._are_same = fused, plain, are_same
         self._name = name
         self._calls = Calls(f, options)
         self._kept: dict[Hashable, Callable[..., Any]] = {}
@@ -135,6 +144,8 @@ class Choices:
         traced = self.plain.trace(*args, **kwargs)
         if traced.jaxpr.effects:
             return settle(Measurement("plain", "it has side effects, so it is run once, by jax.jit"))
+        if self._are_same(traced.jaxpr):
+            return settle(Measurement("plain", "no tiled loop could gain, so the two are one program"))
         if jax.process_count() > 1:
             return settle(Measurement("plain", "several processes must agree, so it is not timed"))
         dynamic = self._calls.split(args, kwargs)[1:]

@@ -26,6 +26,11 @@ from fuseplan.plan import Plan
 from fuseplan.planners import decides_nothing, is_built_in
 from fuseplan.trace import Flat
 
+RUNS_AS_JAX = (
+    "a call runs jax.jit's own program: no tiled loop gains here, and XLA groups the rest as it likes"
+)
+BUT_BODIES = "; bodies of loops and branches are planned by themselves"
+
 
 def is_screened(options: Options) -> bool:
     """Whether plans under ``options`` hold no other tiled loops than those that are offered, and nothing

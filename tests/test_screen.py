@@ -18,7 +18,7 @@ from fuseplan.calibrate import described_cpu
 from fuseplan.config import make_options
 from fuseplan.constraints import Constraints
 from fuseplan.planner import plan_traced
-from fuseplan.screen import is_screened, may_loop
+from fuseplan.screen import BUT_BODIES, RUNS_AS_JAX, is_screened, may_loop
 from fuseplan.trace import trace
 from tests import random_programs
 
@@ -181,6 +181,27 @@ def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
     f = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
     fuseplan.jit(f, device=CPU).lower(x)
     assert [any(e.primitive.name == "scan" for e in flat.equations) for flat in asked] == [False]
+
+
+def test_a_plan_says_where_the_call_runs_another_program():
+    assert any(note == RUNS_AS_JAX for note in fuseplan.jit(jnp.sin, device=CPU).plan(X).notes)
+    assert not any(
+        note.startswith(RUNS_AS_JAX) for note in fuseplan.jit(jnp.sin, device="h200").plan(X).notes
+    )
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    scanned = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
+    assert RUNS_AS_JAX + BUT_BODIES in fuseplan.jit(scanned, device=CPU).plan(x).notes
+    plan = fuseplan.jit(of_points, device=CPU).plan(x)
+    assert has_loops(plan)
+    assert not any(note.startswith(RUNS_AS_JAX) for note in plan.notes)
+
+
+def test_two_programs_that_are_one_are_not_timed(unplanned):
+    f = fuseplan.jit(small, device=CPU, measure=True)
+    np.testing.assert_array_equal(f(X), jax.jit(small)(X))
+    found = f.measured(X)
+    assert (found.kept, found.fused_ms, found.plain_ms) == ("plain", None, None)
 
 
 def test_what_asks_for_more_than_offers_is_planned():
