@@ -2,9 +2,9 @@
 
 Each program runs in a process of its own. There, new functions are jitted by ``jax.jit`` and ``fuseplan.jit``
 in turns, with all of JAX's caches cleared before each; a call is over when its results are there. Reported
-are the medians of process CPU time and of wall-clock time, the medians of the ratios within a turn, the ratio of
-later calls, and whether XLA counts the same operations and bytes in both compiled programs. On a machine that
-others use, compare the ratios.
+are the medians of process CPU time and of wall-clock time, the medians of the ratios within a turn, the ratio
+of later calls, and whether XLA counts the same operations and bytes in both compiled programs. On a machine
+that others use, compare the ratios.
 """
 
 from __future__ import annotations
