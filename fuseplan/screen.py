@@ -51,12 +51,13 @@ def may_loop(flat: Flat, options: Options) -> bool:
     if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
         return False
     lowered = lower(flat)
-    lowered = by_columns(lowered, min_bytes) or lowered
-    if not may_keep(lowered.graph, min_bytes):
+    columns = by_columns(lowered, min_bytes)
+    programs = [columns or lowered, *([lowered] if columns else [])]  # Either may be planned.
+    if not any(may_keep(program.graph, min_bytes) for program in programs):
         return False
-    if has_offers(lowered, options.device):
+    if any(has_offers(program, options.device) for program in programs):
         return True
-    again = recompute(lowered, min_bytes) if options.features.recompute else None
+    again = recompute(programs[0], min_bytes) if options.features.recompute else None
     return again is not None and has_offers(again, options.device)
 
 
