@@ -2,15 +2,16 @@
 
 Trusted, because they are the definition of the search space or of the cost: the rules
 (``fuseplan.legality``, ``fuseplan.residency``), the scheduler's price of a group, the floor
-(``costmodel.floor``), which edges a group may cross and what lies between components
+(``costmodel.floor``, ``costmodel.floors``), which edges a group may cross and what lies between components
 (``fuseplan.partition``), and that components of equal structure are equal (``fuseplan.signature``).
 Everything else is done here anew, and nothing of the planners or the solver is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from fuseplan.partition import Component, component_key, components, crossable_edges
 from fuseplan.pricing import Nodes, Price, PriceBook
@@ -20,6 +21,10 @@ from fuseplan.verify_groups import Groups
 
 MAX_GROUPS = 1_000_000
 """Groups of one component that are looked at: some minutes."""
+
+
+_AT_ONCE = 1_000
+"""Groups whose floors are computed together."""
 
 
 class RefutedError(Exception):
@@ -131,12 +136,11 @@ class _Verifier:
         gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
         near: list[int] = []
         groups = Groups(claim.component, self._book)
-        for count, mask in enumerate(groups, 1):
+        for count, (mask, least_ps) in enumerate(self._with_floors(groups), 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
             inside = groups.members(mask)
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
-            least_ps = self._book.least(inside)
             if least_ps < worth + max(gap, room, 0):
                 cost_ps = self._cost(inside) if groups.fits(mask) else None
                 if cost_ps is None:
@@ -154,6 +158,16 @@ class _Verifier:
             self._near[claim.key] = near
             self._check_covers([claim], bound_ps)
         return near
+
+    def _with_floors(self, groups: Groups) -> Iterator[tuple[int, int]]:
+        """Each group with picoseconds that it takes at least, many at once."""
+        floors = self._book.floors([(n,) for n in groups.nodes])
+        every = iter(groups)
+        while some := list(islice(every, _AT_ONCE)):
+            if floors is None:
+                yield from ((mask, self._book.least(groups.members(mask))) for mask in some)
+            else:
+                yield from zip(some, (least_ps for least_ps, _ in floors.one_kernel(some)), strict=True)
 
     def _check_covers(self, claims: list[_Claim], bound_ps: int) -> None:
         """Make sure that the components together have no plan below ``bound_ps``."""

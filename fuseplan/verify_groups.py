@@ -175,34 +175,43 @@ class _Monotone:
 
     def refuses(self, mask: int) -> bool:
         """Whether the set is refused."""
-        known = self._known.get(mask)
-        if known is None:
-            known = self._known[mask] = self._found(mask)
-            if known and not self.follows(mask) and len(self._refused) < _LEARNT:
-                self._refused.append(self._least(0, 0, mask))
-            elif not known and self._learns_allowed:
-                self._allowed = [mask, *(other for other in self._allowed if other & ~mask)][:_LEARNT]
-        return known
+        if mask not in self._known:
+            told = self._inferred(mask)
+            self._known[mask] = self._learnt(mask) if told is None else told
+        return self._known[mask]
 
     def follows(self, mask: int) -> bool:
+        """Whether the set is known to be refused; nothing is asked."""
         # Asked of every group: faster than any().
         for small in self._refused:  # noqa: SIM110
             if not small & ~mask:
                 return True
         return False
 
-    def _found(self, mask: int) -> bool:
+    def _inferred(self, mask: int) -> bool | None:
         if self.follows(mask):
             return True
         for large in self._allowed:
             if not mask & ~large:
                 return False
-        return self._ask(mask)
+        return None
+
+    def _learnt(self, mask: int) -> bool:
+        refused = self._ask(mask)
+        if refused and len(self._refused) < _LEARNT:
+            self._refused.append(self._least(0, 0, mask))
+        elif not refused and self._learns_allowed:
+            self._allowed = [mask, *(other for other in self._allowed if other & ~mask)][:_LEARNT]
+        return refused
+
+    def _is_refused(self, mask: int) -> bool:
+        told = self._inferred(mask)
+        return self._ask(mask) if told is None else told
 
     def _least(self, base: int, added: int, rest: int) -> int:
         """What of ``rest`` is refused together with ``base``, and nothing of it can be left out; ``added``
         is what was last put into ``base`` (Junker, "QuickXplain", AAAI 2004)."""
-        if added and self._found(base):
+        if added and self._is_refused(base):
             return 0
         if not rest & (rest - 1):
             return rest

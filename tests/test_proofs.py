@@ -1,7 +1,7 @@
-"""Proofs of the named workloads hold, from their files: a share of what ``experiments.verify_all`` checks.
+"""Bounds of the named workloads hold, from their files: a share of what ``experiments.verify_all`` checks.
 
 Each pair of a workload and a device is in one of the shares. Two of them run on each Python, so that the
-oldest and the newest JAX check different plans, and those below on both.
+oldest and the newest JAX check different plans, and those of ``ON_BOTH`` on both.
 """
 
 import sys
@@ -23,11 +23,14 @@ MINE = (0, 1) if OLDEST else (2, 3)
 ON_BOTH = {
     "gpt2_block_grad": ("h200", "tpu_v5e"),
     "layernorm_grad": ("h200", "tpu_v5e", "cpu"),
+    "linear_cross_entropy_grad": ("tpu_v5e",),
+    "equinox_mlp_train": ("tpu_v6e", "cpu"),
+    "shallow_water": ("h200",),
     "grouped_attention": ("cpu", "h200"),
     "window_attention": ("cpu",),
     "causal_attention_grad": ("h200", "h200:mosaic_gpu", "tpu_v6e"),
 }
-"""The README's own example, sums in two steps, free operations at the end of a loop, masks."""
+"""Copies beside sums in two steps, free operations at the end of a loop, masks; some that take long."""
 
 
 def devices_of(name: str) -> list[str]:
@@ -48,7 +51,6 @@ def test_proofs_are_verified_from_their_files(name):
         spec = described_cpu() if device == "cpu" else get_device(device)
         found = verify_one(lowered(name), spec)
         assert found["result"] == VERIFIED, (device, found)
-        assert found["claims"] == "OPTIMAL", (device, found)
 
 
 def test_every_pair_is_in_one_share():
