@@ -6,29 +6,34 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import effects as _effects
 from jax._src import source_info_util as _source_info_util
+from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax.lax import optimization_barrier_p
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
-from jax.interpreters import partial_eval as _pe
 
 __all__ = [
     "all_unspecified",
+    "as_compiled",
     "axis_effects",
+    "can_carry",
     "closed",
     "eval_jaxpr",
     "interpret_gpu",
     "is_eager",
+    "is_high",
     "load_gmem",
     "optimization_barrier_p",
     "register_dead_code",
+    "register_low",
     "same_in_all_shards",
     "scope_names",
     "source_line",
@@ -86,6 +91,56 @@ def closed(jaxpr: Any) -> jex_core.ClosedJaxpr:
     return jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
 
 
+def is_high(types: Any) -> bool:
+    """Whether an abstract value, or a jaxpr, has types or operations that JAX lowers to others before it
+    compiles them (``jax_remat3``, ``jax_custom_vjp3``, types that users define).
+
+    ``jax.extend`` has no name for the property.
+    """
+    return bool(getattr(types, "is_high", False))
+
+
+def as_compiled(closed: jex_core.ClosedJaxpr) -> tuple[jex_core.Jaxpr, Sequence[Any]]:
+    """The jaxpr that ``jax.jit`` compiles of a traced one, and its constants: in low-level types, and
+    without what each primitive's own rule calls dead code.
+
+    Such a rule may put another computation in an equation's place: where nobody reads the residuals of
+    ``custom_vjp(..., optimize_remat=True)``, the function stands for its forward rule. ``jax.jit`` takes
+    both steps in private functions. A jaxpr that has neither is returned as it is.
+    """
+    if is_high(closed.jaxpr):
+        closed = _partial_eval.lower_jaxpr2(closed)  # type: ignore[no-untyped-call]
+    jaxpr = closed.jaxpr
+    live, _ = _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
+    is_same = [id(eqn) for eqn in live.eqns] == [id(eqn) for eqn in jaxpr.eqns]
+    return jaxpr if is_same else live, closed.consts
+
+
+def register_low(
+    primitive: jex_core.Primitive, rule: Callable[..., Any], is_high: Callable[..., bool] | None = None
+) -> None:
+    """Let ``rule``, of an equation's operands and parameters, compute its results where JAX lowers high-level
+    types; ``is_high``, of its operands' avals and its parameters, says whether it has such. By default an
+    equation has if a jaxpr among its parameters has.
+
+    ``jax.extend`` has no way to register the rule.
+    """
+    primitive.to_lojax = rule  # type: ignore[method-assign]
+    if is_high is not None:
+        primitive.is_high = is_high  # type: ignore[method-assign]
+
+
+def can_carry(effects: Iterable[Any]) -> bool:
+    """Whether an equation that stands for a program can have the program's effects.
+
+    It can have those that JAX lowers where the equation stands (prints, callbacks, named axes). It cannot
+    have those on references to arrays from outside: JAX turns these into values in the whole program,
+    before anything is lowered. ``jax.extend`` has no name for effects.
+    """
+    inner = _core.InternalMutableArrayEffect
+    return all(_effects.lowerable_effects.contains(e) or isinstance(e, inner) for e in effects)
+
+
 def axis_effects(effects: Any, name: Any = None) -> frozenset[Any]:
     """Those of a jaxpr's effects that only say which named axis a collective is over; with ``name``,
     those that say it is that one.
@@ -110,7 +165,7 @@ def register_dead_code(primitive: jex_core.Primitive, rule: Callable[[Sequence[b
 
     From JAX 0.11 on, such rules are also told which inputs are live.
     """
-    _pe.dce_rules[primitive] = lambda used, *more: rule(used, more[-1])
+    _partial_eval.dce_rules[primitive] = lambda used, *more: rule(used, more[-1])
 
 
 def varying_axes(aval: Any) -> frozenset[Any]:

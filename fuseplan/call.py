@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import batching, mlir
+from jax import lax
+from jax.interpreters import ad, batching, mlir
 
 from fuseplan import _compat
 from fuseplan.bodies import Fuse, with_planned_bodies
@@ -45,6 +46,14 @@ class Settings(NamedTuple):
     plan_of: PlanOf = plan_traced
 
 
+def _as_weak_as(aval: Any, x: Any) -> Any:
+    """``x`` with the weak type that ``aval`` has or lacks: kernels have results of plain dtypes."""
+    weak = getattr(aval, "weak_type", False)
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    return lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
+
+
 @dataclass(eq=False)
 class Call:
     """What a fused equation computes, of flat arrays.
@@ -66,7 +75,9 @@ class Call:
     n_args: int
     """How many arguments there are before the hints."""
     jaxpr: Any
-    """What it was traced from, for JAX to find meshes and shardings in."""
+    """What it was traced from, for JAX to find meshes, shardings and high-level types in."""
+    low: Any
+    """The same in JAX's low-level types."""
     batches_by_rule: bool = False
     plain: Callable[..., Sequence[Any]] | None = None
     """The function from arguments to results, by JAX's own operations; None if there is no more."""
@@ -87,17 +98,24 @@ class Call:
         """The results, on arrays or tracers, as one equation."""
         return fused_p.bind(*flat, call=self, jaxpr=self.jaxpr)
 
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether it does more than to compute its results."""
+        return not self.effects <= _compat.axis_effects(self.effects)
+
     @functools.cached_property
     def run(self) -> FlatFunction:
         """By the kernels of its plan."""
-        return self.make()
+        made, avals = self.make(), self.out_avals
+        return lambda *flat: [_as_weak_as(aval, x) for x, aval in zip(made(*flat), avals, strict=True)]
 
     def base(self, flat: Sequence[Any]) -> Call:
-        """The call without hints and what is kept, at arguments like these."""
+        """The call without hints and what is kept, at arguments (or their avals) like these."""
         if self.plain is None:
             return self
         if self.bare is None:
-            self.bare = closed_call(self.plain, [jax.typeof(x) for x in flat[: self.n_args]], self.settings)
+            avals = [x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x) for x in flat]
+            self.bare = closed_call(self.plain, avals[: self.n_args], self.settings)
             assert self.bare is not None, "the call of both passes closes over no tracer"
         return self.bare
 
@@ -121,6 +139,12 @@ def planned(flat: Flat, settings: Settings) -> tuple[Lowered, Plan]:
     return settings.plan_of(flat, options)
 
 
+def can_be_equation(traced: Traced) -> bool:
+    """Whether one equation, of arrays and tokens alone, can stand for the traced function."""
+    types = [v.aval for v in (*traced.jaxpr.invars, *traced.jaxpr.outvars)]
+    return _compat.can_carry(traced.jaxpr.effects) and not any(map(_compat.is_high, types))
+
+
 def call_of(traced: Traced, settings: Settings) -> Call:
     """The call of a traced function; its arguments are the function's constants and arguments."""
     shared = replace(traced, consts=())  # JAX's own tracers may be among them
@@ -130,15 +154,20 @@ def call_of(traced: Traced, settings: Settings) -> Call:
     def evaluate(*flat: Any) -> Any:
         return shared.evaluate(*flat)
 
+    @jax.jit
+    def evaluate_low(*flat: Any) -> Any:
+        return shared.evaluate_low(*flat)
+
     return Call(
         settings,
         tuple(v.aval for v in traced.jaxpr.outvars),
-        _compat.axis_effects(traced.jaxpr.effects),
+        frozenset(traced.jaxpr.effects),
         evaluate,
-        reach_of(shared),
-        maker_of(shared, settings, evaluate),
+        shared.reaches,
+        maker_of(shared, settings, evaluate if traced.low is traced.jaxpr else evaluate_low),
         len(traced.inputs),
         traced.jaxpr,
+        traced.low,
         traced.batches_by_rule,
     )
 
@@ -217,6 +246,9 @@ def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
     return list(call.out_avals), set(call.effects)
 
 
+_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, call=call, jaxpr=call.low))
+
+
 # In place: shard_map cannot be compiled in a function of its own.
 mlir.register_lowering(
     fused_p,
@@ -262,6 +294,31 @@ def with_axis(
     return lambda *flat: vmapped(jnp.zeros(axis.size), *flat)
 
 
+def _transposed(cotangents: Any, *flat: Any, call: Call, jaxpr: Any) -> Any:
+    """The cotangents of the operands that the call is linear in (``jax.linear_transpose``)."""
+    linear = [i for i, x in enumerate(flat) if ad.is_undefined_primal(x)]
+    moved = [j for j, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
+    avals = [flat[i].aval for i in linear]
+    known = [x for x in flat if not ad.is_undefined_primal(x)]
+
+    def back(*arrays: Any) -> Any:
+        def f(*some: Any) -> list[Any]:
+            rest, ours = iter(arrays), iter(some)
+            filled = [next(ours) if ad.is_undefined_primal(x) else next(rest) for x in flat]
+            outs = call.evaluate(*filled)
+            return [outs[j] for j in moved]
+
+        return list(jax.linear_transpose(f, *avals)(list(arrays[len(known) :])))
+
+    arrays = [*known, *(cotangents[j] for j in moved)]
+    new = closed_call(back, [jax.typeof(x) for x in arrays], call.settings._replace(derived=True))
+    results = iter(back(*arrays) if new is None else new.bind(*arrays))
+    return [next(results) if ad.is_undefined_primal(x) else None for x in flat]
+
+
+ad.primitive_transposes[fused_p] = _transposed
+
+
 def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> Any:
     return batched(call, axis, dims, flat)
 
@@ -272,11 +329,12 @@ batching.fancy_primitive_batchers[fused_p] = _batching_rule
 def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
     """What nobody reads is not kept (``jax.checkpoint``'s pass forward, forward mode)."""
     call, n_inputs = eqn.params["call"], len(eqn.invars)
-    if not any(used):
+    if not any(used) and not call.has_side_effects:
         return [False] * n_inputs, None
     n, m = call.n_args, call.n_results
-    if call.bare is not None and m < len(used) and not any(used[m:]):
-        params = {"call": call.bare, "jaxpr": call.bare.jaxpr}
+    if call.plain is not None and m < len(used) and not any(used[m:]):
+        bare = call.base([v.aval for v in eqn.invars])
+        params = {"call": bare, "jaxpr": bare.jaxpr}
         eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params=params)
         return [i < n for i in range(n_inputs)], eqn
     return [True] * n_inputs, eqn

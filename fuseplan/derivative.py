@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad
 
+from fuseplan import _compat
 from fuseplan.call import (
     Call,
     Settings,
@@ -35,7 +36,7 @@ from fuseplan.halves import Halves, await_cotangents, halves
 from fuseplan.linear import Linear, linear_p, moves
 from fuseplan.runtime import Part, evaluator
 from fuseplan.screen import may_loop_anywhere
-from fuseplan.trace import Equation, Traced, trace
+from fuseplan.trace import Equation, Literal, Traced, trace
 
 
 class Derivative:
@@ -53,6 +54,7 @@ class Derivative:
         """Which results have a tangent."""
         self.tangents = [avals[i].to_tangent_aval() for i in moving]
         self.out_tangents = [call.out_avals[j].to_tangent_aval() for j in self.moved]
+        self.cotangents = [call.out_avals[j].to_ct_aval() for j in self.moved]
 
     def pull(self, *flat: Any, results: tuple[int, ...]) -> Any:
         """From arguments and cotangents of some results to cotangents of ``moving``."""
@@ -64,6 +66,18 @@ class Derivative:
         n = len(self.avals)
         f, moving = self._of_moving(flat[:n], self.moved)
         return jax.jvp(f, moving, list(flat[n:]), has_aux=True)[1]
+
+    def unplanned(self, flat: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        """The results and the tangents of ``moved``, by JAX's own operations: JAX knows in which pass a
+        side effect belongs."""
+        f, moving = self._of_moving(flat, self.moved)
+        _, moved, results = jax.jvp(f, moving, list(tangents), has_aux=True)
+        return results, moved
+
+    def _results(self, *flat: Any) -> Any:
+        """What the pass forward computes: by the forward rules of the user's ``custom_vjp``, where there
+        are some. It is differentiated as such, which a function with such a rule cannot always be."""
+        return self._vjp(flat, self.moved)[0]
 
     def _both(self, *flat: Any) -> Any:
         n = len(self.avals)
@@ -91,7 +105,7 @@ class Derivative:
     def halves(self) -> tuple[Halves, Traced] | None:
         """The planned passes, and the program of both; None where JAX has no pass back."""
         try:
-            traced = trace(self._both, *self.avals, *self.out_tangents)
+            traced = trace(self._both, *self.avals, *self.cotangents)
         except Exception:  # a loop of unknown length, say: JAX says so when a pass back is asked for
             return None
         if holds_tracer(traced):
@@ -116,21 +130,24 @@ class Derivative:
             return self.call
         cut, _ = self.halves
         kept = [cut.lowered.avals[v] for v in cut.kept]
-        forward = self._part(cut.forward, len(self.avals), self.call.evaluate, self.call.out_avals, kept)
-        return replace(forward, bare=self.call)
+        return self._part(cut.forward, len(self.avals), self._results, self.call.out_avals, kept)
 
     def hints(self, results: Sequence[Any]) -> list[Any]:
         """Those of the results of ``forward`` that the pass back reads."""
         if self.halves is None:
             return []
         cut, _ = self.halves
-        value = dict(zip(cut.forward.outputs, results, strict=True))
+        pairs = zip(cut.forward.outputs, results, strict=True)
+        value = {v: result for v, result in pairs if not isinstance(v, Literal)}
         return [value[v] for v in cut.hints]
 
     @functools.cached_property
     def linear(self) -> Linear:
         """From arguments, hints, and tangents of ``moving`` to tangents of ``moved``."""
-        return Linear(self.call.effects, len(self.moving), self.out_tangents, self._push, self._transpose)
+        high = _compat.is_high(self.call.jaxpr)
+        return Linear(
+            self.call.effects, len(self.moving), self.out_tangents, self._push, self._transpose, high
+        )
 
     def _push(self, *flat: Any) -> Any:
         n, split = len(self.avals), len(flat) - len(self.moving)
@@ -148,11 +165,13 @@ class Derivative:
         """The call from arguments, cotangents of some ``results``, and hints to cotangents of
         ``moving``; None if it closes over a tracer."""
         back = functools.partial(self.pull, results=results)
-        cotangents = [self.call.out_avals[j].to_tangent_aval() for j in results]
+        cotangents = [self.call.out_avals[j].to_ct_aval() for j in results]
         if self.halves is None or results != self.moved:
             return self._aided(back, cotangents)
-        n_args = len(self.avals) + len(cotangents)
-        return self._part(self.halves[0].back, n_args, back, self.tangents)
+        cut, traced = self.halves
+        # Not those of ``tangents``: a rule of the user's may give a cotangent of another dtype.
+        out_avals = [v.aval for v in traced.jaxpr.outvars[len(self.call.out_avals) :]]
+        return self._part(cut.back, len(self.avals) + len(cotangents), back, out_avals)
 
     def _part(
         self,
@@ -174,6 +193,7 @@ class Derivative:
             lambda: runner_of(cut.lowered, cut.plan, settings, part),
             n_args + len(traced.consts),
             traced.jaxpr,
+            traced.low,
             traced.batches_by_rule,
             plain,
             n_results=len(results),
@@ -230,7 +250,10 @@ def _by_rule(call: Call) -> Call:
     def evaluate(*flat: Any) -> Any:
         return [*plain(*flat[: call.n_args]), *(jnp.zeros(aval.shape, aval.dtype) for aval in kept)]
 
-    return replace(call, evaluate=evaluate)
+    def reaches(marks: Sequence[bool]) -> list[bool]:
+        return [any(marks)] * call.n_results + [False] * len(kept)
+
+    return replace(call, evaluate=evaluate, reaches=reaches)
 
 
 def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
@@ -248,7 +271,8 @@ def plan_passes(traced: Traced, options: Options) -> Halves | None:
 
 
 def _varies(aval: Any) -> bool:
-    return jnp.issubdtype(aval.dtype, jnp.inexact)
+    dtype = getattr(aval, "dtype", None)  # a token has none
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
 def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Derivative:
@@ -264,11 +288,13 @@ def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[
     still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
     if not moving:
         return call.bind(*flat), still
-    base = call.base(args)
+    base, some = call.base(args), [tangents[i] for i in moving]
     derivative = _derivative(base, args, moving)
-    results = derivative.forward.bind(*args)
-    some = [tangents[i] for i in moving]
-    moved = linear_p.bind(*args, *derivative.hints(results), *some, linear=derivative.linear)
+    if call.has_side_effects:
+        results, moved = derivative.unplanned(args, some)
+    else:
+        results = derivative.forward.bind(*args)
+        moved = linear_p.bind(*args, *derivative.hints(results), *some, linear=derivative.linear)
     results = results[: len(base.out_avals)]
     if len(call.out_avals) > len(results):
         results = [*results, *call.bind(*flat)[len(results) :]]

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jax.interpreters import ad
 
-from fuseplan.call import PlanOf, Settings, call_of, fused_p
+from fuseplan.call import PlanOf, Settings, call_of, can_be_equation, fused_p
 from fuseplan.config import Options
 from fuseplan.derivative import differentiate
 from fuseplan.planner import plan_traced
@@ -32,8 +32,9 @@ def fuse(
     """Evaluate ``f`` on tracers by the kernels of its plan.
 
     Arguments without a tracer in them are static: ``f`` gets them as they are. With symbolic
-    shapes (``jax.export``) there is nothing to plan, and ``f`` is traced as it is. ``plan_of`` makes
-    the plans, by default ``plan_traced``.
+    shapes (``jax.export``) there is nothing to plan, and ``f`` is traced as it is; so it is where it
+    writes to references (``jax.new_ref``) from outside, or takes or returns a type that is no array.
+    ``plan_of`` makes the plans, by default ``plan_traced``.
     """
     dynamic, rebuild = _split(args, kwargs)
     symbolic = any(not isinstance(n, int) for a in dynamic for n in getattr(a, "shape", ()))
@@ -45,9 +46,9 @@ def fuse(
         return f(*inner_args, **inner_kwargs)
 
     traced = trace(flat_f, *dynamic)
-    call = call_of(traced, Settings(options, platform, plan_of=plan_of))
-    # An equation would hide effects from JAX: their kernels are traced as they are.
-    bind = call.bind if traced.jaxpr.effects <= call.effects else call.run
+    bind = traced.evaluate
+    if can_be_equation(traced):
+        bind = call_of(traced, Settings(options, platform, plan_of=plan_of)).bind
     return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *dynamic))
 
 

@@ -31,6 +31,9 @@ class Linear:
     """From what is known, and the places and cotangents of some results, to the cotangents of all
     tangents that go in."""
 
+    is_high: bool = False
+    """Whether the derivative is of a function of high-level types."""
+
     def __repr__(self) -> str:
         return f"{self.n_tangents} tangents to {len(self.out_avals)}"
 
@@ -52,6 +55,11 @@ def _shapes(*_: Any, linear: Linear) -> Any:
 
 mlir.register_lowering(
     linear_p, mlir.lower_fun(lambda *flat, linear: linear.push(*flat), multiple_results=True), cacheable=False
+)
+
+
+_compat.register_low(
+    linear_p, lambda *flat, linear: linear.push(*flat), lambda *avals, linear: linear.is_high
 )
 
 
@@ -107,6 +115,7 @@ def _batching_rule(axis: Any, flat: Any, dims: Any, *, linear: Linear) -> Any:
         [_compat.with_leading(aval, size, mesh_axis) for aval in linear.out_avals],
         with_axis(linear.push, axis, [*inner, *[0] * len(tangents)], [0] * len(linear.out_avals)),
         transpose,
+        linear.is_high,
     )
     return linear_p.bind(*known, *tangents, linear=new), [0] * len(linear.out_avals)
 

@@ -83,7 +83,10 @@ class Equation:
 
 def _is_split(aval: Any) -> bool:
     sharding = getattr(aval, "sharding", None)
-    return sharding is not None and any(axes is not None for axes in sharding.spec)
+    if sharding is None:
+        return False
+    spec = sharding.spec
+    return bool(spec.unreduced or spec.reduced) or any(axes is not None for axes in spec.partitions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +107,50 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Traced(Flat):
-    """A function at given shapes."""
+    """A function at given shapes: its equations as JAX compiles it, its jaxpr as JAX transforms it."""
 
     jaxpr: jex_core.Jaxpr
-    """What was flattened: custom derivatives, ``checkpoint`` and batching rules are in it."""
+    """As it was traced: custom derivatives, ``checkpoint``, batching rules and high-level types are in it."""
+    low: jex_core.Jaxpr
+    """What the equations are of: ``jaxpr`` in JAX's low-level types, without dead code."""
     constants: tuple[int, ...]
     """For each constant of ``jaxpr``, its place among the function's."""
+    low_constants: tuple[int, ...]
+    """The same of ``low``."""
 
     def evaluate(self, *flat: Any) -> list[Any]:
         """JAX's own evaluation, of the constants followed by the arguments: with every custom
         rule, so it is what a fused function is differentiated and batched by."""
-        n_consts = len(self.inputs) - len(self.jaxpr.invars)
-        return _compat.eval_jaxpr(self.jaxpr, [flat[i] for i in self.constants], *flat[n_consts:])
+        return self._evaluate(self.jaxpr, self.constants, flat)
+
+    def evaluate_low(self, *flat: Any) -> list[Any]:
+        """The same as JAX compiles it, not to be differentiated or batched."""
+        return self._evaluate(self.low, self.low_constants, flat)
+
+    def _evaluate(self, jaxpr: jex_core.Jaxpr, constants: Sequence[int], flat: Sequence[Any]) -> list[Any]:
+        n_consts = len(self.inputs) - len(jaxpr.invars)
+        return _compat.eval_jaxpr(jaxpr, [flat[i] for i in constants], *flat[n_consts:])
+
+    def reaches(self, marks: Sequence[bool]) -> list[bool]:
+        """Which results of ``evaluate`` depend on one of the marked constants and arguments.
+
+        The equations may say less: a rule of dead code can put a computation of fewer arguments in
+        another's place.
+        """
+        flat = _Flattener()
+        arguments = [flat.new(v.aval) for v in self.jaxpr.invars]
+        stand_ins = [object() for _ in self.jaxpr.constvars]
+        outputs = flat.run(self.jaxpr, tuple(stand_ins), arguments)
+        inputs = [flat.constants[id(value)][0] for value in stand_ins]
+        marked = [marks[place] for place in self.constants]
+        n_consts = len(marks) - len(arguments)
+        return depends_on(flat.equations, [*inputs, *arguments], outputs, [*marked, *marks[n_consts:]])
 
     @property
     def batches_by_rule(self) -> bool:
-        """Whether a batching rule of the user's own was inlined: the equations do not show it."""
-        return _calls(self.jaxpr, "custom_vmap_call")
+        """Whether a batching rule was inlined or lowered that the equations do not show: of the user's own
+        (``custom_vmap``), or of a high-level type."""
+        return _compat.is_high(self.jaxpr) or _calls(self.jaxpr, "custom_vmap_call")
 
 
 _state = threading.local()
@@ -161,8 +191,11 @@ def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
 def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
     """Inline nested calls of a closed jaxpr, and drop equations nobody needs."""
     flat = _Flattener()
-    arguments = [flat.new(v.aval) for v in closed.jaxpr.invars]
-    outputs = flat.run(closed.jaxpr, tuple(closed.consts), arguments)
+    low, consts = _compat.as_compiled(closed)
+    arguments = [flat.new(v.aval) for v in low.invars]
+    outputs = flat.run(low, tuple(consts), arguments)
+    for value, var in zip(closed.consts, closed.jaxpr.constvars, strict=True):
+        flat.constant(value, var.aval)
     equations = live(flat.equations, outputs)
     constants = flat.constants.values()
     place = {key: i for i, key in enumerate(flat.constants)}
@@ -174,7 +207,9 @@ def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
         tuple(value for _, value in constants),
         out_tree,
         closed.jaxpr,
+        low,
         tuple([place[id(value)] for value in closed.consts]),
+        tuple([place[id(value)] for value in consts]),
     )
 
 
@@ -237,8 +272,8 @@ class _Flattener:
                 results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
                 self._append(eqn, operands, results, frames, scope)
             else:
-                if eqn.params.get("differentiated") and eqn.params.get("prevent_cse"):
-                    operands = self._barrier(operands, frames, scope)
+                if eqn.params.get("differentiated"):
+                    operands = self._barrier(operands, eqn.params["prevent_cse"], frames, scope)
                 body, body_consts = inner
                 results = self.run(body, body_consts, operands, frames, scope)
             env.update(zip(eqn.outvars, results, strict=True))
@@ -268,12 +303,19 @@ class _Flattener:
         )
 
     def _barrier(
-        self, operands: list[Operand], frames: tuple[Any, ...], scope: tuple[str, ...]
+        self,
+        operands: list[Operand],
+        prevent_cse: bool | tuple[bool, ...],
+        frames: tuple[Any, ...],
+        scope: tuple[str, ...],
     ) -> list[Operand]:
         """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
         JAX does: without it XLA would merge the two and keep the memory that
-        ``checkpoint`` was asked to give back."""
-        arrays = [(i, v) for i, v in enumerate(operands) if not isinstance(v, Literal)]
+        ``checkpoint`` was asked to give back. ``prevent_cse`` says which operands it is asked for."""
+        chosen = prevent_cse if isinstance(prevent_cse, tuple) else (prevent_cse,) * len(operands)
+        arrays = [(i, v) for i, v in enumerate(operands) if chosen[i] and not isinstance(v, Literal)]
+        if not arrays:
+            return operands
         results = [self.new(self.avals[v]) for _, v in arrays]
         avals = tuple(self.avals[v] for _, v in arrays)
         numbers = tuple(v for _, v in arrays)

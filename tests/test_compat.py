@@ -121,3 +121,56 @@ def test_closed_jaxprs_stay_as_they_are():
     closed = traced()
     assert _compat.closed(closed) is closed
     assert _compat.closed(closed.jaxpr).jaxpr is closed.jaxpr
+
+
+def test_a_jaxpr_as_it_is_compiled_is_without_dead_code():
+    @jax.custom_vjp
+    def f(x):
+        return jnp.sin(x)
+
+    f.defvjp(lambda x: (jnp.cos(x), x), lambda x, g: (g,), optimize_remat=True)
+    table = jnp.arange(3.0)
+    closed = jax.make_jaxpr(lambda x, unused: (jax.vjp(f, x)[0], jnp.exp(x), table)[::2])(table + 1, 2.0)
+    low, consts = _compat.as_compiled(closed)
+    assert "sin" in str(low)
+    assert "cos" not in str(low)
+    assert "exp" not in str(low)
+    assert (len(low.invars), len(low.outvars)) == (2, 2)
+    assert len(consts) == len(low.constvars) == 1
+
+
+def test_high_level_types_are_lowered_by_rule():
+    plain = jax.make_jaxpr(jnp.sin)(1.0)
+    assert not _compat.is_high(plain.jaxpr)
+    assert not _compat.is_high(jax.typeof(1.0))
+    assert _compat.as_compiled(plain)[0] is plain.jaxpr
+    primitive = jax.extend.core.Primitive("pair_in_high_types")
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(lambda x, high: [x, x])
+    rule = lambda x, high: [x, jnp.cos(x)]  # noqa: E731
+    _compat.register_low(primitive, rule, lambda aval, high: high)
+    low = jax.make_jaxpr(lambda x: primitive.bind(x, high=False))(1.0)
+    assert not _compat.is_high(low.jaxpr)
+    closed = jax.make_jaxpr(lambda x: primitive.bind(x, high=True))(1.0)
+    assert _compat.is_high(closed.jaxpr)
+    jaxpr, _ = _compat.as_compiled(closed)
+    assert not _compat.is_high(jaxpr)
+    assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["cos"]
+
+
+def test_effects_that_an_equation_can_carry():
+    def prints(x):
+        jax.debug.callback(lambda y: None, x, ordered=True)
+        return jax.lax.psum(x, "i")
+
+    def writes(ref):
+        ref[...] += 1.0
+
+    def keeps(x):
+        ref = jax.new_ref(x)
+        ref[...] += 1.0
+        return ref[...]
+
+    assert _compat.can_carry(jax.make_jaxpr(prints, axis_env=[("i", 2)])(1.0).jaxpr.effects)
+    assert _compat.can_carry(jax.make_jaxpr(keeps)(1.0).jaxpr.effects)
+    assert not _compat.can_carry(jax.make_jaxpr(writes)(jax.new_ref(1.0)).jaxpr.effects)

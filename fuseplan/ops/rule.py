@@ -185,12 +185,16 @@ def no_flops(eqn: Equation) -> Flops:
 
 def out_size(eqn: Equation) -> int:
     """Elements of its results."""
-    return sum(a.size for a in eqn.out_avals)
+    return sum(map(_size, eqn.out_avals))
 
 
 def in_size(eqn: Equation) -> int:
     """Elements of its operands."""
-    return sum(a.size for a in eqn.in_avals)
+    return sum(map(_size, eqn.in_avals))
+
+
+def _size(aval: Any) -> int:
+    return int(getattr(aval, "size", 0))  # a token has none
 
 
 def own_dims(shape: Sequence[int], first: int = 0) -> tuple[tuple[int, ...], DimMap]:
