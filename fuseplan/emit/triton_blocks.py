@@ -65,7 +65,7 @@ class BlockRefs:
         if any(is_scattered(self.spec, axes) for axes in access.axes):
             return self._places(access, position)
         shape = self.spec.block_shape(access)
-        window = []
+        starts: list[Any] = []
         mask = None
         for dim, axes in enumerate(access.axes):
             start = first_index(self.spec, axes, position)
@@ -75,8 +75,11 @@ class BlockRefs:
                 mask = inside if mask is None else mask & inside
                 # Pallas refuses a slice that is known to reach past the end, masked or not.
                 start = start + self.program * 0
-            window.append(pl.ds(start, shape[dim]))
-        return tuple(window), mask
+            starts.append(start)
+        if any(isinstance(start, int) for start in starts) and not all(isinstance(s, int) for s in starts):
+            # Pallas wants indices of one type; with 64-bit types enabled, a Python integer has another.
+            starts = [np.int32(start) if isinstance(start, int) else start for start in starts]
+        return tuple(pl.ds(start, n) for start, n in zip(starts, shape, strict=True)), mask
 
     def _places(self, access: Access, position: Sequence[Any]) -> tuple[Any, Any]:
         """As ``_window``, where a block is in several pieces of memory: an index for each element."""

@@ -1,0 +1,135 @@
+"""Generated programs against NumPy in float64: loops of a CPU, kernels of GPUs and TPUs in Pallas'
+interpreter, proofs and derivatives. ``python -m experiments.fuzz`` runs as many as one likes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import hypothesis.strategies as st
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from experiments.fuzz import checks
+from experiments.fuzz.checks import check_program
+from experiments.fuzz.generate import generate, random_program
+from experiments.fuzz.operations import OPERATIONS
+from experiments.fuzz.program import FLOATS, INTEGERS, Input, Program, Step
+from experiments.fuzz.reference import difference, expected_results
+from experiments.fuzz.shrink import shrink
+
+N_PROGRAMS = {"cpu": 100, "triton": 45, "mosaic_tpu": 45, "mosaic_gpu": 15}
+
+
+def hold(program, backends, gradient=False, **how):
+    report = check_program(program, backends, gradient, **how)
+    ours = [f for f in report.failures if f.kind != "xla"]
+    assert not ours, "\n".join([*map(str, ours), program.source(), repr(program)])
+    return report
+
+
+@pytest.mark.parametrize("backend", N_PROGRAMS)
+def test_programs(backend):
+    """Every result is what NumPy computes, and every plan is verified."""
+    counts = Counter()
+
+    @settings(max_examples=N_PROGRAMS[backend], suppress_health_check=list(HealthCheck), deadline=None)
+    @given(st.randoms(use_true_random=False))
+    def run(random):
+        program = generate(random.choice)
+        counts.update(hold(program, [backend], solver=False).counts)
+
+    run()
+    assert counts[f"{backend}: kernels of ours"] > 0, "no kernel was tested"
+    assert counts["plans verified"] >= N_PROGRAMS[backend] // 2
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("backend", ["cpu", "triton", "mosaic_tpu"])
+def test_derivatives(backend):
+    """Derivatives of fused functions, and of kernels, are those of the program in float64."""
+    compared = 0
+    for index in range(16):
+        report = hold(random_program(7, index), [backend], gradient=True, solver=index % 4 == 0)
+        compared += report.counts["derivatives compared"]
+    assert compared > 3
+
+
+def test_every_operation_and_type_occurs():
+    """Of a thousand programs, some have each operation, and each type."""
+    programs = [random_program(0, index) for index in range(1000)]
+    ops = Counter(s.op for p in programs for s in p.steps)
+    assert OPERATIONS.keys() - ops.keys() <= {"cube"} - ops.keys()
+    types = {p.dtype_of(v) for p in programs for v in range(len(p.inputs) + len(p.steps))}
+    assert types == {*FLOATS, *INTEGERS, "bool"}
+    assert any(0 in i.shape for p in programs for i in p.inputs)
+    assert any(len(set(p.results)) < len(p.results) for p in programs)
+    assert any(min(p.results) < len(p.inputs) for p in programs)
+
+
+SUM = Program((Input("float32", (5, 130), "normal", 3),), (Step("sum", (0,), ((1,), False)),), (1,))
+
+
+def test_a_wrong_element_is_found():
+    expected = expected_results(SUM)[0]
+    right = np.asarray(SUM.arguments()[0].sum(1))
+    assert not difference(right, expected)
+    for wrong in (right + np.float32(1e-3), np.where(np.arange(5) == 2, np.nan, right).astype("float32")):
+        assert "wrong" in difference(wrong, expected)
+    assert "type" in difference(right.astype("float64"), expected)
+
+
+def test_a_wrong_kernel_is_found_and_shrunk(monkeypatch):
+    """A plan's runner that loses a term is a failure, and what has no part in it is shrunk away."""
+    more = (Step("sin", (0,)), Step("sum", (1,), ((1,), False)), Step("cos", (0,)))
+    program = Program(SUM.inputs, more, (2, 3))
+    right = checks.make_runner
+
+    def wrong(lowered, plan, **how):
+        run = right(lowered, plan, **how)
+        return lambda *flat: [x + 1e-2 if x.ndim == 1 else x for x in run(*flat)]
+
+    monkeypatch.setattr(checks, "make_runner", wrong)
+    fails = lambda p: any(f.kind == "wrong" for f in check_program(p, ["triton"], False).failures)  # noqa: E731
+    assert fails(program)
+    assert [s.op for s in shrink(program, fails).steps] == ["sum"]
+
+
+def test_a_wrong_derivative_is_found(monkeypatch):
+    program = Program(SUM.inputs, (Step("sin", (0,)), Step("sum", (1,), ((1,), False))), (2,))
+    assert hold(program, ["cpu"], gradient=True).counts["derivatives compared"] == 2
+    monkeypatch.setattr(checks.fuseplan, "jit", lambda f, **_: lambda x: (jnp.sin(x).sum(1) * 1.02,))
+    failures = check_program(program, ["cpu"], True).failures
+    assert [f.kind for f in failures] == ["wrong", "wrong"]
+
+
+def test_the_command_goes_on_where_it_stopped(tmp_path):
+    out = tmp_path / "rows.jsonl"
+    for programs in (1, 2):
+        command = [sys.executable, "-m", "experiments.fuzz", "--programs", str(programs), "--out", str(out)]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert said.startswith(f"{programs} programs")
+        assert len(out.read_text().splitlines()) == programs
+
+
+CASES: dict[str, tuple[str, Program]] = {
+    "64-bit integers enabled: indices of one type": (
+        "triton",
+        Program(
+            (Input("float32", (5, 130), "normal", 1), Input("float32", (1, 130), "normal", 2)),
+            (Step("add", (0, 1)), Step("sum", (2,), ((1,), False))),
+            (3, 2),
+            x64=True,
+        ),
+    ),
+}
+"""Programs that failed once, shrunk: a backend and the program."""
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_failed_once(name):
+    backend, program = CASES[name]
+    hold(program, [backend], gradient=True)
