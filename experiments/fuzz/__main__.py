@@ -87,7 +87,12 @@ def _run(options: argparse.Namespace) -> int:
         finished = 0
         for batch in pool.map(lambda b: _batch(options, b), batches):
             finished += len(batch)
-            print(f"\r{len(done) + finished:,} of {options.programs:,} programs", end="", file=sys.stderr, flush=True)
+            print(
+                f"\r{len(done) + finished:,} of {options.programs:,} programs",
+                end="",
+                file=sys.stderr,
+                flush=True,
+            )
     print(file=sys.stderr)
     rows = _rows(options)
     print(summary(list(rows.values())))
@@ -99,7 +104,15 @@ def _batch(options: argparse.Namespace, batch: list[int]) -> list[int]:
     """Run a batch in processes of its own; a program that ends its process is a failure."""
     left = batch
     while left:
-        command = [sys.executable, "-m", "experiments.fuzz", "--seed", str(options.seed), "--out", str(options.out)]
+        command = [
+            sys.executable,
+            "-m",
+            "experiments.fuzz",
+            "--seed",
+            str(options.seed),
+            "--out",
+            str(options.out),
+        ]
         code = subprocess.run([*command, "--range", str(left[0]), str(left[-1] + 1)]).returncode
         rows = _rows(options)
         left = [i for i in left if i not in rows]

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,7 +29,7 @@ from experiments.fuzz.reference import (
     evaluate,
     expected_results,
 )
-from fuseplan import planner, tiles
+from fuseplan import planner, screen, tiles
 from fuseplan.config import make_options
 from fuseplan.loops import kernels, nest, offered, splits, streams
 from fuseplan.lower import Lowered
@@ -81,7 +82,7 @@ def _tiny(name: str, onchip_bytes: int, register_bytes: int) -> DeviceSpec:
 
 
 _SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
-    *((module, "least_bytes", lambda device: 512) for module in (offered, planner, splits, streams)),
+    *((module, "least_bytes", lambda device: 512) for module in (offered, planner, screen, splits, streams)),
     (nest, "_TILES", (4, 8, 16)),
     (nest, "_LONG", 8),
     (kernels, "_WHOLE", 16),
@@ -164,7 +165,9 @@ class _Checks:
     def run(self, backends: Sequence[str], gradient: bool, small: bool) -> None:
         program, counts = self.program, self.report.counts
         counts.update({f"op {s.op}": 1 for s in program.steps})
-        counts.update({f"type {program.dtype_of(v)}": 1 for v in range(len(program.inputs) + len(program.steps))})
+        counts.update(
+            {f"type {program.dtype_of(v)}": 1 for v in range(len(program.inputs) + len(program.steps))}
+        )
         try:
             jax.eval_shape(self.f, *self.arguments)
         except Exception as error:
@@ -183,7 +186,7 @@ class _Checks:
             device = DEVICES[backend][-1 if small else 0]
             if backend == "cpu":
                 fused = fuseplan.jit(self.f, device=device, planner=self.planner)
-                self._compare("fuseplan.jit", lambda f=fused: run_quickly(f, *self.arguments), expected)
+                self._compare("fuseplan.jit", partial(run_quickly, fused, *self.arguments), expected)
                 if derivative is not None:
                     self._derivatives("jax.vjp of fuseplan.jit", derivative, derivative.pulled_back(fused))
             self._planned(backend, device, self.f, self.arguments, expected)
@@ -209,7 +212,8 @@ class _Checks:
     def _plan(
         self, name: str, backend: str, device: DeviceSpec, f: Any, arguments: list[Any]
     ) -> tuple[Callable[..., Any], list[Any]] | None:
-        """The plan's kernels as a function, and what it is called with; None where it failed."""
+        """The plan's kernels as a function, and what it is called with; None where it failed, or where all
+        is left to XLA, as ``jax.jit`` has it."""
         counts = self.report.counts
         try:
             lowered, plan = plan_traced(trace(f, *arguments), make_options(device, self.planner))
@@ -230,6 +234,8 @@ class _Checks:
             any(a.ragged for a in k.spec.axes) for k in plan.kernels
         )
         counts[f"{backend}: kernels with skipped tiles"] += sum(bool(k.spec.walked) for k in plan.kernels)
+        if not own:
+            return None
         run = make_runner(lowered, plan, platform="cpu", interpret=True)
         return run, [*lowered.consts, *jax.tree.leaves(arguments)]
 
@@ -328,7 +334,9 @@ class _Derivative:
             if not (off > GRADIENT_EPSILONS * min(eps, 2.0**-17) * scale).any() and np.isfinite(off).all():
                 continue
             if plain is None:
-                plain = [np.asarray(y, np.float64) for y in run_quickly(self.pulled_back(self.f), *self.arguments)]
+                plain = [
+                    np.asarray(y, np.float64) for y in run_quickly(self.pulled_back(self.f), *self.arguments)
+                ]
             # Where jax.jit errs as much, the program is ill-conditioned.
             theirs = abs(plain[k] - want)
             allowed = GRADIENT_EPSILONS * min(eps, 2.0**-17) * scale + 16 * theirs.max(initial=0.0)
@@ -337,7 +345,8 @@ class _Derivative:
                 at = tuple(int(i) for i in np.argwhere(wrong)[0])
                 said.append(
                     f"derivative by argument {self.program.differentiable[k]}: {int(wrong.sum())} of "
-                    f"{wrong.size} elements are wrong, first at {list(at)}: expected {want[at]!r}, got {x[at]!r}"
+                    f"{wrong.size} elements are wrong, first at {list(at)}: expected {want[at]!r}, "
+                    f"got {x[at]!r}"
                 )
         return said
 
@@ -383,7 +392,9 @@ def _confirmed(program: Program, arguments: list[np.ndarray], reference: list[np
     cotangents = arguments[n:]
     places = [k for k, i in enumerate(program.inputs) if not i.constant]
     inputs = [i.array() for i in program.inputs]
-    inputs = [x.astype(np.float64) if is_float(i.dtype) else x for x, i in zip(inputs, program.inputs, strict=True)]
+    inputs = [
+        x.astype(np.float64) if is_float(i.dtype) else x for x, i in zip(inputs, program.inputs, strict=True)
+    ]
     wide = program.in_float64()
     rng = np.random.default_rng(1)
 
@@ -417,4 +428,6 @@ def _said(error: Exception) -> str:
     own = [f for f in frames if "/fuseplan/" in f.filename or "/costmodel/" in f.filename] or frames
     last = own[-1]
     first = str(error).strip().splitlines()[:3]
-    return f"{type(error).__name__}: {' '.join(first)[:400]} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+    return (
+        f"{type(error).__name__}: {' '.join(first)[:400]} ({last.filename.rpartition('/')[2]}:{last.lineno})"
+    )

@@ -462,7 +462,9 @@ def _pairs(m: _Maker) -> None:
     if rows * columns * math.prod(width) > MAX_SIZE:
         return
     pair = m.add(
-        m.pick(("sub", "mul", "add", "max")), m.new_input((rows, 1, *width)), m.new_input((1, columns, *width))
+        m.pick(("sub", "mul", "add", "max")),
+        m.new_input((rows, 1, *width)),
+        m.new_input((1, columns, *width)),
     )
     if width:
         pair = m.add("sum", m.add(m.pick(("square", "abs")), pair), params=((2,), False))

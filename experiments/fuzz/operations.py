@@ -6,14 +6,15 @@ types are float64 there; ``Rounding`` rounds what an operation makes on the way,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from scipy import special
 
 Axes = Sequence[int]
+Table = dict[str, tuple[str, Callable[..., Any]]]
 
 
 class Rounding(Protocol):
@@ -41,6 +42,10 @@ class Operation:
 OPERATIONS: dict[str, Operation] = {}
 
 
+def _limited(x: Any, most: float) -> Any:
+    return np.minimum(np.maximum(x, -most), most)
+
+
 def _plain(f: Callable[..., Any]) -> Callable[..., Any]:
     return lambda r, *a: f(*a)
 
@@ -51,7 +56,7 @@ def _add(name: str, source: str, f: Callable[..., Any], exact: bool = False, smo
 
 # --- elementwise, floats -----------------------------------------------------------------------------
 
-UNARY = {
+UNARY: Table = {
     "sin": ("jnp.sin({0})", np.sin),
     "cos": ("jnp.cos({0})", np.cos),
     "tanh": ("jnp.tanh({0})", np.tanh),
@@ -65,17 +70,17 @@ UNARY = {
     "square": ("jnp.square({0})", np.square),
     "cube": ("{0} ** 3", lambda x: x * x * x),
     "reciprocal": ("1 / {0}", lambda x: 1 / x),
-    "logistic": ("jax.nn.sigmoid({0})", lambda x: special.expit(x)),
-    "silu": ("jax.nn.silu({0})", lambda x: x * special.expit(x)),
+    "logistic": ("jax.nn.sigmoid({0})", lambda x: 1 / (1 + np.exp(-x))),
+    "silu": ("jax.nn.silu({0})", lambda x: x / (1 + np.exp(-x))),
     "softplus": ("jax.nn.softplus({0})", lambda x: np.logaddexp(x, 0)),
-    "erf": ("lax.erf({0})", special.erf),
+    "erf": ("lax.erf({0})", np.vectorize(math.erf, otypes=[float])),
     "cbrt": ("jnp.cbrt({0})", np.cbrt),
     "arctan": ("jnp.arctan({0})", np.arctan),
     "halved": ("{0} * 0.5", lambda x: x * 0.5),
     "shifted": ("{0} + 1.5", lambda x: x + 1.5),
     "mirrored": ("2 - {0}", lambda x: 2 - x),
 }
-UNARY_EXACT = {
+UNARY_EXACT: Table = {
     "neg": ("-{0}", np.negative),
     "abs": ("abs({0})", abs),
     "relu": ("jax.nn.relu({0})", lambda x: np.maximum(x, 0)),
@@ -90,18 +95,18 @@ UNARY_EXACT = {
     ),
     "stop_gradient": ("lax.stop_gradient({0})", lambda x: x),
 }
-BINARY = {
+BINARY: Table = {
     "add": ("{0} + {1}", np.add),
     "sub": ("{0} - {1}", np.subtract),
     "mul": ("{0} * {1}", np.multiply),
     "div": ("{0} / {1}", np.divide),
     "safe_div": ("{0} / (1 + abs({1}))", lambda x, y: x / (1 + abs(y))),
-    "power": ("(abs({0}) + 0.25) ** jnp.clip({1}, -2, 2)", None),
+    "power": ("(abs({0}) + 0.25) ** jnp.clip({1}, -2, 2)", lambda x, y: (abs(x) + 0.25) ** _limited(y, 2)),
     "logaddexp": ("jnp.logaddexp({0}, {1})", np.logaddexp),
     "atan2": ("jnp.arctan2({0}, {1})", np.arctan2),
     "select": ("jnp.where({0} > {1}, {0}, {1} * 0.5)", lambda x, y: np.where(x > y, x, y * 0.5)),
 }
-BINARY_EXACT = {
+BINARY_EXACT: Table = {
     "max": ("jnp.maximum({0}, {1})", np.maximum),
     "min": ("jnp.minimum({0}, {1})", np.minimum),
 }
@@ -109,9 +114,8 @@ for _name, (_source, _f) in UNARY.items():
     _add(_name, _source, _plain(_f))
 for _name, (_source, _f) in (UNARY_EXACT | BINARY_EXACT).items():
     _add(_name, _source, _plain(_f), exact=True)
-for _name, (_source, _g) in BINARY.items():
-    _add(_name, _source, _plain(_g or (lambda x, y: (abs(x) + 0.25) ** np.minimum(np.maximum(y, -2), 2))))
-
+for _name, (_source, _f) in BINARY.items():
+    _add(_name, _source, _plain(_f))
 
 
 def _gelu(r: Rounding, x: Any) -> Any:
@@ -123,7 +127,7 @@ _add("gelu", "jax.nn.gelu({0})", _gelu)
 
 # --- elementwise, integers and booleans --------------------------------------------------------------
 
-INTEGER_UNARY = {
+INTEGER_UNARY: Table = {
     "int_neg": ("-{0}", np.negative),
     "int_not": ("~{0}", np.invert),
     "int_double": ("{0} * 2 + 1", lambda x: x * x.dtype.type(2) + x.dtype.type(1)),
@@ -134,7 +138,7 @@ INTEGER_UNARY = {
     ),
     "int_clip": ("jnp.clip({0}, 2, 5)", lambda x: np.clip(x, x.dtype.type(2), x.dtype.type(5))),
 }
-INTEGER_BINARY = {
+INTEGER_BINARY: Table = {
     "int_add": ("{0} + {1}", np.add),
     "int_sub": ("{0} - {1}", np.subtract),
     "int_mul": ("{0} * {1}", np.multiply),
@@ -148,12 +152,12 @@ INTEGER_BINARY = {
     "int_shl": ("{0} << ({1} & 7)", lambda x, y: x << (y & _of(y, 7))),
     "int_shr": ("{0} >> ({1} & 7)", lambda x, y: x >> (y & _of(y, 7))),
 }
-BOOLEAN_BINARY = {
+BOOLEAN_BINARY: Table = {
     "bool_and": ("{0} & {1}", np.logical_and),
     "bool_or": ("{0} | {1}", np.logical_or),
     "bool_xor": ("{0} ^ {1}", np.logical_xor),
 }
-COMPARE = {
+COMPARE: Table = {
     "gt": ("{0} > {1}", np.greater),
     "ge": ("{0} >= {1}", np.greater_equal),
     "eq": ("{0} == {1}", np.equal),
@@ -239,7 +243,7 @@ def _triangle(x: Any, over: int, offset: int, fill: float) -> Any:
     return np.where(rows * over + offset >= columns, x, fill)
 
 
-_MOVES: dict[str, tuple[str, Callable[..., Any]]] = {
+_MOVES: Table = {
     "transpose": ("{0}.transpose({p[0]})", np.transpose),
     "reshape": ("{0}.reshape({p[0]})", lambda x, shape: x.reshape(shape)),
     "expand": ("jnp.expand_dims({0}, {p[0]})", lambda x, d: np.expand_dims(x, d)),
@@ -302,7 +306,9 @@ _add(
 def _sum(r: Rounding, x: Any, axes: Axes, keep: bool = False) -> Any:
     if x.dtype.kind != "f":
         return np.sum(x, axis=tuple(axes), keepdims=keep, dtype=x.dtype)
-    return r.total(np.sum(x, axis=tuple(axes), keepdims=keep), np.sum(abs(x), axis=tuple(axes), keepdims=keep))
+    return r.total(
+        np.sum(x, axis=tuple(axes), keepdims=keep), np.sum(abs(x), axis=tuple(axes), keepdims=keep)
+    )
 
 
 def _mean(r: Rounding, x: Any, axes: Axes, keep: bool = False) -> Any:
@@ -327,7 +333,7 @@ def _prod(r: Rounding, x: Any, axes: Axes, keep: bool) -> Any:
     return r.total(product, np.exp2(extent)) if x.dtype.kind == "f" else product
 
 
-_REDUCTIONS: dict[str, tuple[str, Callable[..., Any]]] = {
+_REDUCTIONS: Table = {
     "sum": ("jnp.sum({0}, {p[0]}, keepdims={p[1]}, dtype='{t}')", _sum),
     "mean": ("jnp.mean({0}, {p[0]}, keepdims={p[1]})", _mean),
     "var": ("jnp.var({0}, {p[0]}, keepdims={p[1]})", _var),

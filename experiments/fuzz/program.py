@@ -124,7 +124,7 @@ class Program:
     def in_float64(self) -> Program:
         """The same program with every float of 64 bits."""
         inputs = tuple(replace(i, dtype="float64") if is_float(i.dtype) else i for i in self.inputs)
-        wide = {name: "float64" for name in FLOATS}
+        wide = dict.fromkeys(FLOATS, "float64")
         steps = tuple(
             replace(
                 s,

@@ -32,7 +32,9 @@ def _smaller(program: Program) -> Iterator[Program]:
     for k, result in enumerate(program.results):
         yield from _valid(replace(program, results=(result,)), program)
         if len(program.results) > 1:
-            yield from _valid(replace(program, results=program.results[:k] + program.results[k + 1 :]), program)
+            yield from _valid(
+                replace(program, results=program.results[:k] + program.results[k + 1 :]), program
+            )
     n = len(program.inputs)
     values = evaluate(program, [i.array() for i in program.inputs])
     for k in range(len(program.steps) - 1, -1, -1):
@@ -58,9 +60,7 @@ def _valid(smaller: Program, program: Program) -> Iterator[Program]:
 
 def _with(program: Program, value: int, other: int) -> Program:
     """``other`` in the place of ``value``."""
-    steps = tuple(
-        replace(s, args=tuple(other if a == value else a for a in s.args)) for s in program.steps
-    )
+    steps = tuple(replace(s, args=tuple(other if a == value else a for a in s.args)) for s in program.steps)
     return replace(program, steps=steps, results=tuple(other if r == value else r for r in program.results))
 
 
