@@ -21,7 +21,7 @@ from experiments.fuzz.program import FLOATS, INTEGERS, Input, Program, Step
 from experiments.fuzz.reference import difference, expected_results
 from experiments.fuzz.shrink import shrink
 
-N_PROGRAMS = {"cpu": 100, "triton": 45, "mosaic_tpu": 45, "mosaic_gpu": 15}
+N_PROGRAMS = {"cpu": 100, "triton": 30, "mosaic_tpu": 30, "mosaic_gpu": 20}
 
 
 def hold(program, backends, gradient=False, **how):
@@ -52,10 +52,10 @@ def test_programs(backend):
 def test_derivatives(backend):
     """Derivatives of fused functions, and of kernels, are those of the program in float64."""
     compared = 0
-    for index in range(16):
+    for index in range(8):
         report = hold(random_program(7, index), [backend], gradient=True, solver=index % 4 == 0)
         compared += report.counts["derivatives compared"]
-    assert compared > 3
+    assert compared > 1
 
 
 def test_every_operation_and_type_occurs():
