@@ -62,7 +62,7 @@ def test_every_operation_and_type_occurs():
     """Of a thousand programs, some have each operation, and each type."""
     programs = [random_program(0, index) for index in range(1000)]
     ops = Counter(s.op for p in programs for s in p.steps)
-    assert OPERATIONS.keys() - ops.keys() <= {"cube"} - ops.keys()
+    assert not OPERATIONS.keys() - ops.keys()
     types = {p.dtype_of(v) for p in programs for v in range(len(p.inputs) + len(p.steps))}
     assert types == {*FLOATS, *INTEGERS, "bool"}
     assert any(0 in i.shape for p in programs for i in p.inputs)
@@ -95,12 +95,13 @@ def test_a_wrong_kernel_is_found_and_shrunk(monkeypatch):
     monkeypatch.setattr(checks, "make_runner", wrong)
     fails = lambda p: any(f.kind == "wrong" for f in check_program(p, ["triton"], False).failures)  # noqa: E731
     assert fails(program)
-    assert [s.op for s in shrink(program, fails).steps] == ["sum"]
+    # A sum alone is no kernel of ours.
+    assert [s.op for s in shrink(program, fails).steps] == ["sin", "sum"]
 
 
 def test_a_wrong_derivative_is_found(monkeypatch):
     program = Program(SUM.inputs, (Step("sin", (0,)), Step("sum", (1,), ((1,), False))), (2,))
-    assert hold(program, ["cpu"], gradient=True).counts["derivatives compared"] == 2
+    assert hold(program, ["cpu"], gradient=True).counts["derivatives compared"] == 1
     monkeypatch.setattr(checks.fuseplan, "jit", lambda f, **_: lambda x: (jnp.sin(x).sum(1) * 1.02,))
     failures = check_program(program, ["cpu"], True).failures
     assert [f.kind for f in failures] == ["wrong", "wrong"]

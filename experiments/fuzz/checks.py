@@ -7,6 +7,7 @@ intermediates are offered to loops and streams.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,9 +30,9 @@ from experiments.fuzz.reference import (
     evaluate,
     expected_results,
 )
-from fuseplan import planner, screen, tiles
+from fuseplan import tiles
 from fuseplan.config import make_options
-from fuseplan.loops import kernels, nest, offered, splits, streams
+from fuseplan.loops import kernels, nest
 from fuseplan.lower import Lowered
 from fuseplan.memo import Memo, using
 from fuseplan.plan import Plan
@@ -81,8 +82,9 @@ def _tiny(name: str, onchip_bytes: int, register_bytes: int) -> DeviceSpec:
     )
 
 
+_LARGE_BYTES = 512
+
 _SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
-    *((module, "least_bytes", lambda device: 512) for module in (offered, planner, screen, splits, streams)),
     (nest, "_TILES", (4, 8, 16)),
     (nest, "_LONG", 8),
     (kernels, "_WHOLE", 16),
@@ -96,8 +98,11 @@ _SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
 @contextmanager
 def small_tiles() -> Iterator[None]:
     """Tiles of a few elements, and what is large is half a kilobyte, as no device would have it."""
-    before = [(module, name, getattr(module, name)) for module, name, _ in _SMALL_TILES]
-    for module, name, value in _SMALL_TILES:
+    ours = [module for name, module in sys.modules.items() if name.startswith("fuseplan.")]
+    large = [(m, "least_bytes", lambda device: _LARGE_BYTES) for m in ours if hasattr(m, "least_bytes")]
+    changed = [*_SMALL_TILES, *large]
+    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    for module, name, value in changed:
         setattr(module, name, value)
     try:
         yield

@@ -344,12 +344,14 @@ def _pick_by_index(m: _Maker) -> None:
     x = m.any_float(1, empty=False)
     d = m.axis(x)
     n = m.arrays[x].shape[d]
-    name = m.pick(("take", "take_at", "along_axis", "dynamic_slice", "dynamic_update", "added_at", "argsort"))
+    name = m.pick(
+        ("take", "take_at", "along_axis", "dynamic_slice", "dynamic_update", "added_at", "argsort", "sort")
+    )
     if name == "take":
         m.add(name, x, params=(tuple(m.pick(range(n)) for _ in range(m.pick((1, 3, 7)))), d))
     elif name == "take_at":
         m.add(name, x, m.an_integer(), params=(n - 1, d))
-    elif name == "along_axis":
+    elif name in ("along_axis", "sort"):
         m.add(name, x, params=(d,))
     elif name == "added_at":
         m.add(name, x, m.an_integer())
