@@ -309,8 +309,12 @@ def _one_kernel(plan: Plan) -> str:
     k, kernel = max(enumerate(plan.kernels), key=lambda item: (len(item[1].spec.nodes), -item[0]))
     spec, cost = kernel.spec, kernel.cost
     tiles = f"grid {grid(spec)}, tile {tile(spec)}, " if spec.axes else ""
-    return (
-        f"For example, kernel {k} of {plan.planner} for {plan.device.name} ({status_text(plan)}):\n"
-        f"  {kernel_name(plan.graph, spec.nodes)} ({len(spec.nodes)} ops) makes {makes(plan.graph, spec)}\n"
-        f"  {tiles}{time_text(cost.time_us)} µs, {bytes_text(cost.hbm_bytes)}, mostly {cost.bound_by}"
+    which = f"For example, kernel {k} of {plan.planner} for {plan.device.name} ({status_text(plan)}):"
+    return "\n".join(
+        [
+            *wrapped(which, 80, "  "),
+            f"  {kernel_name(plan.graph, spec.nodes)} ({len(spec.nodes)} ops) makes "
+            f"{makes(plan.graph, spec)}",
+            f"  {tiles}{time_text(cost.time_us)} µs, {bytes_text(cost.hbm_bytes)}, mostly {cost.bound_by}",
+        ]
     )
