@@ -114,6 +114,7 @@ class _Group:
         self.flags: list[int] = []
         self.children: dict[int, tuple[int, int]] = {}
         self.first: dict[int, int] = {}  # A node's first slot.
+        self.holders: dict[int, set[int]] = {}  # By axis, the nodes that have it; made when first needed.
         for node in self.nodes:
             self.first[node.id] = len(self.parent)
             for extent, role in zip(node.dims, node.roles, strict=True):
@@ -248,15 +249,24 @@ class _Group:
         for a, b in zip(left, right, strict=True):
             a, b = self.find(a), self.find(b)
             if a != b and not self._together(a, b):
+                self._join_holders(a, b)
                 self.union(a, b)
 
     def _together(self, a: int, b: int) -> bool:
         """Whether some node has both as dimensions: tying them would leave a diagonal."""
-        for node in self.nodes:
-            own = {leaf for s in self.slots(node, tuple(range(len(node.dims)))) for leaf in self.leaves(s)}
-            if a in own and b in own:
-                return True
-        return False
+        if not self.holders:
+            for k, node in enumerate(self.nodes):
+                for slot in self.slots(node, tuple(range(len(node.dims)))):
+                    for leaf in self.leaves(slot):
+                        self.holders.setdefault(leaf, set()).add(k)
+        # It looks through the smaller of the two.
+        return not self.holders[a].isdisjoint(self.holders[b])
+
+    def _join_holders(self, a: int, b: int) -> None:
+        """Whoever has ``b`` has ``a`` from now on."""
+        small, large = sorted((self.holders[a], self.holders.pop(b)), key=len)
+        large |= small
+        self.holders[a] = large
 
     def _finish(self) -> GroupAxes:
         number: dict[int, int] = {}

@@ -22,6 +22,8 @@ def contract(space: Space) -> Space:
     """
     merged = _Merged(space)
     for i in reversed(range(space.n)):
+        if space.book.is_late():
+            break
         node = _single(space, i)
         if node is None or node.kind > OpKind.BROADCAST:
             continue
@@ -47,6 +49,8 @@ def absorb_moves(space: Space) -> Space:
     values = space.book.graph.values
     merged = _Merged(space)
     for i in reversed(range(space.n)):
+        if space.book.is_late():
+            break
         node = _single(space, i)
         if node is None or node.kind > OpKind.INJECTIVE or node.flops.total:
             continue
@@ -73,6 +77,8 @@ def absorb_renames(space: Space) -> Space:
     """
     merged = _Merged(space)
     for renaming in space.singles:  # copies are merged for all readers alike, or none is
+        if space.book.is_late():
+            break
         copies = bits(renaming)
         node = _single(space, copies[0])
         if node is None or not space.book.renames(node.id):
@@ -114,11 +120,13 @@ def _single(space: Space, i: int) -> Node | None:
 
 def _only_reader(space: Space, i: int) -> int:
     """The position that alone reads what position ``i`` makes, if a group may hold both; else -1."""
-    readers = [k for k in bits(space.neighbours[i]) if space.read[k] & space.made[i]]
-    if len(readers) != 1 or space.kept & space.made[i]:
+    if space.kept & space.made[i]:
         return -1
-    others = (k for k in range(space.n) if space.read[k] & space.made[i])
-    return readers[0] if all(k == readers[0] for k in others) else -1
+    readers: Mask = 0
+    for k in bits(space.made[i]):
+        readers |= space.readers[k]
+    is_only = readers.bit_count() == 1 and space.neighbours[i] & readers
+    return readers.bit_length() - 1 if is_only else -1
 
 
 class _Merged:
@@ -144,18 +152,20 @@ class _Merged:
         groups = list(dict.fromkeys(self._groups))
         if len(groups) == old.n:
             return old
-        after = old.successors(groups)
         # Positions are in topological order, as nodes are.
-        groups = [groups[g] for g in execution_order(after)]
+        groups = [groups[g] for g in execution_order(old.followers(groups))]
         index = {i: k for k, mask in enumerate(groups) for i in bits(mask)}
         edges, siblings = (
             tuple(sorted({(index[u], index[v]) for u, v in pairs if index[u] != index[v]}))
             for pairs in (old.component.edges, old.component.siblings)
         )
         apart = [0] * len(groups)
-        for u in range(old.n):
-            for v in bits(old.component.apart[u]):
-                apart[index[u]] |= 1 << index[v]
+        moved: dict[Mask, Mask] = {0: 0}
+        """What was apart from a position, in new positions: most have it in common with others."""
+        for u, old_apart in enumerate(old.component.apart):
+            if old_apart not in moved:
+                moved[old_apart] = sum(1 << k for k in {index[v] for v in bits(old_apart)})
+            apart[index[u]] |= moved[old_apart]
         return Space(
             Component(old.component.nodes, edges, siblings, tuple(apart)),
             old.book,

@@ -26,9 +26,9 @@ from fuseplan.sample import sample_of
 from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
 
-_UNCUT = 3
-"""How many times as long as to lower a program and take it apart that part of the second search takes
-which no deadline can cut short (a training step of GPT-2, of 24 and of 72 layers: 3)."""
+_UNCUT_S = 2e-4
+"""Seconds an operation that are to be left for the second search: its copies and its sample cannot be cut
+short (a training step of GPT-2, of 24 and of 72 layers)."""
 
 NO_TIME = "the deadline left no time for plans that compute values again: everything is computed once"
 
@@ -55,7 +55,7 @@ def plan_again(
     program that computes some values again. What is proven is proven of the plans that may.
     ``planner`` makes plans within limits."""
     graph, groups, components = lowered.graph, once.groups, once.components
-    uncut_s = _UNCUT * (clock.seconds.get("lower", 0.0) + clock.seconds.get("partition", 0.0))
+    uncut_s = _UNCUT_S * len(graph.nodes)
     if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from fuseplan.bits import bits
 from fuseplan.space import Mask, Space
+from fuseplan.work import STEP
 
 _ASKED = 32
 """Of the groups that may be too large for the chip so many are looked at closely, and one in so
@@ -21,7 +22,10 @@ many after that: a look takes as long as enumerating ten, and a few smallest gro
 fit are behind all (4 behind 959 in a LayerNorm's gradient)."""
 
 _STEPS_A_LOOK = 16
-"""Steps after which the clock is looked at: one may ask the scheduler, which takes up to 1 ms."""
+"""Steps after which the clock is looked at: one may ask the scheduler, which takes up to 1 ms; longer
+of a group of more than ``_LARGE`` positions, so that each step looks at the clock there."""
+
+_LARGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +84,9 @@ def enumerate_groups(
         left_needs |= read[j]
         left_makes |= made[j]
     looked = 0
+    work = space.book.work
+    if closure is None and (space.everything & ~outside).bit_count() >= max_groups:
+        return Candidates(tuple(space.singles), False)  # Each position is a group.
     for seed in bits(space.everything & ~outside):
         start = 1 << seed
         needed, others = left_needs, left_makes
@@ -99,7 +106,8 @@ def enumerate_groups(
         while stack:
             group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
             looked += 1
-            if looked % _STEPS_A_LOOK == 0 and clock() > expires_at:
+            work.spend(STEP)
+            if (looked % _STEPS_A_LOOK == 0 or group.bit_count() > _LARGE) and clock() > expires_at:
                 return Candidates(_with_singles(found, space), False)
             forced = 0
             if closure is not None:

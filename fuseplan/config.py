@@ -28,6 +28,8 @@ class Options:
     strict: bool = False
     constraints: Constraints | None = None
     features: Features = ALL_FEATURES
+    asked_s: float | None = None
+    """The deadline that was asked for, where ``deadline_s`` is what is left of it."""
 
 
 def make_options(

@@ -28,7 +28,7 @@ from costmodel.calibrate import cache_path
 if TYPE_CHECKING:
     from fuseplan.memo_disk import Disk
 
-SCHEMA = 3
+SCHEMA = 4
 """Of keys and entries: raised with every change of what they say."""
 
 MAX_ENTRIES = 4096
@@ -56,6 +56,9 @@ class Entry:
     """Heuristics that are known to lose to ``bound_ps``."""
     crowded: bool = False
     """Too many groups, for the copies in it: another one of fewer copies is to be looked at."""
+    work: int = 0
+    """What finding it took, in units of ``fuseplan.work``: it counts when it is recalled, too, so that as
+    much is left for the rest as where nothing is remembered."""
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
@@ -71,6 +74,7 @@ class Entry:
                 "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
                 "slower": self.slower,
                 "crowded": self.crowded,
+                "work": self.work,
             },
             separators=(",", ":"),
         )
@@ -94,6 +98,7 @@ class Entry:
                 tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
                 tuple(map(_text, read["slower"])),
                 read["crowded"] is True,
+                _integer(read["work"]),
             )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not an entry: {error!r}") from None

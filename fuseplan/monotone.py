@@ -12,6 +12,11 @@ _MAX_LEARNT = 256
 """Sets that are remembered: looking through more of them takes longer than asking."""
 
 
+_MAX_EFFORT = 1 << 15
+"""Bits of all sets that are asked about for the sake of learning: some tenths of a second of work. To widen
+a set of thousands, or to find a core in it, takes thousands of questions that are each as long."""
+
+
 class Monotone:
     """``refused(mask)`` for sets as bitmasks, by asking ``ask`` as rarely as possible.
 
@@ -35,8 +40,9 @@ class Monotone:
         self._ask = ask
         self._universe = universe
         self._allowed: list[int] = []
+        self._effort = 0
         self.cores: list[int] = []
-        """Refused sets of which nothing can be left out."""
+        """Refused sets of which nothing can be left out, as far as ``_MAX_EFFORT`` went."""
 
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""
@@ -64,7 +70,7 @@ class Monotone:
 
     @property
     def _full(self) -> bool:
-        return len(self._allowed) + len(self.cores) >= _MAX_LEARNT
+        return len(self._allowed) + len(self.cores) >= _MAX_LEARNT or self._is_tired
 
     def _refuses(self, mask: int) -> bool:
         """As ``refused``, but nothing is widened or shrunk for it."""
@@ -72,10 +78,15 @@ class Monotone:
             return True
         if any(not mask & ~wide for wide in self._allowed):
             return False
+        self._effort += mask.bit_count()
         suspect = self._ask(mask)
         if suspect is not None and not self._full:
             self._confirm(suspect)
         return suspect is not None
+
+    @property
+    def _is_tired(self) -> bool:
+        return self._effort > _MAX_EFFORT
 
     def _confirm(self, suspect: int) -> bool:
         """Learn a pair that is suspected, if it is refused by itself."""
@@ -90,6 +101,8 @@ class Monotone:
             missing = core & ~mask
             if not missing & (missing - 1):
                 more &= ~missing
+        if self._is_tired:
+            return mask
         if not more or not self._refuses(mask | more):
             return mask | more
         if not more & (more - 1):
@@ -101,6 +114,8 @@ class Monotone:
         """What of ``rest`` is needed beside ``base`` for a refusal; ``added`` is what was last
         put there (QuickXplain: Junker, "Preferred explanations and relaxations for
         over-constrained problems", AAAI 2004)."""
+        if self._is_tired:
+            return rest
         if added and self._refuses(base):
             return 0
         if not rest & (rest - 1):

@@ -72,9 +72,9 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     traced = lowered
-    programs = rewritten_programs(traced, options, clock)
+    programs = rewritten_programs(traced, options, clock, expires_at)
     # Within a limit, time is left for programs that need less memory.
-    has_leaner = _has_limit(options) and may_stream(options, clock.seconds.get("lower", 0.0))
+    has_leaner = _has_limit(options) and may_stream(options, traced)
     lowered, plan = _of_programs(traced, programs, options, expires_at, 1 + has_leaner, clock)
     if isinstance(plan, MemoryLimitError) and has_leaner:
         lowered, plan = _within_less(traced, plan, options, expires_at, clock)
@@ -105,7 +105,7 @@ def _of_programs(
     for program in others:
         found = _faster(found, _attempt(program, _until(expires_at, options), clock))
     is_planned = any(program.lowered is traced for program in programs)
-    if not is_planned and is_faster_as_traced(traced, options, _time_ps(found[1])):
+    if not is_planned and is_faster_as_traced(traced, options, _time_ps(found[1]), expires_at):
         found = _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
     return found
 
@@ -167,7 +167,8 @@ def _until(expires_at: float, options: Options, shares: int = 1) -> Options:
     """``options`` with the time that is left, or one of ``shares`` of it: never 0 where more was asked
     for, so that the notes do not say that it was 0."""
     left = left_s(expires_at) / shares if options.deadline_s > 0 else 0.0
-    return replace(options, deadline_s=left)
+    asked_s = options.deadline_s if options.asked_s is None else options.asked_s
+    return replace(options, deadline_s=left, asked_s=asked_s)
 
 
 def _attempt(program: Program, options: Options, clock: Clock) -> _Found:
@@ -252,7 +253,8 @@ def _grouped(
     """The kernels within ``limits``, and the program that they are of, in which some values may be
     computed again."""
     planner = partial(_planner, options)
-    budget = Budget(_until(expires_at, options).deadline_s, solved=set())
+    until = _until(expires_at, options)
+    budget = Budget(until.deadline_s, asked_s=until.asked_s, solved=set())
     searches_again = may_recompute(options)
     free = limits
     if searches_again and limits is not None:

@@ -6,6 +6,8 @@ best schedule costs, is the scheduler's to say; it is asked through ``Pricing``.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -18,8 +20,12 @@ from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
 from fuseplan.signature import Key, Signatures, Structure
+from fuseplan.work import Work, limit_of
 
 Nodes = tuple[int, ...]
+
+_ALWAYS_LOOKED = 8_000
+"""Operations that heuristics look at whatever the clock says: a fifth of a second of work."""
 
 
 class Pricing(Protocol):
@@ -146,6 +152,28 @@ class PriceBook:
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
+        self.expires_at = math.inf
+        """When, by ``time.monotonic``, whoever asks for many prices is to come to an end."""
+        self.work = Work(limit_of(math.inf))
+        """What the search of this graph may do, counted."""
+        self.looked = 0
+        """How many operations the groups had that heuristics asked about."""
+        self.was_late = False
+        """Whether a heuristic has been told to end."""
+
+    def clock(self) -> float:
+        """``time.monotonic``; past every deadline where the work of the search is spent."""
+        return math.inf if self.work.is_spent else time.monotonic()
+
+    def is_late(self) -> bool:
+        """Whether it is ``expires_at``: to be asked in every loop that asks for prices. A counted amount of
+        work is done all the same, so that a short deadline ends in the same plan on any machine."""
+        return self.looked > _ALWAYS_LOOKED and self.has_expired()
+
+    def has_expired(self) -> bool:
+        """Whether it is ``expires_at``, whatever has been done until then."""
+        self.was_late = self.was_late or time.monotonic() >= self.expires_at
+        return self.was_late
 
     @property
     def n_priced(self) -> int:

@@ -8,6 +8,7 @@ decides is given all of them, so that plans differ by what the planners decide a
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 
 from fuseplan.atoms import require_possible
@@ -16,18 +17,20 @@ from fuseplan.config import Options
 from fuseplan.errors import ConstraintError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.offered import least_bytes
-from fuseplan.loops.quick import quick_ps
+from fuseplan.loops.quick import LateError, quick_ps
 from fuseplan.loops.recompute import recompute
 from fuseplan.loops.splits import split_sums
 from fuseplan.loops.streams import along_streams, with_less_memory
 from fuseplan.lower import Lowered
 from fuseplan.planners import decides_nothing
+from fuseplan.planners.base import left_s
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 
-_STREAMS = 5
-"""How many times as long as to lower a program it takes to find what is computed again for each axis (a
-training step of GPT-2 of 24 layers: 5)."""
+_STREAMS_S = 2e-4
+"""Seconds of the deadline that each operation of a program needs for the search of what is computed again
+for each axis: an idle core takes half of it for a training step of GPT-2 of 24 layers. By count, not by
+measured time, so that the same program is planned alike on any machine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +42,19 @@ class Program:
     """Prices of its groups, where it was made already."""
 
 
-def rewritten_programs(lowered: Lowered, options: Options, clock: Clock) -> list[Program]:
+def rewritten_programs(lowered: Lowered, options: Options, clock: Clock, expires_at: float) -> list[Program]:
     """The programs of which the fastest plan may be, in which the constraints can hold. ``lowered`` itself is
-    among them unless a rewritten one is very likely faster."""
+    among them unless a rewritten one is very likely faster. Half of the time until ``expires_at`` is left
+    for the search."""
     traced = Program(lowered)
     if not may_rewrite(options):
         return [traced]
     if options.device.backend != "xla":
-        if not may_stream(options, clock.seconds.get("lower", 0.0)):
+        if not may_stream(options, lowered):
             return [traced]
-        return [_possible(clock.time("streams", lambda: _for_kernels(lowered, options)), options) or traced]
+        until = time.monotonic() + left_s(expires_at) / 2
+        found = clock.time("streams", lambda: _for_kernels(lowered, options, until))
+        return [_possible(found, options) or traced]
     min_bytes = least_bytes(options.device)
     base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
     if not (options.features.recompute and options.features.loop_nests):
@@ -63,10 +69,15 @@ def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
     return [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
 
 
-def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float) -> bool:
+def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expires_at: float) -> bool:
     """Whether the program as traced may have a plan that takes less than ``time_ps``: the solver is asked
     to plan it only if a plan that is found at once does, for it would take as long as the first search."""
-    return options.planner != "solver" or quick_ps(lowered, options.device, options.features) < time_ps
+    if options.planner != "solver":
+        return True
+    try:
+        return quick_ps(lowered, options.device, options.features, expires_at=expires_at) < time_ps
+    except LateError:
+        return False
 
 
 def may_rewrite(options: Options) -> bool:
@@ -80,9 +91,9 @@ def may_recompute(options: Options) -> bool:
     return decides and options.device.backend != "xla"
 
 
-def may_stream(options: Options, lower_s: float) -> bool:
+def may_stream(options: Options, lowered: Lowered) -> bool:
     """Whether large values may be computed again before the search, which no deadline can cut short."""
-    has_time = options.deadline_s >= _STREAMS * lower_s
+    has_time = options.deadline_s >= _STREAMS_S * len(lowered.graph.nodes)
     return may_recompute(options) and options.features.loop_nests and has_time
 
 
@@ -93,10 +104,15 @@ def may_pack(options: Options) -> bool:
     return decides and options.device.backend != "xla" and options.constraints is None
 
 
-def _for_kernels(lowered: Lowered, options: Options) -> Lowered | None:
-    """The program as kernels gain by it: sums in steps, and large values computed again."""
-    split = split_sums(lowered, options.device, options.features)
-    return along_streams(split or lowered, options.device, options.features) or split
+def _for_kernels(lowered: Lowered, options: Options, expires_at: float) -> Lowered | None:
+    """The program as kernels gain by it: sums in steps, and large values computed again; as far as that is
+    known when ``time.monotonic`` reaches ``expires_at``."""
+    split: Lowered | None = None
+    try:
+        split = split_sums(lowered, options.device, options.features, expires_at)
+        return along_streams(split or lowered, options.device, options.features, expires_at) or split
+    except LateError:
+        return split
 
 
 def _possible(lowered: Lowered | None, options: Options) -> Program | None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
 
-from fuseplan.bits import bits, pick
+from fuseplan.bits import bits, pick, transposed
 from fuseplan.closure import Closure
 from fuseplan.errors import Verdict
+from fuseplan.join import cyclic_sets
 from fuseplan.monotone import Monotone
 from fuseplan.partition import Component
 from fuseplan.pricing import Price, PriceBook, total_of
@@ -51,10 +53,7 @@ class Space:
         for v in range(n):
             for u in self.producers[v]:
                 self.inner_above[v] |= self.inner_above[u] | 1 << u
-        self.conflicts = list(component.apart)
-        for u in range(n):
-            for v in bits(component.apart[u]):
-                self.conflicts[v] |= 1 << u
+        self.conflicts = [a | b for a, b in zip(component.apart, transposed(component.apart), strict=True)]
         if book.offers:
             # Only an offered group may hold both ends of an edge that the rules refuse.
             for u, v in component.edges:
@@ -89,11 +88,16 @@ class Space:
             sum(bit.get(v, 0) for n in nodes for v in graph.nodes[n].outputs) for nodes in self.members
         ]
         self.read = [0] * self.n
+        self.readers: list[Mask] = [0] * len(self.values)
+        """For each of ``values``, the positions that read it, but for the one that makes it."""
         self.kept = 0
         given: set[int] = set()
         for i, nodes in enumerate(self.members):
             for v in {v for n in nodes for v in graph.nodes[n].inputs}:
-                self.read[i] |= bit.get(v, 0) & ~self.made[i]
+                b = bit.get(v, 0) & ~self.made[i]
+                self.read[i] |= b
+                if b:
+                    self.readers[b.bit_length() - 1] |= 1 << i
                 if graph.values[v].producer not in self.position:
                     given.add(v)
         self.given = frozenset(given)
@@ -133,16 +137,15 @@ class Space:
 
     def crossing(self, mask: Mask) -> Mask:
         """Those of ``values`` that the group exchanges with other members or writes for others."""
-        made = read = made_by_others = 0
-        needed = self.kept
-        for i, (makes, reads) in enumerate(zip(self.made, self.read, strict=True)):
-            if mask >> i & 1:
-                made |= makes
-                read |= reads
-            else:
-                needed |= reads
-                made_by_others |= makes
-        return made & needed | read & made_by_others
+        made = read = 0
+        for i in bits(mask):
+            made |= self.made[i]
+            read |= self.read[i]
+        crossing = read & ~made | made & self.kept
+        for k in bits(made & ~self.kept):
+            if self.readers[k] & ~mask:
+                crossing |= 1 << k
+        return crossing
 
     def refused(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the monotone rules refuse the group, and every larger one that still has to
@@ -195,7 +198,11 @@ class Space:
     def price(self, mask: Mask) -> Price | Verdict:
         """What the group costs, or why it is refused."""
         if mask not in self._prices:
-            self._prices[mask] = self.book.price(self.nodes(mask))
+            nodes = self.nodes(mask)
+            # Counted though another component may have asked for one of its structure: what a search may
+            # do does not depend on what was searched before.
+            self.book.work.spend_price(len(nodes))
+            self._prices[mask] = self.book.price(nodes)
         return self._prices[mask]
 
     def known_price(self, mask: Mask) -> Price | Verdict | None:
@@ -237,6 +244,39 @@ class Space:
     def clashes(self, mask: Mask) -> bool:
         """Whether two members can never share a group."""
         return any(self.conflicts[i] & mask for i in bits(mask))
+
+    def followers(self, groups: Sequence[Mask]) -> list[set[int]]:
+        """For each group of a partition, groups that wait for it, by index: those that read from it or that
+        a path outside of the component leads to. All others that wait for it wait for one of these, so that
+        orders and circles are as by ``successors``, which has them all."""
+        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
+        after: list[set[int]] = [set() for _ in groups]
+        for u, v in self.component.edges:
+            after[owner[u]].add(owner[v])
+        for u, v in self._far_edges:
+            after[owner[u]].add(owner[v])
+        for g, later in enumerate(after):
+            later.discard(g)
+        return after
+
+    @cached_property
+    def _far_edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of positions from which, with the edges inside, all paths through the outside follow."""
+        readers = [0] * self.n
+        for u, v in self.component.edges:
+            readers[u] |= 1 << v
+        apart = self.component.apart
+        found: list[tuple[int, int]] = []
+        for u, far in enumerate(apart):
+            fresh = far
+            for v in bits(readers[u]) if far else ():
+                fresh &= ~apart[v]
+            found += [(u, v) for v in bits(fresh) if not any(far >> p & 1 for p in self.producers[v])]
+        return tuple(found)
+
+    def can_run(self, groups: Sequence[Mask]) -> bool:
+        """Whether no groups of a partition wait for each other in a circle."""
+        return not cyclic_sets(self.followers(groups))
 
     def successors(self, groups: Sequence[Mask]) -> list[set[int]]:
         """For each group of a partition, the groups that wait for it, by index."""

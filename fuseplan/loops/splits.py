@@ -10,6 +10,7 @@ together around such a reduction, once for each structure, by a quick plan of ei
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -41,18 +42,24 @@ _NEAR = 64
 """So many operations around a sum are looked at: a normalisation and its gradient have about forty."""
 
 
-def split_sums(lowered: Lowered, device: DeviceSpec, features: Features) -> Lowered | None:
+def split_sums(
+    lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float = math.inf
+) -> Lowered | None:
     """``lowered`` with those reductions in two steps that a GPU's plan gains by; None where there are
-    none."""
+    none.
+
+    Raises:
+        LateError: ``time.monotonic`` has reached ``expires_at``.
+    """
     if device.backend != "triton" or not features.splits:
         return None
-    return _Splits(lowered, device, features).run()
+    return _Splits(lowered, device, features, expires_at).run()
 
 
 class _Splits:
-    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features) -> None:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float) -> None:
         self.lowered, self.graph = lowered, lowered.graph
-        self.device, self.features = device, features
+        self.device, self.features, self.expires_at = device, features, expires_at
         self.signatures = Signatures(lowered.graph)
         self._pays: dict[object, bool] = {}
 
@@ -105,7 +112,13 @@ class _Splits:
         return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
 
     def _time_ps(self, lowered: Lowered) -> int:
-        return quick_ps(lowered, self.device, self.features, repeats=self.features.recompute)
+        return quick_ps(
+            lowered,
+            self.device,
+            self.features,
+            repeats=self.features.recompute,
+            expires_at=self.expires_at,
+        )
 
 
 def _dependents(graph: Graph, n: int, last: int) -> set[int]:

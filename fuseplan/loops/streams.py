@@ -12,6 +12,7 @@ faster so. That is tried on the set alone, and once for all sets of one structur
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 
@@ -36,12 +37,18 @@ such a set is up to 13 % faster than the quick one, and may take in more of what
 block's gradient for a TPU, an MLP whose set is 17 % faster makes the whole slower)."""
 
 
-def along_streams(lowered: Lowered, device: DeviceSpec, features: Features) -> Lowered | None:
+def along_streams(
+    lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float = math.inf
+) -> Lowered | None:
     """``lowered`` with large values computed again for each axis along which they are summed up and
     each pass of a network; for a TPU, with operands whose blocks it can address. None where that gains
-    nothing."""
+    nothing.
+
+    Raises:
+        LateError: ``time.monotonic`` has reached ``expires_at``.
+    """
     first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
-    found = _Streams(first or lowered, device, features).run()
+    found = _Streams(first or lowered, device, features, expires_at).run()
     if found is None and first is not None and KernelNests(first.graph, device, first).offers:
         return first
     return found
@@ -58,9 +65,15 @@ def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -
 
 
 class _Streams:
-    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features) -> None:
+    def __init__(
+        self,
+        lowered: Lowered,
+        device: DeviceSpec,
+        features: Features,
+        expires_at: float = math.inf,
+    ) -> None:
         self.lowered, self.graph = lowered, lowered.graph
-        self.device, self.features = device, features
+        self.device, self.features, self.expires_at = device, features, expires_at
         self.signatures = Signatures(lowered.graph)
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
         self._pays: dict[object, Nodes | None] = {}
@@ -104,7 +117,7 @@ class _Streams:
         return None if found is None else tuple(nodes[i] for i in found)
 
     def _time_ps(self, lowered: Lowered) -> int:
-        return quick_ps(lowered, self.device, self.features)
+        return quick_ps(lowered, self.device, self.features, expires_at=self.expires_at)
 
 
 def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:

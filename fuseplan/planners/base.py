@@ -40,6 +40,9 @@ class Budget:
     heuristics, whose plans are the ones to fall back on, take what they take."""
     max_groups: int = MAX_GROUPS
     """Candidate groups of one component."""
+    asked_s: float | None = None
+    """The deadline of the whole planning, of which ``deadline_s`` is what is left: what is decided by how
+    long it is does not depend on how fast the machine is. None where the two are one."""
     known: tuple[Nodes, ...] = ()
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
@@ -93,6 +96,11 @@ class Grouping:
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""
+
+CUT_SHORT = "the deadline came before a heuristic had looked at all groups: it ends with those that it had"
+
+_LARGE = 1_000
+"""Operations of a component that a heuristic merges in rounds rather than one by one."""
 
 _AT_ONCE_S = 1e-6
 """What is left of a deadline that has passed: 0 would say that none was wanted."""
@@ -210,21 +218,37 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
         apart = [mask for mask in groups if mask & offer]
         rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
         new = [mask for mask in groups if not mask & offer] + [offer, *rest]
-        if space.total([offer, *rest]) < space.total(apart) and not cyclic_sets(space.successors(new)):
+        if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
             groups = new
     return groups
 
 
 def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
-    """What a heuristic planner makes of a component."""
-    return ideal(space) or with_offers(space, merge(space))
+    """What a heuristic planner makes of a component: of one that is large, or where the deadline cut the
+    heuristic short, one kernel if that is better."""
+    whole = ideal(space)
+    if whole is not None:
+        return whole
+    together = space.known_price(space.everything)
+    if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
+        # There is no time to merge so many.
+        singles = space.singles
+        return [space.everything] if together < space.total(singles) else singles
+    groups = with_offers(space, merge(space))
+    may_be_better = space.n >= _LARGE or space.book.was_late
+    if may_be_better and isinstance(together, Price) and together < space.total(groups):
+        return [space.everything]
+    return groups
 
 
-def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]]) -> Grouping:
+def plan_apart(
+    graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]], budget: Budget | None = None
+) -> Grouping:
     """Plan each distinct component by ``merge`` and join the results: the frame of the
     heuristic planners."""
     watch = Stopwatch()
     book = PriceBook(graph, pricing)
+    book.expires_at = watch.started + (budget or Budget()).deadline_s
     parts = take_apart(graph, book)
     watch.lap("partition")
     merged = [heuristic_groups(space, merge) for space in parts.kinds]
@@ -233,9 +257,10 @@ def plan_apart(graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mas
     ordered, broken = break_cycles(graph, book, groups)
     kernels = tuple(book.kernel(g) for g in ordered)
     watch.lap("join")
-    notes = (f"{broken} groups that would wait for each other were taken apart",) if broken else ()
+    notes = [f"{broken} groups that would wait for each other were taken apart"] if broken else []
+    notes += [CUT_SHORT] if book.was_late else []
     stats = PlanStats(
         len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
     )
     refusals = parts.crossable.refusals
-    return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, components=parts.instances)
+    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)

@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fuseplan.bits import bits
-from fuseplan.join import cyclic_sets
 from fuseplan.planners import best_first
 from fuseplan.planners.windows import connected
 from fuseplan.pricing import Price
@@ -33,7 +32,7 @@ def merge(space: Space) -> list[Mask] | None:
     for side in sides:
         smaller = [mask for mask in apart if mask & side]
         groups += [side] if _is_better(space, side, smaller) else smaller
-    return None if cyclic_sets(space.successors(groups)) else groups
+    return groups if space.can_run(groups) else None
 
 
 def _is_better(space: Space, side: Mask, groups: Sequence[Mask]) -> bool:

@@ -17,6 +17,8 @@ def as_fast(
     """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
     empty if none does. It is tried on the largest components first, and given up on the first that
     it loses. ``slower`` has, by component, those that are known to lose it, and is added to."""
+    if any(space.book.was_late for space in parts.kinds):
+        return ""  # The heuristics' own plans are not known.
     largest_first = sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n)
     for name in reversed(HEURISTICS):
         if any(name in names for names in slower.values()):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
@@ -10,7 +9,7 @@ from fuseplan.candidates import Candidates, enumerate_groups
 from fuseplan.planners import best_first, by_axis, greedy
 from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups, ideal
 from fuseplan.planners.search import better, heuristic_plan, search
-from fuseplan.planners.solved import FAILURES, LATE, Solved, deadline_note, failure, where
+from fuseplan.planners.solved import ENDED, FAILURES, Solved, deadline_note, failure, where
 from fuseplan.planners.windows import improve
 from fuseplan.pricing import Nodes, Price
 from fuseplan.space import Mask, Space
@@ -62,14 +61,25 @@ class Starts:
         """The best of them, if they have been made, or what was known before."""
         if kind in self._known:
             return self._known[kind]
-        return self.best(kind)[0] if all((kind, name) in self._made for name in HEURISTICS) else None
+        made = [(kind, name) in self._made for name in HEURISTICS]
+        # Of a plan that the deadline cut short the first is all there is.
+        return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
         """The best of them, and whose it is."""
         if kind in self._known:
             return self._known[kind], "the first search"
-        name = min(HEURISTICS, key=lambda name: self.spaces[kind].total(self.plan(kind, name)).objectives)
-        return self.plan(kind, name), name
+        space = self.spaces[kind]
+        best = next(iter(HEURISTICS))
+        found = self.plan(kind, best)
+        for name in HEURISTICS:
+            if (
+                name != best
+                and not space.book.was_late
+                and space.total(self.plan(kind, name)) < space.total(found)
+            ):
+                found, best = self.plan(kind, name), name
+        return found, best
 
 
 def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
@@ -82,7 +92,7 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
     whole = ideal(space)
     if whole is not None:
         return Solved(whole, floor_ps, True)
-    if time.monotonic() >= expires_at:
+    if space.book.clock() >= expires_at:
         known, name = starts.best(kind)
         note = f"{deadline_note(space)}: {name}'s plan stands there" if budget.deadline_s > 0 else ""
         return Solved(known, floor_ps, False, note=note)
@@ -105,7 +115,7 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
         # What is not proven is at least no slower than any heuristic's plan.
         known, name = starts.best(kind)
         solved.groups = better(space, solved.groups, known)
-        if solved.groups == known and solved.note.startswith(LATE):
+        if solved.groups == known and solved.note.startswith(ENDED):
             solved.note += f": {name}'s plan stands there"
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # However it was found, nothing is faster.
@@ -162,7 +172,7 @@ def _solve_space(
         return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
-        best = _divided(space, best) if time.monotonic() < expires_at else best
+        best = _divided(space, best) if space.book.clock() < expires_at else best
         watch.lap("heuristics")
         fewer, note = _fewer_groups(space, few, most, expires_at)
         watch.lap("enumerate")
@@ -170,7 +180,7 @@ def _solve_space(
         watch.lap("solve")
         best = result.groups
         # What is as fast as its floor needs no more groups for its proof.
-        if space.total(best).time_ps > floor_ps and few < most and time.monotonic() < expires_at:
+        if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
             found, by_runs = _legal_groups(space, most, expires_at)
             watch.lap("enumerate")
     if found.complete:
@@ -212,20 +222,20 @@ def _legal_groups(space: Space, max_groups: int, expires_at: float) -> tuple[Can
     """The legal groups; if they are many, intervals of twins only, and whether that is so."""
     runs = runs_of_twins(space)
     plain = min(max_groups, _MANY_GROUPS) if runs else max_groups
-    found = enumerate_groups(space, plain, expires_at, time.monotonic)
-    by_runs = bool(runs) and not found.complete and time.monotonic() < expires_at
+    found = enumerate_groups(space, plain, expires_at, space.book.clock)
+    by_runs = bool(runs) and not found.complete and space.book.clock() < expires_at
     if by_runs:
-        found = enumerate_groups(space, max_groups, expires_at, time.monotonic, runs)
+        found = enumerate_groups(space, max_groups, expires_at, space.book.clock, runs)
     return found, by_runs
 
 
 def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) -> tuple[list[Mask], str]:
     """Those of the contracted component, if they are not too many either, and what to tell the user
     should that be all."""
-    if time.monotonic() >= expires_at:
+    if space.book.clock() >= expires_at:
         return [], deadline_note(space)
     smaller = contract(space)
-    some = enumerate_groups(smaller, few, expires_at, time.monotonic)
+    some = enumerate_groups(smaller, few, expires_at, space.book.clock)
     too_many = f"{space.n} operations from {where(space)} on have more than {max_groups:,} legal groups"
     searched = (
         "only those that keep single-use producers with their consumer were searched"

@@ -8,7 +8,6 @@ what they cost then. What does not is solved anew, and replaced.
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from operator import index
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from fuseplan import memo
 from fuseplan.errors import Verdict
-from fuseplan.join import cyclic_sets
 from fuseplan.memo import Entry
 from fuseplan.planners.base import Budget, Parts
 from fuseplan.planners.solved import renumbered
@@ -59,12 +57,16 @@ class Remembered:
         """By kind, those that are used."""
 
     def recall(self, kind: int) -> Entry | None:
-        """The solution of a kind, its note about this graph, or None."""
+        """The solution of a kind, its note about this graph, or None; None, too, where finding it would take
+        more work than is left of the search."""
         entry = self._found.pop(kind, None)
-        if entry is None:
-            return None
         space = self._parts.kinds[kind]
+        work = space.book.work
+        if entry is None or work.spent + entry.work >= work.limit:
+            return None
+        spent = work.spent
         problem = _misfit(space, entry)
+        work.spent = spent + (0 if problem else entry.work)
         if problem:
             memo.note(f"a solution is ignored: {problem}")
             return None
@@ -73,12 +75,16 @@ class Remembered:
         self.recalled[kind] = entry
         return replace(entry, note=note)
 
-    def keep(self, kind: int, solved: Solved) -> None:
-        """Remember what solving a kind again would give again."""
-        in_time = time.monotonic() < self._expires_at - _MARGIN_S
+    def has(self, kind: int) -> bool:
+        """Whether there is a solution of a kind that has not been recalled yet."""
+        return kind in self._found
+
+    def keep(self, kind: int, solved: Solved, work: int) -> None:
+        """Remember what solving a kind again would give again, and the work that it took."""
+        space = self._parts.kinds[kind]
+        in_time = space.book.clock() < self._expires_at - _MARGIN_S
         if kind not in self._keys or not solved.steady or not in_time:
             return
-        space = self._parts.kinds[kind]
         total = space.total(solved.groups)
         found = smallest_refusals(space)
         place = {n: i for i, n in enumerate(space.component.nodes)}
@@ -92,6 +98,7 @@ class Remembered:
             renumbered(solved.note, lambda n: place.get(n, n)),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
             crowded=solved.crowded,
+            work=work,
         )
         if not _misfit(space, entry):
             self._new[kind] = entry
@@ -180,7 +187,7 @@ def _misfit(space: Space, entry: Entry) -> str:
         return "its groups do not cover the component"
     if total.objectives != entry.objectives:
         return f"its groups cost {total.objectives}, not {entry.objectives}"
-    if cyclic_sets(space.successors(entry.groups)):
+    if not space.can_run(entry.groups):
         return "its groups wait for each other"
     if not 0 <= entry.bound_ps <= total.time_ps or (entry.optimal and entry.bound_ps != total.time_ps):
         return f"its bound is {entry.bound_ps}, and its time {total.time_ps}"

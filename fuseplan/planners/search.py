@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -41,7 +40,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     unpriced: dict[Mask, int] = {}
     """Groups of which only the floor is known, each with the bytes that it moves at least."""
     for mask in columns:
-        if time.monotonic() >= expires_at:
+        if space.book.clock() >= expires_at:
             return Solved(best, 0, False, note=deadline_note(space))
         least_ps, nbytes = floors.get(mask, (0, 0))
         if least_ps:
@@ -57,14 +56,14 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         wanted = [k for k in relaxation.support if is_open[k]]
         if not wanted:
             break
-        if time.monotonic() >= expires_at:
+        if space.book.clock() >= expires_at:
             return Solved(best, relaxation.bound, False, cost, relaxation.duals, deadline_note(space))
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
         open_ = np.flatnonzero(is_open)
         promising = open_[np.argsort(extra[open_], kind="stable")][: _FEW + len(masks) // _MORE].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
-            if time.monotonic() >= expires_at:
+            if space.book.clock() >= expires_at:
                 break
             _price(space, masks[k], cost, unpriced)
             is_open[k] = False
@@ -91,7 +90,7 @@ def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
         if covered & mask:
             return False
         covered |= mask
-    return covered == space.everything and not cyclic_sets(space.successors(groups))
+    return covered == space.everything and space.can_run(groups)
 
 
 def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask, int]) -> None:
@@ -130,7 +129,7 @@ def _prove(
             tuple((cost[m], unpriced[m], 1) if m in unpriced else space.total([m]).objectives for m in alive),
             space.n,
             tuple(sorted(index[m] for m in best)),
-            max(expires_at - time.monotonic(), 0),
+            max(expires_at - space.book.clock(), 0),
             tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
             prices,
         )
@@ -152,11 +151,11 @@ def _prove(
             if selection.status == "OPTIMAL":
                 continue
             chosen = best
-        after = space.successors(chosen)
-        cycles = cyclic_sets(after)
+        cycles = cyclic_sets(space.followers(chosen))
         if not cycles:
             optimal = selection.status == "OPTIMAL"
             return Solved(chosen, bound, optimal, cost, duals, "" if optimal else deadline_note(space))
+        after = space.successors(chosen)
         for cycle in cycles:
             forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))
     note = f"{space.n} operations from {where(space)} on kept waiting for each other: heuristic groups"

@@ -16,6 +16,9 @@ FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, Attr
 """What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
 
 LATE, MANY_NOTES = "the deadline came before", 3
+SPENT = "the limit of counted work came before"
+"""The same on every machine; a longer deadline raises it."""
+ENDED = (LATE, SPENT)
 UNUSABLE = "the solver could not be used"
 
 
@@ -45,8 +48,9 @@ def failure(error: BaseException) -> str:
 
 
 def deadline_note(space: Space) -> str:
-    """What to tell of a component that the deadline left unproven."""
-    return f"{LATE} {space.n} operations from {where(space)} on were proven"
+    """What to tell of a component that the deadline, or the limit of counted work, left unproven."""
+    why = SPENT if space.book.work.is_spent else LATE
+    return f"{why} {space.n} operations from {where(space)} on were proven"
 
 
 def where(space: Space) -> str:

@@ -31,9 +31,10 @@ from fuseplan.planners.certify import as_fast, make_proof
 from fuseplan.planners.component import Starts, solve_component
 from fuseplan.planners.joint import join
 from fuseplan.planners.remembered import Remembered
-from fuseplan.planners.solved import LATE, MANY_NOTES, UNUSABLE, Solved
+from fuseplan.planners.solved import ENDED, MANY_NOTES, UNUSABLE, Solved
 from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.text import time_text
+from fuseplan.work import Work, limit_of
 
 _SHORT_S = 2.0
 """Under a deadline shorter than this the heuristics come first: to make their plans when it is
@@ -41,7 +42,7 @@ over takes up to 0.3 s for a training step of 24 layers."""
 
 _TAIL_S = 2e-5
 """Seconds a node to set aside for joining, ordering and checking kernels, which come after the
-search: twice what a training step of GPT-2 takes; less where taking the graph apart was faster."""
+search: twice what a training step of GPT-2 takes."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -60,27 +61,34 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    tail_s = min(watch.laps["partition"], _TAIL_S * len(graph.nodes), budget.deadline_s / 2)
+    tail_s = min(_TAIL_S * len(graph.nodes), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
+    book.expires_at = watch.started + budget.deadline_s
+    asked_s = budget.deadline_s if budget.asked_s is None else budget.asked_s
+    book.work = Work(limit_of(asked_s))
     starts = Starts(parts.kinds, budget.known)
     given = [starts.given(kind) for kind in range(len(parts.kinds))]
     memo = Remembered(parts, "solver", budget, expires_at, given)
-    recalled = {kind: memo.recall(kind) for kind in range(len(parts.kinds))}
-    watch.lap("memo")
-    if budget.deadline_s < _SHORT_S:
-        for kind, known in recalled.items():
-            if known is None:
+    # Small ones first, so that one that hits the deadline costs no other its proof.
+    smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
+    spent = dict.fromkeys(smallest_first, 0)
+    if asked_s < _SHORT_S:
+        for kind in smallest_first:
+            if not memo.has(kind):
+                before = book.work.spent
                 starts.best(kind)
+                spent[kind] = book.work.spent - before
         watch.lap("heuristics")
     solved: dict[int, Solved] = {}
 
     def solve(kind: int) -> None:
+        before = book.work.spent
         solved[kind] = solve_component(kind, starts, budget, expires_at, watch)
-        memo.keep(kind, solved[kind])
+        spent[kind] += book.work.spent - before
+        memo.keep(kind, solved[kind], spent[kind])
 
-    # Small ones first, so that one that hits the deadline costs no other its proof.
-    for kind in sorted(recalled, key=lambda k: parts.kinds[k].n):
-        known = recalled[kind]
+    for kind in smallest_first:
+        known = memo.recall(kind)
         if known is None:
             solve(kind)
         else:
@@ -94,7 +102,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
     def complete(kind: int) -> bool:
         """Find all columns of a kind, and tell whether they are."""
-        if memo.recalled.pop(kind, None) is not None:
+        entry = memo.recalled.pop(kind, None)
+        if entry is not None:
+            book.work.spent -= entry.work  # It was counted when it was recalled.
             solve(kind)
         return solved[kind].optimal
 
@@ -151,13 +161,13 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
 
 def _summed(notes: list[str]) -> list[str]:
-    """``notes`` with one in the place of many about the deadline."""
-    late = [note for note in notes if note.startswith(LATE)]
-    if len(late) <= MANY_NOTES:
-        return notes
-    return [n for n in notes if n not in late[1:]] + [
-        f"{LATE} {len(late) - 1} other kinds of parts were proven"
-    ]
+    """``notes`` with one in the place of many about the deadline, or about counted work."""
+    for why in ENDED:
+        late = [note for note in notes if note.startswith(why)]
+        if len(late) > MANY_NOTES:
+            notes = [n for n in notes if n not in late[1:]]
+            notes.append(f"{why} {len(late) - 1} other kinds of parts were proven")
+    return notes
 
 
 def _warn_of_failures(notes: Sequence[str]) -> None:

@@ -13,7 +13,6 @@ two groups would both have to change at once.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator, Sequence
 
 from fuseplan.absorb import fold
@@ -44,7 +43,7 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
     rng = random.Random(0)
     tried: set[tuple[Mask, int]] = set()
     idle = turn = 0
-    while idle < _PATIENCE and time.monotonic() < expires_at:
+    while idle < _PATIENCE and space.book.clock() < expires_at:
         time_ps = space.total(groups).time_ps
         if time_ps - bound_ps <= bound_ps // _ENOUGH:
             break
@@ -130,7 +129,7 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
     for mask in groups:
         around |= mask if mask & free else 0
     within = small.mask(space.nodes(around))
-    found = enumerate_groups(small, _MAX_GROUPS, expires_at, time.monotonic, within=within)
+    found = enumerate_groups(small, _MAX_GROUPS, expires_at, space.book.clock, within=within)
     known = [small.mask(space.nodes(mask)) for mask in groups]
     others = [*small.offers, *(1 << i for i in range(small.n))]
     columns = [*known, *found.groups, *(mask for mask in others if isinstance(small.price(mask), Price))]
