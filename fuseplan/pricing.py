@@ -24,8 +24,9 @@ from fuseplan.work import Work, limit_of
 
 Nodes = tuple[int, ...]
 
-_ALWAYS_LOOKED = 8_000
-"""Operations that heuristics look at whatever the clock says: a fifth of a second of work."""
+_ALWAYS_LOOKED = 3_000
+"""Operations that heuristics look at whatever the clock says: a tenth of a second of work, three of
+reductions."""
 
 
 class Pricing(Protocol):
