@@ -278,6 +278,7 @@ def assert_same_outcome(got, want):
 
 
 UNDEFINED = {
+    ("jacfwd", "custom_vmap"): "the rule calls the result batched where jacfwd wants it to be unbatched",
     (
         "hessian",
         "custom_vjp of symbolic zeros",
