@@ -280,7 +280,7 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
 def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.again._UNCUT", 10**6)
+    monkeypatch.setattr("fuseplan.again._UNCUT_S", 10**6)
     monkeypatch.setattr("fuseplan.again.worth_again", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
