@@ -149,8 +149,9 @@ def call_of(traced: Traced, settings: Settings) -> Call:
     """The call of a traced function; its arguments are the function's constants and arguments."""
     shared = replace(traced, consts=())  # JAX's own tracers may be among them
 
-    # JAX remembers how a jitted function is transformed: the equations are evaluated once for all.
-    @jax.jit
+    # JAX remembers how a jitted function is transformed: the equations are evaluated once for all. Inlined,
+    # since XLA simplifies a function that is called before it sees which operands of the call are constants.
+    @functools.partial(jax.jit, inline=True)
     def evaluate(*flat: Any) -> Any:
         return shared.evaluate(*flat)
 

@@ -114,6 +114,13 @@ def test_what_is_handed_over_is_the_program_that_jax_compiles(name, unplanned):
     jax.tree.map(np.testing.assert_array_equal, ours(x), plain(x))
 
 
+def test_constants_are_seen_where_jax_shows_them(unplanned):
+    c = jnp.array([3.0, 5.0, 7.0])
+    f = lambda x: jnp.sin(x / c).sum()  # noqa: E731
+    ours, plain = (g.lower(c).as_text() for g in (fuseplan.jit(f, device=CPU), jax.jit(f)))
+    assert ours == plain
+
+
 @pytest.mark.parametrize("inside", [fuseplan.jit, lambda f, **_: f], ids=["fused", "plain"])
 def test_a_fused_function_is_traced_once(inside, unplanned):
     traced = []
