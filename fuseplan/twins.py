@@ -14,7 +14,10 @@ Being neighbours matters: the order of operations decides what is alive on a cor
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from costmodel.graph import Node
+from fuseplan.bits import bits, transposed
 from fuseplan.space import Mask, Space
 
 _SHORTEST = 5
@@ -27,9 +30,10 @@ def runs_of_twins(space: Space) -> tuple[Mask, ...]:
     if space.offers:
         return ()
     runs: list[Mask] = []
+    before = transposed(space.component.apart)
     start = 0
     for i in range(1, space.n + 1):
-        if i < space.n and _are_twins(space, i - 1, i):
+        if i < space.n and _are_twins(space, before, i - 1, i):
             continue
         if i - start >= _SHORTEST:
             runs.append((1 << i) - (1 << start))
@@ -37,8 +41,9 @@ def runs_of_twins(space: Space) -> tuple[Mask, ...]:
     return tuple(runs)
 
 
-def _are_twins(space: Space, i: int, j: int) -> bool:
-    """Whether swapping two adjacent positions changes nothing; an equivalence."""
+def _are_twins(space: Space, before: Sequence[Mask], i: int, j: int) -> bool:
+    """Whether swapping two adjacent positions changes nothing; an equivalence. ``before`` has, for each
+    position, those from which a path through the outside leads to it."""
     one, other = _leaf(space, i), _leaf(space, j)
     if one is None or other is None or not space.book.signatures.alike(one.id, other.id):
         return False
@@ -47,7 +52,7 @@ def _are_twins(space: Space, i: int, j: int) -> bool:
     if around & ~both:
         return False
     apart = space.component.apart
-    if apart[i] != apart[j] or any((a >> i ^ a >> j) & 1 for a in apart):
+    if apart[i] != apart[j] or before[i] != before[j]:
         return False
     if bool(space.made[i] & space.kept) != bool(space.made[j] & space.kept):
         return False
@@ -66,7 +71,7 @@ def _leaf(space: Space, i: int) -> Node | None:
     if space.closure is not None and space.closure.ruled >> i & 1:
         return None
     node = space.book.graph.nodes[space.members[i][0]]
-    one = len(node.outputs) == 1 and not any(read & space.made[i] for read in space.read)
+    one = len(node.outputs) == 1 and not any(space.readers[k] for k in bits(space.made[i]))
     return node if one else None
 
 
