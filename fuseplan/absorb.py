@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from costmodel.graph import Node, OpKind
+from costmodel.traffic import part_bytes
 from fuseplan.bits import bits
 from fuseplan.errors import Verdict
 from fuseplan.join import execution_order
@@ -39,12 +40,13 @@ def contract(space: Space) -> Space:
 
 def absorb_moves(space: Space) -> Space:
     """``space`` with each operation that only moves data merged into its reader, where it has
-    one, reads one other member at most, and makes no less than it reads. For kernels that need
-    not fit on chip (``Pricing.absorbs_moves``).
+    one that reads all that it makes, reads one other member at most, and makes no less than it
+    reads. For kernels that need not fit on chip (``Pricing.absorbs_moves``).
 
     No plan is lost: it computes nothing, so that in its reader's kernel it costs what it reads
     there instead of what it makes; and the kernel that it leaves writes no more, and stays in
-    one piece (test_candidates.py::test_absorbing_moves_loses_nothing).
+    one piece (test_candidates.py::test_absorbing_moves_loses_nothing). A reader that takes a part,
+    as a slice does, costs less without it, and prices that give it nothing would prove nothing.
     """
     values = space.book.graph.values
     merged = _Merged(space)
@@ -58,6 +60,8 @@ def absorb_moves(space: Space) -> Space:
         read = sum(values[v].nbytes for v in set(node.inputs))
         made = sum(values[v].nbytes for v in node.outputs)
         if reader < 0 or len(space.producers[i]) > 1 or read > made:
+            continue
+        if not _reads_all(space, reader, node.outputs):
             continue
         together = merged.together(i, reader)
         if _is_cut(space, together):
@@ -116,6 +120,14 @@ def _is_cut(space: Space, together: Mask) -> bool:
 def _single(space: Space, i: int) -> Node | None:
     """The node at a position that stands for one."""
     return space.book.graph.nodes[space.members[i][0]] if len(space.members[i]) == 1 else None
+
+
+def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:
+    """Whether the operations at a position read the whole of each of these values, or none of it."""
+    graph = space.book.graph
+    nodes = [graph.nodes[n] for n in space.members[reader]]
+    parts = {v: sum(part_bytes(graph, n, v) for n in nodes if v in n.inputs) for v in made}
+    return all(read == 0 or read >= graph.values[v].nbytes for v, read in parts.items())
 
 
 def _only_reader(space: Space, i: int) -> int:

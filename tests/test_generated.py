@@ -126,6 +126,24 @@ CASES: dict[str, tuple[str, Program]] = {
             x64=True,
         ),
     ),
+    "a proof: a slice reads less without the reshape before it": (
+        "cpu",
+        Program(
+            (Input("float64", (3, 16), "special", 524, constant=True), Input("uint8", (16, 3), "small", 237)),
+            (Step("dynamic_slice", (0, 1), (1, 0), "float64"),),
+            (2,),
+            x64=True,
+        ),
+    ),
+    "a proof: a remembered plan that costs its floor, where the floor is lower": (
+        "cpu",
+        Program(
+            (Input("float64", (24,), "positive", 640),),
+            (Step("prod", (0,), ((0,), False), "float64"), Step("rmsnorm", (0,), (0,), "float64")),
+            (2, 1),
+            x64=True,
+        ),
+    ),
 }
 """Programs that failed once, shrunk: a backend and the program."""
 
