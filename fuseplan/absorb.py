@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from costmodel.axes import Conflict, unify
 from costmodel.graph import Node, OpKind
 from costmodel.traffic import part_bytes
 from fuseplan.bits import bits
@@ -47,7 +48,11 @@ def absorb_moves(space: Space) -> Space:
     there instead of what it makes; and the kernel that it leaves writes no more, and stays in
     one piece (test_candidates.py::test_absorbing_moves_loses_nothing). A reader that takes a part,
     as a slice does, costs less without it, and prices that give it nothing would prove nothing.
+    A reshape that splits or merges axes ties those of its reader, which may keep apart what the
+    reader is fused with: it is merged only where all of ``space`` has axes in common.
     """
+    ties: bool | None = None
+
     values = space.book.graph.values
     merged = _Merged(space)
     for i in reversed(range(space.n)):
@@ -63,6 +68,12 @@ def absorb_moves(space: Space) -> Space:
             continue
         if not _reads_all(space, reader, node.outputs):
             continue
+        if _splits(space, i):
+            ties = (
+                isinstance(unify(space.book.graph, space.component.nodes), Conflict) if ties is None else ties
+            )
+            if ties:
+                continue
         together = merged.together(i, reader)
         if _is_cut(space, together):
             continue
@@ -120,6 +131,13 @@ def _is_cut(space: Space, together: Mask) -> bool:
 def _single(space: Space, i: int) -> Node | None:
     """The node at a position that stands for one."""
     return space.book.graph.nodes[space.members[i][0]] if len(space.members[i]) == 1 else None
+
+
+def _splits(space: Space, i: int) -> bool:
+    """Whether an operation at a position makes several axes of a dimension, or one of several."""
+    nodes = [space.book.graph.nodes[n] for n in space.members[i]]
+    maps = [m for node in nodes for m in (*node.input_maps, *node.output_maps) if m is not None]
+    return any(len(dims) > 1 for m in maps for dims in m)
 
 
 def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:

@@ -194,6 +194,15 @@ ON_XLA = {
     "larger than made": (False, lambda w: _twice(jnp.exp(w)[:, ::2]), W),
     "read twice": (True, lambda w: (jnp.exp(w).T * 2, jnp.tanh(w).T.sum(0)), W),
     "broadcast rows": (True, lambda w: (w * w.max(1, keepdims=True) * 2).sum(0), W),
+    # With the reshape, neither kernel could hold the pad.
+    "reshaped beside a pad": (
+        False,
+        lambda a, b: jax.lax.pad(b, 0.0, [(0, 30, 0)]) + a.reshape(33),
+        jnp.ones((3, 11)),
+        jnp.ones(3),
+    ),
+    # A slice costs less without the reshape that it reads a part of.
+    "sliced": (False, lambda w: w.reshape(-1)[5:6] * 2, W),
     "pairs": (False, lambda x, y: _paired(x, y).sum(1), X, Y),
     "pairs twice": (False, lambda x, y: (_paired(x, y) * 3).sum(0), X, Y),
 }

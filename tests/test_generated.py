@@ -135,6 +135,14 @@ CASES: dict[str, tuple[str, Program]] = {
             x64=True,
         ),
     ),
+    "a proof: a reshape that keeps apart what its reader is fused with": (
+        "cpu",
+        Program(
+            (Input("float32", (33,), "positive", 821),),
+            (Step("reshape", (0,), ((3, 11),)), Step("slice", (0,), (((4, 11, 3),), (4,), (11,), (3,)))),
+            (2, 1),
+        ),
+    ),
     "a proof: a remembered plan that costs its floor, where the floor is lower": (
         "cpu",
         Program(
