@@ -122,16 +122,22 @@ def cached_cpu() -> DeviceSpec:
 def cached(made_by: str, measure: Callable[[float], DeviceSpec]) -> DeviceSpec:
     """What ``measure(FIRST_USE_S)`` gave to ``made_by``: from memory, else from its file, else measured
     and written. Of a file with assumed figures these are tried again, by ``MOST_ATTEMPTS`` processes."""
+    found = known(made_by)
+    if found is None:
+        stored = _read(cache_path(made_by), made_by)
+        attempts = 1 + (stored.attempts if stored is not None else 0)
+        found = recalibrated(made_by, measure, FIRST_USE_S, attempts).device
+    return found
+
+
+def known(made_by: str) -> DeviceSpec | None:
+    """What ``cached`` returns without a measurement; None where it would measure."""
     path = cache_path(made_by)
-    known = _memory.get(path)
-    if known is None:
+    if path not in _memory:
         stored = _read(path, made_by)
         if stored is not None and (not _unsettled(stored.device) or stored.attempts >= MOST_ATTEMPTS):
-            known = _memory[path] = stored.device
-        else:
-            attempts = 1 + (stored.attempts if stored is not None else 0)
-            known = recalibrated(made_by, measure, FIRST_USE_S, attempts).device
-    return known
+            _memory[path] = stored.device
+    return _memory.get(path)
 
 
 def recalibrated(

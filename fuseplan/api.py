@@ -25,6 +25,7 @@ from fuseplan.config import (
     is_disabled,
     make_options,
     resolve_device,
+    with_figures,
 )
 from fuseplan.constraints import Constraints
 from fuseplan.contest import require_measurable
@@ -33,7 +34,7 @@ from fuseplan.errors import InvalidArgumentError
 from fuseplan.features import ALL_FEATURES, Features
 from fuseplan.fused import fuse
 from fuseplan.halves import Halves
-from fuseplan.local import local_platform
+from fuseplan.local import local_platform, unmeasured_device
 from fuseplan.lower import lower
 from fuseplan.measure import Choices, Measurement
 from fuseplan.plan import Plan
@@ -140,8 +141,10 @@ class JitFused:
 
     @functools.cached_property
     def _options(self) -> Options:
-        # Resolved on first use: measuring the CPU takes seconds and may not be needed.
-        return make_options(*self._planning)
+        # Figures of this CPU are measured where prices decide something (``with_figures``): that takes
+        # seconds, and most functions leave nothing to decide.
+        device, *others = self._planning
+        return make_options(unmeasured_device(device), *others)
 
     def _is_left_to_jax(self, closed: Any) -> bool:
         """Whether calls of a traced function run ``jax.jit``'s program, unplanned."""
@@ -202,7 +205,7 @@ class JitFused:
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
         flat = flatten(traced.jaxpr)
-        plan = plan_of(flat, self._options, trace_s)[1]
+        plan = plan_of(flat, with_figures(self._options), trace_s)[1]
         if not runs_as_jax(plan):
             return plan
         inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))

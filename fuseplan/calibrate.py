@@ -6,6 +6,7 @@ jitted programs reach on JAX's CPU backend is measured here, once for each versi
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
 import time
@@ -79,6 +80,21 @@ def local_cpu() -> DeviceSpec:
 
     with _lock:  # two measurements at a time would each see half of the machine
         return cached(MADE_BY, announced) if _has_backend() else by_numpy.cached_cpu()
+
+
+_described_cpu = functools.cache(described_cpu)
+
+
+def unmeasured_cpu() -> DeviceSpec:
+    """This machine's CPU without a measurement: its stored figures, or else the operating system's
+    description at assumed rates, which ``measured`` replaces."""
+    known = by_numpy.known(MADE_BY) if _has_backend() else by_numpy.known("numpy")
+    return known or _described_cpu()
+
+
+def measured(device: DeviceSpec) -> DeviceSpec:
+    """``device``, but ``local_cpu()`` in the place of a CPU that nothing has been measured of."""
+    return local_cpu() if device == _described_cpu() else device
 
 
 def recalibrate_cpu(limit_s: float = ASKED_FOR_S) -> Calibration:

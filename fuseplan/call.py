@@ -18,11 +18,12 @@ from jax.interpreters import ad, batching, mlir
 
 from fuseplan import _compat
 from fuseplan.bodies import Fuse, with_planned_bodies
-from fuseplan.config import Options
+from fuseplan.config import Options, with_figures
 from fuseplan.debug import report_left
 from fuseplan.lower import Lowered, lower
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_traced
+from fuseplan.planners import decides_nothing
 from fuseplan.runtime import FlatFunction, Part, evaluator, make_runner
 from fuseplan.screen import may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.selectors import of_derivative, require_names
@@ -133,6 +134,8 @@ class Call:
 def planned(flat: Flat, settings: Settings) -> tuple[Lowered, Plan]:
     """The plan of a program, with the program that it is of."""
     options = settings.options
+    if not decides_nothing(options.planner):  # else no figure decides anything
+        options = with_figures(options)
     if settings.derived and options.constraints is not None:
         there = of_derivative(options.constraints, lower(flat))
         options = replace(options, constraints=there)

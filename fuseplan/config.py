@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
+from fuseplan.calibrate import measured
 from fuseplan.constraints import Constraints
 from fuseplan.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.features import ALL_FEATURES, Features
@@ -67,6 +68,12 @@ def make_options(
             "fuseplan.Features(siblings=False)"
         )
     return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None, features)
+
+
+def with_figures(options: Options) -> Options:
+    """``options`` whose device has the figures that a plan is priced by: a CPU that has not been measured
+    is measured now, which takes seconds."""
+    return replace(options, device=measured(options.device))
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:

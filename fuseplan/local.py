@@ -7,7 +7,7 @@ import warnings
 import jax
 
 from costmodel.device import DeviceSpec, get_device, with_backend
-from fuseplan.calibrate import local_cpu
+from fuseplan.calibrate import local_cpu, unmeasured_cpu
 from fuseplan.errors import FuseplanWarning
 
 # What jax.Device.device_kind says of each device, lower case.
@@ -43,6 +43,12 @@ def find_device(name: str | DeviceSpec) -> DeviceSpec:
     """
     device, _, backend = str(name).partition(":")
     return with_backend(local_cpu(), backend) if device == "cpu" else get_device(name)
+
+
+def unmeasured_device(device: str | DeviceSpec | None) -> str | DeviceSpec | None:
+    """``device``, but this machine's CPU as far as it is known without measuring it."""
+    is_here = device == "cpu" or (device is None and local_platform() == "cpu")
+    return unmeasured_cpu() if is_here else device
 
 
 def local_device() -> DeviceSpec:

@@ -15,7 +15,7 @@ from typing import Any
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.bodies import bodies
-from fuseplan.config import Options
+from fuseplan.config import Options, with_figures
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.cpu_nests import CpuNests
 from fuseplan.loops.offered import least_bytes
@@ -55,10 +55,11 @@ def may_loop(flat: Flat, options: Options) -> bool:
     programs = [columns or lowered, *([lowered] if columns else [])]  # Either may be planned.
     if not any(may_keep(program.graph, min_bytes) for program in programs):
         return False
-    if any(has_offers(program, options.device) for program in programs):
+    device = with_figures(options).device
+    if any(has_offers(program, device) for program in programs):
         return True
     again = recompute(programs[0], min_bytes) if options.features.recompute else None
-    return again is not None and has_offers(again, options.device)
+    return again is not None and has_offers(again, device)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 import fuseplan
+from costmodel import calibrate as known_figures
 from experiments.workloads import WORKLOADS, get_workload
-from fuseplan import call, derivative
+from fuseplan import calibrate, call, derivative
 from fuseplan.calibrate import described_cpu
 from fuseplan.config import make_options
 from fuseplan.constraints import Constraints
@@ -227,4 +228,21 @@ def test_a_planner_of_the_users_own_is_asked(monkeypatch):
 
     monkeypatch.setattr(fuseplan.planners, "_PLANNERS", {**fuseplan.planners._PLANNERS, "own": own})
     fuseplan.jit(small, device=CPU, planner="own")(X)
+    assert asked
+
+
+def test_nothing_is_measured_where_nothing_can_gain(tmp_path, monkeypatch):
+    """A first call on a new machine, with and without a derivative, waits for no calibration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(known_figures, "_memory", {})
+    asked = []
+    monkeypatch.setattr(
+        calibrate, "measure", lambda limit_s: asked.append(limit_s) or calibrate.unmeasured_cpu()
+    )
+    x = jnp.arange(12.0).reshape(3, 4)
+    fast = fuseplan.jit(lambda x: jnp.tanh(x @ x.T).sum())
+    np.testing.assert_allclose(fast(x), jnp.tanh(x @ x.T).sum(), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(lambda x: jnp.tanh(x @ x.T).sum())(x), rtol=1e-6)
+    assert not asked
+    fast.plan(x)  # has prices
     assert asked
