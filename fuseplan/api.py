@@ -143,8 +143,8 @@ class JitFused:
     def _options(self) -> Options:
         # Figures of this CPU are measured where prices decide something (``with_figures``): that takes
         # seconds, and most functions leave nothing to decide.
-        device, *others = self._planning
-        return make_options(unmeasured_device(device), *others)
+        device, planner, deadline_s, strict, constraints = self._planning
+        return make_options(unmeasured_device(device), planner, deadline_s, strict, constraints)
 
     def _is_left_to_jax(self, closed: Any) -> bool:
         """Whether calls of a traced function run ``jax.jit``'s program, unplanned."""
