@@ -13,8 +13,11 @@ _MAX_LEARNT = 256
 
 
 _MAX_EFFORT = 1 << 15
-"""Bits of all sets that are asked about for the sake of learning: some tenths of a second of work. To widen
-a set of thousands, or to find a core in it, takes thousands of questions that are each as long."""
+"""Bits of all large sets that are asked about for the sake of learning: some tenths of a second of work. To
+widen a set of thousands, or to find a core in it, takes thousands of questions that are each as long."""
+
+_LARGE = 256
+"""Bits of a set from which on what it takes to ask about it counts."""
 
 
 class Monotone:
@@ -78,7 +81,9 @@ class Monotone:
             return True
         if any(not mask & ~wide for wide in self._allowed):
             return False
-        self._effort += mask.bit_count()
+        size = mask.bit_count()
+        if size > _LARGE:
+            self._effort += size
         suspect = self._ask(mask)
         if suspect is not None and not self._full:
             self._confirm(suspect)

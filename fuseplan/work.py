@@ -11,9 +11,9 @@ from dataclasses import dataclass
 UNITS_PER_S = 1_000_000
 """A unit is about a microsecond of an idle core."""
 
-SHARE = 4
-"""A planning searches a program up to three times; each search may do a fourth of what an idle core does
-until the deadline, so that a busy machine comes to the same end."""
+SHARE = 2
+"""Each search of a program may do half of what an idle core does until the deadline, so that a busy machine
+comes to the same end. No search of the workloads does so much."""
 
 LEAST_S = 20.0
 """Deadlines shorter than this cut a search by the clock; its counted limit is as for this one, so that what

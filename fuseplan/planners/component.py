@@ -191,7 +191,8 @@ def _solve_space(
         result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
         if result.steady:
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
-            result.note = note
+            # Groups that were not enumerated in time need not be too many.
+            result.note = deadline_note(space) if space.book.clock() >= expires_at else note
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
