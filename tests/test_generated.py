@@ -21,7 +21,7 @@ from experiments.fuzz.program import FLOATS, INTEGERS, Input, Program, Step
 from experiments.fuzz.reference import difference, expected_results
 from experiments.fuzz.shrink import shrink
 
-N_PROGRAMS = {"cpu": 100, "triton": 30, "mosaic_tpu": 30, "mosaic_gpu": 20}
+N_PROGRAMS = {"cpu": 70, "triton": 30, "mosaic_tpu": 30, "mosaic_gpu": 20}
 
 
 def hold(program, backends, gradient=False, **how):
@@ -133,6 +133,14 @@ CASES: dict[str, tuple[str, Program]] = {
             (Step("dynamic_slice", (0, 1), (1, 0), "float64"),),
             (2,),
             x64=True,
+        ),
+    ),
+    "a derivative: a literal among the results": (
+        "cpu",
+        Program(
+            (Input("float32", (2, 1), "normal", 635),),
+            (Step("scalar", (), (0.5,)), Step("sin", (0,))),
+            (1, 2),
         ),
     ),
     "a proof: a reshape that keeps apart what its reader is fused with": (
