@@ -135,6 +135,18 @@ CASES: dict[str, tuple[str, Program]] = {
             x64=True,
         ),
     ),
+    "a plan: a norm and a product of one element each": (
+        "mosaic_tpu",
+        Program(
+            (Input("float32", (1,), "normal", 291), Input("float32", (1,), "normal", 505)),
+            (
+                Step("mean", (0,), ((0,), True)),
+                Step("einsum", (2, 1), ("a,a->", "float32")),
+                Step("cube", (3,)),
+            ),
+            (4,),
+        ),
+    ),
     "a derivative: a literal among the results": (
         "cpu",
         Program(

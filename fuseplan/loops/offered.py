@@ -100,7 +100,8 @@ class Nests(ABC):
         if not all(loopable(graph.nodes[n], self.backend) for n in nodes):
             return None
         axes = unify(graph, nodes)
-        if isinstance(axes, Conflict) or 0 in axes.sizes:
+        # Arrays of one element have no axis to walk.
+        if isinstance(axes, Conflict) or not axes.sizes or 0 in axes.sizes:
             return None
         return self.choose(nodes, axes, boundary(graph, nodes))
 
