@@ -1,4 +1,4 @@
-"""The accepted values of every field of a ``DeviceSpec``, and the error for any other value.
+"""Validate every field of a ``DeviceSpec``: its accepted range, and the error for any other value.
 
 The cost model divides by the rates and multiplies them by bytes: a rate of zero, a negative size or a
 NaN would not fail there but give a plan for a machine that cannot exist. Rates have a least value

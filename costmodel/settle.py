@@ -1,4 +1,4 @@
-"""Timings repeated until they agree, and the figures that follow from them.
+"""Repeat timings until they agree, and derive a device's figures from them.
 
 The programs are sampled in turns, so that a passing load hits all of them. A batch is ``ROUNDS``
 samples of each program, and its time is the fastest of them: another process only adds to a time.
@@ -23,10 +23,10 @@ AGREEING = 3
 """Batches that have to agree."""
 
 AGREEMENT = 0.10
-"""The slowest of them takes at most so much longer than the fastest."""
+"""How much longer than the fastest the slowest of them may take, as a part of it."""
 
 MOST_BATCHES = 40
-"""A program that has not settled after these does not: there is an end without a clock, too."""
+"""Batches after which a program that has not settled is given up: an end that needs no clock."""
 
 
 @dataclass(frozen=True, slots=True)

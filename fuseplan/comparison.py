@@ -1,8 +1,8 @@
-"""Comparison: plans of one program by several planners, each as traced and rewritten, beside XLA's own.
+"""Compare planners on one program: the plan of each, as traced and rewritten, beside XLA's own plan.
 
-Two numbers tell apart where time is gained. *What rewriting gains* is, for one planner, the time of its plan
-of the program as traced over that of its best plan (``fuseplan.rewriting``). *What solving gains* is the time
-of greedy's best plan over that of the solver's, both given the same rewrites.
+Two ratios separate the sources of a gain. What *rewriting* gains is, for one planner, the time of its plan of
+the program as traced over that of its best plan (``fuseplan.rewriting``). What *solving* gains is the time of
+greedy's best plan over that of the solver's, both given the same rewrites.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ NO_PLAN = "NONE"
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """What one planner makes of a program."""
+    """One planner's plan of a program, or the reason why it has none."""
 
     planner: str
     plan: Plan | None
     unrewritten_ps: int | None = None
-    """Picoseconds of its plan of the program as traced: no columns, steps, copies or packs. None if it has no
-    such plan, within a limit of memory say."""
+    """Picoseconds of its plan of the program as traced, with ``Features(rewrites=False)``. None if it has no
+    such plan, for example within ``max_peak_bytes``."""
     reason: str = ""
     """Why there is no plan."""
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the plan says of itself, or why there is none."""
+        """The notes of the plan, or the reason why there is none."""
         return (self.reason,) if self.plan is None else all_notes(self.plan)
 
     @property
@@ -62,8 +62,8 @@ def default_planners(device: DeviceSpec) -> tuple[str, ...]:
 
 
 def compare_plan(lowered: Lowered, options: Options) -> Compared:
-    """What a planner makes of a program, rewritten and as traced. XLA may fail to compile it, or its compiler
-    may be in use by another process: then there is no plan, and the reason."""
+    """Plan a program by one planner, rewritten and as traced. Where XLA fails to compile it, or another
+    process holds its compiler, the row has no plan but the reason."""
     is_compiled = isinstance(get_planner(options.planner), ProgramPlanner)
     try:
         plan = plan_best(lowered, options)[1]
@@ -92,8 +92,8 @@ def time_rows(
 
 
 def baseline_of(plans: Iterable[Plan]) -> Plan | None:
-    """The plan that speed-ups are over: XLA's own, which is what runs without us. Where there is none, each
-    operation by itself; else the first plan that takes any time."""
+    """The plan that speed-ups are relative to: XLA's own, which is what runs without fuseplan; without that,
+    the ``unfused`` plan; else the first plan that takes any time."""
     timed = [plan for plan in plans if plan.objective_ps]
     by_name = {plan.planner: plan for plan in reversed(timed)}
     return by_name.get("xla") or by_name.get("unfused") or (timed[0] if timed else None)
@@ -113,7 +113,7 @@ def solving_gains(rows: Iterable[Compared]) -> float | None:
 
 
 def gains_text(rows: Sequence[Compared]) -> str:
-    """What rewriting gains and what solving gains, in one or two sentences; empty where neither is known."""
+    """One sentence on the gains of rewriting, one on the gain of solving; empty where neither is known."""
     rewriting = [
         f"{row.planner} {times_text(gains)}"
         for row in rows

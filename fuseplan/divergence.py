@@ -1,4 +1,4 @@
-"""Divergence: what a table says where modelled and measured times stand in it and are far apart."""
+"""Point out where the modelled and the measured times in a table differ by more than a factor of two."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from fuseplan.text import times_text
 
 FACTOR = 2.0
-"""Times that are further apart than this are pointed out: a plan that is chosen by the one need not be the
-best by the other."""
+"""The ratio of the two times from which they are pointed out: the plan with the best modelled time then need
+not have the best measured one."""
 
 _LEFT_OUT = {
     "cpu": "The model of a CPU does not know how XLA fuses what is left to it, nor what its threads and its "

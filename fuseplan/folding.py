@@ -1,4 +1,4 @@
-"""Constant folding: operations on scalar literals alone (``n - ddof`` in ``jnp.var``) become literals."""
+"""Fold constants: an operation on scalar literals alone (``n - ddof`` in ``jnp.var``) becomes a literal."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _EXACT_FLOATS: dict[str, Callable[..., Any]] = {"div": np.divide, "sqrt": np.sqr
 
 
 def fold(flat: Flat) -> Flat:
-    """The program without operations on scalar literals; the very same where it has none."""
+    """The program without operations on scalar literals; the same object where it has none."""
     known: dict[int, Literal] = {}
     values: dict[Any, Any] = {}
     equations: list[Equation] = []
@@ -61,7 +61,7 @@ def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
 
 
 def _literal(eqn: Equation, literals: Sequence[Any], values: dict[Any, Any]) -> Literal:
-    """What the equation makes of literals; ``values`` are those found before."""
+    """The result of an equation on ``literals``; ``values`` caches results by operation and operands."""
     (aval,) = eqn.out_avals
     params = tuple((k, str(v)) for k, v in eqn.params.items())
     key = (eqn.primitive.name, params, tuple((repr(v.val), str(v.aval)) for v in literals))
@@ -71,7 +71,7 @@ def _literal(eqn: Equation, literals: Sequence[Any], values: dict[Any, Any]) -> 
 
 
 def folded(primitive: Any, literals: Sequence[Any], params: dict[str, Any], dtype: Any) -> Any:
-    """What ``primitive`` gives of scalar literals, as a NumPy scalar.
+    """The result of ``primitive`` on scalar literals, as a NumPy scalar.
 
     Example:
         >>> from jax import lax

@@ -3,8 +3,8 @@
 The name is where its main operation comes from, and what it computes there: ``attention:softmax``.
 *Where* is the ``jax.named_scope`` around the operation, else the user's function that it stands in. *What*
 is a recognised form (``softmax``, ``layer norm``), else the one or two operations that compute most
-(``exp+reduce_sum``). Where one says the other, or one kernel computes all that the function does,
-the first is enough.
+(``exp+reduce_sum``). *What* is left out where *where* contains it already, or where the kernel holds all of
+the function's arithmetic.
 """
 
 from __future__ import annotations
@@ -74,22 +74,22 @@ def place(node: Node) -> str:
 
 
 def form(graph: Graph, nodes: Sequence[int]) -> str:
-    """What a group computes, by its structure.
+    """The recognised form of a group, by the structure of its operations.
 
-    - ``attention``: a contraction follows from an ``exp`` that follows from another contraction.
+    - ``attention``: a contraction depends on an ``exp`` that depends on another contraction.
     - ``matmul``: a ``dot_general``, with the heaviest operations beside it.
-    - ``softmax``: an ``exp``, its sum, and a division of what follows from the one by the other.
+    - ``softmax``: an ``exp``, its sum, and a division of the one by the other.
     - ``logsumexp``: an ``exp``, its sum, and the ``log`` of that.
-    - ``layer norm``: a root of a sum over what a first sum was subtracted from.
-    - ``RMS norm``: a root of a sum of squares that nothing was subtracted from.
+    - ``layer norm``: a root of a sum over values from which another sum was subtracted.
+    - ``RMS norm``: a root of a sum of squares, with no sum subtracted before.
 
-    Else the one or two operations that compute most, in their order.
+    Otherwise it is the one or two operations that compute most, in program order.
     """
     return _Form(graph, nodes).name()
 
 
 class _Form:
-    """The operations of a group, and which of them follow from which (bits are positions)."""
+    """The operations of a group, and for each the operations that it depends on (a bit for each position)."""
 
     def __init__(self, graph: Graph, nodes: Sequence[int]) -> None:
         self.members = [graph.nodes[n] for n in nodes]

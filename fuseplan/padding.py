@@ -1,5 +1,4 @@
-"""Padding: how long the blocks of a backend are, and which operations find every element of a padded
-block where it belongs.
+"""Say how long a backend's blocks are, and which operations are correct on a block that is padded.
 
 A block of a kernel has ``tile`` elements along each axis; the array may have fewer. Triton's tiles are
 powers of two, so a whole axis of 5 is a tile of 8 with 3 elements of padding, which loads fill, stores
@@ -33,9 +32,9 @@ def whole_tile(size: int, backend: str) -> int:
 
 
 def is_contiguous(sizes: Sequence[int], tiles: Sequence[int], dims: Sequence[int]) -> bool:
-    """Whether the elements of a block are neighbours in an array along a dimension that merges the axes
-    ``dims``: from the minor end they are whole, then one is partial, then all are of one. Only Triton loads
-    and stores other blocks, element by element."""
+    """Whether the elements of a block are contiguous in an array along a dimension that merges the axes
+    ``dims``. Seen from the innermost axis, they are if tiles first cover whole axes, then part of one axis,
+    then one element of each. Only Triton loads and stores other blocks, element by element."""
     whole_so_far = True
     for a in reversed(dims):
         if not whole_so_far and tiles[a] != 1:
@@ -64,7 +63,7 @@ def order(dim_map: DimMap) -> Order:
 
 
 def regroups(node: Node) -> bool:
-    """Whether a node gives the elements of its operand, in row-major order, to other dimensions."""
+    """Whether it is a reshape that gives the elements of its operand, in row-major order, to other axes."""
     if node.kind != OpKind.INJECTIVE or len(node.inputs) != 1 or len(node.outputs) != 1:
         return False
     before, after = (order(m) for m in (*node.input_maps, *node.output_maps))
@@ -83,8 +82,8 @@ def keeps_ranks(sizes: Sequence[int], tiles: Sequence[int], axes: Order) -> bool
 
 
 def can_regroup(node: Node, backend: str) -> bool:
-    """Whether a kernel of ``backend`` regroups the elements of a node that ``regroups`` them, all of which
-    are in its block. The threads of Mosaic GPU keep the elements that they hold."""
+    """Whether a kernel of ``backend`` can hold a node that ``regroups`` elements, all of which are in one
+    block. A Mosaic GPU kernel cannot: each of its threads keeps the elements that it holds."""
     if backend == "mosaic_gpu":
         return False
     tiles = [whole_tile(n, backend) for n in node.dims]

@@ -1,9 +1,9 @@
-"""Programs that compute what a traced one does, of which a plan may be faster.
+"""Rewrite a traced program into equivalent programs whose plans may be faster.
 
 For XLA's loops on a CPU, short rows become columns (``loops.columns``), and large values are computed again
 for distant readers (``loops.recompute``). For kernels, sums are made in steps (``loops.splits``), and large
 values are computed again for each axis along which they are streamed (``loops.streams``). Every planner that
-decides is given all of them, so that plans differ by what the planners decide and not by what they are shown.
+decides is given the same programs, so that plans differ only by what the planners decide.
 """
 
 from __future__ import annotations
@@ -28,24 +28,25 @@ from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 
 _STREAMS_S = 2e-4
-"""Seconds of the deadline that each operation of a program needs for the search of what is computed again
-for each axis: an idle core takes half of it for a training step of GPT-2 of 24 layers. By count, not by
-measured time, so that the same program is planned alike on any machine."""
+"""Seconds of the deadline, for each operation of a program, below which large values are not computed again
+for each axis. An idle core needs half of that for a training step of GPT-2 of 24 layers. The operations are
+counted and no time is measured, so that the same program gets the same plan on any machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to plan."""
+    """A program to plan: the traced one, or a rewritten one."""
 
     lowered: Lowered
     scheduler: Scheduler | None = None
-    """Prices of its groups, where it was made already."""
+    """The scheduler of its graph, if checking the constraints has made one already; else None."""
 
 
 def rewritten_programs(lowered: Lowered, options: Options, clock: Clock, expires_at: float) -> list[Program]:
-    """The programs of which the fastest plan may be, in which the constraints can hold. ``lowered`` itself is
-    among them unless a rewritten one is very likely faster. Half of the time until ``expires_at`` is left
-    for the search."""
+    """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
+
+    ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
+    half of the time until ``expires_at``; the rest is for the search."""
     traced = Program(lowered)
     if not may_rewrite(options):
         return [traced]
@@ -70,8 +71,10 @@ def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
 
 
 def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expires_at: float) -> bool:
-    """Whether the program as traced may have a plan that takes less than ``time_ps``: the solver is asked
-    to plan it only if a plan that is found at once does, for it would take as long as the first search."""
+    """Whether the program as traced is to be planned, too, after a plan of a rewritten one in ``time_ps``.
+
+    A heuristic takes no time to speak of, and always plans it. The solver would take as long as for its first
+    search, and plans it only if a plan that merges best first takes less than ``time_ps``."""
     if options.planner != "solver":
         return True
     try:
@@ -92,21 +95,22 @@ def may_recompute(options: Options) -> bool:
 
 
 def may_stream(options: Options, lowered: Lowered) -> bool:
-    """Whether large values may be computed again before the search, which no deadline can cut short."""
+    """Whether the deadline leaves time to choose, before the search, large values to compute again."""
     has_time = options.deadline_s >= _STREAMS_S * len(lowered.graph.nodes)
     return may_recompute(options) and options.features.loop_nests and has_time
 
 
 def may_pack(options: Options) -> bool:
-    """Whether small kernels that a scalar ties together become one. XLA's own loops on a CPU are
-    launched for next to nothing, and constraints are about groups that hold together."""
+    """Whether small kernels that a scalar ties together become one (a pack). Not on a CPU, where launching
+    one of XLA's own loops costs next to nothing, and not under constraints, which are about groups that
+    are connected."""
     decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
     return decides and options.device.backend != "xla" and options.constraints is None
 
 
 def _for_kernels(lowered: Lowered, options: Options, expires_at: float) -> Lowered | None:
-    """The program as kernels gain by it: sums in steps, and large values computed again; as far as that is
-    known when ``time.monotonic`` reaches ``expires_at``."""
+    """The program with sums made in steps and large values computed again, where kernels gain by that; else
+    None. When ``time.monotonic`` reaches ``expires_at``, the rewrites that are finished count."""
     split: Lowered | None = None
     try:
         split = split_sums(lowered, options.device, options.features, expires_at)
@@ -116,7 +120,7 @@ def _for_kernels(lowered: Lowered, options: Options, expires_at: float) -> Lower
 
 
 def _possible(lowered: Lowered | None, options: Options) -> Program | None:
-    """A rewritten program, unless the constraints cannot hold there."""
+    """A rewritten program; None where there is none, or the constraints cannot hold in it."""
     if lowered is None or options.constraints is None:
         return None if lowered is None else Program(lowered)
     scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)

@@ -1,10 +1,10 @@
-"""Screen: whether a plan for a CPU could put tiled loops into a program, asked before it is planned.
+"""Decide, before a program is planned for a CPU, whether a plan could put tiled loops into it.
 
-XLA's CPU compiler groups what a plan leaves to it as it likes. So a plan changes what runs only by its tiled
-loops, and those are always groups that were offered for their large intermediates
-(``fuseplan.loops.offered``). The questions asked here are necessary conditions of an offer, cheapest first:
-whether any large array is made, whether one of them could be kept from memory (both take time linear in the
-program), and whether some region has a nest that is cheaper than its operations one by one.
+On a CPU XLA regroups all operations that a plan leaves to it, so only tiled loops change the program that
+runs. Tiled loops are always groups that were offered for their large intermediates
+(``fuseplan.loops.offered``). The tests here are necessary conditions of an offer, cheapest first: whether any
+large array is made, whether one of them could stay out of memory (both in time linear in the program), and
+whether some region has a loop nest that is cheaper than its operations one by one.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ BUT_BODIES = "; bodies of loops and branches are planned by themselves"
 
 
 def is_screened(options: Options) -> bool:
-    """Whether plans under ``options`` hold no other tiled loops than those that are offered, and nothing
-    else of them is seen: constraints and planners of the user's own may ask for more, and ``strict`` for
-    errors."""
+    """Whether a program without offers may be left unplanned under ``options``. It may not with constraints
+    or a registered planner, which can make tiled loops that are not offered, nor with ``strict``, whose
+    errors come from planning."""
     own = is_built_in(options.planner)
     return is_on_cpu(options.device) and own and options.constraints is None and not options.strict
 
@@ -68,12 +68,12 @@ def may_loop_anywhere(flat: Flat, options: Options) -> bool:
 
 
 def runs_as_jax(plan: Plan) -> bool:
-    """Whether what ``plan`` runs is the program that it is of, as XLA compiles that."""
+    """Whether ``plan`` runs the very program that ``jax.jit`` runs: on a CPU, with no tiled loop in it."""
     return is_on_cpu(plan.device) and not any(kernel.spec.backend == "loops" for kernel in plan.kernels)
 
 
 def is_on_cpu(device: DeviceSpec) -> bool:
-    """Whether all kernels of the device but tiled loops are XLA's own."""
+    """Whether the device is a CPU, whose kernels are XLA's own but for tiled loops."""
     return device.backend == "xla" and device.platform == "cpu"
 
 
@@ -88,12 +88,12 @@ def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
 
 
 def may_keep(graph: Graph, min_bytes: int) -> bool:
-    """Whether some group could make and use up an array that is larger than all that the group reads and
-    writes, and large enough: False only where no region is offered, in this graph or with some of its
+    """Whether some group could both make and consume a large array that is larger than any array that the
+    group reads or writes. False only where no region is offered, in this graph or in one with some of its
     operations computed again for some of their readers.
 
-    For each array follows the least possible size of the largest array that must be read so that it is made
-    on chip, and of the largest that must be written so that it is used up there.
+    Two bounds are computed for each array: how large, at least, the largest array is that a group reads to
+    make it, and the largest that a group writes to consume it.
     """
     made = [v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes]
     if not made:

@@ -1,7 +1,7 @@
-"""Work: how much a search does, counted so that its limit is the same on every machine.
+"""Count the work of a search, so that it is limited alike on every machine.
 
-A clock would end a search elsewhere on a busy machine than on an idle one, and the plans would differ.
-The clock is only the user's deadline; what ends a search otherwise is what it has done.
+If the clock ended a search, it would end sooner on a busy machine than on an idle one, and the plans would
+differ. So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ SHARE = 2
 comes to the same end. No search of the workloads does so much."""
 
 LEAST_S = 20.0
-"""Deadlines shorter than this cut a search by the clock; its counted limit is as for this one, so that what
-is remembered of one plan holds for another."""
+"""Under a shorter deadline the counted limit is as for this one, and the clock ends the search: what is
+remembered of one plan then holds for another."""
 
 STEP = 15
-"""Of enumerating one more group."""
+"""Units that enumerating one more group takes."""
 
 _PRICE, _PRICE_A_NODE = 400, 25
 
 
 @dataclass(slots=True)
 class Work:
-    """What one search may do, in units, and what it has done."""
+    """The work of one search in units: its limit, and how much is spent."""
 
     limit: int
     spent: int = 0
 
     def spend(self, units: int) -> None:
-        """So much has been done."""
+        """Count ``units`` of work."""
         self.spent += units
 
     def spend_price(self, n_nodes: int) -> None:
-        """A group has been scheduled."""
+        """Count the work of scheduling a group of ``n_nodes`` operations."""
         self.spent += _PRICE + _PRICE_A_NODE * n_nodes
 
     @property
