@@ -29,6 +29,7 @@ from pathlib import Path
 
 from costmodel.device import DEVICES
 from experiments.rows import results_lines
+from fuseplan.divergence import FACTOR, are_apart
 from fuseplan.planners import planner_names
 from fuseplan.text import bytes_text, factor_text, time_text
 
@@ -368,7 +369,7 @@ def _cpu(rows: list[Record]) -> str:
     for row in rows:
         low, high = _number(row, "speedup_low"), _number(row, "speedup_high")
         modelled, measured = _number(row, "predicted_ms"), _number(row, "fuseplan_ms")
-        far = modelled > 0 and measured > 0 and max(modelled / measured, measured / modelled) > 2
+        far = are_apart(modelled, measured)
         temps = [_known(_number(row, f"{who}_temp_bytes"), bytes_text) for who in ("jax", "fuseplan")]
         lines.append(
             [
@@ -378,7 +379,7 @@ def _cpu(rows: list[Record]) -> str:
                 _known(_number(row, "speedup"), lambda x: f"{x:.2f}×")
                 + ("" if math.isnan(low + high) else f" ({low:.2f}–{high:.2f})"),
                 " → ".join(temps),
-                _known(modelled, _digits) + (" (off by more than 2×)" if far else ""),
+                _known(modelled, _digits) + (f" (off by more than {FACTOR:g}×)" if far else ""),
             ]
         )
     head = [

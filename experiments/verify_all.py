@@ -1,9 +1,9 @@
 """Verify every proof: plan each workload for each device, write the plan, read it, and check its bound.
 
-    python -m experiments.verify_all
+    python -m experiments.verify_all --out rows.csv
 
-A row a plan, written as it is made to ``--out``; what is interrupted goes on where it stopped. Exit code 1 if
-the verifier refutes a plan. No device is needed.
+Each plan is a row of the file, written as soon as it is verified; an interrupted run continues where it
+stopped. Exit code 1 if the verifier refutes a plan. No device is needed.
 """
 
 from __future__ import annotations

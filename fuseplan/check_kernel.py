@@ -148,7 +148,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
         )
         require(
             axis.tile == whole_tile(axis.tile, spec.backend),
-            f"{where} has tiles of {axis.tile}, as no block of {spec.backend} is long",
+            f"{where} has tiles of {axis.tile}; those of {spec.backend} kernels are powers of two",
         )
     streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
     if spec.backend == "loops":

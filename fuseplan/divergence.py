@@ -13,10 +13,22 @@ not have the best measured one."""
 _LEFT_OUT = {
     "cpu": "The model of a CPU does not know how XLA fuses what is left to it, nor what its threads and its "
     "allocator take",
-    "cuda": "The model of a GPU does not know its clock under load, nor what the compiler makes of a kernel",
+    "gpu": "The model of a GPU does not know its clock under load, nor what the compiler makes of a kernel",
     "tpu": "The model of a TPU does not know what the compiler makes of a kernel",
 }
-"""By platform, what a modelled time leaves out."""
+"""By ``DeviceSpec.platform``, what a modelled time leaves out."""
+
+
+def are_apart(modelled: float | None, measured: float | None) -> bool:
+    """Whether two times are known (not None, 0 or NaN) and differ by more than ``FACTOR``.
+
+    Example:
+        >>> are_apart(1.0, 2.5), are_apart(1.0, float("nan"))
+        (True, False)
+    """
+    if not modelled or not measured:
+        return False
+    return max(measured / modelled, modelled / measured) > FACTOR
 
 
 def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], platform: str) -> list[str]:
@@ -25,7 +37,7 @@ def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], pla
 
     Args:
         rows: a name, the modelled and the measured time in one unit; None or NaN where there is none.
-        platform: where the times were measured.
+        platform: the ``DeviceSpec.platform`` of the device on which they were measured.
 
     Example:
         >>> print(divergence_lines([("mlp", 1.0, 1.5), ("softmax", 1.0, 2.5)], "tpu")[0])
@@ -34,7 +46,7 @@ def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], pla
     apart = [
         f"{name} {times_text(measured / modelled)}"
         for name, modelled, measured in rows
-        if modelled and measured and max(measured / modelled, modelled / measured) > FACTOR
+        if modelled and measured and are_apart(modelled, measured)
     ]
     if not apart:
         return []

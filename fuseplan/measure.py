@@ -145,7 +145,7 @@ class Choices:
         if traced.jaxpr.effects:
             return settle(Measurement("plain", "it has side effects, so it is run once, by jax.jit"))
         if self._are_same(traced.jaxpr):
-            return settle(Measurement("plain", "no tiled loop could gain, so the two are one program"))
+            return settle(Measurement("plain", "it is jax.jit's own program: no tiled loop could gain"))
         if jax.process_count() > 1:
             return settle(Measurement("plain", "several processes must agree, so it is not timed"))
         dynamic = self._calls.split(args, kwargs)[1:]

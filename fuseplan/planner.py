@@ -62,14 +62,15 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> tuple[L
 
 @collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, Plan]:
-    """The fastest plan found of a program, as traced or rewritten (``fuseplan.rewriting``), with the
-    program that it is of. The solver is given the program as traced only where that could be faster.
+    """Plan a program as traced and rewritten (``fuseplan.rewriting``); the faster plan, with its program.
+
+    The solver plans the program as traced, beside a rewritten one, only where that could be faster.
 
     Raises:
         MemoryLimitError: none was found that keeps to the constraints.
     """
     clock = clock or Clock()
-    # Lowering cannot be cut short, and neither can the heuristics: the deadline is for all of them.
+    # Lowering cannot be cut short, but the deadline covers it.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     traced = lowered
     programs = rewritten_programs(traced, options, clock, expires_at)

@@ -23,8 +23,8 @@ from fuseplan.pricing import Nodes, Pricing
 from fuseplan.rewrite import ORIGINAL, Item, Rewriter
 
 NO_PROOF = (
-    "the graph that was searched does not follow from the plan, so that its bound cannot be checked: "
-    "the plan counts as not proven"
+    "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
+    "the plan is not reported as proven"
 )
 
 

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from costmodel.device import DEVICES
 from experiments import gpu_rows
 from fuseplan.bench_cpu import Row
 from fuseplan.bench_text import summary_lines
@@ -31,6 +32,11 @@ def test_what_is_not_known_is_not_compared():
 
 def test_of_an_unknown_platform_no_reason_is_made_up():
     assert len(divergence_lines([("f", 1.0, 3.0)], "abacus")) == 1
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
+def test_every_device_has_a_sentence_on_what_its_model_leaves_out(device):
+    assert len(divergence_lines([("f", 1.0, 3.0)], device.platform)) == 2
 
 
 def test_bench_cpu_says_so():

@@ -160,7 +160,7 @@ def with_tiles(plan, size, tile):
         # Of a row of three parts in four pieces, or in six, none begins where a part does.
         (lambda x: jnp.sin(x[:, 4:8]) * 2, (16, 12), "tpu_v5e", 3, 4, "an axis of 3 resident in tiles of 4"),
         (lambda x: jnp.sin(x[:, 4:8]) * 2, (16, 12), "h200", 3, 8, "an axis of 3 resident in tiles of 8"),
-        (lambda x: jnp.sin(x) * 2, (16, 12), "h200", 12, 12, "tiles of 12, as no block of triton is long"),
+        (lambda x: jnp.sin(x) * 2, (16, 12), "h200", 12, 12, "those of triton kernels are powers of two"),
         # An inner tile that reaches past its end lies over its neighbour.
         (lambda x: jnp.sin(x.reshape(40, 128)) * 2, (5, 8, 128), "tpu_v5e", 8, 3, "has gaps"),
         (lambda x: jnp.sin(x.reshape(40, 128)) * 2, (5, 8, 128), "h200:mosaic_gpu", 8, 3, "has gaps"),

@@ -98,7 +98,7 @@ def test_a_copy_that_belongs_to_no_operation_is_counted():
     assert copied.hbm_bytes == plain.hbm_bytes + 2 * 4 * 256**2
     assert copied.objective_ps > plain.objective_ps
     assert "XLA, 2×" in str(copied)
-    assert "operations show in 1 of 2 kernels of XLA's, with 50 % of" in copied.notes[0]
+    assert "1 of XLA's 2 kernels are matched with operations: they move 50 % of" in copied.notes[0]
 
 
 def effects(x):

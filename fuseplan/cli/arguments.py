@@ -39,13 +39,15 @@ Devices = Annotated[
     typer.Option(
         "--device",
         metavar="NAME[,NAME]",
-        help="Of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
+        help="Some of `fuseplan devices`, or NAME:BACKEND. Default: this machine's.",
     ),
 ]
-Planner = Annotated[str, typer.Option("--planner", metavar="NAME", help="One of `compare`'s, or xla.")]
+Planner = Annotated[
+    str, typer.Option("--planner", metavar="NAME", help="A planner that `compare` lists, or xla.")
+]
 Planners = Annotated[
     str | None,
-    typer.Option("--planners", metavar="NAME,…", help="Default: all; xla where its compiler is installed."),
+    typer.Option("--planners", metavar="NAME,…", help="Default: all, with xla if its compiler is installed."),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
@@ -53,20 +55,24 @@ Measure = Annotated[bool, typer.Option("--measure", help="Run each program here,
 Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
 MustFuse = Annotated[
     list[str] | None,
-    typer.Option("--must-fuse", metavar="A,B", help="One kernel for these, and all between. Repeatable."),
+    typer.Option("--must-fuse", metavar="A,B", help="One kernel holds these and all between. Repeatable."),
 ]
 NeverFuse = Annotated[
     list[str] | None,
-    typer.Option("--never-fuse", metavar="A,B", help="No kernel with both; of one: alone. Repeatable."),
+    typer.Option(
+        "--never-fuse", metavar="A,B", help="No kernel holds both; of one name: it is alone. Repeatable."
+    ),
 ]
 MaxPeak = Annotated[
-    int | None, typer.Option("--max-peak-bytes", metavar="N", min=1, help="HBM bytes of temporaries.")
+    int | None,
+    typer.Option("--max-peak-bytes", metavar="N", min=1, help="Most HBM bytes of temporaries at once."),
 ]
 MaxGroup = Annotated[
-    int | None, typer.Option("--max-group-size", metavar="N", min=1, help="Operations in a kernel.")
+    int | None, typer.Option("--max-group-size", metavar="N", min=1, help="Most operations in a kernel.")
 ]
 MaxArgs = Annotated[
-    int | None, typer.Option("--max-kernel-args", metavar="N", min=1, help="Arrays read and written by one.")
+    int | None,
+    typer.Option("--max-kernel-args", metavar="N", min=1, help="Most arrays a kernel reads and writes."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on stdout.")]
 Out = Annotated[

@@ -18,8 +18,8 @@ def calibrate(
 ) -> None:
     """Measure this machine's CPU anew (some ten seconds when it is idle), and keep the figures.
 
-    A figure is taken when its timings agree. Exit code 1: the timings of some did not agree in time;
-    these keep what an earlier measurement gave them, or stay assumed.
+    A figure is taken when its timings agree. Exit code 1: some did not in time;
+    they keep the values of an earlier measurement, or stay assumed.
     """
     from costmodel.calibrate import FIGURES, figure_of
     from fuseplan.calibrate import cache_file, recalibrate_cpu
@@ -45,12 +45,12 @@ def calibrate(
         )
     else:
         print(cpu.description)
-        whence = dict.fromkeys(FIGURES, "measured")
-        whence |= dict.fromkeys(found.kept, "kept from an earlier measurement")
-        whence |= dict.fromkeys(found.assumed, "assumed")
-        rows = [(name, _text(name, figure_of(cpu, name)), whence[name]) for name in FIGURES]
-        print_table(("figure", "value", ""), rows, right=(1,))
-        print(f"written to {cache_file()}" if found.is_stored else f"{cache_file()} is as it was")
+        origin = dict.fromkeys(FIGURES, "measured")
+        origin |= dict.fromkeys(found.kept, "kept from an earlier measurement")
+        origin |= dict.fromkeys(found.assumed, "assumed")
+        rows = [(name, _text(name, figure_of(cpu, name)), origin[name]) for name in FIGURES]
+        print_table(("figure", "value", "source"), rows, right=(1,))
+        print(f"written to {cache_file()}" if found.is_stored else f"{cache_file()} is unchanged")
         for why in dict.fromkeys(why for _, why in found.problems):
             names = ", ".join(name for name, other in found.problems if other == why)
             print("\n".join(wrapped(f"not measured: {names}: {why}", 80, "    ")))

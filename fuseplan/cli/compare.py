@@ -48,7 +48,7 @@ def compare(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Plan WORKLOAD by each planner: a row each. --measure runs them here, too. --out writes CSV."""
+    """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
     from fuseplan.bench import csv_of
     from fuseplan.console import print_json, print_table
     from fuseplan.output import write_text
@@ -74,7 +74,10 @@ def compare(
         if i:
             print()
         name, rows = of_device.device.name, of_device.rows
-        print_table(*_plans(rows), right=(1, 2, 3, 4, 5, 7), title=f"{workload} on {name}, modelled")
+        head, lines_of_plans = _plans(rows)
+        over = f" ({head[3]}: speed-up)" if head[3] else ""
+        title = f"{workload} on {name}, modelled{over}"
+        print_table(head, lines_of_plans, right=(1, 2, 3, 4, 5, 7), title=title)
         print()
         print_table(*_gains(rows), right=(1, 2, 3), title="the same plans as traced, and rewritten")
         if measured is not None:

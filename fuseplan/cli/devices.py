@@ -8,7 +8,7 @@ from fuseplan.cli.arguments import Json
 
 
 def devices(json: Json = False) -> None:
-    """The known devices, and where their figures come from (--json)."""
+    """List the known devices; --json adds the source of each figure."""
     from fuseplan.console import print_json, print_table
     from fuseplan.report import devices_frame, records
     from fuseplan.text import wrapped
@@ -35,10 +35,10 @@ def devices(json: Json = False) -> None:
     ]
     head = ("device", "backends", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
     print_table(head, rows, right=(2, 3, 4, 5, 6, 7))
-    print("backends: what kernels are in; --device h200:mosaic_gpu asks for the second.")
+    print("backends: the languages of kernels; --device h200:mosaic_gpu asks for the second.")
     print("bf16 and f32: matrix units, vector: the others, in Tflop/s.")
     print("ridge: bf16 flops per HBM byte.")
-    print("?: assumed, neither measured nor published. Assumed are also:")
+    print("?: assumed, neither measured nor published. Also assumed, but not shown:")
     for device in known:
         shown = {field for fields in _FIELDS.values() for field in fields}
         rest = [name for name in device["assumed"].split(", ") if name and name not in shown]

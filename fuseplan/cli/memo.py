@@ -10,10 +10,10 @@ from fuseplan.cli.arguments import Json
 
 
 def memo(
-    clear: Annotated[bool, typer.Option("--clear", help="Forget all of it.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all of them.")] = False,
     json: Json = False,
 ) -> None:
-    """What is remembered of earlier plans on disk, where FUSEPLAN_MEMO asks for that."""
+    """Show how many solutions of earlier plans are kept on disk (with FUSEPLAN_MEMO=1)."""
     from fuseplan.console import print_json
     from fuseplan.memo import memo_file, open_disk, setting
     from fuseplan.output import OutputError

@@ -47,7 +47,7 @@ def plan(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """The kernels of WORKLOAD. --out and --json write the whole plan as JSON, for `fuseplan verify`."""
+    """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
     from fuseplan.config import make_options
     from fuseplan.console import progress
     from fuseplan.output import write_text

@@ -44,7 +44,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """An HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
     from fuseplan.console import print_json
     from fuseplan.output import check_writable
     from fuseplan.report import Page, Study, write_page

@@ -22,8 +22,8 @@ def verify(
 ) -> None:
     """Re-check a plan's kernels, costs and bound, without the solver.
 
-    Exit code 0: all of it holds. 1: refuted, with what breaks it. 2: not a plan. 3: the kernels
-    are right, the bound was not re-checked.
+    Exit code 0: all of it holds. 1: refuted, with the reason. 2: not a plan.
+    3: the kernels are right, but the bound was not re-checked.
     """
     from fuseplan.console import print_json, progress
     from fuseplan.serialize import read_plan

@@ -36,13 +36,13 @@ class Budget:
     """How much a planner may spend. A deadline of 0 asks for the best heuristic plan."""
 
     deadline_s: float = 30.0
-    """Wall-clock seconds, all stages of the planner together. Taking the graph apart and the
-    heuristics, whose plans are the ones to fall back on, take what they take."""
+    """Wall-clock seconds of all stages of the planner together. The deadline cannot cut short the division
+    into components, nor the first, counted part of the heuristics' work (``PriceBook.is_late``)."""
     max_groups: int = MAX_GROUPS
     """Candidate groups of one component."""
     asked_s: float | None = None
-    """The deadline of the whole planning, of which ``deadline_s`` is what is left: what is decided by how
-    long it is does not depend on how fast the machine is. None where the two are one."""
+    """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the
+    deadline use this one, since it does not depend on the machine's speed. None: it is ``deadline_s``."""
     known: tuple[Nodes, ...] = ()
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
@@ -84,12 +84,12 @@ class Grouping:
         return sum(k.cost.time_ps for k in self.kernels)
 
     def uncertified(self) -> Grouping:
-        """Without the heuristic whose plan is as fast: that is said of one plan, and not of another, nor of a
-        larger space."""
+        """The same without the name of a heuristic whose plan is as fast, which holds only of this plan and
+        this search space."""
         return replace(self, stats=replace(self.stats, certified=""))
 
     def unproven(self, why: str) -> Grouping:
-        """The same kernels, and nothing claimed of others; ``why`` is a note."""
+        """The same kernels without bound and proof; ``why`` is added to the notes."""
         bare = self.uncertified()
         return replace(bare, status="FEASIBLE", bound_ps=None, proof=None, notes=(*bare.notes, why))
 
@@ -97,7 +97,7 @@ class Grouping:
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""
 
-CUT_SHORT = "the deadline came before a heuristic had looked at all groups: it ends with those that it had"
+CUT_SHORT = "the deadline came before a heuristic had tried all merges: its plan has the groups made so far"
 
 _LARGE = 1_000
 """Operations of a component that a heuristic merges in rounds rather than one by one."""
@@ -224,8 +224,8 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
 
 
 def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
-    """What a heuristic planner makes of a component: of one that is large, or where the deadline cut the
-    heuristic short, one kernel if that is better."""
+    """A heuristic's groups of a component; where the component is large, or the deadline cut the heuristic
+    short, a single kernel if that is better."""
     whole = ideal(space)
     if whole is not None:
         return whole

@@ -9,10 +9,11 @@ and in the end the few that remain are searched exhaustively.
 What couples components is the order of execution. Groups that would wait for each other
 in a circle are forbidden together, and the components involved are solved again, jointly.
 
-The deadline ends whatever is searched. What cannot be cut short is to take the graph apart, the
-two heuristics (their plans are what there is to fall back on, and the answer is never slower than
-either), and to put the kernels in order; time for the last is set aside. Where OR-Tools is missing,
-broken or out of memory the heuristic plan is the answer, with a warning.
+The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never
+slower than the heuristic plans that were made. Three steps cannot be cut short: dividing the graph
+into components, a counted amount of heuristic work, and ordering the kernels, for which time is set
+aside. A limit of counted work (``fuseplan.work``) ends a search, too. Where OR-Tools is missing, broken
+or out of memory, the heuristic plan is the answer, with a warning.
 """
 
 from __future__ import annotations

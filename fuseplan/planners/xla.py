@@ -97,15 +97,17 @@ def _notes(kernels: tuple[HloKernel, ...], placed: Placed) -> tuple[str, ...]:
     moved, of_mapped = (sum(kernel.moved_bytes for kernel in some) for some in (kernels, mapped))
     share = of_mapped / moved if moved else len(mapped) / len(kernels)
     found = [
-        f"operations show in {len(mapped)} of {len(kernels)} kernels of XLA's, with {100 * share:.0f} % of "
-        "the bytes that these move"
+        f"{len(mapped)} of XLA's {len(kernels)} kernels are matched with operations: they move "
+        f"{100 * share:.0f} % of the bytes"
     ]
     used = {place for several in placed.places for place in several}
     beside = sum((k, len(placed.places)) not in used for k in range(len(kernels)))
     if not used:
         found.append(f"no kernel of this plan is charged with what they move, {bytes_text(moved)}")
     elif beside:
-        found.append(f"{beside} of them, copies and steps of others, are counted with those that they serve")
+        found.append(
+            f"{beside} of XLA's kernels, copies and auxiliary steps, are counted with those that they serve"
+        )
     on_chip = sum(kernel.on_chip_bytes for kernel in kernels)
     if on_chip:
         found.append(

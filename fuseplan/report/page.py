@@ -63,7 +63,7 @@ class Study:
         plans = tuple(row.plan for row in rows if row.plan is not None)
         if not plans:
             reasons = "; ".join(f"{row.planner}: {row.reason}" for row in rows)
-            raise InvalidArgumentError(f"expected a plan of {name} at least, and there is none: {reasons}")
+            raise InvalidArgumentError(f"expected a plan of {name} by some planner, got none: {reasons}")
         return cls(name, plans, tuple(rows))
 
     @property
