@@ -35,7 +35,7 @@ def devices(json: Json = False) -> None:
     ]
     head = ("device", "backends", "GB", "GB/s", "bf16", "f32", "vector", "ridge")
     print_table(head, rows, right=(2, 3, 4, 5, 6, 7))
-    print("backends: the languages of kernels; --device h200:mosaic_gpu asks for the second.")
+    print("backends: languages of kernels; --device h200:mosaic_gpu asks for the second.")
     print("bf16 and f32: matrix units, vector: the others, in Tflop/s.")
     print("ridge: bf16 flops per HBM byte.")
     print("?: assumed, neither measured nor published. Also assumed, but not shown:")

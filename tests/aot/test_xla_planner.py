@@ -85,7 +85,7 @@ def test_scatter(device: str) -> None:
     copies = {"h200": 1, "tpu_v5e": 2}[device]  # to update it in place; on a TPU that is on chip, and back
     array_bytes = 4 * 64 * 1000
     assert 2 * copies * array_bytes <= plan.hbm_bytes < (2 * copies + 1) * array_bytes
-    assert any("copies and steps of others" in note for note in plan.notes)
+    assert any("copies and auxiliary steps" in note for note in plan.notes)
 
 
 def test_side_effects_want_the_device() -> None:
