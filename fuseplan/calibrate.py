@@ -93,8 +93,9 @@ def unmeasured_cpu() -> DeviceSpec:
 
 
 def measured(device: DeviceSpec) -> DeviceSpec:
-    """``device``, but ``local_cpu()`` in the place of a CPU that nothing has been measured of."""
-    return local_cpu() if device == _described_cpu() else device
+    """``device``, but ``local_cpu()`` in the place of what ``unmeasured_cpu`` describes. An equal device of
+    the user's own stays as it is."""
+    return local_cpu() if device is _described_cpu() else device
 
 
 def recalibrate_cpu(limit_s: float = ASKED_FOR_S) -> Calibration:

@@ -22,7 +22,7 @@ from fuseplan.memo import Memo, using
 from fuseplan.planner import plan_traced
 from fuseplan.planners import Budget, get_planner
 from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
+from fuseplan.pricing import Price, PriceBook
 from fuseplan.recomputing import Recomputing
 from fuseplan.results import check_results
 from fuseplan.runtime import make_runner
@@ -114,7 +114,10 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
     assert {computed(nodes) for nodes in found} - {frozenset()} == searched
     assert all(by_hand.is_searched(set(nodes)) for nodes in found)
     groups = Groups(space.component, book)
-    assert {computed(groups.members(mask)) for mask in groups} - {frozenset()} == searched
+    listed = {groups.members(mask) for mask in groups}
+    assert {computed(nodes) for nodes in listed} - {frozenset()} <= searched
+    # The search lets in some groups that do not fit on chip, which the verifier leaves out: no kernel is one.
+    assert not any(isinstance(book.price(nodes), Price) for nodes in found - listed)
 
 
 def with_slow_memory(name):
