@@ -146,7 +146,7 @@ def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
 def _dates(rows: Sequence[Row]) -> str:
     """The days on which rows were made."""
     days = sorted({row.date for row in rows})
-    return days[0] if len(set(days)) == 1 else f"{days[0]} to {days[-1]}" if days else ""
+    return days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}" if days else ""
 
 
 def _versions() -> str:

@@ -46,10 +46,10 @@ def absorb_moves(space: Space) -> Space:
 
     No plan is lost: it computes nothing, so that in its reader's kernel it costs what it reads
     there instead of what it makes; and the kernel that it leaves writes no more, and stays in
-    one piece (test_candidates.py::test_absorbing_moves_loses_nothing). A reader that takes a part,
-    as a slice does, costs less without it, and prices that give it nothing would prove nothing.
-    A reshape that splits or merges axes ties those of its reader, which may keep apart what the
-    reader is fused with: it is merged only where all of ``space`` has axes in common.
+    one piece (test_candidates.py::test_absorbing_moves_loses_nothing). It is not merged into a reader
+    that takes only a part, as a slice does: that reader costs less alone, and the bound would not hold.
+    A reshape that splits or merges axes ties axes of its reader, which can prevent fusions of the
+    reader: it is merged only where the axes of all of ``space`` can be unified.
     """
     ties: bool | None = None
 
@@ -191,7 +191,7 @@ class _Merged:
         )
         apart = [0] * len(groups)
         moved: dict[Mask, Mask] = {0: 0}
-        """What was apart from a position, in new positions: most have it in common with others."""
+        """Caches ``apart`` masks translated to new positions: most positions share theirs with others."""
         for u, old_apart in enumerate(old.component.apart):
             if old_apart not in moved:
                 moved[old_apart] = sum(1 << k for k in {index[v] for v in bits(old_apart)})

@@ -27,8 +27,8 @@ from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
 
 _UNCUT_S = 2e-4
-"""Seconds an operation that are to be left for the second search: its copies and its sample cannot be cut
-short (a training step of GPT-2, of 24 and of 72 layers)."""
+"""Seconds for each operation that must be left of the deadline for the second search, whose copies and sample
+cannot be cut short (measured on a training step of GPT-2 of 24 and of 72 layers)."""
 
 NO_TIME = "the deadline left no time for plans that compute values again: everything is computed once"
 

@@ -14,20 +14,20 @@ from fuseplan import _compat
 from fuseplan.trace import Equation, Traced, flatten
 
 Fuse = Callable[[Traced], Callable[..., Any] | None]
-"""From a traced function to one of its constants and arguments, planned; None leaves it as it is."""
+"""Plans a traced function: returns a function of its constants and arguments, or None to leave it as is."""
 
 # Where each primitive keeps its bodies.
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches"}
 
 
 def with_planned_bodies(equations: tuple[Equation, ...], fuse: Fuse) -> tuple[Equation, ...]:
-    """The equations with their bodies fused; the very same where nothing is."""
+    """The equations with their bodies fused; the same tuple where no body is."""
     new = tuple([_planned(eqn, fuse) for eqn in equations])
     return equations if all(map(operator.is_, new, equations)) else new
 
 
 def bodies(equations: Iterable[Equation]) -> Iterator[Traced]:
-    """The bodies that ``with_planned_bodies`` asks for."""
+    """The bodies of loops, branches and shards that ``with_planned_bodies`` would pass to ``fuse``."""
     found: list[Traced] = []
 
     def seen(traced: Traced) -> None:

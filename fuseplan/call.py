@@ -48,7 +48,7 @@ class Settings(NamedTuple):
 
 
 def _as_weak_as(aval: Any, x: Any) -> Any:
-    """``x`` with the weak type that ``aval`` has or lacks: kernels have results of plain dtypes."""
+    """``x``, weakly typed if ``aval`` is and else strongly: results of kernels have no weak types."""
     weak = getattr(aval, "weak_type", False)
     if getattr(jax.typeof(x), "weak_type", False) == weak:
         return x
@@ -76,9 +76,9 @@ class Call:
     n_args: int
     """How many arguments there are before the hints."""
     jaxpr: Any
-    """What it was traced from, for JAX to find meshes, shardings and high-level types in."""
+    """Its jaxpr, in which JAX finds meshes, shardings and high-level types."""
     low: Any
-    """The same in JAX's low-level types."""
+    """The same jaxpr in JAX's low-level types."""
     batches_by_rule: bool = False
     plain: Callable[..., Sequence[Any]] | None = None
     """The function from arguments to results, by JAX's own operations; None if there is no more."""
@@ -101,7 +101,7 @@ class Call:
 
     @property
     def has_side_effects(self) -> bool:
-        """Whether it does more than to compute its results."""
+        """Whether it has effects other than those that name an axis of a collective."""
         return not self.effects <= _compat.axis_effects(self.effects)
 
     @functools.cached_property
@@ -182,7 +182,7 @@ def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
 
 
 def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:
-    """What plans the program, if there is anything to plan: else it is ``evaluate``, JAX's own."""
+    """A function that plans the program and returns its kernels; ``evaluate``, JAX's own, if none gains."""
 
     def make() -> FlatFunction:
         if may_loop(flat, settings.options):
@@ -208,7 +208,7 @@ def runner_of(lowered: Lowered, plan: Plan, settings: Settings, part: Part | Non
 
 
 def _fuse_body(settings: Settings) -> Fuse:
-    """How bodies of a program's own loops and branches are planned."""
+    """How the bodies of the program's loops and branches are planned: by themselves, without constraints."""
     # Constraints are about the operations that the function shows.
     own = settings._replace(options=replace(settings.options, constraints=None, strict=False))
     return lambda traced: call_of(traced, own).bind if may_loop_anywhere(traced, own.options) else None
@@ -331,7 +331,7 @@ batching.fancy_primitive_batchers[fused_p] = _batching_rule
 
 
 def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
-    """What nobody reads is not kept (``jax.checkpoint``'s pass forward, forward mode)."""
+    """Drop residuals that are not read (the forward pass of ``jax.checkpoint``, forward mode)."""
     call, n_inputs = eqn.params["call"], len(eqn.invars)
     if not any(used) and not call.has_side_effects:
         return [False] * n_inputs, None

@@ -210,11 +210,11 @@ def operations_of(graph: Graph) -> list[tuple[int]]:
 
 
 def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> Copies | None:
-    """The graph with copies that a search was about whose answer became ``graph``, made anew from
-    ``graph``; None if nothing stands twice in it.
+    """Rebuild, from the graph of a plan, the graph with copies that was searched for it; None if no operation
+    could be computed twice.
 
     Args:
-        graph: the program that the search ended with.
+        graph: the graph of the plan.
         roots: ``Copies.roots`` of the search.
         origins: for each node of ``graph``, the first that computes the same operation of the graph that
             was searched, where that is not ``graph.origins`` (``fuseplan.proof.Proof.origins``).

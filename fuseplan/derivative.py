@@ -45,7 +45,7 @@ class Derivative:
     def __init__(
         self, call: Call, avals: Sequence[Any], moving: tuple[int, ...], plans_all: bool = False
     ) -> None:
-        """``plans_all``: whether both passes are planned although XLA groups all of them as it likes."""
+        """``plans_all``: plan both passes even where no tiled loop can gain, and XLA regroups all of them."""
         self.plans_all = plans_all
         self.call, self.avals, self.moving = call, list(avals), moving
         self.settings = call.settings._replace(derived=True)
@@ -68,15 +68,15 @@ class Derivative:
         return jax.jvp(f, moving, list(flat[n:]), has_aux=True)[1]
 
     def unplanned(self, flat: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        """The results and the tangents of ``moved``, by JAX's own operations: JAX knows in which pass a
-        side effect belongs."""
+        """The results and the tangents of ``moved``, by JAX's own operations. Used where there are side
+        effects: JAX knows to which pass each of them belongs."""
         f, moving = self._of_moving(flat, self.moved)
         _, moved, results = jax.jvp(f, moving, list(tangents), has_aux=True)
         return results, moved
 
     def _results(self, *flat: Any) -> Any:
-        """What the pass forward computes: by the forward rules of the user's ``custom_vjp``, where there
-        are some. It is differentiated as such, which a function with such a rule cannot always be."""
+        """The results of the forward pass, by the forward rules of any ``custom_vjp``. These can be
+        differentiated, which a function with such a rule cannot always be."""
         return self._vjp(flat, self.moved)[0]
 
     def _both(self, *flat: Any) -> Any:
@@ -117,7 +117,7 @@ class Derivative:
         return cut, traced
 
     def _settings_for(self, traced: Traced) -> Settings:
-        """How the program of both passes is planned: not at all, where no tiled loop could gain."""
+        """The settings for the program of both passes: nothing is fused where no tiled loop could gain."""
         options = self.settings.options
         if self.plans_all or may_loop_anywhere(traced, options):
             return self.settings

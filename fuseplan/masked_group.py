@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from costmodel.axes import compose
-from costmodel.graph import DimMap, DimRole
+from costmodel.graph import DimRole
 from costmodel.kernel import Access, KernelSpec
 from fuseplan.lower import Lowered
 from fuseplan.masks import IndexArithmetic
@@ -39,10 +39,6 @@ class MaskedGroup:
         """The kernel axes of a node's dimensions of certain roles."""
         pairs = zip(self.spec.node_axes[i], self.nodes[i].roles, strict=True)
         return frozenset(a for axes, role in pairs if role in roles for a in axes)
-
-    def output_axes(self, i: int) -> DimMap:
-        """The kernel axes of a node's first result."""
-        return compose(self.nodes[i].output_maps[0], self.spec.node_axes[i])
 
     def depth(self, i: int) -> int:
         """How many elements a reduction combines into one."""

@@ -187,8 +187,8 @@ class IndexArithmetic:
     def _has_bare_row(
         self, keys: Sequence[tuple[Access, float]], axes: list[int], rows: list[int], sizes: Sequence[int]
     ) -> bool:
-        """Whether at some index of ``rows`` the bounds over all other axes exclude a key's value: a row of
-        a periodic mask that lets nothing through is found without dividing any cell."""
+        """Whether at some index of ``rows`` the bounds over all other axes exclude a key's value. This finds
+        a fully masked row of a periodic mask without dividing any cell."""
         shape = [sizes[a] for a in rows]
         count = math.prod(shape)
         if not rows or not 0 < count <= _CELLS:
@@ -256,7 +256,7 @@ def _numbered(columns: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarr
 
 
 def _parts(cells: Mapping[int, Interval]) -> int:
-    """Into how many parts a cell is divided along each axis."""
+    """The number of parts into which a cell is divided along each axis."""
     return max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))
 
 

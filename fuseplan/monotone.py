@@ -13,8 +13,8 @@ _MAX_LEARNT = 256
 
 
 _MAX_EFFORT = 1 << 15
-"""Bits of all large sets that are asked about for the sake of learning: some tenths of a second of work. To
-widen a set of thousands, or to find a core in it, takes thousands of questions that are each as long."""
+"""Bits of all large sets asked about in order to learn, after which learning stops: some tenths of a second
+of work. Widening a set of thousands, or finding a core in it, takes thousands of questions of that size."""
 
 _LARGE = 256
 """Bits of a set from which on what it takes to ask about it counts."""
@@ -45,7 +45,7 @@ class Monotone:
         self._allowed: list[int] = []
         self._effort = 0
         self.cores: list[int] = []
-        """Refused sets of which nothing can be left out, as far as ``_MAX_EFFORT`` went."""
+        """Refused sets, each minimal unless ``_MAX_EFFORT`` ended its reduction."""
 
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""

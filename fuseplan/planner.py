@@ -99,8 +99,8 @@ def _of_programs(
     shares: int,
     clock: Clock,
 ) -> _Found:
-    """The fastest plan of ``programs``, and of the program as traced where that may be faster; the first has
-    one of ``shares`` of the time that is left."""
+    """The fastest plan of ``programs``, and of the program as traced where that may be faster. Planning the
+    first one takes at most ``1 / shares`` of the time that is left."""
     first, *others = programs
     found = _attempt(first, _until(expires_at, options, shares), clock)
     for program in others:
@@ -112,8 +112,8 @@ def _of_programs(
 
 
 def _faster(one: _Found, other: _Found) -> _Found:
-    """The faster of two plans of one function, the first where they are equal, with what is proven of the
-    plans of both programs."""
+    """The faster of two plans of one function, the first if they are equal; its bound holds for both
+    programs."""
     plans = one[1], other[1]
     if isinstance(plans[0], MemoryLimitError) and isinstance(plans[1], MemoryLimitError):
         return one[0], plans[0].joined(plans[1])
@@ -129,7 +129,7 @@ def _faster(one: _Found, other: _Found) -> _Found:
 
 
 def _claimed(plan: Plan, traced: Lowered) -> Plan:
-    """``plan`` with a note on the heuristic whose plan of the same program is as fast, if it is proven."""
+    """``plan``, if it is proven, with a note on the heuristic whose plan of the same program is as fast."""
     name = plan.stats.certified
     if not name or plan.status != "OPTIMAL":
         return replace(plan, stats=replace(plan.stats, certified=""))

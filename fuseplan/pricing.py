@@ -25,8 +25,8 @@ from fuseplan.work import Work, limit_of
 Nodes = tuple[int, ...]
 
 _ALWAYS_LOOKED = 3_000
-"""Operations that heuristics look at whatever the clock says: a tenth of a second of work, three of
-reductions."""
+"""Operations in the groups that heuristics ask about, up to which the clock is ignored: a tenth of a second
+of work, three tenths with reductions."""
 
 
 class Pricing(Protocol):
@@ -154,25 +154,25 @@ class PriceBook:
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
         self.expires_at = math.inf
-        """When, by ``time.monotonic``, whoever asks for many prices is to come to an end."""
+        """The deadline, by ``time.monotonic``, of loops that ask for many prices."""
         self.work = Work(limit_of(math.inf))
-        """What the search of this graph may do, counted."""
+        """The counted work of the search of this graph, and its limit."""
         self.looked = 0
-        """How many operations the groups had that heuristics asked about."""
+        """How many operations were in the groups that heuristics asked about, summed over the questions."""
         self.was_late = False
-        """Whether a heuristic has been told to end."""
+        """Whether ``is_late`` or ``has_expired`` has been true: a heuristic was cut short."""
 
     def clock(self) -> float:
-        """``time.monotonic``; past every deadline where the work of the search is spent."""
+        """``time.monotonic``, or infinity (past every deadline) when the counted work is spent."""
         return math.inf if self.work.is_spent else time.monotonic()
 
     def is_late(self) -> bool:
-        """Whether it is ``expires_at``: to be asked in every loop that asks for prices. A counted amount of
-        work is done all the same, so that a short deadline ends in the same plan on any machine."""
+        """Whether a heuristic has to end; every loop that asks for prices asks this, too. It is false for a
+        first, counted amount of work, so that a short deadline gives the same plan on any machine."""
         return self.looked > _ALWAYS_LOOKED and self.has_expired()
 
     def has_expired(self) -> bool:
-        """Whether it is ``expires_at``, whatever has been done until then."""
+        """Whether ``expires_at`` has passed, however little work is done."""
         self.was_late = self.was_late or time.monotonic() >= self.expires_at
         return self.was_late
 

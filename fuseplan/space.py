@@ -246,9 +246,9 @@ class Space:
         return any(self.conflicts[i] & mask for i in bits(mask))
 
     def followers(self, groups: Sequence[Mask]) -> list[set[int]]:
-        """For each group of a partition, groups that wait for it, by index: those that read from it or that
-        a path outside of the component leads to. All others that wait for it wait for one of these, so that
-        orders and circles are as by ``successors``, which has them all."""
+        """For each group of a partition, by index, the groups that directly wait for it: those that read from
+        it, or that a path outside of the component leads to. Its transitive closure is that of
+        ``successors``, so both give the same orders and cycles."""
         owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
         after: list[set[int]] = [set() for _ in groups]
         for u, v in self.component.edges:
@@ -261,7 +261,7 @@ class Space:
 
     @cached_property
     def _far_edges(self) -> tuple[tuple[int, int], ...]:
-        """Pairs of positions from which, with the edges inside, all paths through the outside follow."""
+        """Pairs of positions that, with the edges inside, imply all paths through the outside."""
         readers = [0] * self.n
         for u, v in self.component.edges:
             readers[u] |= 1 << v
@@ -275,7 +275,7 @@ class Space:
         return tuple(found)
 
     def can_run(self, groups: Sequence[Mask]) -> bool:
-        """Whether no groups of a partition wait for each other in a circle."""
+        """Whether the groups of a partition can run in some order: none wait for each other in a cycle."""
         return not cyclic_sets(self.followers(groups))
 
     def successors(self, groups: Sequence[Mask]) -> list[set[int]]:

@@ -112,7 +112,7 @@ class Traced(Flat):
     jaxpr: jex_core.Jaxpr
     """As it was traced: custom derivatives, ``checkpoint``, batching rules and high-level types are in it."""
     low: jex_core.Jaxpr
-    """What the equations are of: ``jaxpr`` in JAX's low-level types, without dead code."""
+    """The jaxpr that the equations are from: ``jaxpr`` in JAX's low-level types, without dead code."""
     constants: tuple[int, ...]
     """For each constant of ``jaxpr``, its place among the function's."""
     low_constants: tuple[int, ...]
@@ -134,8 +134,8 @@ class Traced(Flat):
     def reaches(self, marks: Sequence[bool]) -> list[bool]:
         """Which results of ``evaluate`` depend on one of the marked constants and arguments.
 
-        The equations may say less: a rule of dead code can put a computation of fewer arguments in
-        another's place.
+        ``equations`` may have fewer dependencies: dead-code rules can replace an equation by one of fewer
+        arguments.
         """
         flat = _Flattener()
         arguments = [flat.new(v.aval) for v in self.jaxpr.invars]

@@ -42,8 +42,8 @@ def runs_of_twins(space: Space) -> tuple[Mask, ...]:
 
 
 def _are_twins(space: Space, before: Sequence[Mask], i: int, j: int) -> bool:
-    """Whether swapping two adjacent positions changes nothing; an equivalence. ``before`` has, for each
-    position, those from which a path through the outside leads to it."""
+    """Whether swapping two adjacent positions changes nothing; an equivalence. ``before``
+    has, for each position, the positions from which a path through the outside leads to it."""
     one, other = _leaf(space, i), _leaf(space, j)
     if one is None or other is None or not space.book.signatures.alike(one.id, other.id):
         return False

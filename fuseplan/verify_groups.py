@@ -14,7 +14,7 @@ from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.verify_copies import CopyRules
 
 _LEARNT = 200
-"""Answers of either kind that are kept for each question: to look through more takes longer than to ask."""
+"""Refused and allowed sets that are kept for each rule: searching more of them takes longer than asking."""
 
 
 class Groups:
@@ -53,7 +53,7 @@ class Groups:
         self._values: list[int] = []
         self._crosses = self._boundaries()
         self._rules = _Monotone(lambda mask: book.compatible(self.members(mask)) is not None, True)
-        # What a part of a group that fits exchanges may be more.
+        # A part of a group that fits may exchange more values, and then not fit.
         self._crowds = _Monotone(self._is_crowded, True)
         self._room = _Monotone(self._is_oversized, False)
 
@@ -136,7 +136,7 @@ class Groups:
         return touched
 
     def _question(self, group: int, out: int) -> int:
-        """A group with the values that it exchanges whatever joins it of what is not ``out``."""
+        """A group, and the values that it exchanges even if all positions not ``out`` join it, as bits."""
         crossing = 0
         for i in bits(group):
             for bit, others, always in self._crosses[i]:

@@ -13,8 +13,8 @@ class Merging:
     """Groups of a component, at first one an operation. A group is named by its mask.
 
     The groups are kept in an order in which they could run. Only what stands between two groups in that
-    order can wait for one and be waited for by the other, so that a merge of neighbours is tested and
-    made without a look at the rest (as Pearce and Kelly, "A dynamic topological sort algorithm for
+    order can wait for one and be waited for by the other, so that a merge of two groups is tested and
+    made without looking at the rest (as Pearce and Kelly, "A dynamic topological sort algorithm for
     directed acyclic graphs", JEA 2007, keep an order).
     """
 
@@ -24,7 +24,7 @@ class Merging:
         self.reach: dict[Mask, Mask] = {}
         """For each group, the positions that wait for one of its members."""
         self.looked = 0
-        """How many positions the questions that were asked have looked at: a count of the work done."""
+        """Positions in all groups that were asked about: a count of the work done."""
         singles = space.singles
         for group in singles:
             reach = 0

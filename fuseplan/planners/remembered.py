@@ -57,8 +57,8 @@ class Remembered:
         """By kind, those that are used."""
 
     def recall(self, kind: int) -> Entry | None:
-        """The solution of a kind, its note about this graph, or None; None, too, where finding it would take
-        more work than is left of the search."""
+        """The remembered solution of a kind, with its note renumbered for this graph. None if there is none,
+        or if finding it anew would take more counted work than the search has left."""
         entry = self._found.pop(kind, None)
         space = self._parts.kinds[kind]
         work = space.book.work
@@ -80,7 +80,7 @@ class Remembered:
         return kind in self._found
 
     def keep(self, kind: int, solved: Solved, work: int) -> None:
-        """Remember what solving a kind again would give again, and the work that it took."""
+        """Remember the solution of a kind if it is reproducible, and the work that it took."""
         space = self._parts.kinds[kind]
         in_time = space.book.clock() < self._expires_at - _MARGIN_S
         if kind not in self._keys or not solved.steady or not in_time:
