@@ -263,7 +263,7 @@ class _Group:
         return not self.holders[a].isdisjoint(self.holders[b])
 
     def _join_holders(self, a: int, b: int) -> None:
-        """Whoever has ``b`` has ``a`` from now on."""
+        """Record that the nodes with axis ``b`` now have axis ``a``."""
         small, large = sorted((self.holders[a], self.holders.pop(b)), key=len)
         large |= small
         self.holders[a] = large

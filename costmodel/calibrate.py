@@ -36,13 +36,13 @@ VERSION = 5
 """Of the file and of how it is measured: a file of another version is measured anew."""
 
 FIRST_USE_S = 10.0
-"""What a measurement on first use takes at most, and one compilation or sample."""
+"""The time limit of a measurement on first use; one compilation or sample may outlast it."""
 
 ASKED_FOR_S = 60.0
-"""What a measurement that the user asks for takes at most."""
+"""The time limit of a measurement that the user asks for."""
 
 MOST_ATTEMPTS = 3
-"""So many processes try to measure what is still assumed; later ones take the file as it is."""
+"""How many processes try to measure figures that are still assumed; later ones use the file as it is."""
 
 _SAMPLE_S = 0.01
 """A sample repeats its work for this long, far above the clock's and the scheduler's noise."""
@@ -59,7 +59,7 @@ _RATES = (
     "fresh_bytes_per_s",
 )
 FIGURES = (*_RATES, "launch_ps", "step_ps")
-"""What a measurement gives, by field of ``DeviceSpec``, the matrix rates by dtype."""
+"""The figures of a measurement, by field of ``DeviceSpec``; matrix rates by dtype."""
 
 _NO_FASTER = (
     ("hbm_bytes_per_s", "cache_bytes_per_s"),
@@ -99,7 +99,7 @@ _memory: dict[Path, DeviceSpec] = {}
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What a measurement has come to: the device, and where each of ``FIGURES`` comes from."""
+    """The result of a measurement: the device, and the origin of each of ``FIGURES``."""
 
     device: DeviceSpec
     measured: tuple[str, ...]
@@ -131,7 +131,7 @@ def cached(made_by: str, measure: Callable[[float], DeviceSpec]) -> DeviceSpec:
 
 
 def known(made_by: str) -> DeviceSpec | None:
-    """What ``cached`` returns without a measurement; None where it would measure."""
+    """The device that ``cached`` returns without a measurement; None where it would measure."""
     path = cache_path(made_by)
     if path not in _memory:
         stored = _read(path, made_by)

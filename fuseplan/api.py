@@ -67,7 +67,7 @@ def jit(
             kernels of another of its backends, or a ``costmodel.DeviceSpec``; None is the device
             JAX runs on. Kernels planned for a device that is not here are left to XLA.
         planner: a name of ``fuseplan.planner_names()``.
-        deadline_s: wall-clock seconds for planning; after it a heuristic's plan is used.
+        deadline_s: wall-clock seconds for planning; after it the best plan found so far is used.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
             leaving it to XLA.
         measure: on the first call at each new set of shapes, time the fused program against

@@ -1,4 +1,4 @@
-"""Plans in words: a table in 80 columns, a summary."""
+"""Print plans as text: a table of kernels in 80 columns, a summary, and their numbers with units."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def time_text(us: float) -> str:
 
 
 def parts_text(cost: Cost) -> str:
-    """What a kernel's time is made of, the largest part first: ``memory 6.99 + launch 1.00 µs``."""
+    """The parts of a kernel's time, the largest first: ``memory 6.99 + launch 1.00 µs``."""
     parts = sorted(cost.parts_ps.items(), key=lambda part: -part[1])
     return " + ".join(f"{name} {time_text(ps / 1e6)}" for name, ps in parts) + " µs" if parts else "free"
 

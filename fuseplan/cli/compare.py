@@ -127,7 +127,7 @@ _Printable = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable:
-    """What was measured."""
+    """The table of measured times and temporaries, over ``jax.jit``'s."""
     from fuseplan.text import time_text
 
     head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
@@ -144,7 +144,7 @@ def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable
 
 
 def _plans(rows: Sequence[Compared]) -> _Printable:
-    """The plans of one function on one device."""
+    """The table of the plans of one function on one device."""
     from fuseplan.comparison import baseline_of, speed_up
     from fuseplan.text import bound_text, seconds_text, time_text, times_text
 
@@ -174,7 +174,7 @@ def _plans(rows: Sequence[Compared]) -> _Printable:
 
 
 def _gains(rows: Sequence[Compared]) -> _Printable:
-    """What rewriting gains each planner that decides."""
+    """The table of what rewriting gains each planner that decides."""
     from fuseplan.planners import decides_nothing
     from fuseplan.text import time_text, times_text
 
@@ -192,7 +192,7 @@ def _gains(rows: Sequence[Compared]) -> _Printable:
 
 
 def _sentences(of_device: OfDevice, timings: Sequence[Timing] | None) -> list[str]:
-    """What stands below the tables of a device."""
+    """The sentences below the tables of a device: gains, bounds, differences from measured times, notes."""
     from fuseplan.comparison import gains_text
     from fuseplan.divergence import divergence_lines
     from fuseplan.text import status_text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class OfDevice:
-    """What each planner makes of a function on one device; ``rows`` are as ``options``."""
+    """The plans of a function on one device; ``rows[i]`` is by ``options[i]``."""
 
     device: DeviceSpec
     options: tuple[Options, ...]
@@ -26,7 +26,7 @@ class OfDevice:
 def options_of(
     device: str | None, planners: str | None, deadline: float, constraints: Constraints
 ) -> list[list[Options]]:
-    """For each device, how each planner is to plan."""
+    """For each device, the options of each planner."""
     from fuseplan.comparison import default_planners
     from fuseplan.config import make_options, resolve_device
 
@@ -50,7 +50,7 @@ def plan_all(
     deadline: float,
     constraints: Constraints,
 ) -> list[OfDevice]:
-    """For each device, what each planner makes of the function, all of one trace."""
+    """Trace a function once, and plan it for each device by each planner."""
     from fuseplan.comparison import compare_plan
     from fuseplan.console import progress
     from fuseplan.lower import lower
