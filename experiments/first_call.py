@@ -1,4 +1,6 @@
-"""``python -m experiments.first_call``: what a first call takes where no tiled loop can gain.
+"""Time first calls of ``fuseplan.jit`` beside ``jax.jit`` where no tiled loop can gain.
+
+``python -m experiments.first_call`` prints a table.
 
 Each program runs in a process of its own. There, new functions are jitted by ``jax.jit`` and ``fuseplan.jit``
 in turns, with all of JAX's caches cleared before each; a call is over when its results are there. Reported

@@ -1,7 +1,7 @@
-"""Keep the README and the pages of ``docs`` true: what they print and tabulate is made by commands and files.
+"""Regenerate or check the outputs and tables of the README and of ``docs``, from commands and result files.
 
-    python -m experiments.readme --check     # say what is not as it would be made now
-    python -m experiments.readme --write     # make it anew, in place
+    python -m experiments.readme --check     # list what differs from what would be made now
+    python -m experiments.readme --write     # regenerate it in place
 
 Three rules, which ``tests/test_readme.py`` holds:
 
@@ -521,7 +521,7 @@ def loose_numbers(text: str) -> list[str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Check the pages, or write them anew."""
+    """Check the pages, or regenerate them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     mode = parser.add_mutually_exclusive_group(required=True)
     mode.add_argument("--check", action="store_true", help="exit with 1 if a page would change")

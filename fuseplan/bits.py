@@ -13,7 +13,7 @@ T = TypeVar("T")
 _DIGITS = bytes(c == ord("1") for c in range(256))
 
 _SPARSE = 64
-"""Where one bit in more than so many is set, finding them one by one is faster than looking at all digits."""
+"""Where fewer than one bit in this many is set, finding them one by one is faster than scanning digits."""
 
 
 def bits(mask: int) -> list[int]:

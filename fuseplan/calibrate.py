@@ -250,7 +250,7 @@ class _Touch:
         self.sample()  # compiles
 
     def sample(self) -> float:
-        """Run once more, for so many seconds."""
+        """Run once more; the seconds that it took."""
         start = time.perf_counter()
         result = jax.block_until_ready(self._run(self._x))
         seconds = time.perf_counter() - start

@@ -30,7 +30,7 @@ class Options:
     constraints: Constraints | None = None
     features: Features = ALL_FEATURES
     asked_s: float | None = None
-    """The deadline that was asked for, where ``deadline_s`` is what is left of it."""
+    """The user's deadline, of which ``deadline_s`` is left; None where the two are equal."""
 
 
 def make_options(
@@ -71,8 +71,8 @@ def make_options(
 
 
 def with_figures(options: Options) -> Options:
-    """``options`` whose device has the figures that a plan is priced by: a CPU that has not been measured
-    is measured now, which takes seconds."""
+    """``options`` with a device whose figures prices can rest on: a CPU that has not been measured is
+    measured now, which takes seconds."""
     return replace(options, device=measured(options.device))
 
 

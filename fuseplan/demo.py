@@ -88,7 +88,7 @@ class Planned:
 
     @property
     def plans(self) -> tuple[Plan, ...]:
-        """Those that there are."""
+        """The plans of the planners that made one."""
         return tuple(row.plan for row in self.rows if row.plan is not None)
 
 

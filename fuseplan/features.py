@@ -38,8 +38,8 @@ class Features:
     packs: bool = True
     """Small kernels that have no more in common than a scalar are one kernel, on one core."""
     rewrites: bool = True
-    """The program may be planned in another form: columns, sums in steps, values computed again, packs.
-    Without, a plan has the planner's own kernels of the program as traced."""
+    """The program may be rewritten before it is planned: columns, sums in steps, values computed again,
+    packs. Without it, the program is planned as traced."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:

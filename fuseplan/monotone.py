@@ -17,7 +17,7 @@ _MAX_EFFORT = 1 << 15
 of work. Widening a set of thousands, or finding a core in it, takes thousands of questions of that size."""
 
 _LARGE = 256
-"""Bits of a set from which on what it takes to ask about it counts."""
+"""Bits of a set from which on a question about it counts as effort (``_MAX_EFFORT``)."""
 
 
 class Monotone:

@@ -50,8 +50,8 @@ class PlanStats:
     """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``packs``,
     ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
-    """The simplest heuristic whose plan of the same program takes no longer than this, which is proven to be
-    the fastest; empty if none does."""
+    """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if
+    there is none."""
     remembered: int = 0
     """Distinct components whose solution was remembered from an earlier plan."""
     refused: int = 0

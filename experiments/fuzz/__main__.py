@@ -1,10 +1,10 @@
-"""Generate programs, check what fuseplan makes of them, and say what was covered:
+"""Generate random programs, check fuseplan's results, kernels and proofs on them, and count what was covered:
 ``python -m experiments.fuzz --programs 10000 --seed 0 --out rows.jsonl``.
 
-Programs run in batches, a process each, so that a crash belongs to one program. A file that is there is
-gone on with. Every program runs on CPU loops and as kernels of one other backend, in turns of five; every
-fourth with its derivatives, every seventh planned by the solver, every ninth on devices as they are: no two
-of these numbers have a factor in common, so that all combinations occur.
+Programs run in batches, a process each, so that a crash belongs to one program. An existing file is
+continued. Every program runs on CPU loops and as kernels of one other backend, in turns of five; every fourth
+with its derivatives, every seventh planned by the solver, every ninth on devices as they are: no two of these
+numbers have a factor in common, so that all combinations occur.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def checked(seed: int, index: int) -> dict[str, Any]:
-    """What came of one program, for JSON; a failing one is shrunk."""
+    """The result of checking one program, for JSON; a failing program is shrunk."""
     from experiments.fuzz.checks import check_program
     from experiments.fuzz.generate import random_program
     from experiments.fuzz.program import Program

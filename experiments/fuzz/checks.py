@@ -1,4 +1,4 @@
-"""Check what fuseplan makes of one generated program against the reference in NumPy.
+"""Check fuseplan's kernels, proofs and derivatives of one generated program against the reference in NumPy.
 
 Every kernel that is not XLA's own runs here: tiled loops on the CPU, kernels of GPUs and TPUs in Pallas'
 interpreter. Devices are made small, so that arrays of a few hundred elements do not fit on chip and large
@@ -46,7 +46,7 @@ QUICKLY: dict[str, Any] = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-"""Most of the time would be LLVM's; what XLA itself does to a program stays the same."""
+"""Compile with little LLVM optimization, which would take most of the time; XLA's own passes stay the same."""
 
 _KIB = 1024
 
@@ -97,7 +97,7 @@ _SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
 
 @contextmanager
 def small_tiles() -> Iterator[None]:
-    """Tiles of a few elements, and what is large is half a kilobyte, as no device would have it."""
+    """Make tiles a few elements long and call half a kilobyte large, so that small programs have many tiles."""
     ours = [module for name, module in sys.modules.items() if name.startswith("fuseplan.")]
     large = [(m, "least_bytes", lambda device: _LARGE_BYTES) for m in ours if hasattr(m, "least_bytes")]
     changed = [*_SMALL_TILES, *large]

@@ -174,7 +174,7 @@ class _Maker:
 
 
 def without_dead(program: Program) -> Program:
-    """Without what no result depends on, but for one input at least."""
+    """The program without steps and inputs that no result depends on; it keeps at least one input."""
     n = len(program.inputs)
     needed = set(program.results)
     for k in range(len(program.steps) - 1, -1, -1):

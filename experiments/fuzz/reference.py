@@ -32,13 +32,13 @@ MORE_SAMPLES = 40
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """One result: the exact evaluation, and what may differ from it."""
+    """One result: its exact value, and how far a correct result may be from it."""
 
     value: np.ndarray
     allowed: np.ndarray
     """The absolute difference allowed for rounding; 0 where elements must be equal."""
     determined: np.ndarray
-    """The elements of which rounding does not decide what they are."""
+    """The elements whose value does not depend on how rounding turns out."""
     dtype: str
 
 
@@ -173,7 +173,7 @@ def _expected(dtype: str, samples: list[np.ndarray], rounded: bool) -> Expected:
 
 
 def difference(got: Any, expected: Expected) -> str:
-    """How a result is not what was expected; empty if it is."""
+    """How a result differs from the expected one; empty if it does not."""
     got = np.asarray(got)
     if got.shape != expected.value.shape or got.dtype != numpy_type(expected.dtype):
         return (

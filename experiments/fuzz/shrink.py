@@ -13,7 +13,7 @@ from experiments.fuzz.reference import evaluate
 
 
 def shrink(program: Program, fails: Callable[[Program], bool], tries: int = 60) -> Program:
-    """The smallest program found within so many tries that still ``fails``."""
+    """The smallest program that still ``fails``, as found by at most ``tries`` checks."""
     found = True
     while found and tries > 0:
         found = False

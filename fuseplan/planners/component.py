@@ -62,7 +62,7 @@ class Starts:
         if kind in self._known:
             return self._known[kind]
         made = [(kind, name) in self._made for name in HEURISTICS]
-        # Of a plan that the deadline cut short the first is all there is.
+        # Where the deadline cut the first heuristic short, the others are not made.
         return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
