@@ -46,7 +46,7 @@ QUICKLY: dict[str, Any] = {
     "xla_llvm_disable_expensive_passes": True,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
-"""Compile with little LLVM optimization, which would take most of the time; XLA's own passes stay the same."""
+"""Compile with little LLVM optimization, which would take most of the time; XLA's own passes all run."""
 
 _KIB = 1024
 
@@ -97,7 +97,7 @@ _SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
 
 @contextmanager
 def small_tiles() -> Iterator[None]:
-    """Make tiles a few elements long and call half a kilobyte large, so that small programs have many tiles."""
+    """Make tiles a few elements long, and call half a kilobyte large: small programs then have many tiles."""
     ours = [module for name, module in sys.modules.items() if name.startswith("fuseplan.")]
     large = [(m, "least_bytes", lambda device: _LARGE_BYTES) for m in ours if hasattr(m, "least_bytes")]
     changed = [*_SMALL_TILES, *large]
