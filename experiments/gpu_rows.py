@@ -128,7 +128,7 @@ def summary_lines(rows: Sequence[dict[str, Any]], machine: dict[str, Any], timer
     ]
     if missed := [[f"{r['workload']}:", r["missed"]] for r in judged if r["missed"]]:
         lines += columns(missed, set())
-    times = [(str(r["workload"]), _known(r["modelled_us"]), _known(r["ours_us"])) for r in rows]
+    times = [(str(r["workload"]), _known(r.get("modelled_us")), _known(r.get("ours_us"))) for r in rows]
     lines += divergence_lines(times, "gpu")
     lines += [f"{r['workload']}: {r['notes']}" for r in rows if r["notes"]]
     return lines

@@ -122,5 +122,9 @@ def gains_text(rows: Sequence[Compared]) -> str:
     solving = solving_gains(rows)
     found = [f"Rewriting gains {' and '.join(rewriting)}."] if rewriting else []
     if solving is not None:
-        found.append(f"With the same rewrites, solving gains {times_text(solving)} over greedy.")
+        same = "With the same rewrites,"
+        if solving >= 1:
+            found.append(f"{same} solving gains {times_text(solving)} over greedy.")
+        else:  # a search that the deadline or the limit of counted work cut short
+            found.append(f"{same} the solver's plan takes {times_text(1 / solving)} as long as greedy's.")
     return " ".join(found)

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.workloads import get_workload
-from fuseplan import solver
+from fuseplan import pricing, solver
 from fuseplan.candidates import enumerate_groups
 from fuseplan.config import make_options
 from fuseplan.errors import FuseplanWarning
 from fuseplan.memory.order import least_peak
 from fuseplan.planner import plan_function
-from fuseplan.planners import Budget, get_planner, search
+from fuseplan.planners import Budget, component, get_planner, search
 from fuseplan.planners.base import take_apart
 from fuseplan.pricing import PriceBook
 from fuseplan.solver import Instance, Relaxation, Selection, exact_cover
@@ -105,6 +105,43 @@ def test_small_components_are_proven_before_a_large_one():
         tuple(i + n for i in nodes) for nodes in brute_force(graph(*LOSING), Bytes(graph(*LOSING)))[1]
     )
     assert SOLVE(alone, Bytes(alone), Budget(max_groups=50)).status == "FEASIBLE"
+
+
+def test_the_search_of_one_component_costs_no_other_its_heuristic_plan(monkeypatch):
+    """The deadline comes as soon as the first group is enumerated: every component has a plan by then."""
+    g = graph("erccercce", [[], [0], [0], [0], [], [4], [4], [4], [7]])
+    heuristic = min(objectives(plan(g, Bytes(g), Budget()))[0] for plan in (GREEDY, BEST_FIRST))
+    late = [0.0]
+    listed = component.enumerate_groups
+
+    def enumerate_late(*args):
+        late[0] = 1e9
+        return listed(*args)
+
+    monkeypatch.setattr(pricing, "_ALWAYS_LOOKED", 0)
+    monkeypatch.setattr(component, "enumerate_groups", enumerate_late)
+    monkeypatch.setattr(time, "monotonic", lambda: late[0])
+    plan = SOLVE(g, Bytes(g), Budget(10.0))
+    assert late[0]
+    assert objectives(plan)[0] <= heuristic
+    assert "which the deadline cut short" not in " ".join(plan.notes)
+
+
+def test_a_heuristic_that_the_deadline_cut_is_named_so(monkeypatch):
+    g = graph("erccercce", [[], [0], [0], [0], [], [4], [4], [4], [7]])
+    looks = [0.0]
+    monkeypatch.setattr(pricing, "_ALWAYS_LOOKED", 0)
+
+    def cut(space):
+        looks.append(1e9)
+        assert space.book.has_expired()
+        return space.singles
+
+    monkeypatch.setattr(component.best_first, "merge", cut)
+    monkeypatch.setattr(time, "monotonic", lambda: looks[-1])
+    plan = SOLVE(g, Bytes(g), Budget(10.0))
+    assert_legal(g, plan)
+    assert "best_first's plan, which the deadline cut short, stands there" in " ".join(plan.notes)
 
 
 def test_a_relaxation_without_time_keeps_prices_that_still_hold():

@@ -130,7 +130,7 @@ SHARED_KEYS = {
 @pytest.mark.parametrize("name", SHARED_KEYS)
 def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
     """The gradient by keys is streamed for each head of queries, and then summed up."""
-    monkeypatch.setattr(streams, "quick_ps", lambda lowered, *_: -len(lowered.graph.nodes))
+    monkeypatch.setattr(streams, "quick_ps", lambda lowered, *_, **__: -len(lowered.graph.nodes))
     f, args = SHARED_KEYS[name]
     args = in_float32(args)
     lowered, specs = in_kernels(f, args, get_device(device))

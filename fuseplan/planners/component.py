@@ -38,6 +38,8 @@ class Starts:
     def __init__(self, spaces: Sequence[Space], known: Sequence[Nodes] = ()) -> None:
         self.spaces = spaces
         self._made: dict[tuple[int, str], list[Mask]] = {}
+        self._cut: set[tuple[int, str]] = set()
+        """Those of ``_made`` that the deadline cut short."""
         self._known: dict[int, list[Mask]] = {}
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):
@@ -51,7 +53,15 @@ class Starts:
         """That of one heuristic for a component."""
         if (kind, name) not in self._made:
             self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+            if self.spaces[kind].book.was_late:
+                self._cut.add((kind, name))
         return self._made[kind, name]
+
+    def named(self, kind: int, name: str) -> str:
+        """How a note calls the plan that ``best`` returns with ``name``."""
+        return (
+            f"{name}'s plan, which the deadline cut short," if (kind, name) in self._cut else f"{name}'s plan"
+        )
 
     def given(self, kind: int) -> list[Mask] | None:
         """What was known before, of a component that has copies."""
@@ -94,7 +104,8 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
         return Solved(whole, floor_ps, True)
     if space.book.clock() >= expires_at:
         known, name = starts.best(kind)
-        note = f"{deadline_note(space)}: {name}'s plan stands there" if budget.deadline_s > 0 else ""
+        plan = starts.named(kind, name)
+        note = f"{deadline_note(space)}: {plan} stands there" if budget.deadline_s > 0 else ""
         return Solved(known, floor_ps, False, note=note)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(kind)
@@ -112,11 +123,11 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
         solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
         solved.duals = tuple(duals) if solved.duals else ()
     if not solved.optimal:
-        # What is not proven is at least no slower than any heuristic's plan.
+        # A plan that is not proven is no slower than the heuristics' plans, as far as these were made.
         known, name = starts.best(kind)
         solved.groups = better(space, solved.groups, known)
         if solved.groups == known and solved.note.startswith(ENDED):
-            solved.note += f": {name}'s plan stands there"
+            solved.note += f": {starts.named(kind, name)} stands there"
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # However it was found, nothing is faster.
             solved.optimal, solved.note, solved.columns, solved.duals = True, "", {}, ()

@@ -24,7 +24,9 @@ def test_shared_memory_of_a_gpu():
     huge = replace(get_device("h200"), onchip_bytes=2**26, register_bytes=2**26)
     args = [jax.ShapeDtypeStruct(s, "float32") for s in ((4, 2048, 512), (4, 512, 2048))]
     lowered = fuseplan.jit(product).lower(*args, device=huge)
-    with pytest.warns(CompilerRefusalWarning, match=r"kernel product: .*has 232.4 kB; planned anew for h200-"):
+    with pytest.warns(
+        CompilerRefusalWarning, match=r"kernel product: .*has 232.4 kB; planned anew for h200-"
+    ):
         text = lowered.compile().as_text()
     assert text.count('custom_call_target="__gpu$xla.gpu.triton"') == 1
 
