@@ -156,7 +156,16 @@ class Table:
         source = f"[{self.file}](LINK/experiments/results/{self.file})"
         body = self.body(rows)
         assumed = "" if self.measured else _assumed(body)
-        return f"{body}\n\n*{origin}. From {source}, which `{self.command}` writes.{assumed}*\n"
+        rewrites = _given_rewrites(rows)
+        return f"{body}\n\n*{origin}. From {source}, which `{self.command}` writes.{assumed}{rewrites}*\n"
+
+
+def _given_rewrites(rows: Sequence[Record]) -> str:
+    """Which planners of the rows were given rewritten programs, where that was not all that decide."""
+    is_study = "planner" in rows[0] and {row["planner"] for row in rows} >= {"greedy", "solver"}
+    if not is_study or "unrewritten_us" in rows[0]:
+        return ""
+    return " In these rows `solver` alone was given rewrites of the program; the others planned it as traced."
 
 
 def _assumed(body: str) -> str:

@@ -130,11 +130,11 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
     solved: list[tuple[int, list[int]]] = []
     keep = Remembered.keep
 
-    def kept(self, kind, answer):
+    def kept(self, kind, answer, work):
         space = self._parts.kinds[kind]
         if space.n > 1:
             solved[-1][1].append(space.n)
-        keep(self, kind, answer)
+        keep(self, kind, answer, work)
 
     plan_groups = SOLVE
 
