@@ -133,7 +133,8 @@ class Node:
     temporaries: int = 0
     """Blocks as large as its result that evaluating it keeps beside operands and result."""
     signature: int = 0
-    """A hash of everything that distinguishes it beside shapes: parameters, literals."""
+    """A hash of everything that distinguishes it beside shapes: parameters, literals. Negative where a
+    parameter has no content to hash, such as a function: it then distinguishes nodes of one graph only."""
     source: str = ""
     """Where in the user's code it comes from, as ``file:line (function)``."""
     reciprocal: bool = False

@@ -140,7 +140,9 @@ def described(spec: KernelSpec, signatures: Signatures) -> Hashable:
         return tuple((number[a.value], a.axes) for a in accesses)
 
     schedule = replace(spec, nodes=(), reads=(), writes=())
-    return signatures.text(spec.nodes), schedule, shown(spec.reads), shown(spec.writes)
+    # Else the text means this graph alone; the key holds its signatures, so that no other graph has it.
+    graph = None if signatures.are_told(spec.nodes) else signatures
+    return signatures.text(spec.nodes), schedule, shown(spec.reads), shown(spec.writes), graph
 
 
 def _tightened(options: Options, before: Options, plan: Plan, refused: Refused) -> Options:

@@ -29,7 +29,8 @@ class Expressions:
             if eqn.effects or eqn.is_set_apart or not all(self._is_known(v, found) for v in eqn.inputs):
                 continue
             operands = tuple([self._operand(v, found) for v in eqn.inputs])
-            name = (eqn.primitive.name, self._describe.params(eqn.params), operands)
+            params = self._describe.params(eqn.primitive.name, eqn.params)
+            name = (eqn.primitive.name, params, operands)
             for k, v in enumerate(eqn.outputs):
                 found[v] = self._of((k, *name))
         return found

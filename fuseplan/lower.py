@@ -181,14 +181,15 @@ class _Builder:
         literals = tuple(
             [(i, describe.literal(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal)]
         )
-        params = describe.params(eqn.params)
+        params = describe.params(name, eqn.params)
         alone = eqn.effects or eqn.is_set_apart
         shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
         key = (name, params, literals, shapes, alone)
         found = self.facts.get(key)
         if found is None:
-            rule, text = rule_of(eqn), repr((name, params, literals))
+            rule, text = rule_of(eqn), repr((name, params.items, literals))
             space = rule.space(eqn)
+            digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
             arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
             found = self.facts[key] = _Facts(
                 OpKind.OPAQUE if alone else rule.kind,
@@ -198,7 +199,7 @@ class _Builder:
                 _is_bitcast(eqn),
                 () if alone else rule.backends(eqn),
                 rule.temporaries,
-                int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big"),
+                digest if params.told else -1 - digest,
                 _is_reciprocal(eqn),
                 name in ("slice", "dynamic_slice", "gather"),
             )

@@ -104,11 +104,13 @@ class Recomputing:
             replace(spec, nodes=nodes, reads=here(spec.reads), writes=here(spec.writes)), answer.cost
         )
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str:
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.imprint``."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self._scheduler.behind_masks(self._once(nodes))
+        if masks is None or not signatures.are_told(nodes):
+            return None
         return "\n".join([self._scheduler.settings, signatures.text(nodes), *masks])
 
     @cached_property

@@ -228,20 +228,26 @@ class Scheduler:
         )
         return source == result
 
-    def imprint(self, nodes: tuple[int, ...], signatures: Signatures) -> str:
+    def imprint(self, nodes: tuple[int, ...], signatures: Signatures) -> str | None:
         """As ``Pricing.imprint``: the device, and ``nodes`` with all that their masks come from."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
-        return "\n".join([self.settings, signatures.text(nodes), *self.behind_masks(nodes, signatures)])
+        masks = self.behind_masks(nodes, signatures)
+        if masks is None or not signatures.are_told(nodes):
+            return None
+        return "\n".join([self.settings, signatures.text(nodes), *masks])
 
-    def behind_masks(self, nodes: tuple[int, ...], signatures: Signatures | None = None) -> list[str]:
-        """What masks inside of ``nodes`` are computed by, beside them, in words."""
+    def behind_masks(self, nodes: tuple[int, ...], signatures: Signatures | None = None) -> list[str] | None:
+        """What masks inside of ``nodes`` are computed by, beside them, in words; None if no words mean
+        that in every process."""
         makers = () if self._nests is None else self._nests.mask_makers(nodes)
         if not makers:
             return []
         every = tuple(sorted({*makers, *nodes}))
-        text = (signatures or self._signatures).text(every)
-        return [repr([every.index(n) for n in makers]), text]
+        signatures = signatures or self._signatures
+        if not signatures.are_told(every):
+            return None
+        return [repr([every.index(n) for n in makers]), signatures.text(every)]
 
     @cached_property
     def settings(self) -> str:

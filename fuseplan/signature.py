@@ -91,8 +91,13 @@ class Signatures:
                 key.append(-1 if v in is_output or not inside.issuperset(consumers[v]) else -2)
         return tuple(key), number
 
+    def are_told(self, nodes: Sequence[int]) -> bool:
+        """Whether ``text(nodes)`` means the same in every graph and process: not where an operation has a
+        parameter without content, such as a function (``Node.signature``)."""
+        return all(self.graph.nodes[n].signature >= 0 for n in nodes)
+
     def text(self, nodes: Sequence[int]) -> str:
-        """The structure in words that mean the same in every graph and process."""
+        """The structure in words that mean the same in every graph and process, if ``are_told(nodes)``."""
         key, at, words, inside = self.key(nodes)[0], 0, [], set(nodes)
         known: dict[int, int] = {}
         for n in nodes:

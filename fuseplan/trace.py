@@ -22,8 +22,8 @@ Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 Operand = int | jex_core.Literal
 
-# Where each inlined primitive keeps its jaxpr.
-_INLINED = {
+# Where each inlined primitive keeps the jaxpr that it evaluates.
+INLINED = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
@@ -328,7 +328,7 @@ class _Flattener:
 
     @staticmethod
     def inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
-        key = _INLINED.get(eqn.primitive.name)
+        key = INLINED.get(eqn.primitive.name)
         if key is None or key not in eqn.params:
             return None
         for name in ("in_shardings", "out_shardings"):

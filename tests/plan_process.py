@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 import time
+from functools import partial
 from typing import Any
 
 from experiments.deadlines import sums, web
@@ -15,12 +16,14 @@ from fuseplan import memo
 from fuseplan.config import make_options
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_function
+from tests import body_programs
 
 PROGRAMS = {
     "layernorm_grad": lambda: get_workload("layernorm_grad").build(small=True),
     "gpt2_block": lambda: get_workload("gpt2_block").build(small=True),
     "web": lambda: web(60),
     "sums": lambda: sums(12),
+    **{name: partial(body_programs.build, name) for name in body_programs.PROGRAMS},
 }
 
 
