@@ -64,7 +64,7 @@ class Unifier:
         self._links: dict[int, tuple[Link, ...]] = {}
 
     def __call__(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
-        return _Group(self, nodes).run()
+        return _aligned(self.graph, nodes) or _Group(self, nodes).run()
 
     def links(self, node: Node) -> tuple[Link, ...]:
         """The operands of ``node`` that other nodes make."""
@@ -82,6 +82,45 @@ class Unifier:
             pairs = [(out, dims) for out, dims in zip(out_map, in_map, strict=True) if out]
             simple = all(len(out) == len(dims) == 1 for out, dims in pairs)
             yield v, producer, tuple((out[0], dims[0]) for out, dims in pairs) if simple else None
+
+
+def _aligned(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
+    """The axes of nodes that have one iteration space in common, dimension by dimension: most groups are of
+    that kind, and need no union-find. None of others."""
+    if not nodes:
+        return None
+    first = graph.nodes[nodes[0]]
+    dims, every = first.dims, len(first.dims)
+    maps: dict[int, DimMap] = {}
+    tying: dict[DimMap, bool] = {}
+    all_roles: dict[tuple[DimRole, ...], None] = {}
+    for n in nodes:
+        node = graph.nodes[n]
+        if node.dims != dims:
+            return None
+        is_tied = node is first
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            known = maps.get(v)
+            if known is None:
+                maps[v] = dim_map
+                continue
+            if known != dim_map:
+                return None
+            if not is_tied:
+                if dim_map not in tying:
+                    tying[dim_map] = len({d for merged in dim_map for d in merged}) == every
+                is_tied = tying[dim_map]
+        if not is_tied:
+            return None
+        maps.update(zip(node.outputs, node.output_maps, strict=True))
+        all_roles[node.roles] = None
+    own = tuple([(d,) for d in range(every)])
+    return GroupAxes(
+        dims,
+        tuple([any(roles[d] == DimRole.REDUCED for roles in all_roles) for d in range(every)]),
+        tuple([any(roles[d] == DimRole.WHOLE for roles in all_roles) for d in range(every)]),
+        (own,) * len(nodes),
+    )
 
 
 def made_map(node: Node, v: int) -> DimMap:

@@ -10,13 +10,13 @@ time cost far more than pages it reuses.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-from costmodel import dtypes
-from costmodel.axes import compose, made_map
+from costmodel.axes import NodeAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph, Node, OpKind
-from costmodel.kernel import Cost, KernelSpec
+from costmodel.kernel import Axis, Cost, KernelSpec
+from costmodel.nest_work import NestWork, PartWork, nest_work
 from costmodel.picoseconds import time_ps
 from costmodel.products import Sides, product_ps
 
@@ -37,15 +37,14 @@ model is not exact, and XLA's own kernels are safe. Products run at the same rat
 Predicted and measured times are in the table of ``fuseplan bench cpu``."""
 
 
-def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
-    """What the loop nest ``spec`` costs on ``device``."""
+def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork | None = None) -> Cost:
+    """What the loop nest ``spec`` costs on ``device``; ``work`` is its ``nest_work``, if it is at hand."""
+    work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
-    in_loop = {i for p in spec.passes for i in p}
-    off = [i for i in range(len(spec.nodes)) if i not in in_loop]
     total = _Total()
-    for nodes, count in zip(spec.passes, tiles_walked(spec), strict=True):
-        total.add(_Tile(graph, spec, device, nodes), count)
-    total.add(_Tile(graph, spec, device, off), outer)
+    for part, count in zip(work.passes, tiles_walked(spec), strict=True):
+        total.add(_Tile(graph, spec, device, part), count)
+    total.add(_Tile(graph, spec, device, work.off), outer)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
     read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
     # Results are cleared, then written in place.
@@ -58,7 +57,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Cost:
         memory_ps, cache_ps, sums_ps = once_ps, 0, 0
     rest_ps = max(memory_ps + cache_ps + sums_ps, total.vector_ps + total.transcendental_ps)
     rest_ps += total.launch_ps + total.step_ps + total.sync_ps
-    kept_bytes = _kept_bytes(graph, spec)
+    kept_bytes = _kept_bytes(spec, work)
     return Cost(
         launch_ps=device.launch_ps + total.launch_ps,
         sync_ps=total.sync_ps,
@@ -85,13 +84,12 @@ def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
     return spec.walked or (every,) * len(spec.passes)
 
 
-def reduction_ps(graph: Graph, node: Node, device: DeviceSpec, share: tuple[int, int] = (1, 1)) -> int:
-    """The time of a reduction on a CPU, or of ``share`` of it, where its operands come from
-    cache: XLA adds the elements of a row up one by one, more slowly than it computes."""
+def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:
+    """The time of a reduction on a CPU where its operands come from cache: XLA adds the elements of a row up
+    one by one, more slowly than it computes."""
     if node.kind != OpKind.REDUCTION or not device.reduction_per_s:
         return 0
-    elements = sum(graph.values[v].size for v in node.inputs)
-    return time_ps(-(-elements * share[0] // share[1]), device.reduction_per_s)
+    return time_ps(sum(graph.values[v].size for v in node.inputs), device.reduction_per_s)
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
@@ -113,28 +111,10 @@ def touched_ps(nbytes: int, device: DeviceSpec) -> int:
     return time_ps(nbytes, device.fresh_bytes_per_s)
 
 
-def _kept_bytes(graph: Graph, spec: KernelSpec) -> int:
+def _kept_bytes(spec: KernelSpec, work: NestWork) -> int:
     """What the products take that one pass keeps for another, for all of the stream."""
-    if not spec.keeps:
-        return 0
-    stream = spec.streamed
-    axes = [axis.size if a == stream else axis.tile for a, axis in enumerate(spec.axes)]
-    first = {spec.nodes[i]: k for k, p in reversed(list(enumerate(spec.passes))) for i in p}
-    kept = {}
-    for k, nodes in enumerate(spec.passes):
-        for i in nodes:
-            for v in graph.nodes[spec.nodes[i]].inputs:
-                maker = graph.values[v].producer
-                if first.get(maker, k) < k and spec.nodes.index(maker) not in nodes:
-                    kept[v] = maker
-    total = 0
-    for v, maker in kept.items():
-        own = spec.node_axes[spec.nodes.index(maker)]
-        node = graph.nodes[maker]
-        dims = {a for merged in compose(made_map(node, v), own) for a in merged}
-        if stream in dims:
-            total += math.prod(axes[a] for a in dims) * dtypes.bits(graph.values[v].dtype) // 8
-    return total
+    extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
+    return sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
 
 
 class _Total:
@@ -163,42 +143,39 @@ class _Total:
 class _Tile:
     """Some nodes of a nest evaluated on one tile."""
 
-    def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec, nodes: Sequence[int]) -> None:
-        self.graph, self.spec = graph, spec
-        self.matrix_ps = reduction = vector = transcendental = matrix = products = reductions = 0
-        made = {v for i in nodes for v in graph.nodes[spec.nodes[i]].outputs}
-        moved: dict[int, int] = {}
-        for i in nodes:
-            node = graph.nodes[spec.nodes[i]]
-            share = self._share(i)
-            vector += -(-node.flops.vector * share[0] // share[1])
-            transcendental += -(-node.flops.transcendental * share[0] // share[1])
-            reduction += reduction_ps(graph, node, device, share)
-            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-                products += self._batch(i)
-                tile = [math.prod(spec.axes[a].tile for a in dims) for dims in spec.node_axes[i]]
-                self.matrix_ps += product_ps(graph, node, device, tile)
-                matrix += -(-node.flops.matrix * share[0] // share[1])
-            reductions += node.kind == OpKind.REDUCTION
-            # XLA fuses the rest into these; what they read and make passes through memory.
-            apart = node.kind >= OpKind.REDUCTION
-            for v in (*node.inputs, *node.outputs) if apart else node.inputs:
-                if apart or v not in made:
-                    moved[v] = moved.get(v, 0) + 1
+    def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> None:
+        axes = spec.axes
+        reduction = vector = transcendental = matrix = products = 0
+        self.matrix_ps = 0
+        for done, count in work.arithmetic:
+            part, whole = _share(axes, done.axes)
+            vector += -(-done.vector * part // whole) * count
+            transcendental += -(-done.transcendental * part // whole) * count
+            if done.reduced and device.reduction_per_s:
+                reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
+        for i in work.products:
+            node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
+            products += _batch(axes, node, own)
+            tile = [math.prod([axes[a].tile for a in dims]) for dims in own]
+            self.matrix_ps += product_ps(graph, node, device, tile)
+            part, whole = _share(axes, {a for dims in own for a in dims})
+            matrix += -(-node.flops.matrix * part // whole)
         self.flops = Flops(matrix, vector, transcendental)
-        sizes = self._block_bytes(nodes)
-        largest = max((sizes[v] for v in moved), default=0)
+        largest = traffic = block_bytes = self.temp_bytes = 0
+        for block, moves in work.moved:
+            nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
+            largest = max(largest, nbytes)
+            traffic += nbytes * moves.times
+            block_bytes += nbytes * moves.arrays
+            self.temp_bytes += nbytes * moves.made
         idle = 1 if largest > _SPLIT_BYTES else device.core_count
         # Only products are calls; other kernels are part of the program. Each product is handed
         # out, and each large reduction, and so is what is computed elementwise before it.
         self.launch_ps = device.launch_ps * products
-        self.step_ps = device.step_ps * bool(nodes)
-        self.sync_ps = 2 * _HANDOFF_PS * (products + reductions * (idle == 1))
+        self.step_ps = device.step_ps * bool(work.nodes)
+        self.sync_ps = 2 * _HANDOFF_PS * (products + work.reductions * (idle == 1))
         self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
         self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
-        traffic = sum(sizes[v] * count for v, count in moved.items())
-        block_bytes = sum(sizes[v] for v in moved)
-        self.temp_bytes = sum(sizes[v] for v in moved if v in made)
         # A reduction is fused with what it sums up: the slower of the two counts.
         traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
         self.memory_ps = self.cache_ps = self.sums_ps = 0
@@ -209,35 +186,22 @@ class _Tile:
         else:
             self.cache_ps = traffic_ps
 
-    def _batch(self, i: int) -> int:
-        """How many products one contraction is: XLA runs those of a batch one by one."""
-        node = self.graph.nodes[self.spec.nodes[i]]
-        if len(node.input_maps) != 2:
-            return 1
-        batch = Sides.of((*node.input_maps, *node.output_maps)).batch
-        own = self.spec.node_axes[i]
-        return math.prod(self.spec.axes[a].tile for d in batch for a in own[d])
 
-    def _share(self, i: int) -> tuple[int, int]:
-        """What part of a node's work one tile is."""
-        part = whole = 1
-        for a in {a for dims in self.spec.node_axes[i] for a in dims}:
-            part *= self.spec.axes[a].tile
-            whole *= self.spec.axes[a].size
-        return part, max(whole, 1)
+def _share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:
+    """What part one tile is of work along some axes."""
+    part = whole = 1
+    for a in own:
+        part *= axes[a].tile
+        whole *= axes[a].size
+    return part, max(whole, 1)
 
-    def _block_bytes(self, nodes: Sequence[int]) -> dict[int, int]:
-        """Bytes of one tile's block of every value that the nodes touch."""
-        sizes: dict[int, int] = {}
-        for i in nodes:
-            node = self.graph.nodes[self.spec.nodes[i]]
-            maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
-            for v, dim_map in maps:
-                own = self.spec.node_axes[i]
-                axes = {a for merged in compose(dim_map, own) for a in merged}
-                elements = math.prod(self.spec.axes[a].tile for a in axes)
-                sizes[v] = -(-elements * dtypes.bits(self.graph.values[v].dtype) // 8)
-        return sizes
+
+def _batch(axes: Sequence[Axis], node: Node, own: NodeAxes) -> int:
+    """How many products one contraction is: XLA runs those of a batch one by one."""
+    if len(node.input_maps) != 2:
+        return 1
+    batch = Sides.of((*node.input_maps, *node.output_maps)).batch
+    return math.prod(axes[a].tile for d in batch for a in own[d])
 
 
 def _bandwidth(device: DeviceSpec, block_bytes: int) -> int:

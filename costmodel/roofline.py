@@ -18,6 +18,7 @@ from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec
 from costmodel.library import library_matmul
 from costmodel.loops import fresh_ps, nest_cost, reduction_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
+from costmodel.nest_work import NestWork
 from costmodel.passes import evaluations, pass_count
 from costmodel.picoseconds import time_ps
 from costmodel.products import product_ps
@@ -43,12 +44,12 @@ def estimate(
     spec: KernelSpec,
     device: DeviceSpec,
     need: Footprint | None = None,
-    work: Work | None = None,
+    work: Work | NestWork | None = None,
 ) -> Cost:
     """What one run of the kernel ``spec`` costs on ``device``; times in picoseconds.
 
-    ``need`` is its ``footprint`` and ``work`` its ``work_of``, where the caller has them at
-    hand already.
+    ``need`` is its ``footprint`` and ``work`` its ``work_of``, or a CPU's nest's ``nest_work``,
+    where the caller has them at hand already.
 
     Limits: a vector operation costs the same whatever its dtype, and what the kernel
     before left in the cache saves nothing.
@@ -62,7 +63,8 @@ def estimate(
     if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
     if spec.backend == "loops":
-        return nest_cost(graph, spec, device)
+        return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
+    assert not isinstance(work, NestWork), "of a CPU's nest"
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)

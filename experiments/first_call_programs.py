@@ -326,6 +326,6 @@ def e3nn_harmonics_grad() -> Built:
     import e3nn_jax as e3nn
 
     def f(x: Any) -> Any:
-        return (e3nn.spherical_harmonics([0, 1, 2, 3], x, normalize=True).array ** 3).sum()
+        return (e3nn.spherical_harmonics("0e+1o+2e+3o", x, normalize=True).array ** 3).sum()
 
     return jax.grad(f), (_normal(16, 3),)

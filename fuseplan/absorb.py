@@ -144,8 +144,9 @@ def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:
     """Whether the operations at a position read the whole of each of these values, or none of it."""
     graph = space.book.graph
     nodes = [graph.nodes[n] for n in space.members[reader]]
-    parts = {v: sum(part_bytes(graph, n, v) for n in nodes if v in n.inputs) for v in made}
-    return all(read == 0 or read >= graph.values[v].nbytes for v, read in parts.items())
+    parts = {v: [part_bytes(graph, n, v) for n in nodes if v in n.inputs] for v in made}
+    # A slice that makes an empty array reads nothing of it, as what is no operand does.
+    return all(not read or sum(read) >= graph.values[v].nbytes for v, read in parts.items())
 
 
 def _only_reader(space: Space, i: int) -> int:

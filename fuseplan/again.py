@@ -18,19 +18,20 @@ from fuseplan.constraints import Resolved
 from fuseplan.copies import Copies, roots_of, split
 from fuseplan.lower import Lowered
 from fuseplan.planners import Budget, PlanGroups
-from fuseplan.planners.base import Grouping, left_s
+from fuseplan.planners.base import Grouping
 from fuseplan.pricing import Nodes
 from fuseplan.recomputed import realised
 from fuseplan.recomputing import Recomputing
 from fuseplan.sample import sample_of
 from fuseplan.schedule import Scheduler
 from fuseplan.trials import computed_once, worth_again
+from fuseplan.work import LATE
 
 _UNCUT_S = 2e-4
 """Seconds for each operation that must be left of the deadline for the second search, whose copies and sample
 cannot be cut short (measured on a training step of GPT-2 of 24 and of 72 layers)."""
 
-NO_TIME = "the deadline left no time for plans that compute values again: everything is computed once"
+NO_TIME = f"{LATE} plans that compute values again were searched: everything is computed once"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +130,13 @@ class Search:
             pricing, known = Recomputing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
-            left = replace(self.budget, deadline_s=left_s(self.expires_at), known=known)
+            left = replace(self.budget.until(self.expires_at), known=known)
             found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
-            if not found.crowded or time.monotonic() >= self.expires_at:
+            if not found.crowded:
                 return copies, found
+            if time.monotonic() >= self.expires_at:
+                note = f"{LATE} plans with fewer copies were searched"
+                return copies, replace(found, notes=(*found.notes, note))
             crowded = {copies.node[c] for c in found.crowded}
             roots = tuple([n for n in roots if n not in crowded])

@@ -46,13 +46,15 @@ def check_plan(plan: Plan) -> Plan:
     return plan
 
 
-class _Describer:
-    """All that a kernel is, with its values and hubs numbered by first appearance. What describes a
-    node, a schedule or a cost is every field of it that does not say where it stands."""
+_NOT_CHECKED = ("id", "inputs", "outputs", "source", "scope", "signature")
 
-    _of_node = attrgetter(
-        *(f.name for f in fields(Node) if f.name not in ("id", "inputs", "outputs", "source"))
-    )
+
+class _Describer:
+    """All that is checked of a kernel, with its values and hubs numbered by first appearance. What
+    describes a node, a schedule or a cost is every field of it that does not say where it stands. Parameters
+    and literals (``signature``) are not checked here."""
+
+    _of_node = attrgetter(*(f.name for f in fields(Node) if f.name not in _NOT_CHECKED))
     _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
 
     def __init__(self, graph: Graph, is_gated: Sequence[bool], hubs: Hubs) -> None:

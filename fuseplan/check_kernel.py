@@ -88,27 +88,23 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) 
     if len(spec.nodes) == 1:
         return
     inside = set(spec.nodes)
-    for n in spec.nodes:
-        require(
-            graph.nodes[n].kind != OpKind.OPAQUE, f"{where} holds {graph.nodes[n].op}, which must be alone"
-        )
-    near: dict[int, set[int]] = {n: set() for n in inside}
+    near: dict[int, list[int]] = {n: [] for n in inside}
     walker: dict[int, int] = {}
     port: dict[int, int] = {}
     for n in inside:
-        for v in graph.nodes[n].inputs:
-            producer = graph.values[v].producer
-            if producer in inside:
-                near[n].add(producer)
-                near[producer].add(n)
-        others = [walker.setdefault(v, n) for v in walked(graph, graph.nodes[n]) if hubs is not None]
-        others += [port.setdefault(hub, n) for hub in (hubs.at[n] if hubs is not None else ())]
+        node = graph.nodes[n]
+        if node.kind == OpKind.OPAQUE:
+            require(False, f"{where} holds {node.op}, which must be alone")
+        others = [m for v in node.inputs if (m := graph.values[v].producer) in inside]
+        if hubs is not None:
+            others += [walker.setdefault(v, n) for v in walked(graph, node)]
+            others += [port.setdefault(hub, n) for hub in hubs.at[n]]
+        near[n] += others
         for other in others:
-            near[n].add(other)
-            near[other].add(n)
+            near[other].append(n)
     found, queue = {spec.nodes[0]}, [spec.nodes[0]]
     while queue:
-        new = near[queue.pop()] - found
+        new = set(near[queue.pop()]) - found
         found |= new
         queue += new
     require(found == inside, f"{where} is not connected: nothing ties {sorted(inside - found)[:5]} to it")
@@ -160,40 +156,21 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
     writes: set[Access] = set()
     outside = {a.value for a in spec.reads}
     written = {a.value for a in spec.writes}
+    checked: set[object] = set()
     for n, own in zip(spec.nodes, spec.node_axes, strict=True):
         node = graph.nodes[n]
-        require(len(own) == len(node.dims), f"{where}: n{n} has {len(node.dims)} dimensions, not {len(own)}")
-        for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
-            require(
-                all(0 <= a < len(spec.axes) for a in axes)
-                and math.prod(spec.axes[a].size for a in axes) == extent,
-                f"{where}: the axes {axes} of n{n} do not make up its extent {extent}",
-            )
-            require(
-                role != DimRole.WHOLE or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
-                f"{where}: n{n} {node.op} needs {extent} elements whole, but its block has gaps between them",
-            )
-            for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
-                of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
-                loops = axis.role == AxisRole.STREAMED or (axis.role == AxisRole.INNER and of_reads)
-                accumulates = role == DimRole.REDUCED and loops
-                need = "combined" if role == DimRole.REDUCED else "whole"
-                require(
-                    (role == DimRole.PARALLEL and axis.role != AxisRole.INNER) or accumulates,
-                    f"{where}: n{n} {node.op} needs an axis of {axis.size} {need}, but it is cut in tiles "
-                    f"of {axis.tile}",
-                )
-        _check_blocks(spec, node, own, where)
-        reads |= {
-            Access(v, compose(m, own))
-            for v, m in zip(node.inputs, node.input_maps, strict=True)
-            if v in outside
-        }
-        writes |= {
-            Access(v, compose(m, own))
-            for v, m in zip(node.outputs, node.output_maps, strict=True)
-            if v in written
-        }
+        of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
+        # All that the check of a node's tiles follows from: most nodes of a kernel are alike in it.
+        key = (own, node.dims, node.roles, node.kind, node.input_maps, node.output_maps, of_reads)
+        if key not in checked:
+            checked.add(key)
+            _check_tiles(spec, node, own, of_reads, where)
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            if v in outside:
+                reads.add(Access(v, compose(dim_map, own)))
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            if v in written:
+                writes.add(Access(v, compose(dim_map, own)))
     require(reads == set(spec.reads), f"{where} does not read the blocks that its nodes need")
     require(writes == set(spec.writes), f"{where} does not write the blocks that its nodes make")
     for access in spec.writes:
@@ -203,6 +180,32 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
                 f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
                 "not index it",
             )
+
+
+def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, where: str) -> None:
+    """The axes ``own`` cover the iteration space of ``node``, and tiles cut it only where it can be cut;
+    ``of_reads``: it is a contraction of arrays from memory."""
+    what = f"{where}: n{node.id} {node.op}"
+    require(len(own) == len(node.dims), f"{what} has {len(node.dims)} dimensions, not {len(own)}")
+    for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
+        require(
+            all(0 <= a < len(spec.axes) for a in axes)
+            and math.prod(spec.axes[a].size for a in axes) == extent,
+            f"{what}: the axes {axes} do not make up its extent {extent}",
+        )
+        require(
+            role != DimRole.WHOLE or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
+            f"{what} needs {extent} elements whole, but its block has gaps between them",
+        )
+        for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
+            loops = axis.role == AxisRole.STREAMED or (axis.role == AxisRole.INNER and of_reads)
+            accumulates = role == DimRole.REDUCED and loops
+            need = "combined" if role == DimRole.REDUCED else "whole"
+            require(
+                (role == DimRole.PARALLEL and axis.role != AxisRole.INNER) or accumulates,
+                f"{what} needs an axis of {axis.size} {need}, but it is cut in tiles of {axis.tile}",
+            )
+    _check_blocks(spec, node, own, where)
 
 
 def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:

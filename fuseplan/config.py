@@ -31,6 +31,14 @@ class Options:
     features: Features = ALL_FEATURES
     asked_s: float | None = None
     """The user's deadline, of which ``deadline_s`` is left; None where the two are equal."""
+    shares: int = 1
+    """Into how many equal parts the counted work of plans within a limit of memory is divided; this planning
+    may do one."""
+
+    @property
+    def whole_s(self) -> float:
+        """The user's deadline."""
+        return self.deadline_s if self.asked_s is None else self.asked_s
 
 
 def make_options(

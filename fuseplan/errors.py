@@ -39,15 +39,22 @@ class MemoryLimitError(FuseplanError, ValueError):
 
     ``smallest_bytes`` is the lowest peak of any plan that was found, ``least_bytes`` what every
     plan needs: the two are equal where the lowest is proven to be. ``bound_ps``, if there is one,
-    is a bound on the time of every plan.
+    is a bound on the time of every plan. ``ended`` begins a sentence on the limit that cut the search short,
+    if one did (``fuseplan.work.ENDED``).
     """
 
     def __init__(
-        self, limit_bytes: int, smallest_bytes: int, least_bytes: int, bound_ps: int | None = None
+        self,
+        limit_bytes: int,
+        smallest_bytes: int,
+        least_bytes: int,
+        bound_ps: int | None = None,
+        ended: str = "",
     ) -> None:
-        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps)
+        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps, ended)
         self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
         self.least_bytes, self.bound_ps = least_bytes, bound_ps
+        self.ended = ended
 
     def joined(self, other: MemoryLimitError) -> MemoryLimitError:
         """What holds where either of two graphs may be planned."""
@@ -57,6 +64,7 @@ class MemoryLimitError(FuseplanError, ValueError):
             min(self.smallest_bytes, other.smallest_bytes),
             min(self.least_bytes, other.least_bytes),
             min(b for b in bounds if b is not None) if None not in bounds else None,
+            self.ended or other.ended,
         )
 
     @property
@@ -71,10 +79,11 @@ class MemoryLimitError(FuseplanError, ValueError):
             known = f"the smallest peak found is {self.smallest_bytes:,} bytes"
             known += f", and none is below {self.least_bytes:,}" if self.least_bytes else ""
         found = "exists" if self.limit_bytes < self.least_bytes else "was found"
+        cut = f"{self.ended} the search had ended: a longer deadline_s may find less" if self.ended else ""
         return (
             f"no plan {found} whose temporaries need at most {self.limit_bytes:,} bytes at once: {known}. "
             f"Allow max_peak_bytes={self.smallest_bytes}, use a smaller batch, or recompute intermediates "
-            "(jax.checkpoint)" + ("." if self.proven else "; a longer deadline_s may find less.")
+            f"(jax.checkpoint){'; ' if cut else ''}{cut}."
         )
 
 

@@ -135,13 +135,11 @@ def axis_roles(
         indexes_all = all(a in w for w in written)
         parallel.append(indexes_all and not axes.reduced[a] and not axes.whole[a])
     base = [AxisRole.PARALLEL if p else AxisRole.RESIDENT for p in parallel]
+    repeated = repeats(graph, nodes, axes)
     streamable = [
         a
         for a in range(count)
-        if axes.reduced[a]
-        and not axes.whole[a]
-        and not any(a in w for w in written)
-        and not repeats(graph, nodes, axes, a)
+        if axes.reduced[a] and not axes.whole[a] and not any(a in w for w in written) and a not in repeated
     ]
     if layout.contraction is not None:
         # A matmul always streams what it contracts: a whole operand rarely fits.
@@ -168,8 +166,9 @@ def roles_in_passes(
     if layout.contraction is not None:
         return
     written = [w.axis_set for w in layout.writes]
+    repeated = repeats(graph, nodes, axes) if held else frozenset()
     for stream in held:
-        again = repeats(graph, nodes, axes, stream)
+        again = stream in repeated
         is_written = any(stream in w for w in written)
         if axes.whole[stream] or not (again or is_written) or (again and len(held) > 1):
             continue
@@ -181,18 +180,26 @@ def roles_in_passes(
         yield tuple(roles)
 
 
-def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, axis: int) -> bool:
-    """Whether a node that walks ``axis`` needs a result of reducing it: a second pass."""
-    reduced: set[int] = set()
+def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[int]:
+    """The axes that some node walks although it needs a result of reducing them: a second pass."""
+    behind: dict[int, int] = {}  # for each value, a bit for each axis whose reduction it depends on
+    found = 0
+    masks: dict[tuple[NodeAxes, tuple[DimRole, ...]], tuple[int, int]] = {}
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
-        depends = any(v in reduced for v in node.inputs)
-        carries = any(axis in dims for dims in own)
-        if depends and carries:
-            return True
-        consumes = any(
-            axis in dims and role == DimRole.REDUCED for dims, role in zip(own, node.roles, strict=True)
-        )
-        if depends or consumes:
-            reduced.update(node.outputs)
-    return False
+        known = masks.get((own, node.roles))
+        if known is None:
+            walked = sum(1 << a for a in {a for dims in own for a in dims})
+            reduced = {
+                a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims
+            }
+            known = masks[own, node.roles] = (walked, sum(1 << a for a in reduced))
+        walked, combined = known
+        depends = 0
+        for v in node.inputs:
+            depends |= behind.get(v, 0)
+        found |= depends & walked
+        depends |= combined
+        if depends:
+            behind.update(dict.fromkeys(node.outputs, depends))
+    return frozenset([a for a in range(found.bit_length()) if found >> a & 1])

@@ -83,8 +83,13 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     barriers: list[Edge] = list(effect_edges(graph))
     hubs = _hub_edges(graph)
     offered = _offered_edges(graph, book)
+    every = tuple(range(len(graph.nodes)))
+    # What allows a set allows every part of it.
+    all_allowed = len(every) > 1 and book.compatible(every) is None
     for edge in data_edges(graph):
-        verdict = None if edge in offered else hubs.get(edge) or book.compatible(edge)
+        verdict = None if edge in offered else hubs.get(edge)
+        if verdict is None and not all_allowed and edge not in offered:
+            verdict = book.compatible(edge)
         if verdict is None:
             kept.append(edge)
         else:
@@ -106,7 +111,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
         for verdict, count in tally.values()
     )
     pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
-    siblings = [pair for pair in pairs if book.compatible(pair) is None]
+    siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
     siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
     return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))
 

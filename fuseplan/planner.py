@@ -43,6 +43,7 @@ from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
 from fuseplan.text import bytes_text
 from fuseplan.trace import Flat, trace
+from fuseplan.work import LATE, Work, ended, limit_of
 
 
 def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> tuple[Lowered, Plan]:
@@ -73,19 +74,24 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     # Lowering cannot be cut short, but the deadline covers it.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     traced = lowered
-    programs = rewritten_programs(traced, options, clock, expires_at)
+    programs, notes = rewritten_programs(traced, options, clock, expires_at)
     # Within a limit, time is left for programs that need less memory.
     has_leaner = _has_limit(options) and may_stream(options, traced)
+    options = replace(options, shares=_MOST_PROGRAMS if has_leaner else 1)
     lowered, plan = _of_programs(traced, programs, options, expires_at, 1 + has_leaner, clock)
     if isinstance(plan, MemoryLimitError) and has_leaner:
         lowered, plan = _within_less(traced, plan, options, expires_at, clock)
     if isinstance(plan, MemoryLimitError):
         raise plan
     plan = _claimed(plan, traced)
-    plan = replace(plan, stats=replace(plan.stats, seconds=tuple(clock.seconds.items())))
+    stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
+    plan = replace(plan, notes=(*plan.notes, *notes), stats=stats)
     report_plan(plan)
     return lowered, plan
 
+
+_MOST_PROGRAMS = 4
+"""That are planned within a limit of memory: rewritten, as traced, and two that need less."""
 
 _Found = tuple[Lowered, Plan | MemoryLimitError]
 """A program, and its plan or why it has none."""
@@ -106,9 +112,11 @@ def _of_programs(
     for program in others:
         found = _faster(found, _attempt(program, _until(expires_at, options), clock))
     is_planned = any(program.lowered is traced for program in programs)
-    if not is_planned and is_faster_as_traced(traced, options, _time_ps(found[1]), expires_at):
-        found = _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
-    return found
+    if is_planned:
+        return found
+    if is_faster_as_traced(traced, options, _time_ps(found[1]), expires_at):
+        return _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
+    return _noted(found, LATE if time.monotonic() >= expires_at else "")
 
 
 def _faster(one: _Found, other: _Found) -> _Found:
@@ -121,11 +129,30 @@ def _faster(one: _Found, other: _Found) -> _Found:
         one, other = other, one
     lowered, plan = one
     assert isinstance(plan, Plan), "one of the two is a plan, and takes less than forever"
+    _, plan = _noted((lowered, plan), _ended(other[1]))
+    assert isinstance(plan, Plan)
     bound = plan.bound_ps if _is_impossible(other[1]) else _lower(plan.bound_ps, other[1].bound_ps)
     proven = bound is not None and bound >= plan.objective_ps
     return lowered, replace(
         plan, bound_ps=plan.objective_ps if proven else bound, status="OPTIMAL" if proven else "FEASIBLE"
     )
+
+
+def _noted(found: _Found, why: str) -> _Found:
+    """``found``, which says that a limit (``fuseplan.work.ENDED``) cut the search of an equivalent program
+    short, if one did and it says of none yet."""
+    lowered, plan = found
+    if not why or _ended(plan):
+        return found
+    if isinstance(plan, Plan):
+        note = f"{why} all equivalent programs had been searched"
+        return lowered, replace(plan, notes=(*plan.notes, note))
+    numbers = plan.limit_bytes, plan.smallest_bytes, plan.least_bytes, plan.bound_ps
+    return lowered, MemoryLimitError(*numbers, why)
+
+
+def _ended(plan: Plan | MemoryLimitError) -> str:
+    return ended(plan.notes) if isinstance(plan, Plan) else plan.ended
 
 
 def _claimed(plan: Plan, traced: Lowered) -> Plan:
@@ -142,14 +169,16 @@ def _within_less(
 ) -> _Found:
     """The fastest plan of the programs that need less memory than ``lowered``, which has none."""
     best: _Found = lowered, error
+    why = error.ended
     programs = leaner_programs(lowered, options)
     for shares, program in zip(range(len(programs), 0, -1), programs, strict=True):
         if program is None or _needs_more(program, options, expires_at):
             continue
         found = _attempt(program, _until(expires_at, options, shares), clock)
+        why = why or _ended(found[1])
         if _time_ps(found[1]) < _time_ps(best[1]):
             best = found
-    return best
+    return _noted(best, why)
 
 
 def _needs_more(program: Program, options: Options, expires_at: float) -> bool:
@@ -168,8 +197,7 @@ def _until(expires_at: float, options: Options, shares: int = 1) -> Options:
     """``options`` with the time that is left, or one of ``shares`` of it: never 0 where more was asked
     for, so that the notes do not say that it was 0."""
     left = left_s(expires_at) / shares if options.deadline_s > 0 else 0.0
-    asked_s = options.deadline_s if options.asked_s is None else options.asked_s
-    return replace(options, deadline_s=left, asked_s=asked_s)
+    return replace(options, deadline_s=left, asked_s=options.whole_s)
 
 
 def _attempt(program: Program, options: Options, clock: Clock) -> _Found:
@@ -212,15 +240,18 @@ def plan_lowered(
         answer = _grouped(lowered, scheduler, limits, options, expires_at, clock)
     lowered, grouping, limits = answer.lowered, answer.grouping, answer.limits
     graph = lowered.graph
-    if may_pack(options) and time.monotonic() < expires_at:
+    if may_pack(options):
         if scheduler is None or graph is not scheduler.graph:
             scheduler = Scheduler(graph, options.device, lowered, options.features)
         apart, pricing = grouping, scheduler
-        grouping = clock.time("packs", lambda: with_packs(graph, pricing, apart, expires_at))
-    kernels = grouping.kernels
+        work = Work(limit_of(options.whole_s), expires_at=expires_at)
+        grouping = clock.time("packs", lambda: with_packs(graph, pricing, apart, work))
+    kernels, notes = grouping.kernels, grouping.notes
     if not grouping.is_ordered:
         order = clock.time("order", lambda: least_peak(graph, kernels, expires_at=expires_at))
         kernels = order.kernels
+        if order.status != "OPTIMAL" and time.monotonic() >= expires_at:
+            notes += (f"{LATE} the order that needs the least memory was found",)
     plan = Plan(
         graph=graph,
         device=options.device,
@@ -229,7 +260,7 @@ def plan_lowered(
         refusals=grouping.refusals,
         status=grouping.status,
         bound_ps=grouping.bound_ps,
-        notes=(*_switched_off(options), *_without_rule(lowered), *grouping.notes),
+        notes=(*_switched_off(options), *_without_rule(lowered), *notes),
         stats=grouping.stats,
         features=options.features,
         proof=grouping.proof,
@@ -287,10 +318,11 @@ def _with_limits(plan: Plan, limits: Resolved) -> Plan:
     if plan.planner == "unfused" and limits.together:
         notes.append("must_fuse does not hold: the planner 'unfused' leaves every operation by itself")
         limits = replace(limits, together=())
-    if limits.max_peak_bytes is not None and plan.peak_bytes > limits.max_peak_bytes:
+    most = limits.max_peak_bytes
+    if most is not None and decides_nothing(plan.planner) and plan.peak_bytes > most:
         notes.append(
             f"temporaries occupy {bytes_text(plan.peak_bytes)} at the peak, more than max_peak_bytes allows "
-            f"({bytes_text(limits.max_peak_bytes)}): the planner 'unfused' decides nothing"
+            f"({bytes_text(most)}): the planner 'unfused' decides nothing"
         )
         limits = replace(limits, max_peak_bytes=None)
     return replace(plan, constraints=limits, notes=(*plan.notes, *notes))

@@ -20,7 +20,7 @@ from fuseplan.errors import Verdict
 from fuseplan.plan import Kernel
 from fuseplan.residency import Residency
 from fuseplan.signature import Key, Signatures, Structure
-from fuseplan.work import Work, limit_of
+from fuseplan.work import unlimited
 
 Nodes = tuple[int, ...]
 
@@ -155,7 +155,7 @@ class PriceBook:
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
         self.expires_at = math.inf
         """The deadline, by ``time.monotonic``, of loops that ask for many prices."""
-        self.work = Work(limit_of(math.inf))
+        self.work = unlimited()
         """The counted work of the search of this graph, and its limit."""
         self.looked = 0
         """How many operations were in the groups that heuristics asked about, summed over the questions."""

@@ -28,6 +28,8 @@ def gated(graph: Graph) -> tuple[bool, ...]:
     fact about a node's surroundings, not about a group: what it refuses, it refuses for every
     larger group too.
     """
+    if not any(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in graph.nodes):
+        return (False,) * len(graph.nodes)
     outputs = set(graph.outputs)
     gates: list[int | None] = [None] * len(graph.nodes)
     for node in reversed(graph.nodes):

@@ -33,7 +33,7 @@ class Residency:
             frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
             for own, node in zip(self._axes, graph.nodes, strict=True)
         ]
-        self.walks = Walks(graph, device)
+        self.walks = Walks(graph, device, self._axes)
         self.on_the_way = device.sequential_grid
         self._buffers = 2 if device.sequential_grid else 1
         self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
@@ -144,11 +144,12 @@ class Residency:
         if self.may_walk(nodes) and not any(axes.whole):
             return None
         known = self._classes(nodes, axes)
+        repeated = repeats(graph, nodes, axes)
         for a in held:
             # Axes of one class may be one axis of a larger group, and streamed together.
             others = [b for b in held if known[b] != known[a]]
             streamable = axes.reduced[a] and not axes.whole[a] and (self.on_the_way or a not in indexed)
-            if streamable and need.fits(others) and not repeats(graph, nodes, axes, a):
+            if streamable and need.fits(others) and a not in repeated:
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         return Verdict(

@@ -9,7 +9,7 @@ decides is given the same programs, so that plans differ only by what the planne
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fuseplan.atoms import require_possible
 from fuseplan.clock import Clock
@@ -17,7 +17,7 @@ from fuseplan.config import Options
 from fuseplan.errors import ConstraintError
 from fuseplan.loops.columns import by_columns
 from fuseplan.loops.offered import least_bytes
-from fuseplan.loops.quick import LateError, quick_ps
+from fuseplan.loops.quick import UndecidedError, quick_ps
 from fuseplan.loops.recompute import recompute
 from fuseplan.loops.splits import split_sums
 from fuseplan.loops.streams import along_streams, with_less_memory
@@ -26,6 +26,7 @@ from fuseplan.planners import decides_nothing
 from fuseplan.planners.base import left_s
 from fuseplan.schedule import Scheduler
 from fuseplan.selectors import resolve
+from fuseplan.work import Work, limit_of, unlimited
 
 _STREAMS_S = 2e-4
 """Seconds of the deadline, for each operation of a program, below which large values are not computed again
@@ -42,26 +43,31 @@ class Program:
     """The scheduler of its graph, if checking the constraints has made one already; else None."""
 
 
-def rewritten_programs(lowered: Lowered, options: Options, clock: Clock, expires_at: float) -> list[Program]:
+def rewritten_programs(
+    lowered: Lowered, options: Options, clock: Clock, expires_at: float
+) -> tuple[list[Program], tuple[str, ...]]:
     """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
 
     ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
-    half of the time until ``expires_at``; the rest is for the search."""
+    half of the time until ``expires_at``, and half of a search's counted work; the rest is for the search.
+    A note says what they left no time for."""
     traced = Program(lowered)
     if not may_rewrite(options):
-        return [traced]
+        return [traced], ()
     if options.device.backend != "xla":
         if not may_stream(options, lowered):
-            return [traced]
+            return [traced], _no_time(options, lowered) if _has_streams(options) else ()
         until = time.monotonic() + left_s(expires_at) / 2
-        found = clock.time("streams", lambda: _for_kernels(lowered, options, until))
-        return [_possible(found, options) or traced]
+        work = Work(limit_of(options.deadline_s) // 2, expires_at=until)
+        found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
+        notes = (f"{work.why} all rewritten programs had been tried",) if work.is_over else ()
+        return [_possible(found, options) or traced], notes
     min_bytes = least_bytes(options.device)
     base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
     if not (options.features.recompute and options.features.loop_nests):
-        return [base]
+        return [base], ()
     again = _possible(clock.time("lower", lambda: recompute(base.lowered, min_bytes)), options)
-    return [base] if again is None else [base, again]
+    return [base] if again is None else [base, again], ()
 
 
 def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
@@ -77,9 +83,10 @@ def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expi
     search, and plans it only if a plan that merges best first takes less than ``time_ps``."""
     if options.planner != "solver":
         return True
+    work = replace(unlimited(), expires_at=expires_at)
     try:
-        return quick_ps(lowered, options.device, options.features, expires_at=expires_at) < time_ps
-    except LateError:
+        return quick_ps(lowered, options.device, options.features, work) < time_ps
+    except UndecidedError:
         return False
 
 
@@ -96,8 +103,19 @@ def may_recompute(options: Options) -> bool:
 
 def may_stream(options: Options, lowered: Lowered) -> bool:
     """Whether the deadline leaves time to choose, before the search, large values to compute again."""
-    has_time = options.deadline_s >= _STREAMS_S * len(lowered.graph.nodes)
-    return may_recompute(options) and options.features.loop_nests and has_time
+    return _has_streams(options) and not _no_time(options, lowered)
+
+
+def _has_streams(options: Options) -> bool:
+    return may_recompute(options) and options.features.loop_nests
+
+
+def _no_time(options: Options, lowered: Lowered) -> tuple[str, ...]:
+    """A note where the deadline is too short to rewrite a program for kernels."""
+    n_nodes = len(lowered.graph.nodes)
+    if options.deadline_s >= _STREAMS_S * n_nodes:
+        return ()
+    return (f"a deadline of {options.deadline_s:g} s leaves no time to rewrite {n_nodes:,} operations",)
 
 
 def may_pack(options: Options) -> bool:
@@ -108,14 +126,14 @@ def may_pack(options: Options) -> bool:
     return decides and options.device.backend != "xla" and options.constraints is None
 
 
-def _for_kernels(lowered: Lowered, options: Options, expires_at: float) -> Lowered | None:
+def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
     """The program with sums made in steps and large values computed again, where kernels gain by that; else
-    None. When ``time.monotonic`` reaches ``expires_at``, the rewrites that are finished count."""
+    None. When ``work`` is over, the rewrites that are finished count."""
     split: Lowered | None = None
     try:
-        split = split_sums(lowered, options.device, options.features, expires_at)
-        return along_streams(split or lowered, options.device, options.features, expires_at) or split
-    except LateError:
+        split = split_sums(lowered, options.device, options.features, work)
+        return along_streams(split or lowered, options.device, options.features, work) or split
+    except UndecidedError:
         return split
 
 

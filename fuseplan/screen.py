@@ -20,7 +20,7 @@ from fuseplan.loops.columns import by_columns
 from fuseplan.loops.cpu_nests import CpuNests
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.recompute import recompute
-from fuseplan.loops.regions import LEAST_PART, loopable
+from fuseplan.loops.tied import LEAST_PART, loopable
 from fuseplan.lower import Lowered, lower
 from fuseplan.plan import Plan
 from fuseplan.planners import decides_nothing, is_built_in
@@ -84,7 +84,7 @@ def _bytes(aval: Any) -> int:
 
 def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
     """Whether any group is offered as tiled loops."""
-    return bool(CpuNests(lowered.graph, device, lowered).offers)
+    return CpuNests(lowered.graph, device, lowered).has_offers
 
 
 def may_keep(graph: Graph, min_bytes: int) -> bool:

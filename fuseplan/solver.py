@@ -40,8 +40,9 @@ _SLACK = 0.5
 """The share of its time limit that CP-SAT may leave unused when the limit ended it."""
 
 _COUNTED_S = 5.0
-"""CP-SAT's own count of its work, in about seconds of an idle core, at which it ends: the same on any
-machine."""
+"""CP-SAT's and GLOP's own counts of their work, in about seconds of an idle core, at which they end: the same
+on any machine. Relaxations of the workloads take milliseconds, and who solves one again and again pays for
+each by a price at least, which is counted (``fuseplan.work``)."""
 
 _INT64_HEADROOM = 2**62
 """CP-SAT keeps sums of objective terms in 64 bits."""
@@ -71,13 +72,17 @@ class Selection:
     """The answer to an ``Instance``."""
 
     status: str
-    """``OPTIMAL``, ``FEASIBLE`` (the deadline came first), ``INFEASIBLE``, or ``UNKNOWN``
+    """``OPTIMAL``, ``FEASIBLE`` (a limit came first), ``INFEASIBLE``, or ``UNKNOWN``
     (no cover was found in time, and none was hinted)."""
     chosen: tuple[int, ...]
     objective: tuple[int, ...]
     bound: int
     """No cover has a first objective below this."""
     engine: str = ""
+    is_late: bool = False
+    """Whether it is not ``OPTIMAL`` because of the deadline, and not of a counted limit."""
+    counted_us: int = 0
+    """CP-SAT's count of its work, in about microseconds of an idle core."""
 
 
 def exact_cover(instance: Instance) -> Selection:
@@ -131,11 +136,15 @@ class Relaxation:
         from ortools.linear_solver import pywraplp
 
         self._optimal = pywraplp.Solver.OPTIMAL
+        self._unfinished = (None, pywraplp.Solver.FEASIBLE, pywraplp.Solver.NOT_SOLVED)
+        """What is said of a relaxation that a limit cut short."""
         self._lp = pywraplp.Solver.CreateSolver("GLOP")
         if self._lp is None:
             raise RuntimeError("this build of OR-Tools has no GLOP")
         # Presolve would forget the basis, from which the next solution is a few pivots away.
-        self._lp.SetSolverSpecificParametersAsString("use_preprocessing: false")
+        parameters = f"use_preprocessing: false max_deterministic_time: {_COUNTED_S}"
+        if not self._lp.SetSolverSpecificParametersAsString(parameters):
+            raise RuntimeError("this build of GLOP does not count its work")
         self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
         self._objective = self._lp.Objective()
         self._objective.SetMinimization()
@@ -169,8 +178,8 @@ class Relaxation:
     def solve(self, expires_at: float = math.inf) -> None:
         """Find ``duals``, ``bound`` and ``support``.
 
-        Where ``time.monotonic()`` reaches ``expires_at`` first, the duals stay as they were if no
-        cost has fallen below them since, which is as good a proof; else they are zero.
+        Where ``time.monotonic()`` reaches ``expires_at`` first, or counted work its limit, the duals stay
+        as they were if no cost has fallen below them since, which is as good a proof; else they are zero.
         """
         n_items = len(self._rows)
         known = self.duals
@@ -182,7 +191,8 @@ class Relaxation:
             if left_s < math.inf:
                 self._lp.SetTimeLimit(max(1, int(1000 * left_s)))
             status = self._lp.Solve() if left_s > 0 else None
-            if status is None or (status != self._optimal and time.monotonic() >= expires_at):
+            is_late = status != self._optimal and time.monotonic() >= expires_at
+            if is_late or status in self._unfinished:
                 below = self._item_sums(np.array(known, dtype=np.int64)) <= self._costs
                 if bool(np.all(below | ~self._alive)):
                     self.duals, self.bound = known, sum(known)
@@ -278,8 +288,9 @@ def _total(instance: Instance, chosen: Sequence[int]) -> tuple[int, ...]:
 
 def _unsolved(instance: Instance, bound: int) -> Selection:
     if instance.hint is None or not _allowed(instance, instance.hint):
-        return Selection("UNKNOWN", (), (), bound, "none")
-    return Selection("FEASIBLE", tuple(instance.hint), _total(instance, instance.hint), bound, "hint")
+        return Selection("UNKNOWN", (), (), bound, "none", is_late=True)
+    total = _total(instance, instance.hint)
+    return Selection("FEASIBLE", tuple(instance.hint), total, bound, "hint", is_late=True)
 
 
 def _dynamic_programming(
@@ -361,7 +372,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
             model.add_bool_or([use[k].negated() for k in combination])
 
     best = tuple(instance.hint) if instance.hint is not None and _allowed(instance, instance.hint) else None
-    status = "OPTIMAL"
+    status, is_late, counted_s = "OPTIMAL", False, 0.0
     for j in range(_n_objectives(instance)):
         factor = math.gcd(*(instance.costs[k][j] for k in use)) or 1
         if sum(instance.costs[k][j] // factor for k in use) > _INT64_HEADROOM:
@@ -380,20 +391,21 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         solver.parameters.max_deterministic_time = _COUNTED_S
         remaining_s = expires_at - time.monotonic()  # of 20,000 sets, building the model takes 0.1 s
         if remaining_s <= 0:
-            status = "FEASIBLE"
+            status, is_late = "FEASIBLE", True
             break
         if remaining_s < math.inf:
             # The limit covers presolve: it is the solver's own, and starts with the call
             # (20,000 sets: exceeded by 40 to 60 ms on a busy machine).
             solver.parameters.max_time_in_seconds = remaining_s
         outcome = solver.solve(model)
+        counted_s += _counted_s(solver)
         if outcome == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT calls the model invalid: {model.validate() or 'it says no more'}")
         is_early = time.monotonic() < expires_at - _SLACK * remaining_s
         if outcome == cp_model.UNKNOWN and is_early and _counted_s(solver) < _SLACK * _COUNTED_S:
             raise RuntimeError("CP-SAT gave up long before the deadline, as it does where memory runs out")
         if outcome == cp_model.INFEASIBLE:
-            return Selection("INFEASIBLE", (), (), bound, "CP-SAT")
+            return Selection("INFEASIBLE", (), (), bound, "CP-SAT", counted_us=round(1e6 * counted_s))
         if outcome in (cp_model.OPTIMAL, cp_model.FEASIBLE):
             best = tuple(k for k, x in use.items() if solver.boolean_value(x))
             value = sum(instance.costs[k][j] for k in best) // factor
@@ -401,13 +413,14 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
             proven = value if outcome == cp_model.OPTIMAL else math.ceil(solver.best_objective_bound - 1e-6)
             bound = max(bound, proven * factor)
         if outcome != cp_model.OPTIMAL:
-            status = "FEASIBLE"
+            status, is_late = "FEASIBLE", _counted_s(solver) < _COUNTED_S
             break
         # Later objectives must not worsen this one.
         model.add(expression <= value)
     if best is None:
-        return Selection("UNKNOWN", (), (), bound, "CP-SAT")
-    return Selection(status, best, _total(instance, best), bound, "CP-SAT")
+        return Selection("UNKNOWN", (), (), bound, "CP-SAT", is_late, round(1e6 * counted_s))
+    total = _total(instance, best)
+    return Selection(status, best, total, bound, "CP-SAT", is_late, round(1e6 * counted_s))
 
 
 def _counted_s(solver: Any) -> float:

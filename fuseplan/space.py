@@ -72,6 +72,16 @@ class Space:
         self._rules = Monotone(self._clash, self.everything)
         self._capacity = Monotone(self._overflow, 0)
         self._room = self._make_room()
+        graph = book.graph
+        self._n_dims = [
+            sum(
+                len(graph.values[v].shape)
+                for n in nodes
+                for v in graph.nodes[n].inputs + graph.nodes[n].outputs
+            )
+            for nodes in self.members
+        ]
+        """For each position, the dimensions of its operands and results."""
         self._prices: dict[Mask, Price | Verdict] = {}
 
     def _exchange(self) -> None:
@@ -176,15 +186,21 @@ class Space:
         values = {v: 1 << k for k, v in enumerate(self.values)}
         return None if residency is None else Room(residency, self.members, values, self.inner_above)
 
+    # Questions are counted though another component may have asked them of groups of such a structure: what
+    # a search may do does not depend on what was searched before.
+
     def _clash(self, mask: Mask) -> Mask | None:
         """None if the rules allow the group; else the positions that the refusal names."""
+        self.book.work.spend_rules(sum([self._n_dims[i] for i in bits(mask)]))
         verdict = self.book.compatible(self.nodes(mask))
         return None if verdict is None else mask & self.mask(verdict.nodes)
 
     def _overflow(self, question: Mask) -> Mask | None:
         """None if the group may fit on chip while it exchanges some values."""
-        if self._room is not None and self._room.is_roomy(question & self.everything, question >> self.n):
+        mask = question & self.everything
+        if self._room is not None and self._room.is_roomy(mask, question >> self.n):
             return None
+        self.book.work.spend_room(mask.bit_count(), loops=self._room is None)
         return None if self._oversized(question) is None else question
 
     def _oversized(self, question: Mask) -> Verdict | None:
@@ -199,9 +215,7 @@ class Space:
         """What the group costs, or why it is refused."""
         if mask not in self._prices:
             nodes = self.nodes(mask)
-            # Counted though another component may have asked for one of its structure: what a search may
-            # do does not depend on what was searched before.
-            self.book.work.spend_price(len(nodes))
+            self.book.work.spend_price(len(nodes), loops=self._room is None)
             self._prices[mask] = self.book.price(nodes)
         return self._prices[mask]
 
@@ -232,6 +246,23 @@ class Space:
     def total(self, groups: Iterable[Mask]) -> Price:
         """The cost of a partition, each group of which has a price."""
         return total_of(map(self.price, groups))
+
+    @cached_property
+    def is_ideal(self) -> bool:
+        """Whether the component is one kernel that costs no more than any plan must.
+
+        One question instead of a search: the scalar arithmetic of a large optimizer is a thousand
+        operations that all fuse.
+        """
+        if self.clashes(self.everything) or self.refused(self.everything, self.kept):
+            return False
+        price = self.price(self.everything)
+        return isinstance(price, Price) and price.time_ps == self.floor_ps
+
+    @cached_property
+    def floor_ps(self) -> int:
+        """Picoseconds that no plan of the component beats."""
+        return self.floor(self.everything)
 
     @property
     def refusals(self) -> list[tuple[Mask, Verdict]]:

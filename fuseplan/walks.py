@@ -24,11 +24,12 @@ def walks_in_passes(backend: str) -> bool:
 class Walks:
     """The axes of a graph that kernels of a device may walk in passes."""
 
-    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+    def __init__(self, graph: Graph, device: DeviceSpec, classes: Classes | None = None) -> None:
+        """``classes``: ``axis_classes`` of all of the graph, if known."""
         self.graph = graph
-        self._classes: Classes = axis_classes(
-            graph, [n for n in graph.nodes if n.kind != OpKind.OUT_ELEMENTWISE_FUSABLE]
-        )
+        others = [n for n in graph.nodes if n.kind != OpKind.OUT_ELEMENTWISE_FUSABLE]
+        known = classes if len(others) == len(graph.nodes) else None
+        self._classes: Classes = known or axis_classes(graph, others)
         self._rows = None if device.sequential_grid else _rows(graph, self._classes)
         if not walks_in_passes(device.backend):
             self._rows = frozenset()

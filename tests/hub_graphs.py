@@ -15,6 +15,7 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.pricing import Price, PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.verify_groups import Groups
+from fuseplan.work import unlimited
 from tests.graphs import GraphBuilder
 
 SHAPES = [(16,), (100,), (768,), (768,), (3072,), (8, 128), (20_000,), (64, 512), (300, 1000)]
@@ -53,7 +54,7 @@ def hub_program(seed: int) -> Graph:
 def planned(graph: Graph, device) -> Plan:
     """The solver's plan with packs."""
     scheduler = Scheduler(graph, device)
-    found = with_packs(graph, scheduler, plan_groups(graph, scheduler), float("inf"))
+    found = with_packs(graph, scheduler, plan_groups(graph, scheduler), unlimited())
     return Plan(
         graph, device, "solver", found.kernels,
         status=found.status, bound_ps=found.bound_ps, proof=found.proof,

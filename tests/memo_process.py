@@ -6,6 +6,7 @@ from pathlib import Path
 
 from costmodel.device import TEST_DEVICE
 from costmodel.graph import Graph
+from fuseplan import memo_disk
 from fuseplan.memo import Memo, using
 from fuseplan.memo_disk import Disk
 from fuseplan.planners import Budget, get_planner
@@ -29,6 +30,8 @@ def chain(
 
 def work(path: Path, own: int, count: int) -> None:
     """Write entries of its own, and some that all write; plan and remember that."""
+    # On a slow disk another process's transaction can take longer than a planning waits.
+    memo_disk._WAIT_S = 60.0
     said: list[str] = []
     disk = Disk(path, said.append)
     for k in range(count):

@@ -16,7 +16,8 @@ from fuseplan.emit import emit, xla
 from fuseplan.emit.body import live_ins
 from fuseplan.layout import boundary, group_layout
 from fuseplan.loops.nest import program_of
-from fuseplan.loops.regions import loopable, regions
+from fuseplan.loops.regions import regions
+from fuseplan.loops.tied import loopable
 from fuseplan.lower import Lowered, lower
 from fuseplan.spec import SpecMaker
 from fuseplan.tiles import addressing

@@ -7,42 +7,87 @@ import hashlib
 import json
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from experiments.deadlines import sums, web
+from experiments.deadlines import norms, sums, web
 from experiments.workloads import get_workload
 from fuseplan import memo
 from fuseplan.config import make_options
+from fuseplan.constraints import Constraints
+from fuseplan.errors import MemoryLimitError
 from fuseplan.plan import Plan
 from fuseplan.planner import plan_function
+from fuseplan.planners import Budget, get_planner
+from fuseplan.planners.base import Grouping
 from tests import body_programs
+from tests.small_graphs import Bytes, graph
 
-PROGRAMS = {
-    "layernorm_grad": lambda: get_workload("layernorm_grad").build(small=True),
-    "gpt2_block": lambda: get_workload("gpt2_block").build(small=True),
-    "web": lambda: web(60),
-    "sums": lambda: sums(12),
+Answer = Plan | MemoryLimitError
+
+
+def _small(name: str) -> Any:
+    return get_workload(name).build(small=True)
+
+
+PROGRAMS: dict[str, Callable[[], Any]] = {
+    "layernorm_grad": partial(_small, "layernorm_grad"),
+    "adam_update": partial(_small, "adam_update"),
+    "gpt2_block": partial(_small, "gpt2_block"),
+    "web": partial(web, 60),
+    "sums": partial(sums, 12),
+    "norms": partial(norms, 3),
+    "mlp": partial(_small, "mlp"),
+    "causal_attention_grad": partial(_small, "causal_attention_grad"),
     **{name: partial(body_programs.build, name) for name in body_programs.PROGRAMS},
 }
 
+MOST_BYTES = {"mlp": 2_000, "causal_attention_grad": 17_000}
+"""Limits of memory that make plans slower, or that none keeps to."""
 
-def digest(plan: Plan) -> str:
+CIRCLE = ("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])
+"""Two components that wait for each other, so that they are solved together."""
+
+
+def _limits(name: str) -> Constraints | None:
+    return Constraints(max_peak_bytes=MOST_BYTES[name]) if name in MOST_BYTES else None
+
+
+def planned(name: str, device: str, deadline_s: float = 20.0, kept: memo.Memo | None = None) -> Answer:
+    """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has."""
+    f, args = PROGRAMS[name]()
+    options = make_options(device, "solver", deadline_s, constraints=_limits(name))
+    with memo.using(memo.Memo() if kept is None else kept):
+        try:
+            return plan_function(f, args, {}, options)[1]
+        except MemoryLimitError as error:
+            return error
+
+
+def planned_together(budget: Budget | None = None) -> Grouping:
+    """Kernels of components that wait for each other."""
+    g = graph(*CIRCLE)
+    with memo.using(memo.Memo()):
+        return get_planner("solver")(g, Bytes(g), budget or Budget())
+
+
+def digest(answer: Answer | Grouping) -> str:
     """Of all that a plan says, but for how long it took and what was remembered."""
-    read: dict[str, Any] = json.loads(plan.to_json())
+    if isinstance(answer, MemoryLimitError):
+        return str(answer)
+    if isinstance(answer, Grouping):
+        said = (answer.groups, answer.status, answer.bound_ps, answer.notes, answer.refusals, answer.proof)
+        return hashlib.sha256(repr(said).encode()).hexdigest()
+    read: dict[str, Any] = json.loads(answer.to_json())
     del read["plan"]["stats"]["seconds"], read["plan"]["stats"]["remembered"]
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
 
 
 def digests(device: str, kept: memo.Memo | None = None) -> list[str]:
-    """Of each program's plan; with nothing remembered, or what ``kept`` has."""
-    found = []
-    for make in PROGRAMS.values():
-        f, args = make()
-        with memo.using(memo.Memo() if kept is None else kept):
-            plan = plan_function(f, args, {}, make_options(device))[1]
-        found.append(digest(plan))
-    return found
+    """Of all plans."""
+    plans = [planned(name, device, kept=memo.Memo() if kept is None else kept) for name in PROGRAMS]
+    return [digest(plan) for plan in (*plans, planned_together())]
 
 
 def slow_machine(times: float) -> None:

@@ -56,7 +56,7 @@ def hand_spec(lowered: Lowered, backend: str, *tiled: Tiled) -> KernelSpec:
     make_spec = SpecMaker(nodes, axes, layout, tuple(roles), backend)
     if S in roles and layout.contraction is None:
         stream = roles.index(S)
-        if any(stream in w.axis_set for w in layout.writes) or repeats(graph, nodes, axes, stream):
+        if any(stream in w.axis_set for w in layout.writes) or stream in repeats(graph, nodes, axes):
             make_spec.passes = passes_of(graph, make_spec(tuple(tiles)))
     return make_spec(tuple(tiles))
 

@@ -272,7 +272,11 @@ def test_too_many_groups_of_copies_leave_the_plan_without(monkeypatch):
 def test_a_deadline_leaves_the_plan_without(monkeypatch):
     """What the second search does not find in time is no reason for a slower plan."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.again.left_s", lambda expires_at: 1e-6)
+    monkeypatch.setattr(
+        Budget,
+        "until",
+        lambda budget, _: dataclasses.replace(budget, deadline_s=1e-6, asked_s=budget.whole_s),
+    )
     with using(Memo()):
         plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")

@@ -126,6 +126,25 @@ CASES: dict[str, tuple[str, Program]] = {
             x64=True,
         ),
     ),
+    "a proof: an empty slice reads nothing of the reshape before it": (
+        "cpu",
+        Program(
+            (Input("float16", (8,), "normal", 3),),
+            (
+                Step("reduce_max", (0,), ((0,), True), "float16"),
+                Step("slice", (1,), (((1, 1, 1),), (1,), (1,), (1,)), "float16"),
+            ),
+            (2,),
+        ),
+    ),
+    "a derivative: cotangents of a narrow result are summed in its type": (
+        "mosaic_tpu",
+        Program(
+            (Input("float32", (24, 7), "positive", 490),),
+            (Step("cast", (0,), dtype="bfloat16"), Step("mul", (0, 0))),
+            (1, 2, 1),
+        ),
+    ),
     "a proof: a slice reads less without the reshape before it": (
         "cpu",
         Program(

@@ -32,6 +32,7 @@ from fuseplan.planner import plan_function, plan_lowered
 from fuseplan.planners import Budget, get_planner
 from fuseplan.pricing import PriceBook
 from fuseplan.trace import trace
+from fuseplan.work import unlimited
 from tests import memory_graphs
 from tests.memory_graphs import peak
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex, siblings_of
@@ -39,7 +40,6 @@ from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, 
 pytestmark = pytest.mark.one_python
 
 SOLVE = get_planner("solver")
-NEVER = math.inf
 
 
 def subsets(n):
@@ -138,7 +138,7 @@ def test_every_limit_from_infinite_to_impossible(g, prices, max_nodes, fuses_sib
 @given(graphs(max_nodes=6), st.sampled_from((Bytes, Odd)), st.sampled_from((2, 99)))
 def test_without_the_exact_search_what_is_claimed_holds(g, prices, max_nodes):
     pricing = prices(g, max_nodes=max_nodes)
-    smallest = plan_exactly(g, pricing, -1, NEVER).smallest_bytes
+    smallest = plan_exactly(g, pricing, -1, unlimited()).smallest_bytes
     fastest = least_peak(g, SOLVE(g, pricing, Budget()).kernels)
     for max_peak_bytes in {smallest - 1, smallest, (smallest + fastest.peak_bytes) // 2}:
         with pytest.MonkeyPatch.context() as patch:
@@ -150,7 +150,7 @@ def test_without_the_exact_search_what_is_claimed_holds(g, prices, max_nodes):
             continue
         grouping = found
         assert peak(g, grouping.kernels) <= max_peak_bytes
-        best = time_ps(plan_exactly(g, pricing, max_peak_bytes, NEVER).kernels)
+        best = time_ps(plan_exactly(g, pricing, max_peak_bytes, unlimited()).kernels)
         assert grouping.bound_ps <= best <= time_ps(grouping.kernels)
         assert (grouping.status == "OPTIMAL") == (grouping.bound_ps == time_ps(grouping.kernels))
 
@@ -191,14 +191,14 @@ def test_renamed_and_empty_arrays_and_blocks(g, tile_bytes):
     plans = every_plan(g, pricing)
     assume(plans is not None)
     for max_peak_bytes in limits(plans):
-        found = plan_exactly(g, pricing, max_peak_bytes, NEVER)
+        found = plan_exactly(g, pricing, max_peak_bytes, unlimited())
         fitting = [t for highest, t in plans.items() if highest <= max_peak_bytes]
         if fitting:
             assert time_ps(found.kernels) == min(fitting)
             assert peak(g, found.kernels) <= max_peak_bytes
         else:
             assert (found.kernels, found.smallest_bytes) == (None, min(plans))
-    assert least_peak_of_any(g, PriceBook(g, pricing), NEVER) <= min(plans)
+    assert least_peak_of_any(g, PriceBook(g, pricing), math.inf) <= min(plans)
 
 
 @settings(max_examples=60)
@@ -206,7 +206,7 @@ def test_renamed_and_empty_arrays_and_blocks(g, tile_bytes):
 def test_a_repaired_plan_runs_and_its_peak_is_no_higher(g, max_peak_bytes, tile_bytes):
     pricing = Renaming(g, tile_bytes)
     given_kernels = get_planner("best_first")(g, pricing, Budget()).kernels
-    kernels = repair(g, PriceBook(g, pricing), given_kernels, max_peak_bytes, NEVER)
+    kernels = repair(g, PriceBook(g, pricing), given_kernels, max_peak_bytes, unlimited())
     highest = peak(g, given_kernels)
     assert peak(g, kernels) <= highest
     if highest <= max_peak_bytes:
@@ -223,7 +223,7 @@ def test_a_part_of_a_plan_is_what_the_plan_needs_there(g, data):
     kernels = get_planner(data.draw(st.sampled_from(("unfused", "best_first"))))(g, pricing, Budget()).kernels
     start = data.draw(st.integers(0, len(kernels) - 1))
     stop = data.draw(st.integers(start + 1, len(kernels)))
-    region = part(g, PriceBook(g, pricing), kernels, start, stop, 10**9, NEVER)
+    region = part(g, PriceBook(g, pricing), kernels, start, stop, 10**9, unlimited())
     assume(region is not None)
     now = needs(g, kernels)[start:stop]
     for limit_bytes in {2**60, max(now), max(now) - 1}:

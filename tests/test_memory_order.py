@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -67,6 +68,13 @@ def test_lives_say_what_the_definition_says(program):
     assert peak(lives, range(len(kernels))) == defined_peak(g, kernels)
     best = least_peak_by_force(g, kernels)
     assert best is None or peak_floor(lives) <= best
+
+
+def test_copies_that_a_kernel_writes_are_as_many_buffers():
+    """In a rewritten program a kernel may hold several copies of an operation, and computes each."""
+    g = replace(graph("eeeee", [[], [], [0], [1], [2]]), origins=(0, 0, 2, 3, 4))
+    kernels = [kernel(g, nodes) for nodes in ((0, 1), (2,), (4,), (3,))]
+    assert peak(lives_of(g, kernels), range(len(kernels))) == defined_peak(g, kernels)
 
 
 @settings(max_examples=150)

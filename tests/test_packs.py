@@ -2,8 +2,8 @@
 
 import random
 import re
+import time
 from dataclasses import replace
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -19,12 +19,12 @@ from fuseplan.features import Features
 from fuseplan.pack_room import Room
 from fuseplan.packs import Line
 from fuseplan.plan import Kernel, Plan
-from fuseplan.planners import pack_runs
 from fuseplan.planners.packs import with_packs
 from fuseplan.planners.solver import plan_groups
 from fuseplan.pricing import PriceBook
 from fuseplan.schedule import Scheduler
 from fuseplan.verify import REFUTED, VERIFIED, verify_plan
+from fuseplan.work import LATE, SPENT, Work, ended, unlimited
 from tests.graphs import TPU, GraphBuilder
 from tests.hub_graphs import brute_force, hub_program, planned
 
@@ -187,7 +187,7 @@ def test_what_others_write_for_the_first_piece_it_takes_in():
         total = b.elementwise(total, norm)
     graph, features = b.build(total), Features(several_results=False)
     scheduler = Scheduler(graph, TEST_DEVICE, features=features)
-    found = with_packs(graph, scheduler, plan_groups(graph, scheduler), float("inf"))
+    found = with_packs(graph, scheduler, plan_groups(graph, scheduler), unlimited())
     plan = Plan(
         graph, TEST_DEVICE, "solver", found.kernels,
         status=found.status, bound_ps=found.bound_ps, proof=found.proof, features=features,
@@ -244,12 +244,15 @@ def test_where_time_is_short_what_is_known_stands(monkeypatch):
     graph = hub_program(0)
     scheduler = Scheduler(graph, TEST_DEVICE)
     once = plan_groups(graph, scheduler)
-    best = with_packs(graph, scheduler, once, float("inf"))
-    assert with_packs(graph, scheduler, once, 0.0) is once
-    monkeypatch.setattr(pack_runs, "time", SimpleNamespace(monotonic=lambda: float("inf")))
-    late = with_packs(graph, scheduler, once, float("inf"))
-    assert late.bound_ps <= best.bound_ps < sum(k.cost.time_ps for k in late.kernels)
+    best = with_packs(graph, scheduler, once, unlimited())
+    looks = iter([0.0])
+    monkeypatch.setattr(time, "monotonic", lambda: next(looks, 2.0))
+    late = with_packs(graph, scheduler, once, replace(unlimited(), expires_at=1.0))
+    assert late.bound_ps <= best.bound_ps < late.time_ps
     assert (best.status, late.status) == ("OPTIMAL", "FEASIBLE")
+    nothing = with_packs(graph, scheduler, once, Work(0))
+    assert nothing.kernels == once.kernels
+    assert [ended(plan.notes) for plan in (best, late, nothing)] == ["", LATE, SPENT]
 
 
 def test_constraints_keep_packs_away():

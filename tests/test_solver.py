@@ -159,7 +159,33 @@ def test_no_time_returns_the_hint():
     singles = tuple(k for k, s in enumerate(instance.sets) if len(s) == 1)
     selection = exact_cover(Instance(instance.sets, instance.costs, 16, singles, deadline_s=0))
     assert (selection.status, selection.chosen, selection.bound) == ("FEASIBLE", singles, 0)
+    assert selection.is_late
     assert exact_cover(Instance(instance.sets, instance.costs, 16, deadline_s=0)).status == "UNKNOWN"
+
+
+@pytest.mark.parametrize("counted_s", [1e-6, 1e-5, 1e-4])
+def test_counted_work_ends_the_solvers_at_the_same_place(monkeypatch, counted_s):
+    """A relaxation that is cut short proves less, and nothing false; no cover is dearer than the hint."""
+    monkeypatch.setattr(solver, "MAX_STATES", 10)
+    instance = wide(40, 2000)
+    singles = tuple(k for k, s in enumerate(instance.sets) if len(s) == 1)
+    hinted = dataclasses.replace(instance, hint=singles)
+    whole = Relaxation(instance.sets, [c[0] for c in instance.costs], 40)
+    whole.solve()
+    monkeypatch.setattr(solver, "_COUNTED_S", counted_s)
+    bounds = []
+    for _ in range(2):
+        cut = Relaxation(instance.sets, [c[0] for c in instance.costs], 40)
+        cut.solve()
+        assert all(cut.reduced_costs() >= 0)
+        assert cut.bound == sum(cut.duals) <= whole.bound
+        bounds.append(cut.bound)
+    assert bounds[0] == bounds[1] < whole.bound
+    one, other = exact_cover(hinted), exact_cover(hinted)
+    assert one == other
+    assert (one.engine, one.status, one.is_late) == ("CP-SAT", "FEASIBLE", False)
+    assert one.counted_us >= 1e6 * counted_s
+    assert one.bound <= one.objective[0] <= total(instance, singles)[0]
 
 
 def test_a_deadline_covers_building_and_presolve(monkeypatch):

@@ -7,13 +7,14 @@ from functools import cached_property
 
 from costmodel.axes import GroupAxes
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
-from costmodel.kernel import KernelSpec
+from costmodel.graph import Graph, OpKind
+from costmodel.picoseconds import time_ps
 from costmodel.roofline import estimate
 from fuseplan.layout import Boundary
 from fuseplan.loops.nest import nests, program_of
 from fuseplan.loops.offered import Nests
-from fuseplan.loops.regions import Nodes
+from fuseplan.loops.passes import Limit
+from fuseplan.loops.tied import Nodes
 from fuseplan.loops.walks import walked
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
@@ -44,22 +45,52 @@ class CpuNests(Nests):
     def _skipping_offers(self) -> tuple[frozenset[int], ...]:
         return tuple(frozenset(r) for r in self.offers if self.masked(r))
 
-    def choose(self, nodes: Nodes, axes: GroupAxes, edge: Boundary) -> Kernel | None:
-        priced = [
-            (estimate(self.graph, spec, self.device).time_ps, i, spec)
-            for i, spec in enumerate(nests(self.graph, nodes, axes, edge))
-        ]
-        kernels = [self._priced(spec) for _, _, spec in sorted(priced)[:_SEARCHED]]
-        if not kernels:
+    def choose(
+        self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
+    ) -> Kernel | None:
+        # A mask may leave out most of what a nest computes.
+        bounded = not self.masked(nodes)
+        limit = Limit(self._least_ps(nodes), _as_fast(below_ps) if bounded and below_ps is not None else None)
+        priced = []
+        for order, spec, work in nests(self.graph, nodes, axes, edge, limit):
+            cost = estimate(self.graph, spec, self.device, work=work)
+            priced.append((cost.time_ps, order, Kernel(spec, cost)))
+            if bounded and (limit.ps is None or _as_fast(cost.time_ps) < limit.ps):
+                limit.ps = _as_fast(cost.time_ps)
+        priced.sort(key=lambda found: found[:2])
+        kernels = [self._walked(kernel) for _, _, kernel in priced[:_SEARCHED]]
+        least_ps = min((k.cost.time_ps for k in kernels), default=None)
+        if least_ps is None or (below_ps is not None and least_ps >= below_ps):
             return None
-        limit_ps = min(k.cost.time_ps for k in kernels) * _AS_FAST[0] // _AS_FAST[1]
-        fast = (k for k in kernels if k.cost.time_ps <= limit_ps)
+        fast = (k for k in kernels if k.cost.time_ps <= _as_fast(least_ps))
         return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
 
-    def _priced(self, spec: KernelSpec) -> Kernel:
-        if self.masked(spec.nodes):
-            program = program_of(self.graph, spec)
-            assert program is not None
-            assert self.lowered is not None
-            spec = replace(spec, walked=walked(self.lowered, spec, program, self._index))
+    def _least_ps(self, nodes: Nodes) -> list[int]:
+        """What each node takes at least, in whichever tiles: its arithmetic."""
+        device, found = self.device, []
+        for node in (self.graph.nodes[n] for n in nodes):
+            work = [
+                (node.flops.vector, device.vector_flops_per_s),
+                (node.flops.transcendental, device.transcendental_per_s),
+            ]
+            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+                dtype = self.graph.values[node.inputs[0]].dtype
+                work.append((node.flops.matrix, device.matrix_rate(dtype)))
+            found.append(sum(time_ps(amount, rate) - 1 for amount, rate in work if amount and rate))
+        return found
+
+    def _walked(self, kernel: Kernel) -> Kernel:
+        """The same kernel, without the tiles that a mask makes nothing of."""
+        spec = kernel.spec
+        if not self.masked(spec.nodes):
+            return kernel
+        program = program_of(self.graph, spec)
+        assert program is not None
+        assert self.lowered is not None
+        spec = replace(spec, walked=walked(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))
+
+
+def _as_fast(ps: int) -> int:
+    """What is as fast as a nest that takes so long."""
+    return ps * _AS_FAST[0] // _AS_FAST[1]

@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from costmodel.axes import Conflict, unify
 from costmodel.graph import Graph, OpKind
 from fuseplan.layout import contraction_axes
-from fuseplan.loops.regions import Nodes, is_used_up, loopable
+from fuseplan.loops.regions import is_used_up
+from fuseplan.loops.tied import Nodes, loopable
 
 _MOST = 4
 """So many contractions meet at most: each holds an accumulator of a tile in registers."""

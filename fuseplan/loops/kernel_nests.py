@@ -21,7 +21,7 @@ from fuseplan.loops.nest import program_of
 from fuseplan.loops.normed import normed
 from fuseplan.loops.offered import Nests
 from fuseplan.loops.ranges import walked_in_ranges
-from fuseplan.loops.regions import Nodes
+from fuseplan.loops.tied import Nodes
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
 
@@ -78,7 +78,9 @@ class KernelNests(Nests):
         inside = frozenset(nodes)
         return any(inside.issuperset(offer) for offer in self.offers)
 
-    def choose(self, nodes: Nodes, axes: GroupAxes, edge: Boundary) -> Kernel | None:
+    def choose(
+        self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
+    ) -> Kernel | None:
         """The fastest that fits on chip; of equals, the one of the largest tiles, which walks its stream in
         the fewest steps."""
         specs = kernel_nests(self.graph, nodes, axes, edge, self.backend)

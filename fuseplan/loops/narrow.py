@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from math import prod
 
 from costmodel.graph import DimRole, Graph, Node, OpKind
-from fuseplan.loops.regions import Nodes, convex, is_used_up, loopable
+from fuseplan.loops.regions import convex, is_used_up
+from fuseplan.loops.tied import Nodes, loopable
 
 _NARROW = 128
 """So many columns are whole in a tile: a head of an attention has no more."""

@@ -14,8 +14,9 @@ from collections.abc import Iterator
 from costmodel.axes import GroupAxes
 from costmodel.graph import Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.nest_work import NestWork, nest_work
 from fuseplan.layout import Boundary, Layout, group_layout
-from fuseplan.loops.passes import Program, make_program
+from fuseplan.loops.passes import Limit, LimitError, Program, make_program
 from fuseplan.spec import SpecMaker
 from fuseplan.tiles import addressing
 
@@ -26,8 +27,8 @@ _AS_LARGE = 2
 """Inner values half as large as the largest have axes worth cutting, too."""
 
 
-def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
-    """The passes of a nest."""
+def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Program | None:
+    """The passes of a nest; ``LimitError`` if they take longer than the limit."""
     return make_program(
         graph,
         spec.nodes,
@@ -36,6 +37,7 @@ def program_of(graph: Graph, spec: KernelSpec) -> Program | None:
         spec.streamed,
         frozenset(w.value for w in spec.writes),
         spec.keeps,
+        limit,
     )
 
 
@@ -47,8 +49,15 @@ def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...]:
     return tuple(p.loop for p in program.passes)
 
 
-def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Iterator[KernelSpec]:
-    """The nests of the group that are priced, in a fixed order."""
+Order = tuple[int, int]
+"""Where a nest stands among those of its group, in whichever order they are priced."""
+
+
+def nests(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, limit: Limit
+) -> Iterator[tuple[Order, KernelSpec, NestWork]]:
+    """The nests of the group that may keep to the limit. Those of the fewest streamed axes come first: they
+    compute least more than once."""
     layout = group_layout(graph, nodes, axes, edge)
     cut = cuttable(layout, axes)
     free = {a for a in cut if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
@@ -56,35 +65,40 @@ def nests(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary)
         _tiles(layout.sizes[a], a in free) if a in cut else (layout.sizes[a],) for a in range(len(axes.sizes))
     ]
     can_address = addressing(layout, "loops")
-    programs: dict[tuple[AxisRole, ...], list[SpecMaker]] = {}
-    for tiles in itertools.product(*options):
+    by_roles: dict[tuple[AxisRole, ...], list[tuple[int, tuple[int, ...]]]] = {}
+    for place, tiles in enumerate(itertools.product(*options)):
         roles = tuple(_role(a, tile, layout.sizes[a], free) for a, tile in enumerate(tiles))
-        if all(role == AxisRole.RESIDENT for role in roles):
-            continue
-        if not can_address(tiles):
-            continue
-        if roles not in programs:
-            programs[roles] = _makers(graph, nodes, axes, layout, roles)
-        for make_spec in programs[roles]:
-            yield make_spec(tiles)
+        if any(role != AxisRole.RESIDENT for role in roles) and can_address(tiles):
+            by_roles.setdefault(roles, []).append((place, tiles))
+    for roles in sorted(by_roles, key=lambda roles: roles.count(AxisRole.STREAMED)):
+        for k, make_spec in enumerate(_makers(graph, nodes, axes, layout, roles, limit)):
+            work = nest_work(graph, make_spec(axes.sizes))
+            for place, tiles in by_roles[roles]:
+                yield (place, k), make_spec(tiles), work
 
 
 def _makers(
-    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout, roles: tuple[AxisRole, ...]
-) -> list[SpecMaker]:
+    graph: Graph,
+    nodes: tuple[int, ...],
+    axes: GroupAxes,
+    layout: Layout,
+    roles: tuple[AxisRole, ...],
+    limit: Limit,
+) -> Iterator[SpecMaker]:
     """Makers of specs under these roles: for each axis that can be the stream, with products
     computed again in each pass and, where that makes a difference, kept."""
     streams: list[int | None] = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
-    makers: list[SpecMaker] = []
     for stream in streams or [None]:
         for keeps in (False, True):
             make_spec = SpecMaker(nodes, axes, layout, roles, "loops", stream, keeps)
-            program = program_of(graph, make_spec(axes.sizes))
+            try:
+                program = program_of(graph, make_spec(axes.sizes), limit)
+            except LimitError:
+                continue
             if program is None or (keeps and not any(p.kept for p in program.passes)):
                 break
             make_spec.passes = tuple(p.loop for p in program.passes)
-            makers.append(make_spec)
-    return makers
+            yield make_spec
 
 
 def cuttable(layout: Layout, axes: GroupAxes) -> set[int]:

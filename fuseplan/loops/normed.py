@@ -11,7 +11,8 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 
 from costmodel.graph import Graph, OpKind
-from fuseplan.loops.regions import Nodes, convex, is_used_up, loopable
+from fuseplan.loops.regions import convex, is_used_up
+from fuseplan.loops.tied import Nodes, loopable
 
 
 def normed(graph: Graph, groups: Iterable[Nodes], backend: str) -> Iterator[Nodes]:

@@ -11,7 +11,8 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan.layout import Boundary, boundary
-from fuseplan.loops.regions import Nodes, is_index_arithmetic, loopable, regions
+from fuseplan.loops.regions import is_index_arithmetic, regions
+from fuseplan.loops.tied import Nodes, loopable
 from fuseplan.lower import Lowered
 from fuseplan.masks import IndexArithmetic
 from fuseplan.plan import Kernel
@@ -36,12 +37,14 @@ class Nests(ABC):
         self._positions = is_index_arithmetic(graph, backend)
         self._known: dict[Nodes, Kernel | None] = {}
         self._alike: dict[object, tuple[tuple[int, ...], Kernel | None]] = {}
-        self._signatures = Signatures(graph)
         self._gaining: dict[tuple[int, ...], bool] = {}
 
     @abstractmethod
-    def choose(self, nodes: Nodes, axes: GroupAxes, edge: Boundary) -> Kernel | None:
-        """The cheapest nest of a group that has one by its operations, if any fits."""
+    def choose(
+        self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
+    ) -> Kernel | None:
+        """The cheapest nest of a group that has one by its operations, if any fits, and takes less than
+        ``below_ps``."""
 
     @abstractmethod
     def may_be(self, nodes: Nodes) -> bool:
@@ -71,12 +74,18 @@ class Nests(ABC):
         than operation by operation."""
         return tuple(r for r in dict.fromkeys(self._groups()) if self._gains(r))
 
+    @property
+    def has_offers(self) -> bool:
+        """Whether there is one."""
+        return any(map(self._gains, self._groups()))
+
     def _gains(self, nodes: Nodes) -> bool:
         """Layers of one structure are asked about once."""
         key = self._signatures.of(nodes).key
         if key not in self._gaining:
-            kernel = self.best(nodes)
-            self._gaining[key] = kernel is not None and kernel.cost.time_ps < self.apart_ps(nodes)
+            apart_ps = self.apart_ps(nodes)
+            kernel = self.best(nodes, apart_ps)
+            self._gaining[key] = kernel is not None and kernel.cost.time_ps < apart_ps
         return self._gaining[key]
 
     def apart_ps(self, nodes: Iterable[int]) -> int:
@@ -84,18 +93,22 @@ class Nests(ABC):
         singles = (whole_array_spec(self.graph, (n,)) for n in nodes)
         return sum(estimate(self.graph, spec, self.device).time_ps for spec in singles)
 
-    def best(self, nodes: Nodes) -> Kernel | None:
-        """The cheapest nest of the group, or None; layers of one structure are searched once."""
+    def best(self, nodes: Nodes, below_ps: int | None = None) -> Kernel | None:
+        """The cheapest nest of the group, or None; with ``below_ps``, None where it takes longer. Layers of
+        one structure are searched once."""
         if nodes not in self._known:
             structure = self._signatures.of(nodes)
             key = (structure.key, self._behind(nodes))
             if key not in self._alike:
-                self._alike[key] = (structure.values, self._search(nodes))
+                found = self._search(nodes, below_ps)
+                if found is None and below_ps is not None:
+                    return None  # One that takes longer was not looked for.
+                self._alike[key] = (structure.values, found)
             values, kernel = self._alike[key]
             self._known[nodes] = kernel and relocate(kernel, nodes, values, structure.values)
         return self._known[nodes]
 
-    def _search(self, nodes: Nodes) -> Kernel | None:
+    def _search(self, nodes: Nodes, below_ps: int | None) -> Kernel | None:
         graph = self.graph
         if not all(loopable(graph.nodes[n], self.backend) for n in nodes):
             return None
@@ -103,7 +116,7 @@ class Nests(ABC):
         # Arrays of one element have no axis to walk.
         if isinstance(axes, Conflict) or not axes.sizes or 0 in axes.sizes:
             return None
-        return self.choose(nodes, axes, boundary(graph, nodes))
+        return self.choose(nodes, axes, boundary(graph, nodes), below_ps)
 
     def masked(self, nodes: Nodes) -> bool:
         """Whether tiles may be left out that a mask made of indices makes nothing of."""
@@ -122,6 +135,10 @@ class Nests(ABC):
                     found.add(maker)
                     waiting.append(maker)
         return tuple(sorted(found))
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.graph)
 
     @cached_property
     def _index(self) -> IndexArithmetic | None:

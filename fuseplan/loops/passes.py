@@ -46,6 +46,18 @@ class Program:
     shifts: dict[int, Shift]
 
 
+class Limit:
+    """What a nest may take to be of interest: it falls as nests are priced."""
+
+    def __init__(self, least_ps: Sequence[int], ps: int | None = None) -> None:
+        """``least_ps``: what each node of the group takes at least, evaluated once. None: no limit."""
+        self.least_ps, self.ps = least_ps, ps
+
+
+class LimitError(Exception):
+    """The passes take longer than the limit."""
+
+
 def make_program(
     graph: Graph,
     nodes: Sequence[int],
@@ -54,20 +66,25 @@ def make_program(
     stream: int | None,
     written: frozenset[int],
     keeps: bool = False,
+    limit: Limit | None = None,
 ) -> Program | None:
     """The passes of a group whose ``tiled`` axes are cut, ``stream`` innermost. With ``keeps``
     a pass recalls the products of earlier ones.
 
     None if there are none: what is accumulated over an outer axis is complete only when the
     nest is over, and some node of the group needs it.
+
+    Raises:
+        LimitError: they take longer than the limit. Each pass computes anew what it needs, so that many
+            passes have far more nodes than the group.
     """
-    return _Planner(graph, nodes, node_axes, tiled, stream).program(written, keeps)
+    return _Planner(graph, nodes, node_axes, tiled, stream).program(written, keeps, limit)
 
 
 class _Planner(Scaling):
     """Node by node: the pass in which each value is final, and how it is scaled before."""
 
-    def program(self, written: frozenset[int], keeps: bool) -> Program | None:
+    def program(self, written: frozenset[int], keeps: bool, limit: Limit | None) -> Program | None:
         for i, node in enumerate(self.nodes):
             if any(self.outer(self.maker[v]) for v in node.inputs if v in self.maker):
                 return None
@@ -81,9 +98,16 @@ class _Planner(Scaling):
         late = [final for i, final in enumerate(self.final) if not self.in_loop(i)]
         count = max([*targets, *late], default=-1) + 1
         passes: list[Pass] = []
+        known: set[int] = set()
+        least_ps = 0
         for at in range(count):
-            known = {i for k, p in enumerate(passes) if keeps for i in p.loop if self._is_product(i, k)}
             passes.append(self._pass(at, targets.get(at, []), known))
+            if limit is not None and limit.ps is not None:
+                least_ps += sum([limit.least_ps[i] for i in passes[-1].loop])
+                if least_ps > limit.ps:
+                    raise LimitError
+            if keeps:
+                known.update(i for i in passes[-1].loop if self._is_product(i, at))
         recalled = {i for p in passes for i in p.recalled}
         passes = [replace(p, kept=tuple(i for i in p.loop if i in recalled)) for p in passes]
         return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))

@@ -14,7 +14,8 @@ planning both.
 from __future__ import annotations
 
 from costmodel.graph import Graph
-from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, paths, tied
+from fuseplan.loops.regions import is_index_arithmetic, paths
+from fuseplan.loops.tied import IsLarge, Nodes, levels, loopable, tied
 from fuseplan.lower import Lowered
 from fuseplan.rewrite import ORIGINAL, Rewriter
 

@@ -9,47 +9,35 @@ it is worth it, is for the scheduler to say.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 
-import rustworkx as rx
-
-from costmodel.graph import Graph, Node, OpKind
+from costmodel.graph import Graph, OpKind
 from fuseplan.layout import boundary
-from fuseplan.padding import can_regroup, regroups
-from fuseplan.walks import walks_in_passes
-
-_SMALLER = (1, 4)
-"""Values of this part of the largest one's size count as large, too: the summands of a squared
-distance are three times the distances (test_regions.py::test_broadcast_differences)."""
+from fuseplan.loops.tied import Nodes, loopable, tied_at_any_level
 
 _ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
-
-LEAST_PART = max(_SMALLER)
-
-Nodes = tuple[int, ...]
 
 
 def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[Nodes]:
     """Groups of ``backend`` tied together by intermediates of at least ``min_bytes``, each once."""
     found: set[Nodes] = set()
-    positions = [n for n, known in enumerate(is_index_arithmetic(graph, backend)) if known]
-    for large in levels(graph, min_bytes):
-        for nodes in tied(graph, large, backend):
-            region = convex(graph, with_positions(graph, nodes, positions))
-            region = with_positions(graph, region, positions)
-            if region in found:
-                continue
-            found.add(region)
-            reduces = any(graph.nodes[n].kind >= OpKind.REDUCTION for n in nodes)
-            new = [graph.nodes[n] for n in set(region).difference(nodes)]
-            # A product between two large values belongs to another layer.
-            whole = all(loopable(node, backend) and not node.flops.matrix for node in new)
-            if reduces and whole and _expands(graph, region) and _is_new(graph, region, backend):
-                yield region
-                arranged = with_arrangement(graph, region, backend)
-                if arranged != region and arranged not in found:
-                    found.add(arranged)
-                    yield arranged
+    positions = is_index_arithmetic(graph, backend)
+    for nodes in tied_at_any_level(graph, min_bytes, backend):
+        region = convex(graph, with_positions(graph, nodes, positions))
+        region = with_positions(graph, region, positions)
+        if region in found:
+            continue
+        found.add(region)
+        reduces = any(graph.nodes[n].kind >= OpKind.REDUCTION for n in nodes)
+        new = [graph.nodes[n] for n in set(region).difference(nodes)]
+        # A product between two large values belongs to another layer.
+        whole = all(loopable(node, backend) and not node.flops.matrix for node in new)
+        if reduces and whole and _expands(graph, region) and _is_new(graph, region, backend):
+            yield region
+            arranged = with_arrangement(graph, region, backend)
+            if arranged != region and arranged not in found:
+                found.add(arranged)
+                yield arranged
 
 
 def _is_new(graph: Graph, nodes: Nodes, backend: str) -> bool:
@@ -68,51 +56,6 @@ def _expands(graph: Graph, nodes: Nodes) -> bool:
     outside = max((graph.values[v].size for v in (*edge.reads, *edge.writes)), default=0)
     kept = {v for n in nodes for v in graph.nodes[n].outputs}.difference(edge.writes)
     return max((graph.values[v].size for v in kept), default=0) > outside
-
-
-def levels(graph: Graph, min_bytes: int) -> Iterator[IsLarge]:
-    """Ways to call a value large, from the largest size that an operation makes downwards."""
-    made = {v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes}
-    for size in sorted(made, reverse=True):
-        for part in _SMALLER:
-            yield IsLarge(size, part)
-
-
-@dataclass(frozen=True, slots=True)
-class IsLarge:
-    """Whether a value of some size is as large as ``most``, or by less than the factor ``part``
-    smaller."""
-
-    most: int
-    part: int
-
-    def __call__(self, size: int) -> bool:
-        return self.most // self.part < size + (self.part == 1) and size <= self.most
-
-
-def tied(graph: Graph, is_large: IsLarge, backend: str = "loops") -> Iterator[Nodes]:
-    """The operations of ``backend`` that large values tie together, set by set."""
-    ties = rx.PyGraph(multigraph=False)
-    index: dict[int, int] = {}
-    for value in graph.values:
-        # Readers of a value that is made elsewhere are not tied: nothing passes between them.
-        if value.producer < 0 or not is_large(value.size):
-            continue
-        if not loopable(graph.nodes[value.producer], backend):
-            continue
-        ends = [value.producer, *(n for n in graph.consumers[value.id] if loopable(graph.nodes[n], backend))]
-        for n in ends:
-            if n not in index:
-                index[n] = ties.add_node(n)
-        ties.add_edges_from_no_data([(index[ends[0]], index[n]) for n in ends[1:]])
-    groups = (sorted(ties[i] for i in component) for component in rx.connected_components(ties))
-    yield from (tuple(group) for group in sorted(groups) if len(group) > 1)
-
-
-def loopable(node: Node, backend: str = "loops") -> bool:
-    """Whether a tiled loop, or another nest of ``backend``, can hold the node."""
-    movable = not regroups(node) or can_regroup(node, backend)
-    return backend in node.backends and not node.effects and walks_in_passes(backend) and movable
 
 
 def is_used_up(graph: Graph, n: int, inside: set[int]) -> bool:
@@ -170,14 +113,22 @@ def is_index_arithmetic(graph: Graph, backend: str = "loops") -> list[bool]:
     return known
 
 
-def with_positions(graph: Graph, nodes: Nodes, positions: Sequence[int]) -> Nodes:
-    """``nodes`` with the index arithmetic (``positions``, in order) that they alone read: each
+def with_positions(graph: Graph, nodes: Nodes, positions: Sequence[bool]) -> Nodes:
+    """``nodes`` with the index arithmetic (where ``positions``) that they alone read: each
     tile computes its own."""
     inside = set(nodes)
-    results = graph.results
-    for n in reversed(positions):
-        outputs = graph.nodes[n].outputs
-        readers = {c for v in outputs for c in graph.consumers[v]}
-        if readers and readers <= inside and results.isdisjoint(outputs):
+
+    def made_for(n: int) -> Iterator[int]:
+        makers = (graph.values[v].producer for v in graph.nodes[n].inputs)
+        return (-m for m in makers if m >= 0 and positions[m] and m not in inside)
+
+    # The last first: whoever reads it is inside by then, or never will be.
+    queue = [m for n in nodes for m in made_for(n)]
+    heapify(queue)
+    while queue:
+        n = -heappop(queue)
+        if n not in inside and is_used_up(graph, n, inside):
             inside.add(n)
+            for m in made_for(n):
+                heappush(queue, m)
     return tuple(sorted(inside))

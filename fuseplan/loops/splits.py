@@ -10,7 +10,6 @@ together around such a reduction, once for each structure, by a quick plan of ei
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -25,11 +24,12 @@ from costmodel.graph import Graph, check_graph
 from fuseplan.features import Features
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.quick import quick_ps
-from fuseplan.loops.regions import Nodes
+from fuseplan.loops.tied import Nodes
 from fuseplan.lower import Lowered, lower
 from fuseplan.rewrite import part
 from fuseplan.signature import Signatures
 from fuseplan.trace import Equation, Flat, Literal, Operand
+from fuseplan.work import Work, unlimited
 
 _ROWS = 4
 """What a first step sums up of a column: a program holds so many rows of a norm, and writes a quarter of
@@ -43,23 +43,24 @@ _NEAR = 64
 
 
 def split_sums(
-    lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float = math.inf
+    lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
 ) -> Lowered | None:
     """``lowered`` with those reductions in two steps that a GPU's plan gains by; None where there are
     none.
 
     Raises:
-        LateError: ``time.monotonic`` has reached ``expires_at``.
+        UndecidedError: ``work`` is over. Sums of one array are split together or not at all, lest it is read
+            twice.
     """
     if device.backend != "triton" or not features.splits:
         return None
-    return _Splits(lowered, device, features, expires_at).run()
+    return _Splits(lowered, device, features, work or unlimited()).run()
 
 
 class _Splits:
-    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float) -> None:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, work: Work) -> None:
         self.lowered, self.graph = lowered, lowered.graph
-        self.device, self.features, self.expires_at = device, features, expires_at
+        self.device, self.features, self.work = device, features, work
         self.signatures = Signatures(lowered.graph)
         self._pays: dict[object, bool] = {}
 
@@ -112,13 +113,7 @@ class _Splits:
         return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
 
     def _time_ps(self, lowered: Lowered) -> int:
-        return quick_ps(
-            lowered,
-            self.device,
-            self.features,
-            repeats=self.features.recompute,
-            expires_at=self.expires_at,
-        )
+        return quick_ps(lowered, self.device, self.features, self.work, repeats=self.features.recompute)
 
 
 def _dependents(graph: Graph, n: int, last: int) -> set[int]:

@@ -12,7 +12,6 @@ faster so. That is tried on the set alone, and once for all sets of one structur
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence, Set
 from itertools import chain
 
@@ -25,11 +24,13 @@ from fuseplan.loops.kernel_nests import KernelNests
 from fuseplan.loops.offered import least_bytes
 from fuseplan.loops.quick import quick_ps
 from fuseplan.loops.recompute import Copies, chain_of, rewritten, stages
-from fuseplan.loops.regions import IsLarge, Nodes, is_index_arithmetic, levels, loopable, tied
+from fuseplan.loops.regions import is_index_arithmetic
 from fuseplan.loops.steps import along_several, in_steps
+from fuseplan.loops.tied import IsLarge, Nodes, levels, loopable, tied
 from fuseplan.lower import Lowered
 from fuseplan.rewrite import part
 from fuseplan.signature import Signatures
+from fuseplan.work import Work, unlimited
 
 _GAIN = (3, 4)
 """The quick plan with copies has to be a quarter faster: of what is computed once, the solver's plan of
@@ -38,17 +39,17 @@ block's gradient for a TPU, an MLP whose set is 17 % faster makes the whole slow
 
 
 def along_streams(
-    lowered: Lowered, device: DeviceSpec, features: Features, expires_at: float = math.inf
+    lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
 ) -> Lowered | None:
     """``lowered`` with large values computed again for each axis along which they are summed up and
     each pass of a network; for a TPU, with operands whose blocks it can address. None where that gains
     nothing.
 
     Raises:
-        LateError: ``time.monotonic`` has reached ``expires_at``.
+        UndecidedError: ``work`` is over.
     """
     first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
-    found = _Streams(first or lowered, device, features, expires_at).run()
+    found = _Streams(first or lowered, device, features, work or unlimited()).run()
     if found is None and first is not None and KernelNests(first.graph, device, first).offers:
         return first
     return found
@@ -59,21 +60,15 @@ def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -
     contraction what follows from the results of others, and then these, too."""
     first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
     for products in (False, True):
-        found = _Streams(first or lowered, device, features).run(products, gains_only=False)
+        found = _Streams(first or lowered, device, features, unlimited()).run(products, gains_only=False)
         if found is not None:
             yield found
 
 
 class _Streams:
-    def __init__(
-        self,
-        lowered: Lowered,
-        device: DeviceSpec,
-        features: Features,
-        expires_at: float = math.inf,
-    ) -> None:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, work: Work) -> None:
         self.lowered, self.graph = lowered, lowered.graph
-        self.device, self.features, self.expires_at = device, features, expires_at
+        self.device, self.features, self.work = device, features, work
         self.signatures = Signatures(lowered.graph)
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
         self._pays: dict[object, Nodes | None] = {}
@@ -117,7 +112,7 @@ class _Streams:
         return None if found is None else tuple(nodes[i] for i in found)
 
     def _time_ps(self, lowered: Lowered) -> int:
-        return quick_ps(lowered, self.device, self.features, expires_at=self.expires_at)
+        return quick_ps(lowered, self.device, self.features, self.work)
 
 
 def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:

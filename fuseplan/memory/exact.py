@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.paths import TooLargeError, Work
+from fuseplan.memory.paths import Steps, TooLargeError
 from fuseplan.memory.region import Region
 from fuseplan.partition import crossable_edges
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook, Pricing
+from fuseplan.work import Work
 
 MAX_NODES, MAX_STEPS = 40, 3_000_000
 """Nodes of a graph and steps looked at: a second of work, and pricing of 6,000 groups at most. A
@@ -25,17 +26,17 @@ class Exact:
     smallest_bytes: int
 
 
-def plan_exactly(graph: Graph, pricing: Pricing, max_peak_bytes: int, expires_at: float) -> Exact | None:
+def plan_exactly(graph: Graph, pricing: Pricing, max_peak_bytes: int, work: Work) -> Exact | None:
     """The fastest plan whose peak is at most ``max_peak_bytes``, of those the one that moves the
     fewest bytes, then of the fewest kernels; None where the graph is too large to say, or
-    ``time.monotonic()`` reaches ``expires_at``."""
+    ``work`` is over."""
     if len(graph.nodes) > MAX_NODES:
         return None
     try:
         nodes = tuple(range(len(graph.nodes)))
         book = PriceBook(graph, pricing)
         siblings = crossable_edges(graph, book).siblings
-        region = Region(graph, book, nodes, Work(MAX_STEPS, expires_at), siblings=siblings)
+        region = Region(graph, book, nodes, Steps(MAX_STEPS, work), siblings=siblings)
         way = region.fastest(max_peak_bytes)
         if way is not None:
             return Exact(way.kernels, max_peak_bytes)

@@ -26,6 +26,7 @@ from fuseplan.plan import Kernel
 from fuseplan.planners import PlanGroups
 from fuseplan.planners.base import Budget, Grouping
 from fuseplan.pricing import Pricing
+from fuseplan.work import Work, ended, limit_of
 
 _RAISES, _FACTOR, _HALVINGS = 4, 8, 5
 """Plans made with a surcharge that is raised, eightfold each time, and with one between the
@@ -36,7 +37,7 @@ def plan_within(
     graph: Graph, pricing: Pricing, budget: Budget, plan_groups: PlanGroups, max_peak_bytes: int
 ) -> Grouping:
     """The fastest kernels found whose temporaries need at most ``max_peak_bytes`` at once, in an
-    order that keeps to it.
+    order that keeps to it. ``budget.work`` is for what comes after the search for the fastest plan of all.
 
     ``status`` is OPTIMAL if no plan under the limit is faster, which is known where the fastest of
     all plans fits or the graph is small; ``bound_ps`` is a bound on every plan under the limit.
@@ -44,15 +45,17 @@ def plan_within(
     Raises:
         MemoryLimitError: no plan that fits was found; it names the smallest peak that was.
     """
-    expires_at = time.monotonic() + budget.deadline_s
+    work = budget.work
+    if work is None:
+        work = Work(limit_of(budget.whole_s), expires_at=time.monotonic() + budget.deadline_s)
     priced = Penalised(graph, pricing)
-    fastest = plan_groups(graph, priced, budget)
+    fastest = plan_groups(graph, priced, replace(budget, work=None))
     order = arrange_within(graph, fastest.kernels, max_peak_bytes)
     if order.peak_bytes <= max_peak_bytes:
         return replace(fastest, kernels=order.kernels)
     # A planner that proves nothing may search any space: a plan that it cannot make is not its.
     if fastest.bound_ps is not None and not priced.merges_copies:
-        exact = plan_exactly(graph, pricing, max_peak_bytes, expires_at)
+        exact = plan_exactly(graph, pricing, max_peak_bytes, work)
         if exact is not None and exact.kernels is not None:
             best = least_peak(graph, exact.kernels)
             return _answer(fastest, order, best, max_peak_bytes, time_of(best.kernels))
@@ -61,11 +64,14 @@ def plan_within(
                 max_peak_bytes, exact.smallest_bytes, exact.smallest_bytes, fastest.bound_ps
             )
     least_bytes = least_peak_of_any(graph, priced.book, math.inf)
-    search = _Search(graph, priced, budget, plan_groups, max_peak_bytes, expires_at, order)
+    shared = replace(budget, work=work)
+    search = _Search(graph, priced, shared, plan_groups, max_peak_bytes, work, order, ended(fastest.notes))
     found = search.run(order)
+    why = work.why if work.is_over else search.ended
     if found is None:
-        raise MemoryLimitError(max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps)
-    return _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
+        raise MemoryLimitError(max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps, why)
+    answer = _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
+    return replace(answer, notes=noted(answer.notes, why))
 
 
 def arrange_within(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> Order:
@@ -83,12 +89,20 @@ def _answer(
     time_ps = time_of(best.kernels)
     note = slowed(time_of(fastest.kernels), before.peak_bytes, time_ps, max_peak_bytes)
     return replace(
-        fastest,
+        fastest.uncertified(),
         kernels=best.kernels,
         status="OPTIMAL" if bound_ps == time_ps else "FEASIBLE",
         bound_ps=bound_ps,
         notes=(*fastest.notes, note),
     )
+
+
+def noted(notes: tuple[str, ...], why: str) -> tuple[str, ...]:
+    """``notes`` with one on ``why``, which of ``ENDED``, the search within the limit of memory was cut short,
+    unless they say that already."""
+    if not why or ended(notes):
+        return notes
+    return (*notes, f"{why} all plans within the limit of memory had been tried")
 
 
 def slowed(fastest_ps: int, fastest_bytes: int, time_ps: int, max_peak_bytes: int) -> str:
@@ -115,9 +129,11 @@ class _Search:
     budget: Budget
     plan_groups: PlanGroups
     max_peak_bytes: int
-    expires_at: float
+    work: Work
     lowest: Order
     """The plan of the lowest peak so far."""
+    ended: str
+    """Which limit has cut a plan short (``fuseplan.work.ENDED``), if one has."""
     best: Order | None = None
     """The fastest that fits."""
 
@@ -130,13 +146,13 @@ class _Search:
         rate = max(time_of(order.kernels) * UNIT_BYTES // max(written, 1), 1)
         too_low = 0
         for _ in range(_RAISES):
-            if self._expired() or self._fits(rate):
+            if self.work.is_over or self._fits(rate):
                 break
             too_low, rate = rate, rate * _FACTOR
         enough = rate
         for _ in range(_HALVINGS):
             middle = (too_low + enough) // 2
-            if self.best is None or self._expired() or not too_low < middle < enough:
+            if self.best is None or self.work.is_over or not too_low < middle < enough:
                 break
             if self._fits(middle):
                 enough = middle
@@ -146,21 +162,20 @@ class _Search:
             self._repair(self.lowest)
         return self.best
 
-    def _expired(self) -> bool:
-        return time.monotonic() >= self.expires_at
-
     def _repair(self, order: Order) -> None:
         if self.priced.merges_copies:  # What is alive depends on which copies are one.
             return
-        kernels = repair(self.graph, self.priced.book, order.kernels, self.max_peak_bytes, self.expires_at)
+        kernels = repair(self.graph, self.priced.book, order.kernels, self.max_peak_bytes, self.work)
         if kernels != order.kernels:
             self._keep(arrange_within(self.graph, kernels, self.max_peak_bytes))
 
     def _fits(self, ps_per_unit: int) -> bool:
         """Plan at this surcharge; whether the plan keeps to the limit."""
         self.priced.ps_per_unit = ps_per_unit
-        left = replace(self.budget, deadline_s=max(self.expires_at - time.monotonic(), 0.0))
-        kernels = self.priced.real(self.plan_groups(self.graph, self.priced, left).kernels)
+        left = self.budget.until(self.work.expires_at)
+        found = self.plan_groups(self.graph, self.priced, left)
+        self.ended = self.ended or ended(found.notes)
+        kernels = self.priced.real(found.kernels)
         order = arrange_within(self.graph, kernels, self.max_peak_bytes)
         self._keep(order)
         if order.peak_bytes > self.max_peak_bytes:

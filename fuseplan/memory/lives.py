@@ -84,14 +84,17 @@ def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
 
 
 def _as_written(graph: Graph, specs: list[KernelSpec]) -> list[KernelSpec]:
-    """Kernels that read, of copies that one kernel makes, the one that it writes."""
+    """Kernels that read, of copies that one kernel makes, the one that it writes, if it writes one only."""
     if not graph.origins:
         return specs
     array = arrays_of(graph)
+    there = {a.value for spec in specs for a in spec.writes}
     kernel_of = {n: k for k, spec in enumerate(specs) for n in spec.nodes}
     name = {(k, array[a.value]): a.value for k, spec in enumerate(specs) for a in spec.writes}
 
     def written(access: Access) -> Access:
+        if access.value in there:
+            return access
         maker = kernel_of.get(graph.values[access.value].producer, -1)
         return replace(access, value=name.get((maker, array[access.value]), access.value))
 

@@ -8,11 +8,11 @@ and the smallest peak is that of the path whose highest step is lowest.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fuseplan.plan import Kernel, tile_bytes
+from fuseplan.work import Work
 
 Cost = tuple[int, ...]
 Extend = Callable[[Cost, "Group", int], Cost | None]
@@ -44,16 +44,18 @@ class TooLargeError(Exception):
     """The work allowed is spent."""
 
 
-class Work:
-    """Steps left to spend: a pair of a set and a group is one, about 0.4 µs."""
+class Steps:
+    """Steps left of one search, which is part of some ``work``: a pair of a set and a group is one step,
+    about 0.4 µs."""
 
-    def __init__(self, steps: int, expires_at: float) -> None:
-        self._steps, self._expires_at = steps, expires_at
+    def __init__(self, most: int, work: Work) -> None:
+        self._left, self._work = most, work
 
     def spend(self, steps: int) -> None:
-        """Raises ``TooLargeError`` when there are none left or ``time.monotonic()`` says so."""
-        self._steps -= steps
-        if self._steps < 0 or time.monotonic() >= self._expires_at:
+        """Raises ``TooLargeError`` when there are none left, or the work is over."""
+        self._left -= steps
+        self._work.spend(-(-2 * steps // 5))
+        if self._left < 0 or self._work.is_over:
             raise TooLargeError
 
 
@@ -68,12 +70,12 @@ class Paths:
         self,
         groups: Sequence[Group],
         n: int,
-        work: Work,
+        allowed: Steps,
         base_bytes: int,
         lives: list[tuple[int, int, int]],
         choice: int,
     ) -> None:
-        self._work, self._base_bytes, self._lives = work, base_bytes, lives
+        self._allowed, self._base_bytes, self._lives = allowed, base_bytes, lives
         self._everything = (1 << n) - 1
         self._steps = [
             (g, self._written(g.mask) + tile_bytes(g.kernel))
@@ -95,7 +97,7 @@ class Paths:
         layers: list[list[int]] = [[0], *([] for _ in range(self._everything.bit_count()))]
         for layer in layers:  # a step leads to a larger set
             for done in layer:
-                self._work.spend(len(self._steps))
+                self._allowed.spend(len(self._steps))
                 cost, alive = reached[done][0], self._alive(done)
                 for group, need in self._steps:
                     if group.mask & done or group.before & ~done:

@@ -14,7 +14,7 @@ from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
 from fuseplan.bits import bits
 from fuseplan.errors import Verdict
-from fuseplan.memory.paths import Cost, Group, Paths, TooLargeError, Way, Work
+from fuseplan.memory.paths import Cost, Group, Paths, Steps, TooLargeError, Way
 from fuseplan.pricing import Nodes, PriceBook
 
 _GROUP_STEPS = 500
@@ -28,7 +28,7 @@ class Region:
     hold because of what both read.
 
     Raises:
-        TooLargeError: there are too many groups, or bitcasts, for the work allowed.
+        TooLargeError: there are too many groups, or bitcasts, for the steps allowed.
     """
 
     def __init__(
@@ -36,14 +36,14 @@ class Region:
         graph: Graph,
         book: PriceBook,
         nodes: Nodes,
-        work: Work,
+        allowed: Steps,
         earlier: Set[int] = frozenset(),
         renamed: Set[int] = frozenset(),
         max_renamed: int = 6,
         siblings: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._siblings = siblings
-        self._graph, self._nodes, self._work = graph, nodes, work
+        self._graph, self._nodes, self._allowed = graph, nodes, allowed
         self._place = {n: i for i, n in enumerate(nodes)}
         self._groups = self._find_groups(book)
         alone = [g.mask for g in self._groups if g.renames and g.mask.bit_count() == 1]
@@ -51,7 +51,7 @@ class Region:
             raise TooLargeError
         choices = (sum(some) for n in range(len(alone) + 1) for some in combinations(alone, n))
         self._paths = [
-            Paths(self._groups, len(nodes), work, *self._lives(choice, earlier, renamed), choice)
+            Paths(self._groups, len(nodes), allowed, *self._lives(choice, earlier, renamed), choice)
             for choice in choices
         ]
 
@@ -98,7 +98,7 @@ class Region:
             for v in bits(_union(near, mask) & ~mask):
                 larger = mask | 1 << v
                 if larger not in found and book.compatible(self._members(larger)) is None:
-                    self._work.spend(_GROUP_STEPS)
+                    self._allowed.spend(_GROUP_STEPS)
                     found[larger] = None
                     waiting.append(larger)
         offers = [sum(1 << place[v] for v in o) for o in book.offers if all(v in place for v in o)]
@@ -107,7 +107,7 @@ class Region:
             if _union(below, mask) & _union(above, mask) & ~mask:
                 continue  # a path leaves it and comes back
             price = book.price(self._members(mask))
-            self._work.spend(_GROUP_STEPS)
+            self._allowed.spend(_GROUP_STEPS)
             if not isinstance(price, Verdict):
                 kernel = book.kernel(self._members(mask))
                 renames = is_bitcast(self._graph, kernel.spec)

@@ -6,16 +6,16 @@ exactly (``fuseplan.memory.region``): a large neighbourhood search.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
 from fuseplan.memory.lives import lives_of, profile
-from fuseplan.memory.paths import TooLargeError, Way, Work
+from fuseplan.memory.paths import Steps, TooLargeError, Way
 from fuseplan.memory.region import Region
 from fuseplan.plan import Kernel
 from fuseplan.pricing import PriceBook
+from fuseplan.work import Work
 
 _MAX_ROUNDS = 40
 """Parts that are planned anew."""
@@ -26,18 +26,16 @@ _MAX_NODES, _MAX_STEPS = 24, 400_000
 Kernels = tuple[Kernel, ...]
 
 
-def repair(
-    graph: Graph, book: PriceBook, kernels: Kernels, max_peak_bytes: int, expires_at: float
-) -> Kernels:
+def repair(graph: Graph, book: PriceBook, kernels: Kernels, max_peak_bytes: int, work: Work) -> Kernels:
     """``kernels`` with less memory in use where it is more than ``max_peak_bytes``, as far as that
     succeeds: at the least loss of time where the limit can be kept, else as low as can be. The
     peak does not rise."""
     for _ in range(_MAX_ROUNDS):
         needs = _needs(graph, kernels)
         worst = max(needs, default=0)
-        if worst <= max_peak_bytes or time.monotonic() >= expires_at:
+        if worst <= max_peak_bytes or work.is_over:
             break
-        better = _lower(graph, book, kernels, needs, max_peak_bytes, expires_at)
+        better = _lower(graph, book, kernels, needs, max_peak_bytes, work)
         if better is None:
             break
         kernels = better
@@ -45,14 +43,14 @@ def repair(
 
 
 def _lower(
-    graph: Graph, book: PriceBook, kernels: Kernels, needs: list[int], limit: int, expires_at: float
+    graph: Graph, book: PriceBook, kernels: Kernels, needs: list[int], limit: int, work: Work
 ) -> Kernels | None:
     """Plan a part around the highest step anew, the more the better, until that helps."""
     worst = max(needs)
     top = needs.index(worst)
     found: Kernels | None = None
     for start, stop in _parts(kernels, top):
-        region = part(graph, book, kernels, start, stop, _MAX_STEPS, expires_at)
+        region = part(graph, book, kernels, start, stop, _MAX_STEPS, work)
         if region is None:
             continue
         try:
@@ -97,7 +95,7 @@ def part(
     start: int,
     stop: int,
     max_steps: int,
-    expires_at: float,
+    work: Work,
 ) -> Region | None:
     """The nodes of ``kernels[start:stop]`` as a region; None if they have too many groups."""
     outside = (*kernels[:start], *kernels[stop:])
@@ -106,7 +104,7 @@ def part(
             graph,
             book,
             tuple(sorted(n for k in kernels[start:stop] for n in k.spec.nodes)),
-            Work(max_steps, expires_at),
+            Steps(max_steps, work),
             earlier={n for k in kernels[:start] for n in k.spec.nodes},
             renamed={n for k in outside if is_bitcast(graph, k.spec) for n in k.spec.nodes},
             max_renamed=4,

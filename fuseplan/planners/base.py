@@ -21,9 +21,10 @@ from fuseplan.partition import (
     effect_edges,
 )
 from fuseplan.plan import Kernel, PlanStats
-from fuseplan.pricing import Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.proof import Proof
 from fuseplan.space import Mask, Space
+from fuseplan.work import LATE, Work
 
 MAX_GROUPS = 40_000
 """Candidate groups of one component: the right-hand side of the shallow-water equations has 34,000,
@@ -43,10 +44,21 @@ class Budget:
     asked_s: float | None = None
     """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the
     deadline use this one, since it does not depend on the machine's speed. None: it is ``deadline_s``."""
+    work: Work | None = None
+    """What the searches may do that share it. None: each may do as much as ``limit_of`` the deadline says."""
     known: tuple[Nodes, ...] = ()
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
     """Collects the keys of components that the searches of one planning solve."""
+
+    @property
+    def whole_s(self) -> float:
+        """The deadline of the whole planning."""
+        return self.deadline_s if self.asked_s is None else self.asked_s
+
+    def until(self, expires_at: float) -> Budget:
+        """The same with the time that is left until ``expires_at``, by ``time.monotonic``."""
+        return replace(self, deadline_s=left_s(expires_at), asked_s=self.whole_s)
 
 
 Components = Sequence[tuple[int, Nodes]]
@@ -97,7 +109,7 @@ class Grouping:
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""
 
-CUT_SHORT = "the deadline came before a heuristic had tried all merges: its plan has the groups made so far"
+CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
 
 _LARGE = 1_000
 """Operations of a component that a heuristic merges in rounds rather than one by one."""
@@ -195,20 +207,6 @@ def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
     return total_of(map(book.price, groups))
 
 
-def ideal(space: Space) -> list[Mask] | None:
-    """The component as one kernel, if that costs no more than any plan must; else None.
-
-    One question instead of a search: the scalar arithmetic of a large optimizer is a
-    thousand operations that all fuse.
-    """
-    if space.clashes(space.everything) or space.refused(space.everything, space.kept):
-        return None
-    price = space.price(space.everything)
-    if isinstance(price, Price) and price.time_ps == space.floor(space.everything):
-        return [space.everything]
-    return None
-
-
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
     """``groups`` with each offered group that is cheaper than what it replaces; a group that
     it takes only a part of falls into its nodes."""
@@ -226,19 +224,24 @@ def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
 def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
     """A heuristic's groups of a component; where the component is large, or the deadline cut the heuristic
     short, a single kernel if that is better."""
-    whole = ideal(space)
-    if whole is not None:
-        return whole
+    if space.is_ideal:
+        return [space.everything]
     together = space.known_price(space.everything)
     if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
         # There is no time to merge so many.
         singles = space.singles
-        return [space.everything] if together < space.total(singles) else singles
+        return [space.everything] if _is_cheaper(space, together, singles) else singles
     groups = with_offers(space, merge(space))
     may_be_better = space.n >= _LARGE or space.book.was_late
-    if may_be_better and isinstance(together, Price) and together < space.total(groups):
+    if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
         return [space.everything]
     return groups
+
+
+def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:
+    """Whether ``price`` is below that of ``groups``, of which no more are priced than it takes to tell."""
+    total = FREE
+    return any(price < (total := total_of((total, space.price(mask)))) for mask in groups)
 
 
 def plan_apart(
@@ -248,7 +251,9 @@ def plan_apart(
     heuristic planners."""
     watch = Stopwatch()
     book = PriceBook(graph, pricing)
-    book.expires_at = watch.started + (budget or Budget()).deadline_s
+    budget = budget or Budget()
+    book.expires_at = watch.started + budget.deadline_s
+    book.work = budget.work or book.work
     parts = take_apart(graph, book)
     watch.lap("partition")
     merged = [heuristic_groups(space, merge) for space in parts.kinds]

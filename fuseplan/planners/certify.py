@@ -53,7 +53,7 @@ def make_proof(parts: Parts, known: Sequence[tuple[int, tuple[int, ...]]]) -> Pr
                 bound_ps,
                 tuple(first),
                 # A floor is simpler to check than prices that do not reach it.
-                () if sum(prices) < bound_ps == space.floor(space.everything) else prices,
+                () if sum(prices) < bound_ps == space.floor_ps else prices,
             )
             for (bound_ps, prices), first, space in zip(known, first_nodes, parts.kinds, strict=True)
         )

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from fuseplan.absorb import absorb_moves, absorb_renames, contract
 from fuseplan.candidates import Candidates, enumerate_groups
 from fuseplan.planners import best_first, by_axis, greedy
-from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups, ideal
+from fuseplan.planners.base import Budget, Stopwatch, heuristic_groups
 from fuseplan.planners.search import better, heuristic_plan, search
-from fuseplan.planners.solved import ENDED, FAILURES, Solved, deadline_note, failure, where
+from fuseplan.planners.solved import FAILURES, Solved, ended_note, failure, where
 from fuseplan.planners.windows import improve
 from fuseplan.pricing import Nodes, Price
 from fuseplan.space import Mask, Space
 from fuseplan.twins import runs_of_twins
+from fuseplan.work import ENDED
 
 _SMALL = 128
 """Positions of a component whose heuristic plans are made only where the relaxation does not lead
@@ -40,6 +41,9 @@ class Starts:
         self._made: dict[tuple[int, str], list[Mask]] = {}
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
+        self.work = [0] * len(spaces)
+        """For each component, the counted work of its plans. It is no part of the search's, unless who asks
+        for them adds it: whether they are wanted may depend on what is remembered."""
         self._known: dict[int, list[Mask]] = {}
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):
@@ -52,7 +56,11 @@ class Starts:
     def plan(self, kind: int, name: str) -> list[Mask]:
         """That of one heuristic for a component."""
         if (kind, name) not in self._made:
+            work = self.spaces[kind].book.work
+            before = work.spent
             self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+            self.work[kind] += work.spent - before
+            work.spent = before
             if self.spaces[kind].book.was_late:
                 self._cut.add((kind, name))
         return self._made[kind, name]
@@ -98,15 +106,13 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
     if space.n == 1:
         time_ps = space.total([1]).time_ps
         return Solved([1], time_ps, True, duals=(time_ps,))
-    floor_ps = space.floor(space.everything)
-    whole = ideal(space)
-    if whole is not None:
-        return Solved(whole, floor_ps, True)
+    if space.is_ideal:
+        return Solved([space.everything], space.floor_ps, True)
     if space.book.clock() >= expires_at:
         known, name = starts.best(kind)
         plan = starts.named(kind, name)
-        note = f"{deadline_note(space)}: {plan} stands there" if budget.deadline_s > 0 else ""
-        return Solved(known, floor_ps, False, note=note)
+        note = f"{ended_note(space)}: {plan} stands there" if budget.deadline_s > 0 else ""
+        return Solved(known, space.floor_ps, False, note=note)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(kind)
     folded = _folded(space, given, small) if given is not None else None
@@ -165,7 +171,7 @@ def _solve_space(
     if space.n == 1:
         time_ps = space.total(singles).time_ps
         return Solved(singles, time_ps, True, duals=(time_ps,))
-    floor_ps = space.floor(space.everything)
+    floor_ps = space.floor_ps
     # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
     best = known or (heuristic_plan(space) if space.n > _SMALL else singles)
     watch.lap("heuristics")
@@ -180,7 +186,11 @@ def _solve_space(
     watch.lap("enumerate")
     note = ""
     if crowds and not found.complete:
-        return Solved(best, floor_ps, False, note=deadline_note(space), crowded=True)
+        if space.book.clock() >= expires_at:
+            return Solved(best, floor_ps, False, note=ended_note(space))
+        what = f"{space.n} operations from {where(space)} on, with copies,"
+        note = f"{what} have more than {_CROWDED:,} legal groups"
+        return Solved(best, floor_ps, False, note=note, crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
         best = _divided(space, best) if space.book.clock() < expires_at else best
@@ -203,7 +213,7 @@ def _solve_space(
         if result.steady:
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
             # Groups that were not enumerated in time need not be too many.
-            result.note = deadline_note(space) if space.book.clock() >= expires_at else note
+            result.note = ended_note(space) if space.book.clock() >= expires_at else note
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
@@ -245,7 +255,7 @@ def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) ->
     """Those of the contracted component, if they are not too many either, and what to tell the user
     should that be all."""
     if space.book.clock() >= expires_at:
-        return [], deadline_note(space)
+        return [], ended_note(space)
     smaller = contract(space)
     some = enumerate_groups(smaller, few, expires_at, space.book.clock)
     too_many = f"{space.n} operations from {where(space)} on have more than {max_groups:,} legal groups"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.bits import bits
 from fuseplan.candidates import enumerate_groups
 from fuseplan.join import cyclic_sets, execution_order, shortest_cycle
-from fuseplan.planners.base import Parts, break_cycles, order_groups, place, sum_prices
+from fuseplan.planners.base import MAX_GROUPS, Parts, break_cycles, order_groups, place, sum_prices
 from fuseplan.planners.component import HEURISTICS, Starts
 from fuseplan.planners.solved import FAILURES, MAX_ROUNDS, Solved, failure
 from fuseplan.pricing import Nodes, Price, PriceBook
@@ -45,7 +44,7 @@ def join(
         if not cycles:
             ordered = [ranked[g] for g in execution_order(after)]
             return ordered, outside + joint_bound, optimal, "", _joint(parts, proven, joint_bound)
-        if time.monotonic() >= expires_at or not optimal:
+        if book.clock() >= expires_at or not optimal:
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
         for cycle in cycles:
@@ -118,7 +117,7 @@ def _solve_jointly(
         kind, nodes = parts.instances[i]
         result = solved[kind]
         for mask, time_ps in result.columns.items():
-            if time.monotonic() >= expires_at:
+            if book.clock() >= expires_at:
                 return None
             if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
                 price = parts.kinds[kind].price(mask)
@@ -134,10 +133,11 @@ def _solve_jointly(
             tuple(columns.values()),
             len(item),
             tuple(sorted(index[g] for g in known)),
-            max(expires_at - time.monotonic(), 0),
+            max(expires_at - book.clock(), 0),
             tuple(tuple(sorted(index[g] for g in cut)) for cut in cuts if all(g in index for g in cut)),
         )
     )
+    book.work.spend(selection.counted_us)
     if selection.status != "OPTIMAL":
         return None
     groups = list(columns)
@@ -145,7 +145,7 @@ def _solve_jointly(
 
 
 def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
-    """Columns of a component whose plan was certified without enumerating them; None if the
-    deadline comes first."""
-    found = enumerate_groups(space, 10**9, expires_at, time.monotonic)
+    """Columns of a component whose plan was certified without enumerating them; None if they are too many
+    or a limit comes first."""
+    found = enumerate_groups(space, MAX_GROUPS, expires_at, space.book.clock)
     return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

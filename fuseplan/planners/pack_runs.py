@@ -7,7 +7,6 @@ much they grow.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
@@ -15,6 +14,7 @@ from itertools import pairwise, takewhile
 from fuseplan.pack_room import Room
 from fuseplan.packs import Line
 from fuseplan.pricing import Price, PriceBook
+from fuseplan.work import Work
 
 _MOST_ROUNDS = 200
 """Paths looked at for one line before some run on the last may turn out to be slower than its floor:
@@ -61,8 +61,8 @@ class Runs:
             else:
                 self._prices.append([alone[start], *floors])
 
-    def cut(self, expires_at: float) -> Cut:
-        """The best cut; where time is short, the best of runs whose price is known, and shares that
+    def cut(self, work: Work) -> Cut:
+        """The best cut; where ``work`` is over, the best of runs whose price is known, and shares that
         are as true."""
         for _ in range(_MOST_ROUNDS):
             lengths, starts = self._paths()
@@ -71,10 +71,12 @@ class Runs:
             unknown = [run for run in runs if run not in self._known]
             if not unknown:
                 return Cut(self._packs(starts), shares)
-            if time.monotonic() >= expires_at:
+            if work.is_over:
                 break
+            # A way to a piece takes about a unit.
+            work.spend(sum(last - start for start, last in enumerate(self._last)))
             for run in unknown:
-                self._ask(*run)
+                self._ask(*run, work)
         return Cut(self._packs(self._paths(only_known=True)[1]), shares)
 
     def _packs(self, starts: Sequence[int]) -> tuple[tuple[int, int], ...]:
@@ -104,11 +106,13 @@ class Runs:
         if self._last[0] >= b:  # with the first piece others may fit that do not without
             yield 0
 
-    def _ask(self, a: int, b: int) -> None:
+    def _ask(self, a: int, b: int, work: Work) -> None:
         """Find out what a run costs, or, if it cannot be, how long one that starts there may be."""
         fits, end, fails = a + 1, b, b + 1
         while fails - fits > 1:
-            price = self._book.price(self._line.nodes(a, end))
+            nodes = self._line.nodes(a, end)
+            work.spend_price(len(nodes))
+            price = self._book.price(nodes)
             if isinstance(price, Price):
                 self._prices[a][end - a - 1] = price
                 self._known.add((a, end))

@@ -6,12 +6,11 @@ the runs that are fastest together (``fuseplan.planners.pack_runs``).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.graph import Graph
-from fuseplan.hubs import NOT_SEARCHED, ONLY_PACKS
+from fuseplan.hubs import NOT_SEARCHED, ONLY_PACKS, wide_hubs
 from fuseplan.join import execution_order
 from fuseplan.pack_room import Room
 from fuseplan.packs import InOneTile, Line
@@ -21,19 +20,21 @@ from fuseplan.planners.pack_runs import Runs
 from fuseplan.pricing import Nodes, PriceBook
 from fuseplan.proof import Piece
 from fuseplan.schedule import Scheduler
+from fuseplan.work import Work
 
 _Packed = tuple[list[Nodes], tuple[Piece, ...]]
 """The packs of a line, and its pieces with their shares."""
 
 
-def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, expires_at: float) -> Grouping:
+def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, work: Work) -> Grouping:
     """``grouping`` with small kernels packed, and a bound on every plan with packs of its kernels.
 
-    Where ``time.monotonic()`` has reached ``expires_at`` it stays as it is; a note says already that
-    nothing was searched across a hub.
+    What ``work`` leaves no time for stays as it is, and a note says so.
     """
-    if time.monotonic() >= expires_at:
+    if not wide_hubs(graph).ports:
         return grouping
+    if work.is_over:
+        return _cut_short(grouping, work)
     book = PriceBook(graph, InOneTile(scheduler))
     found = Lines(graph, scheduler, book, grouping)
 
@@ -41,7 +42,7 @@ def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, expires_a
         alone = list(map(found.alone, pieces))
         line = Line(graph, scheduler.device, list(map(union, pieces)))
         room = Room(graph, scheduler.device, [book.kernel(nodes).spec for nodes in line.pieces])
-        cut = Runs(line, room, alone, book).cut(expires_at)
+        cut = Runs(line, room, alone, book).cut(work)
         packs = [line.nodes(a, b) for a, b in cut.packs]
         shares = zip(pieces, alone, cut.shares_ps, strict=True)
         return packs, tuple([Piece(kernels, price.time_ps, share) for kernels, price, share in shares])
@@ -53,7 +54,11 @@ def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, expires_a
     if answer is None:  # with the arithmetic inside, packs would wait for each other
         answer = _with(graph, book, grouping, list(map(best, lines)))
     assert answer is not None, "nothing between pieces of a line waits for any of them"
-    return answer
+    return _cut_short(answer, work) if work.is_over else answer
+
+
+def _cut_short(grouping: Grouping, work: Work) -> Grouping:
+    return replace(grouping, notes=(*grouping.notes, f"{work.why} all packs of small kernels had been tried"))
 
 
 def _with(graph: Graph, book: PriceBook, grouping: Grouping, best: Sequence[_Packed]) -> Grouping | None:

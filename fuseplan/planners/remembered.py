@@ -165,7 +165,7 @@ def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -
     offers = [f"{mask:x}" for mask in space.offers]
     start = [f"{mask:x}" for mask in given or ()]
     # A plan that costs its floor has no other proof, and what else reads an array decides its floor.
-    limits = (memo.SCHEMA, planner, budget.max_groups, space.floor(space.everything))
+    limits = (memo.SCHEMA, planner, budget.max_groups, space.floor_ps)
     words = (*limits, component.edges, component.siblings, apart, offers, start)
     return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
 

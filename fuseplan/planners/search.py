@@ -10,7 +10,7 @@ from fuseplan.bits import bits
 from fuseplan.join import cyclic_sets, shortest_cycle
 from fuseplan.planners import best_first
 from fuseplan.planners.base import with_offers
-from fuseplan.planners.solved import FAILURES, MAX_ROUNDS, Solved, deadline_note, failure, where
+from fuseplan.planners.solved import FAILURES, MAX_ROUNDS, Solved, ended_note, failure, where
 from fuseplan.pricing import Price
 from fuseplan.solver import Instance, Relaxation, exact_cover
 from fuseplan.space import Mask, Space
@@ -41,7 +41,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     """Groups of which only the floor is known, each with the bytes that it moves at least."""
     for mask in columns:
         if space.book.clock() >= expires_at:
-            return Solved(best, 0, False, note=deadline_note(space))
+            return Solved(best, 0, False, note=ended_note(space))
         least_ps, nbytes = floors.get(mask, (0, 0))
         if least_ps:
             cost[mask], unpriced[mask] = least_ps, nbytes
@@ -57,7 +57,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         if not wanted:
             break
         if space.book.clock() >= expires_at:
-            return Solved(best, relaxation.bound, False, cost, relaxation.duals, deadline_note(space))
+            return Solved(best, relaxation.bound, False, cost, relaxation.duals, ended_note(space))
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
         open_ = np.flatnonzero(is_open)
@@ -135,6 +135,7 @@ def _prove(
         )
         try:
             selection = exact_cover(instance)
+            space.book.work.spend(selection.counted_us)
             if not selection.chosen:  # there is one: that of the heuristic
                 raise RuntimeError(f"{selection.engine} finds no cover: {selection.status}")
         except FAILURES as error:
@@ -154,7 +155,8 @@ def _prove(
         cycles = cyclic_sets(space.followers(chosen))
         if not cycles:
             optimal = selection.status == "OPTIMAL"
-            return Solved(chosen, bound, optimal, cost, duals, "" if optimal else deadline_note(space))
+            note = "" if optimal else ended_note(space, selection.is_late)
+            return Solved(chosen, bound, optimal, cost, duals, note)
         after = space.successors(chosen)
         for cycle in cycles:
             forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))

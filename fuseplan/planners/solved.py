@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from fuseplan.space import Mask, Space
+from fuseplan.work import LATE, SPENT
 
 MAX_ROUNDS = 20
 """Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
@@ -15,10 +16,7 @@ tests needs more than 3."""
 FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
 """What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
 
-LATE, MANY_NOTES = "the deadline came before", 3
-SPENT = "the limit of counted work came before"
-"""The same on every machine; a longer deadline raises it."""
-ENDED = (LATE, SPENT)
+MANY_NOTES = 3
 UNUSABLE = "the solver could not be used"
 
 
@@ -47,9 +45,9 @@ def failure(error: BaseException) -> str:
     return f"{UNUSABLE} ({str(error) or type(error).__name__})"
 
 
-def deadline_note(space: Space) -> str:
+def ended_note(space: Space, is_late: bool = True) -> str:
     """What to tell of a component that the deadline, or the limit of counted work, left unproven."""
-    why = SPENT if space.book.work.is_spent else LATE
+    why = LATE if is_late and not space.book.work.is_spent else SPENT
     return f"{why} {space.n} operations from {where(space)} on were proven"
 
 

@@ -32,14 +32,14 @@ from fuseplan.planners.certify import as_fast, make_proof
 from fuseplan.planners.component import Starts, solve_component
 from fuseplan.planners.joint import join
 from fuseplan.planners.remembered import Remembered
-from fuseplan.planners.solved import ENDED, MANY_NOTES, UNUSABLE, Solved
+from fuseplan.planners.solved import MANY_NOTES, UNUSABLE, Solved
 from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.text import time_text
-from fuseplan.work import Work, limit_of
+from fuseplan.work import ENDED, LATE, SPENT, Work, ended, limit_of
 
-_TAIL_S = 2e-5
+_TAIL_S = 4e-5
 """Seconds a node to set aside for joining, ordering and checking kernels, which come after the
-search: twice what a training step of GPT-2 takes."""
+search: what a fan of ten thousand operations takes."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -61,27 +61,26 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     tail_s = min(_TAIL_S * len(graph.nodes), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
     book.expires_at = watch.started + budget.deadline_s
-    asked_s = budget.deadline_s if budget.asked_s is None else budget.asked_s
-    book.work = Work(limit_of(asked_s))
+    book.work = budget.work or Work(limit_of(budget.whole_s))
     starts = Starts(parts.kinds, budget.known)
     given = [starts.given(kind) for kind in range(len(parts.kinds))]
     memo = Remembered(parts, "solver", budget, expires_at, given)
     # Small ones first, so that one that hits the deadline costs no other its proof.
     smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
-    spent = dict.fromkeys(smallest_first, 0)
     for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
         if not memo.has(kind):
-            before = book.work.spent
             starts.best(kind)
-            spent[kind] = book.work.spent - before
     watch.lap("heuristics")
     solved: dict[int, Solved] = {}
 
     def solve(kind: int) -> None:
         before = book.work.spent
+        starts.best(kind)
+        book.work.spend(starts.work[kind])
         solved[kind] = solve_component(kind, starts, budget, expires_at, watch)
-        spent[kind] += book.work.spent - before
-        memo.keep(kind, solved[kind], spent[kind])
+        spent = book.work.spent
+        memo.keep(kind, solved[kind], spent - before)
+        book.work.spent = spent  # What is asked to remember it is no work of the search.
 
     for kind in smallest_first:
         known = memo.recall(kind)
@@ -100,8 +99,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         """Find all columns of a kind, and tell whether they are."""
         entry = memo.recalled.pop(kind, None)
         if entry is not None:
+            spent = book.work.spent
             book.work.spent -= entry.work  # It was counted when it was recalled.
             solve(kind)
+            book.work.spent = spent
         return solved[kind].optimal
 
     certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
@@ -126,9 +127,12 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     _warn_of_failures(notes)
     certified = ""
     if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
-        slower = memo.slower()
+        spent, slower = book.work.spent, memo.slower()
         certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
         memo.add_slower(slower)
+        book.work.spent = spent  # How much of it is known depends on what is remembered.
+    if budget.deadline_s > 0 and book.clock() >= expires_at and not ended(notes):
+        notes.append(f"{SPENT if book.work.is_spent else LATE} the search had ended")
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
