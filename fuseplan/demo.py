@@ -30,6 +30,7 @@ from fuseplan.plan import Plan
 from fuseplan.results import check_results, largest_difference
 from fuseplan.text import (
     assumed_text,
+    bound_lines,
     bound_text,
     bytes_text,
     grid,
@@ -294,11 +295,7 @@ def _print_plans(name: str, studies: Sequence[Planned]) -> None:
     for planned, baseline in zip(studies, baselines, strict=True):
         over = "" if baseline is None else f"speed-up over {baseline.planner}. "
         more = [f"{planned.device}, {row.planner}: {row.reason}" for row in planned.rows if row.reason]
-        more += [
-            f"{planned.device}, {plan.planner}: {status_text(plan)}"
-            for plan in planned.plans
-            if plan.status != "OPTIMAL" and plan.bound_us
-        ]
+        more += bound_lines((f"{planned.device}, {plan.planner}", plan) for plan in planned.plans)
         more += [text for plan in planned.plans[:1] if (text := assumed_text(plan.device))]
         for line in [f"{planned.device}: {over}{gains_text(planned.rows)}", *more]:
             print("\n".join(wrapped(line, 80, "  ")))

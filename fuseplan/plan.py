@@ -58,6 +58,9 @@ class PlanStats:
     """Kernels that the device's compiler refused, of this plan and those before it."""
     replans: int = 0
     """How often it was planned anew for that."""
+    bound_of: str = ""
+    """``as traced`` or ``as rewritten`` if ``bound_ps`` and the proof hold for that form of the program
+    alone, since the other was not searched; else empty."""
 
 
 def no_longer(planner: str, *, is_rewritten: bool) -> str:
@@ -78,7 +81,8 @@ class Plan:
     status: str = "FEASIBLE"
     """``OPTIMAL`` (proven: ``bound_ps == objective_ps``) or ``FEASIBLE``."""
     bound_ps: int | None = None
-    """No plan of this planner's search space is faster; None where nothing was proven."""
+    """No plan of this planner's search space is faster, of the form of the program that ``stats.bound_of``
+    names; None where nothing was proven."""
     notes: tuple[str, ...] = ()
     """What the user should know, such as that the deadline was hit and a fallback used."""
     stats: PlanStats = field(default_factory=PlanStats)

@@ -81,6 +81,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     lowered, plan = _of_programs(traced, programs, options, expires_at, 1 + has_leaner, clock)
     if isinstance(plan, MemoryLimitError) and has_leaner:
         lowered, plan = _within_less(traced, plan, options, expires_at, clock)
+    elif has_leaner and isinstance(plan, Plan) and not plan.stats.bound_of:
+        lowered, plan = _bounded((lowered, plan), "as traced")
     if isinstance(plan, MemoryLimitError):
         raise plan
     plan = _claimed(plan, traced)
@@ -116,7 +118,7 @@ def _of_programs(
         return found
     if is_faster_as_traced(traced, options, _time_ps(found[1]), expires_at):
         return _faster(found, _attempt(Program(traced), _until(expires_at, options), clock))
-    return _noted(found, LATE if time.monotonic() >= expires_at else "")
+    return _bounded(_noted(found, LATE if time.monotonic() >= expires_at else ""), "as rewritten")
 
 
 def _faster(one: _Found, other: _Found) -> _Found:
@@ -136,6 +138,14 @@ def _faster(one: _Found, other: _Found) -> _Found:
     return lowered, replace(
         plan, bound_ps=plan.objective_ps if proven else bound, status="OPTIMAL" if proven else "FEASIBLE"
     )
+
+
+def _bounded(found: _Found, form: str) -> _Found:
+    """``found``, which says that its bound holds for this form of the program alone."""
+    lowered, plan = found
+    if isinstance(plan, MemoryLimitError):
+        return found
+    return lowered, replace(plan, stats=replace(plan.stats, bound_of=form))
 
 
 def _noted(found: _Found, why: str) -> _Found:
@@ -178,7 +188,7 @@ def _within_less(
         why = why or _ended(found[1])
         if _time_ps(found[1]) < _time_ps(best[1]):
             best = found
-    return _noted(best, why)
+    return _bounded(_noted(best, why), "as rewritten")
 
 
 def _needs_more(program: Program, options: Options, expires_at: float) -> bool:

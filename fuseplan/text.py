@@ -115,12 +115,24 @@ def seconds_text(s: float) -> str:
 
 
 def status_text(plan: Plan) -> str:
-    """``proven optimal``, ``at most 1.03 times the bound of 984 µs``, ``no bound``."""
+    """``proven optimal``, ``at most 1.03 times the bound of 984 µs``, ``no bound``; the first two end in
+    ``(as rewritten)`` or ``(as traced)`` if the bound holds for that form of the program alone."""
+    scope = f" ({plan.stats.bound_of})" if plan.stats.bound_of else ""
     if plan.status == "OPTIMAL":
-        return "proven optimal"
+        return f"proven optimal{scope}"
     if plan.gap is None or not plan.bound_us:
         return "no bound"
-    return f"at most {factor_text(1 + plan.gap)} times the bound of {time_text(plan.bound_us)} µs"
+    return f"at most {factor_text(1 + plan.gap)} times the bound of {time_text(plan.bound_us)} µs{scope}"
+
+
+def bound_lines(plans: Iterable[tuple[str, Plan]]) -> list[str]:
+    """A line below a table of named plans for each whose bound its cell does not tell in full: it is not
+    reached, or it holds for one form of the program alone."""
+    return [
+        f"{name}: {status_text(plan)}"
+        for name, plan in plans
+        if plan.bound_us and (plan.status != "OPTIMAL" or plan.stats.bound_of)
+    ]
 
 
 def bound_text(status: str, gap: float | None, bound_us: float | None = None) -> str:

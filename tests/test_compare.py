@@ -22,6 +22,7 @@ from fuseplan.hlo import compiled
 from fuseplan.lower import lower
 from fuseplan.planner import plan_best
 from fuseplan.planners import greedy, planner_names
+from fuseplan.text import bound_lines, status_text
 from fuseplan.trace import trace
 
 pytestmark = pytest.mark.one_python
@@ -105,6 +106,22 @@ def test_as_traced_nothing_is_rewritten():
     assert plan.notes[0] == "switched off: rewrites"
     assert len(plan.graph.nodes) == len(lower(trace(f, *args)).graph.nodes)
     assert plan.recomputed == ()
+
+
+def test_a_bound_names_the_form_of_the_program_for_which_it_holds():
+    f, args = get_workload("causal_attention").build("bfloat16")
+    rewritten = fuseplan.make_plan(f, device="tpu_v5e")(*args)
+    traced = fuseplan.make_plan(f, device="tpu_v5e", features=Features(rewrites=False))(*args)
+    assert rewritten.status == traced.status == "OPTIMAL"
+    assert status_text(rewritten) == "proven optimal (as rewritten)"
+    assert status_text(traced) == "proven optimal"
+    assert bound_lines([("solver", rewritten), ("other", traced)]) == [
+        "solver: proven optimal (as rewritten)"
+    ]
+    # Programs that need less memory were not searched, since one was found that fits.
+    limit = fuseplan.Constraints(max_peak_bytes=2 * traced.peak_bytes)
+    within = fuseplan.make_plan(jax.nn.softmax, device="tpu_v5e", constraints=limit)(X)
+    assert (within.status, status_text(within)) == ("OPTIMAL", "proven optimal (as traced)")
 
 
 NAMED = [

@@ -195,15 +195,11 @@ def _sentences(of_device: OfDevice, timings: Sequence[Timing] | None) -> list[st
     """The sentences below the tables of a device: gains, bounds, differences from measured times, notes."""
     from fuseplan.comparison import gains_text
     from fuseplan.divergence import divergence_lines
-    from fuseplan.text import status_text
+    from fuseplan.text import bound_lines
 
     rows = of_device.rows
     found = [gains_text(rows)] if gains_text(rows) else []
-    found += [
-        f"{row.planner}: {status_text(row.plan)}"
-        for row in rows
-        if row.plan is not None and row.plan.status != "OPTIMAL" and row.plan.bound_us
-    ]
+    found += bound_lines((row.planner, row.plan) for row in rows if row.plan is not None)
     if timings is not None:
         times = [
             (row.planner, row.plan.objective_us, None if t.time_s is None else 1e6 * t.time_s)

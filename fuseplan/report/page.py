@@ -143,7 +143,7 @@ def _lead(studies: Sequence[Study]) -> str:
         return ""
     gain, best = max(gains, key=lambda g: g[0])
     first, last = best.baseline, best.plans[-1]
-    proof = "proven optimal in this model" if last.status == "OPTIMAL" else status_text(last)
+    proof = status_text(last) + (" in this model" if last.status == "OPTIMAL" else "")
     return (
         f"{best.name} on {best.device.name}: {len(last.kernels)} kernels in place of {len(first.kernels)}, "
         f"{time_text(last.objective_us)} µs in place of {time_text(first.objective_us)} µs "
