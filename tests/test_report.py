@@ -212,7 +212,7 @@ def test_page_shows_the_plans(page, plans):
     assert ["f<1>", "1.5"] in tables[1]
     planners = tables[2]
     assert [row[0] for row in planners[1:]] == ["unfused", "greedy", "solver"]
-    assert planners[3][6] == "proven optimal"
+    assert planners[3][6] == "proven optimal (as rewritten)"
     kernels = next(t for t in tables if t[0][:2] == ["#", "kernel"] and "tile" in t[0])
     assert len(kernels) == 1 + len(plans[-1].kernels)
     assert any("A page &lt;of&gt; two &amp; more" in line for line in html.splitlines())
