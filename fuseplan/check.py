@@ -18,6 +18,7 @@ from costmodel.axes import Unifier
 from costmodel.graph import Graph, Node
 from costmodel.kernel import KernelSpec
 from fuseplan.check_kernel import check_kernel, name_of, require
+from fuseplan.compared import copies_apart
 from fuseplan.hubs import Hubs, wide_hubs
 from fuseplan.plan import Kernel, Plan
 from fuseplan.prologues import gated
@@ -32,6 +33,7 @@ def check_plan(plan: Plan) -> Plan:
     """
     _check_cover(plan)
     _check_order(plan)
+    _check_comparisons(plan)
     is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
     describe = _Describer(plan.graph, is_gated, hubs)
     unifier = Unifier(plan.graph)
@@ -108,6 +110,18 @@ def _check_cover(plan: Plan) -> None:
         nodes = kernel.spec.nodes
         if not nodes or list(nodes) != sorted(nodes):
             require(False, f"kernel {k} must list its nodes in ascending order, got {nodes}")
+
+
+def _check_comparisons(plan: Plan) -> None:
+    """No comparison reads one value as two kernels compute it, but where both are XLA's own."""
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    for node in copies_apart(plan.graph):
+        k = kernel_of[node.id]
+        require(
+            plan.kernels[k].spec.compiled is not None,
+            f"{name_of(plan, k)}: n{node.id} {node.op} compares values that follow from two copies of one "
+            "operation, which may round differently",
+        )
 
 
 def _check_order(plan: Plan) -> None:

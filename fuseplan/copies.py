@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
 from costmodel.picoseconds import bytes_in
+from fuseplan.compared import needed_once
 
 MAX_COPIES = 4
 """An operation is split for so many readers at most: groups of copies are subsets of them."""
@@ -92,8 +93,9 @@ def _n_readers(graph: Graph, node: Node) -> int:
 def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> Copies | None:
     """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
     there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; none of
-    the nodes ``once``. None if that is the graph itself."""
-    copies = readers_of_copies(graph, frozenset(roots).difference(once), frozenset(once))
+    the nodes ``once`` or ``needed_once``. None if that is the graph itself."""
+    once = needed_once(graph).union(once)
+    copies = readers_of_copies(graph, frozenset(roots) - once, once)
     if all(len(readers) == 1 for readers in copies):
         return None
     return built(graph, copies, roots)

@@ -64,7 +64,10 @@ class Schedules:
         for place, (roles, in_passes) in enumerate(self._ways(nodes, axes, layout)):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
             if in_passes:
-                make_spec.passes = passes_of(self.graph, make_spec(axes.sizes))
+                passes = passes_of(self.graph, make_spec(axes.sizes))
+                if passes is None:
+                    continue
+                make_spec.passes = passes
             occupancy: Occupancy | None = None
             found = 0
             deeper = Deeper(layout, roles)

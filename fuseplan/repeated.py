@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from fuseplan.again import Answer
+from fuseplan.compared import copies_apart
 from fuseplan.copies import Copies, Copy, built
 from fuseplan.lower import Lowered
 from fuseplan.planners.decided import plan_decided
@@ -20,9 +21,12 @@ from fuseplan.recomputing import Recomputing
 from fuseplan.schedule import Scheduler
 
 
-def with_repeats(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer:
-    """The program in which each of ``groups`` computes for itself what it holds, and its kernels."""
+def with_repeats(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
+    """The program in which each of ``groups`` computes for itself what it holds, and its kernels; None if a
+    comparison would read two evaluations of one value."""
     copies, lifted = copies_within(lowered.graph, groups)
+    if any(copies_apart(copies.graph)):
+        return None
     found = plan_decided(copies.graph, Recomputing(copies, scheduler), lambda book: lifted)
     device, features = scheduler.device, scheduler.features
     program, grouping, _ = realised(

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from fuseplan.atoms import require_possible
 from fuseplan.clock import Clock
+from fuseplan.compared import copies_apart
 from fuseplan.config import Options
 from fuseplan.errors import ConstraintError
 from fuseplan.loops.columns import by_columns
@@ -138,9 +139,12 @@ def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | No
 
 
 def _possible(lowered: Lowered | None, options: Options) -> Program | None:
-    """A rewritten program; None where there is none, or the constraints cannot hold in it."""
-    if lowered is None or options.constraints is None:
-        return None if lowered is None else Program(lowered)
+    """A rewritten program; None where there is none, a comparison would read two evaluations of one value, or
+    the constraints cannot hold in it."""
+    if lowered is None or any(copies_apart(lowered.graph)):
+        return None
+    if options.constraints is None:
+        return Program(lowered)
     scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
     try:
         require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)

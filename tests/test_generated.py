@@ -117,6 +117,28 @@ def test_the_command_goes_on_where_it_stopped(tmp_path):
 
 
 CASES: dict[str, tuple[str, Program]] = {
+    "the gradient of a maximum: passes that compute its operand again round it differently": (
+        "cpu",
+        Program(
+            (Input("float32", (12, 1, 2), "normal", 454), Input("float32", (1, 33, 2), "normal", 175)),
+            (
+                Step("max", (0, 1)),
+                Step("sum", (2,), ((2,), False)),
+                Step("tanh", (3,)),
+                Step("triangle", (4,), (1, 0, -10000.0)),
+                Step("reduce_max", (5,), ((1,), False)),
+            ),
+            (6,),
+        ),
+    ),
+    "a scalar product added to a vector: the sum does not start from it": (
+        "triton",
+        Program(
+            tuple(Input("float32", (8,), "normal", seed) for seed in (831, 232, 3)),
+            (Step("einsum", (0, 1), ("a,a->", "float32")), Step("add", (2, 3))),
+            (4,),
+        ),
+    ),
     "64-bit integers enabled: indices of one type": (
         "triton",
         Program(

@@ -122,7 +122,9 @@ def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]
         is_sum = reader.equation.primitive.name in ("add", "add_any") and len(others) == 1
         if not is_sum or len(dtypes) > 1 or others[0].value in final:
             continue
-        if all(own in (dims, ()) for own, dims in zip(others[0].axes, axes, strict=True)):
+        # A sum of other axes repeats the product along them.
+        is_alike = reader.out_axes[0] == axes
+        if is_alike and all(own in (dims, ()) for own, dims in zip(others[0].axes, axes, strict=True)):
             found[i] = Seed(reader, others[0])
     return found
 

@@ -41,12 +41,11 @@ def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Pr
     )
 
 
-def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...]:
-    """For each pass of a kernel along its stream, the nodes evaluated on every tile: it has some,
-    if it walks no more than one axis."""
+def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...] | None:
+    """For each pass of a kernel along its stream, the nodes evaluated on every tile; None if there are no
+    such passes."""
     program = program_of(graph, spec)
-    assert program is not None
-    return tuple(p.loop for p in program.passes)
+    return None if program is None else tuple(p.loop for p in program.passes)
 
 
 Order = tuple[int, int]

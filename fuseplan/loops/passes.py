@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph, Node
+from fuseplan.compared import are_apart, is_comparison
 from fuseplan.loops.scaling import NodeAxes, Scale, Scaling, Shift
 
 
@@ -72,7 +73,8 @@ def make_program(
     a pass recalls the products of earlier ones.
 
     None if there are none: what is accumulated over an outer axis is complete only when the
-    nest is over, and some node of the group needs it.
+    nest is over, and some node of the group needs it; or a comparison needs both operands from one
+    evaluation (``fuseplan.compared``), and passes would each have their own.
 
     Raises:
         LimitError: they take longer than the limit. Each pass computes anew what it needs, so that many
@@ -108,9 +110,35 @@ class _Planner(Scaling):
                     raise LimitError
             if keeps:
                 known.update(i for i in passes[-1].loop if self._is_product(i, at))
+        if len(passes) > 1 and self._compares_apart(passes):
+            return None
         recalled = {i for p in passes for i in p.recalled}
         passes = [replace(p, kept=tuple(i for i in p.loop if i in recalled)) for p in passes]
         return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))
+
+    def _compares_apart(self, passes: Sequence[Pass]) -> bool:
+        """Whether some comparison reads what one pass computes, and what was selected from it when another
+        pass computed it."""
+        graph, loops = self.graph, [frozenset(p.loop) for p in passes]
+
+        def evaluated(i: int, at: int) -> int:
+            """The pass that evaluates what pass ``at`` reads, or after which it is known if it is off the
+            tiles."""
+            if self.in_loop(i):
+                return next(k for k in range(at, -1, -1) if i in loops[k])
+            return self.runs[i] if i in self.runs else self.final[i] + 1
+
+        def maker(v: int, at: int) -> tuple[int, int] | None:
+            i = self.maker.get(v)
+            return None if i is None else (self.nodes[i].id, evaluated(i, at))
+
+        for i, node in enumerate(self.nodes):
+            if is_comparison(graph, node):
+                within = [at for at, loop in enumerate(loops) if i in loop]
+                for at in within if self.in_loop(i) else [self.final[i] + 1]:
+                    if are_apart(graph, node, at, maker):
+                        return True
+        return False
 
     def _is_product(self, i: int, at: int) -> bool:
         """Whether a pass computes a product, final, that costs more than to keep it."""

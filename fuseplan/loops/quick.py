@@ -42,6 +42,5 @@ def quick_ps(
     if not repeats:
         return once_ps
     grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
-    if grouping.repeats:
-        grouping = with_repeats(lowered, scheduler, grouping.repeats).grouping
-    return min(once_ps, grouping.time_ps)
+    repeated = with_repeats(lowered, scheduler, grouping.repeats) if grouping.repeats else None
+    return min(once_ps, (repeated.grouping if repeated is not None else grouping).time_ps)
