@@ -1,6 +1,8 @@
-"""Count what a loop nest does on every tile, whatever its tiles are: nodes and blocks that cost the same.
+"""Count the arithmetic and the memory traffic of a loop nest, grouped by what costs the same on a tile of any
+size.
 
-Nests of one group that differ in tiles alone share it, and there is far less of it than nodes: layers repeat.
+Nests of one group that differ only in their tile sizes share these counts. Nodes that do the same work share
+one entry, so that pricing a nest takes time by the number of kinds of nodes, not of nodes.
 """
 
 from __future__ import annotations
@@ -20,13 +22,13 @@ Axes = tuple[int, ...]
 
 
 class Arithmetic(NamedTuple):
-    """What a node computes beside contractions, along some axes."""
+    """The floating-point operations of a node, other than those of contractions."""
 
     axes: Axes
     vector: int
     transcendental: int
     reduced: int
-    """Elements that it sums up."""
+    """Input elements of a reduction."""
 
 
 class Block(NamedTuple):
@@ -38,8 +40,8 @@ class Block(NamedTuple):
 
 
 class Moves(NamedTuple):
-    """Of some arrays: how many they are, how often they are read or written through memory, and how many of
-    them are made by those who do."""
+    """The memory traffic of arrays whose blocks have one shape: their number, how often blocks of them are
+    read or written, and how many of the arrays the same nodes make."""
 
     arrays: int
     times: int
@@ -48,33 +50,33 @@ class Moves(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PartWork:
-    """What some nodes of a nest do on a tile."""
+    """The work of some nodes of a nest on one tile."""
 
     nodes: int
-    """How many they are."""
+    """The number of nodes."""
     arithmetic: tuple[tuple[Arithmetic, int], ...]
-    """With the number of nodes that do it."""
+    """Each kind of arithmetic, and the number of nodes that do it."""
     products: Axes
-    """The contractions, as positions in the group."""
+    """The contractions among the nodes, as positions in the group."""
     reductions: int
-    """How many nodes reduce."""
+    """The number of reductions among the nodes."""
     moved: tuple[tuple[Block, Moves], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class NestWork:
-    """The work of a nest."""
+    """The work of a loop nest, pass by pass."""
 
     passes: tuple[PartWork, ...]
-    """Of each pass along the stream."""
+    """The work of each pass along the streamed axis, on one tile."""
     off: PartWork
-    """Of what is off the tiles."""
+    """The work of the nodes outside of the passes, which run once for each outer tile."""
     kept: tuple[Block, ...]
-    """What one pass keeps of products for another, along the stream."""
+    """Blocks of contraction results that one pass stores for a later pass, over the whole streamed axis."""
 
 
 def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
-    """The work of the nest ``spec``, and of all that differ from it in tiles alone."""
+    """The work of the nest ``spec``, and of every nest that differs from it only in tile sizes."""
     nodes = _Nodes(graph, spec.nodes, spec.node_axes)
     in_loop = {i for p in spec.passes for i in p}
     off = [i for i in range(len(spec.nodes)) if i not in in_loop]
@@ -83,7 +85,7 @@ def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
 
 
 class _Nodes:
-    """The nodes of a nest, sorted into kinds."""
+    """The nodes of a nest, each with the kind of its arithmetic and of the blocks that it touches."""
 
     def __init__(self, graph: Graph, nodes: Sequence[int], node_axes: Sequence[NodeAxes]) -> None:
         self.nodes = [graph.nodes[n] for n in nodes]
@@ -91,9 +93,10 @@ class _Nodes:
         blocks: dict[Block, int] = {}
         bits = [dtypes.bits(value.dtype) for value in graph.values]
         self.arithmetic: list[int] = []
-        """For each node, which of ``every_arithmetic`` it does."""
+        """For each node, the index of its arithmetic in ``every_arithmetic``."""
         self.blocks: list[list[tuple[int, int]]] = []
-        """For each node, the arrays that it touches, and which of ``every_block`` of each."""
+        """For each node, the arrays that it reads and writes, each with the index of its block in
+        ``every_block``."""
         for node, own in zip(self.nodes, node_axes, strict=True):
             reduces = node.kind == OpKind.REDUCTION
             done = Arithmetic(

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 LATE = "the deadline came before"
@@ -60,6 +61,16 @@ class Work:
         """Count the work of asking whether ``n_nodes`` operations are too large for the chip, which ``loops``
         of XLA never are."""
         self.spent += n_nodes if loops else 80 + 11 * n_nodes
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Leave ``spent`` as it was before: for what is asked or not by what an earlier plan left behind, on
+        which the limit of this one must not depend."""
+        before = self.spent
+        try:
+            yield
+        finally:
+            self.spent = before
 
     @property
     def is_spent(self) -> bool:

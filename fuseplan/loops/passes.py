@@ -48,7 +48,7 @@ class Program:
 
 
 class Limit:
-    """What a nest may take to be of interest: it falls as nests are priced."""
+    """The time above which a nest is not worth pricing further; lowered whenever a faster nest is found."""
 
     def __init__(self, least_ps: Sequence[int], ps: int | None = None) -> None:
         """``least_ps``: what each node of the group takes at least, evaluated once. None: no limit."""

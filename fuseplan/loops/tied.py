@@ -1,4 +1,8 @@
-"""The operations that large values tie together, at each level of how large is large."""
+"""Find operations that are connected through large values, for several definitions of large.
+
+A tiled loop gains where large values pass between operations without going to memory. Which values are large
+depends on the program, so that each size that occurs is tried as the limit (a *level*).
+"""
 
 from __future__ import annotations
 
@@ -76,9 +80,10 @@ def tied_at_any_level(graph: Graph, min_bytes: int, backend: str = "loops") -> I
 
 
 def _told_apart(own: set[int], sizes: Sequence[int]) -> Iterator[tuple[int, IsLarge]]:
-    """The first of all levels that differ for values of these ``own`` sizes, each with its place."""
+    """Of all levels, those that call different sets of the sizes ``own`` large, each with its position among
+    ``levels``."""
     for k, part in enumerate(_SMALLER):
-        # Between two of these, a larger level takes in no more sizes and leaves none out.
+        # A level's set of large sizes changes only where its largest size passes one of these.
         steps = sorted({*own, *(part * (size + (part == 1)) for size in own)})
         for low, high in itertools.pairwise([*steps, sizes[-1] + 1]):
             i = bisect_left(sizes, high) - 1
@@ -87,7 +92,7 @@ def _told_apart(own: set[int], sizes: Sequence[int]) -> Iterator[tuple[int, IsLa
 
 
 class Tie(NamedTuple):
-    """A value of some size, and the nodes that it ties together: its maker, and who reads it."""
+    """A value's size in elements, and the nodes that it connects: its producer and its consumers."""
 
     size: int
     nodes: Nodes
@@ -104,7 +109,7 @@ def _ties(graph: Graph, is_large: Callable[[int], bool], backend: str) -> list[T
 
 
 def _together(ties: Iterable[Tie]) -> list[Nodes]:
-    """What they tie together, directly or by others: sets of several nodes, in order."""
+    """The connected components of several nodes, in ascending order."""
     graph = rx.PyGraph(multigraph=False)
     index: dict[int, int] = {}
     for _, nodes in ties:

@@ -42,8 +42,8 @@ class Starts:
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
         self.work = [0] * len(spaces)
-        """For each component, the counted work of its plans. It is no part of the search's, unless who asks
-        for them adds it: whether they are wanted may depend on what is remembered."""
+        """For each component, the counted work of its plans, which the caller adds to that of its search:
+        whether a plan is made may depend on what an earlier planning left in the memo."""
         self._known: dict[int, list[Mask]] = {}
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):
@@ -57,10 +57,10 @@ class Starts:
         """That of one heuristic for a component."""
         if (kind, name) not in self._made:
             work = self.spaces[kind].book.work
-            before = work.spent
-            self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
-            self.work[kind] += work.spent - before
-            work.spent = before
+            with work.uncounted():
+                before = work.spent
+                self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+                self.work[kind] += work.spent - before
             if self.spaces[kind].book.was_late:
                 self._cut.add((kind, name))
         return self._made[kind, name]

@@ -78,9 +78,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         starts.best(kind)
         book.work.spend(starts.work[kind])
         solved[kind] = solve_component(kind, starts, budget, expires_at, watch)
-        spent = book.work.spent
-        memo.keep(kind, solved[kind], spent - before)
-        book.work.spent = spent  # What is asked to remember it is no work of the search.
+        with book.work.uncounted():
+            memo.keep(kind, solved[kind], book.work.spent - before)
 
     for kind in smallest_first:
         known = memo.recall(kind)
@@ -99,10 +98,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         """Find all columns of a kind, and tell whether they are."""
         entry = memo.recalled.pop(kind, None)
         if entry is not None:
-            spent = book.work.spent
-            book.work.spent -= entry.work  # It was counted when it was recalled.
-            solve(kind)
-            book.work.spent = spent
+            with book.work.uncounted():  # It was counted when it was recalled.
+                book.work.spent -= entry.work
+                solve(kind)
         return solved[kind].optimal
 
     certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
@@ -127,10 +125,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     _warn_of_failures(notes)
     certified = ""
     if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
-        spent, slower = book.work.spent, memo.slower()
-        certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
-        memo.add_slower(slower)
-        book.work.spent = spent  # How much of it is known depends on what is remembered.
+        with book.work.uncounted():  # How much of it is known depends on what is remembered.
+            slower = memo.slower()
+            certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
+            memo.add_slower(slower)
     if budget.deadline_s > 0 and book.clock() >= expires_at and not ended(notes):
         notes.append(f"{SPENT if book.work.is_spent else LATE} the search had ended")
     stats = PlanStats(
