@@ -88,7 +88,8 @@ def absorb_renames(space: Space) -> Space:
 
     No plan is lost: a renaming is free and of equal size on both sides, so moving it across
     a border between two kernels changes the cost of neither
-    (test_candidates.py::test_absorbing_renames_loses_nothing).
+    (test_candidates.py::test_absorbing_renames_loses_nothing). It is not merged into its producer where
+    it alone connects several consumers: a kernel of these without the producer would be lost.
     """
     merged = _Merged(space)
     for renaming in space.singles:  # copies are merged for all readers alike, or none is
@@ -99,7 +100,12 @@ def absorb_renames(space: Space) -> Space:
         if node is None or not space.book.renames(node.id):
             continue
         readers = [_only_reader(space, i) for i in copies]
-        makers = [next((p for p in space.producers[i] if _only_reader(space, p) == i), -1) for i in copies]
+        makers = [
+            next((p for p in space.producers[i] if _only_reader(space, p) == i), -1)
+            if _are_neighbours(space, _readers(space, i))
+            else -1
+            for i in copies
+        ]
         for around in (readers, makers):
             if -1 in around:
                 continue
@@ -153,11 +159,22 @@ def _only_reader(space: Space, i: int) -> int:
     """The position that alone reads what position ``i`` makes, if a group may hold both; else -1."""
     if space.kept & space.made[i]:
         return -1
+    readers = _readers(space, i)
+    is_only = readers.bit_count() == 1 and space.neighbours[i] & readers
+    return readers.bit_length() - 1 if is_only else -1
+
+
+def _readers(space: Space, i: int) -> Mask:
+    """The positions that read what position ``i`` makes."""
     readers: Mask = 0
     for k in bits(space.made[i]):
         readers |= space.readers[k]
-    is_only = readers.bit_count() == 1 and space.neighbours[i] & readers
-    return readers.bit_length() - 1 if is_only else -1
+    return readers
+
+
+def _are_neighbours(space: Space, mask: Mask) -> bool:
+    """Whether each two positions are connected, by a value that one makes for the other or that both walk."""
+    return all(mask & ~(space.neighbours[i] | 1 << i) == 0 for i in bits(mask))
 
 
 class _Merged:

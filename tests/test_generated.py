@@ -131,6 +131,35 @@ CASES: dict[str, tuple[str, Program]] = {
             (6,),
         ),
     ),
+    "a proof: a renaming connects its two readers, without the maximum that makes it": (
+        "triton",
+        Program(
+            tuple(
+                Input("float16", shape, "positive", seed, constant)
+                for shape, seed, constant in (
+                    ((128, 1, 2), 191, False),
+                    ((1, 4, 2), 302, False),
+                    ((4, 7), 163, False),
+                    ((1, 4, 1), 766, True),
+                )
+            ),
+            (
+                Step("max", (0, 1), (), "float16"),
+                Step("abs", (4,), (), "float16"),
+                Step("sum", (5,), ((2,), False), "float16"),
+                Step("exp", (6,), (), "float16"),
+                Step("relu", (7,), (), "float16"),
+                Step("sin", (8,), (), "float16"),
+                Step("triangle", (9,), (1, 0, 0.0), "float16"),
+                Step("einsum", (10, 2), ("ab,bd->ad", "float16"), "float16"),
+                Step("reduce_max", (11,), ((0, 1), True), "float16"),
+                Step("div", (12, 12), (), "float16"),
+                Step("sub", (11, 12), (), "float16"),
+                Step("einsum", (13, 3), ("ab,bda->da", "float32"), "float32"),
+            ),
+            (14, 15, 7),
+        ),
+    ),
     "a scalar product added to a vector: the sum does not start from it": (
         "triton",
         Program(
