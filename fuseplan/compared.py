@@ -16,6 +16,7 @@ _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", 
 
 _UNROUNDED = frozenset(
     {"max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "select_n", "neg", "abs"}
+    | {"reduce_window_max", "reduce_window_min", "top_k"}
     | {"convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient", "sort", "pad", "rev"}
     | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate"}
     | {"slice", "dynamic_slice", "dynamic_update_slice", "gather", "select_and_gather_add", "split"}
@@ -31,10 +32,10 @@ of a value that comes from memory."""
 
 
 def is_comparison(graph: Graph, node: Node) -> bool:
-    """Whether it compares arrays of floats with each other."""
+    """Whether it compares arrays of real or complex numbers with each other."""
     if node.op not in _COMPARISONS or len(node.inputs) != 2:
         return False
-    return graph.values[node.inputs[0]].dtype.startswith(("float", "bfloat"))
+    return graph.values[node.inputs[0]].dtype.startswith(("float", "bfloat", "complex"))
 
 
 def are_apart(graph: Graph, node: Node, at: int, maker: Maker) -> bool:

@@ -46,6 +46,8 @@ def test_what_both_operands_follow_from():
     # Each operand rounds anew: they need not agree to the bit.
     graph = graph_of(lambda x: (jnp.tanh(x) == jnp.max(jnp.sin(x), 1, keepdims=True)).sum(1), X)
     assert not needed_once(graph)
+    graph = graph_of(lambda x: (y := jnp.sin(x)) == jax.lax.top_k(y, 1)[0], X)
+    assert ops(graph, needed_once(graph)) == {"sin"}
     # Integers do not round, and arguments are in memory.
     for f in (lambda x: x == x.max(1, keepdims=True), lambda x: (y := x.astype(int) * 2) == y.max()):
         assert not needed_once(graph_of(f, X))
