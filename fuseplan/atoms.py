@@ -93,7 +93,7 @@ def _groups(graph: Graph, constraints: Resolved) -> list[Nodes]:
     return [*single, *(t.nodes for t in constraints.together)]
 
 
-class Atoms:
+class Atoms(Pricing):
     """``Pricing`` of the graph in which each atom is one node. Values keep their ids."""
 
     def __init__(self, graph: Graph, limited: Limited) -> None:
@@ -103,8 +103,8 @@ class Atoms:
         """For each node, those of the whole graph that it stands for."""
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
-        self.absorbs_moves = limited.absorbs_moves
-        self.merges_copies = limited.merges_copies
+        self.absorbs_moves, self.merges_copies = limited.absorbs_moves, limited.merges_copies
+        self.device = limited.device
         offers = (self.folded(nodes) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))

@@ -7,7 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 
@@ -21,7 +21,7 @@ from fuseplan.memo import Memo, using
 from fuseplan.plan import Kernel, Plan
 from fuseplan.planner import plan_best
 from fuseplan.planners import Budget, get_planner
-from fuseplan.pricing import Nodes, Pricing
+from fuseplan.pricing import Nodes, PricingWrapper
 from fuseplan.schedule import Scheduler
 from fuseplan.trace import Traced, trace
 
@@ -234,27 +234,22 @@ def bench_solver(
     )
 
 
-class _Counted:
-    """A pricing that counts what it is asked for."""
+class _Counted(PricingWrapper):
+    """Counts the groups that are priced."""
 
-    def __init__(self, pricing: Pricing) -> None:
-        self._pricing, self.count = pricing, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._pricing, name)
+    count = 0
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         self.count += 1
-        return self._pricing.price(nodes)
+        return super().price(nodes)
 
 
 def _count_priced(traced: Traced, options: Options) -> int:
     """Distinct groups that are scheduled and priced; the planning is one of its own."""
     lowered = lower(traced, strict=options.strict)
     counted = _Counted(Scheduler(lowered.graph, options.device, lowered, options.features))
-    pricing = cast(Pricing, counted)
     with using(Memo()):
-        get_planner(options.planner)(lowered.graph, pricing, Budget(options.deadline_s))
+        get_planner(options.planner)(lowered.graph, counted, Budget(options.deadline_s))
     return counted.count
 
 

@@ -6,7 +6,7 @@ arrays a kernel has is not (a larger group may have fewer), and asked for with t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -16,8 +16,7 @@ from fuseplan.copies import arrays_of
 from fuseplan.errors import Verdict
 from fuseplan.layout import boundary
 from fuseplan.plan import Kernel
-from fuseplan.pricing import Pricing
-from fuseplan.residency import Residency
+from fuseplan.pricing import Pricing, PricingWrapper
 from fuseplan.signature import Signatures
 
 RULE = "constraint"
@@ -58,7 +57,7 @@ def limited(graph: Graph, pricing: Pricing, constraints: Resolved | None) -> tup
     return marked(graph, constraints), Limited(graph, pricing, constraints)
 
 
-class Limited:
+class Limited(PricingWrapper):
     """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.atoms``'. Where a kernel
     computes several copies of an operation once, they are one operation, and their arrays one.
 
@@ -68,36 +67,22 @@ class Limited:
     def __init__(self, graph: Graph, pricing: Pricing, constraints: Resolved) -> None:
         self.graph = graph
         self.constraints = constraints
-        self._pricing = pricing = getattr(pricing, "unsettled", lambda: pricing)()
+        super().__init__(pricing.unsettled())
         self._marks = marks(graph, constraints)
-        self.merges_copies: bool = getattr(pricing, "merges_copies", False)
         self._origin = graph.origins if self.merges_copies else ()
-        self.floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
-        self.floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
         counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
         # To move an operation into its reader's kernel is free only where nothing is counted.
-        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False) and not counted
-        self.walked: Callable[[int], tuple[int, ...]] = getattr(pricing, "walked", lambda n: ())
-        self.residency: Residency | None = getattr(pricing, "residency", None)
+        self.absorbs_moves = self.absorbs_moves and not counted
+        self.offers = tuple(nodes for nodes in self.offers if self.refuse(nodes) is None)
 
     @cached_property
     def _array(self) -> Sequence[int]:
         """A name for the array of each value."""
         return arrays_of(self.graph) if self._origin else range(len(self.graph.values))
 
-    @cached_property
-    def offers(self) -> tuple[Nodes, ...]:
-        """The groups that the scheduler offers, of those that may be."""
-        offers: tuple[Nodes, ...] = getattr(self._pricing, "offers", ())
-        return tuple(nodes for nodes in offers if self.refuse(nodes) is None)
-
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``."""
         return self._forbidden(nodes) or self._pricing.compatible(nodes)
-
-    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """As ``Pricing.oversized``."""
-        return self._pricing.oversized(nodes, crossing)
 
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``. On either side of it there is one array, so that moving it across
@@ -108,8 +93,7 @@ class Limited:
     def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.imprint``, with what the constraints say about ``nodes``: where that is
         nothing, it is what it would be without them."""
-        ask = getattr(self._pricing, "imprint", None)
-        known: str | None = None if ask is None else ask(nodes, signatures)
+        known = self._pricing.imprint(nodes, signatures)
         if known is None:
             return None
         said: list[object] = []

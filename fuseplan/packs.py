@@ -36,7 +36,7 @@ from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 from fuseplan.errors import Verdict
 from fuseplan.layout import Boundary, boundary
 from fuseplan.plan import Kernel
-from fuseplan.pricing import Nodes
+from fuseplan.pricing import Nodes, Pricing
 from fuseplan.schedule import Scheduler
 
 MAX_ARRAYS = 96
@@ -57,13 +57,23 @@ def arrays_read(graph: Graph, edge: Boundary) -> list[int]:
     return [v for v in edge.reads if graph.values[v].size > 1]
 
 
-class InOneTile:
+class InOneTile(Pricing):
     """``Pricing`` of packs by ``scheduler``: it answers for kernels of one tile alone."""
 
     def __init__(self, scheduler: Scheduler) -> None:
-        self.compatible, self.oversized = scheduler.compatible, scheduler.oversized
-        self.renames = scheduler.renames
         self._scheduler = scheduler
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        return self._scheduler.compatible(nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        return self._scheduler.oversized(nodes, crossing)
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._scheduler.renames(n)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``."""

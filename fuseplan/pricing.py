@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
+from costmodel.device import DeviceSpec
 from costmodel.floors import Floors
 from costmodel.graph import Graph
 from costmodel.kernel import Access
@@ -29,64 +30,123 @@ _ALWAYS_LOOKED = 3_000
 of work, three tenths with reductions."""
 
 
-class Pricing(Protocol):
-    """Answers about groups of nodes. ``nodes`` always ascend.
+class Pricing(ABC):
+    """Answers about groups of nodes of one graph, given by their ids in ascending order.
 
-    It may also have ``floor(nodes) -> int``: picoseconds that no partition of ``nodes``
-    beats, whatever the set, such as ``costmodel.floor.Floor``. The tighter it is, the
-    fewer groups have to be priced, and the better the bound where a limit is hit.
-
-    Likewise ``least(nodes) -> int``: picoseconds that ``nodes`` take at least as one kernel, where
-    that is known to be more than ``floor(nodes)``.
-
-    Likewise ``floor_bytes(nodes) -> int``: HBM bytes that a kernel of ``nodes`` moves at least.
-
-    Likewise ``floors(members) -> Floors | None`` (``costmodel.floors``), which tells ``least`` and
-    ``floor_bytes`` of many groups at once.
-
-    And it may have ``offers``: convex, connected groups that planners should ask for although
-    they break the monotone conditions. A plan may hold them beside the groups that do not.
-
-    Nodes that are ``settled``, a frozenset, are alone or in such a group: ``compatible`` refuses them
-    wherever they stand, whatever is said of others of their structure.
-
-    And it may have a ``residency`` (``fuseplan.residency.Residency``), which tells for many
-    groups at once that they are not ``oversized``.
-
-    And it may have ``walked(n) -> tuple[int, ...]``: the arrays that node ``n`` walks. A kernel may hold
-    nodes for no more than that both walk one (``fuseplan.siblings``).
-
-    And it may say ``merges_copies``: a kernel that holds several copies of an operation
-    (``Graph.origins``) computes it once (``fuseplan.closure``).
-
-    And it may say ``absorbs_moves``: kernels need not fit on chip, so that what only moves data
-    is best in the kernel that reads it.
-
-    And it may have ``imprint(nodes, signatures) -> str | None``: all that its answers about groups
-    among ``nodes`` follow from, in words that mean the same in every process. What is planned by
-    equal imprints is planned once (``fuseplan.memo``); None, and without it, nothing is remembered.
-    ``signatures`` are those of the graph that the planner sees.
+    Four methods must be there. What else may be known of prices has a default that claims nothing, so that a
+    pricing of a few lines is one; ``PricingWrapper`` hands all questions on to another.
     """
 
+    offers: tuple[Nodes, ...] = ()
+    """Convex, connected groups to ask for although they break ``compatible``. A plan may hold them beside
+    the groups that do not."""
+    settled: frozenset[int] = frozenset()
+    """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses them wherever they stand,
+    whatever is said of others of their structure."""
+    residency: Residency | None = None
+    """Tells of many groups at once that they are not ``oversized``."""
+    absorbs_moves: bool = False
+    """Kernels need not fit on chip, so that what only moves data is best in the kernel that reads it."""
+    merges_copies: bool = False
+    """A kernel that holds several copies of an operation (``Graph.origins``) computes it once
+    (``fuseplan.closure``)."""
+    device: DeviceSpec | None = None
+    """The device whose rates the prices follow from, if there is one."""
+
+    @abstractmethod
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """None if ``nodes`` could be one kernel as far as *monotone* conditions go: what
         refuses a set of two or more refuses every set that contains it. Asked of any set,
         connected or not; that groups are connected and convex is the planners' business."""
-        ...
 
+    @abstractmethod
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor any larger group can fit on chip, or None; monotone as
         ``compatible`` is. ``crossing`` are values that the group reads or writes however it
         grows."""
-        ...
 
+    @abstractmethod
     def renames(self, n: int) -> bool:
         """Whether node ``n`` is free and changes nothing about a kernel that takes it in."""
-        ...
 
+    @abstractmethod
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The group with its best schedule and cost. A single node always has one."""
-        ...
+
+    def floor(self, nodes: Nodes) -> int:
+        """Picoseconds that no partition of ``nodes`` beats, whatever the set (``costmodel.floor``). The
+        tighter it is, the fewer groups are priced, and the better is the bound where a limit is hit."""
+        return 0
+
+    def least(self, nodes: Nodes) -> int:
+        """Picoseconds that ``nodes`` take at least as one kernel; no less than ``floor``."""
+        return self.floor(nodes)
+
+    def floor_bytes(self, nodes: Nodes) -> int:
+        """HBM bytes that a kernel of ``nodes`` moves at least."""
+        return 0
+
+    def floors(self, members: Sequence[Nodes]) -> Floors | None:
+        """``least`` and ``floor_bytes`` of many groups of ``members`` at once; None: ask one by one."""
+        return None
+
+    def walked(self, n: int) -> tuple[int, ...]:
+        """The arrays that node ``n`` walks. A kernel may hold nodes for no more than that both walk one
+        (``fuseplan.siblings``)."""
+        return ()
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """All that the answers about groups among ``nodes`` follow from, in words that mean the same in
+        every process: what has equal imprints is planned once (``fuseplan.memo``). None: nothing is
+        remembered. ``signatures`` are those of the graph that the planner sees."""
+        return None
+
+    def unsettled(self) -> Pricing:
+        """The same prices with nothing ``settled``, for planners that do not ask for the ``offers``."""
+        return self
+
+
+class PricingWrapper(Pricing):
+    """A pricing that gives another one's answers; subclasses change some of them."""
+
+    def __init__(self, pricing: Pricing) -> None:
+        self._pricing = pricing
+        self.offers, self.settled = pricing.offers, pricing.settled
+        self.residency, self.device = pricing.residency, pricing.device
+        self.absorbs_moves, self.merges_copies = pricing.absorbs_moves, pricing.merges_copies
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        return self._pricing.compatible(nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        return self._pricing.oversized(nodes, crossing)
+
+    def renames(self, n: int) -> bool:
+        return self._pricing.renames(n)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        return self._pricing.price(nodes)
+
+    def floor(self, nodes: Nodes) -> int:
+        return self._pricing.floor(nodes)
+
+    def least(self, nodes: Nodes) -> int:
+        return self._pricing.least(nodes)
+
+    def floor_bytes(self, nodes: Nodes) -> int:
+        return self._pricing.floor_bytes(nodes)
+
+    def floors(self, members: Sequence[Nodes]) -> Floors | None:
+        return self._pricing.floors(members)
+
+    def walked(self, n: int) -> tuple[int, ...]:
+        return self._pricing.walked(n)
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        return self._pricing.imprint(nodes, signatures)
+
+    def unsettled(self) -> Pricing:
+        return self._pricing.unsettled()
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,20 +195,15 @@ class PriceBook:
         self.signatures = Signatures(graph)
         self.outputs = graph.results
         self._pricing = pricing
-        self._floor: Callable[[Nodes], int] = getattr(pricing, "floor", lambda nodes: 0)
-        self._least: Callable[[Nodes], int] = getattr(pricing, "least", self._floor)
-        self._floor_bytes: Callable[[Nodes], int] = getattr(pricing, "floor_bytes", lambda nodes: 0)
-        self.floors: Callable[[Sequence[Nodes]], Floors | None]
-        self.floors = getattr(pricing, "floors", lambda members: None)
-        self.offers: tuple[Nodes, ...] = getattr(pricing, "offers", ())
-        """Groups that break ``compatible`` and yet may have a price."""
-        self._settled: frozenset[int] = getattr(pricing, "settled", frozenset())
-        self.residency: Residency | None = getattr(pricing, "residency", None)
-        self.walked: Callable[[int], Nodes] = getattr(pricing, "walked", lambda n: ())
-        self.absorbs_moves: bool = getattr(pricing, "absorbs_moves", False)
-        self.copies: tuple[Nodes, ...] = (
-            tuple(copies_of(graph)) if getattr(pricing, "merges_copies", False) else ()
+        self.floors, self.floor, self.least = pricing.floors, pricing.floor, pricing.least
+        self.floor_bytes, self.walked, self.renames = pricing.floor_bytes, pricing.walked, pricing.renames
+        self.offers, self.residency, self.absorbs_moves = (
+            pricing.offers,
+            pricing.residency,
+            pricing.absorbs_moves,
         )
+        self._settled = pricing.settled
+        self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
         """The copies of each operation that has several, where a kernel computes it once."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
@@ -198,27 +253,9 @@ class PriceBook:
             self._oversized[key] = (nodes, self._pricing.oversized(nodes, crossing))
         return _moved(*self._oversized[key], nodes)
 
-    def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``."""
-        return self._pricing.renames(n)
-
-    def floor(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor``; 0, which is always true, of a pricing that has none."""
-        return self._floor(nodes)
-
-    def least(self, nodes: Nodes) -> int:
-        """As ``Pricing.least``; the floor of a pricing that has none."""
-        return self._least(nodes)
-
-    def floor_bytes(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor_bytes``; 0 of a pricing that has none."""
-        return self._floor_bytes(nodes)
-
     def imprint(self, nodes: Nodes) -> str | None:
-        """As ``Pricing``'s; None of a pricing that has none."""
-        imprint: Callable[[Nodes, Signatures], str | None] | None
-        imprint = getattr(self._pricing, "imprint", None)
-        return None if imprint is None else imprint(nodes, self.signatures)
+        """As ``Pricing.imprint``."""
+        return self._pricing.imprint(nodes, self.signatures)
 
     def price(self, nodes: Nodes) -> Price | Verdict:
         """What the group costs, or why it cannot be one kernel."""

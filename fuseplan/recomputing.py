@@ -20,7 +20,7 @@ from fuseplan.copies import Copies
 from fuseplan.errors import Verdict
 from fuseplan.layout import Boundary, boundary
 from fuseplan.plan import Kernel
-from fuseplan.pricing import Nodes
+from fuseplan.pricing import Nodes, Pricing
 from fuseplan.prologues import gated, refuse_leak
 from fuseplan.residency import Residency
 from fuseplan.schedule import Scheduler
@@ -28,7 +28,7 @@ from fuseplan.signature import Signatures
 from fuseplan.spec import is_nest
 
 
-class Recomputing:
+class Recomputing(Pricing):
     """``Pricing`` of the graph with copies, by ``scheduler``, which knows the whole graph."""
 
     merges_copies = True
@@ -37,7 +37,7 @@ class Recomputing:
         self.graph = copies.graph
         self.residency = Residency(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
-        self._scheduler = scheduler
+        self._scheduler, self.device = scheduler, scheduler.device
         self._gated = gated(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)

@@ -24,6 +24,7 @@ from fuseplan.loops.kernel_nests import KernelNests
 from fuseplan.loops.offered import Nests
 from fuseplan.lower import Lowered
 from fuseplan.plan import Kernel
+from fuseplan.pricing import Pricing
 from fuseplan.prologues import Gates, gated
 from fuseplan.quickest import Rank
 from fuseplan.residency import Residency
@@ -40,8 +41,10 @@ def _make_nests(graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> Ne
     return (CpuNests if device.backend == "xla" else KernelNests)(graph, device, lowered)
 
 
-class Scheduler:
+class Scheduler(Pricing):
     """Prices groups of one graph on one device: legality first, then the best schedule."""
+
+    device: DeviceSpec
 
     def __init__(
         self,
@@ -52,17 +55,17 @@ class Scheduler:
     ) -> None:
         self.graph = graph
         self.device = device
+        self.absorbs_moves = device.backend == "xla"  # XLA's own loops hold no tile on chip.
         self.features = features
         self._gated = gated(graph)
         self._nests = _make_nests(graph, device, lowered) if features.loop_nests else None
-        self._settles = True
         self.residency = None if device.backend == "xla" else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
         self._schedules = Schedules(graph, device, features, self.residency, self.axes)
 
-    @property
-    def offers(self) -> tuple[tuple[int, ...], ...]:
+    @cached_property
+    def offers(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
         """Groups that may be tiled loops, beside those that ``compatible`` allows."""
         return () if self._nests is None else self._nests.offers
 
@@ -71,15 +74,15 @@ class Scheduler:
         """Of the operations that an offered group holds, what part of their tiles it walks at least."""
         return {} if self._nests is None else self._nests.nested
 
-    @property
-    def settled(self) -> frozenset[int]:
+    @cached_property
+    def settled(self) -> frozenset[int]:  # type: ignore[override]
         """As ``Pricing.settled``."""
-        return self._nests.settled if self._nests is not None and self._settles else frozenset()
+        return frozenset() if self._nests is None else self._nests.settled
 
     def unsettled(self) -> Scheduler:
         """The same, where constraints may forbid what is offered: all that the rules allow is asked for."""
         other = copy(self)
-        other._settles = False
+        other.settled = frozenset()
         return other
 
     @cached_property
@@ -90,11 +93,6 @@ class Scheduler:
         """The arrays that node ``n`` walks; none for XLA, whose own loops each make one array."""
         alone = self.device.backend == "xla" or not self.features.siblings
         return () if alone else walked(self.graph, self.graph.nodes[n])
-
-    @property
-    def absorbs_moves(self) -> bool:
-        """XLA's own loops hold no tile on chip."""
-        return self.device.backend == "xla"
 
     def floor(self, nodes: tuple[int, ...]) -> int:
         """Picoseconds that no partition of ``nodes`` beats: 0 where masked tiles may be skipped,

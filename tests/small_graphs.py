@@ -20,7 +20,7 @@ from costmodel.kernel import Access, Cost, KernelSpec
 from fuseplan.errors import Verdict
 from fuseplan.partition import crossable_edges
 from fuseplan.plan import Kernel
-from fuseplan.pricing import PriceBook
+from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.siblings import walked
 
 LAUNCH_PS = 7812
@@ -67,7 +67,7 @@ def graph(kinds: str, preds: Sequence[Sequence[int]], outputs: Sequence[int] = (
     return make_graph(values, nodes, inputs, results)
 
 
-class Bytes:
+class Bytes(Pricing):
     """A group costs a launch and the bytes it reads and writes, one picosecond a byte.
 
     ``max_nodes`` and ``max_made`` (full-size results inside a group) refuse groups by size,

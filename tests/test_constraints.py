@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 import fuseplan
 from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE, get_device
+from experiments.workloads import get_workload
 from fuseplan import ConstraintError, Constraints, InvalidArgumentError, InvalidPlanError, Plan
 from fuseplan.absorb import absorb_moves
 from fuseplan.atoms import Atoms, plan_constrained, require_possible
@@ -687,3 +688,21 @@ def test_the_command_line(tmp_path):
         "plan", "softmax", "--device", "test", "--must-fuse", "exp,div", "--max-group-size", "1", code=2
     )
     assert "max_group_size allows 1" in wrong.stderr
+
+
+def test_under_constraints_xlas_priorities_follow_from_the_device_that_is_planned_for():
+    """Arithmetic so slow that XLA's cost model computes less of it twice than on an H100."""
+    a100 = get_device("a100")
+    slow = replace(
+        a100,
+        name="slow",
+        vector_flops_per_s=a100.vector_flops_per_s // 1000,
+        transcendental_per_s=a100.transcendental_per_s // 1000,
+    )
+    f, args = get_workload("rope").build()
+    free, bound = (
+        fuseplan.make_plan(f, device=slow, planner="xla_priority", constraints=constraints)(*args)
+        for constraints in (None, Constraints(max_group_size=1000))
+    )
+    assert [k.spec.nodes for k in bound.kernels] == [k.spec.nodes for k in free.kernels]
+    assert len(free.kernels) > 1

@@ -30,7 +30,7 @@ from fuseplan.memory.penalty import UNIT_BYTES, Penalised
 from fuseplan.memory.repair import part, repair
 from fuseplan.planner import plan_function, plan_lowered
 from fuseplan.planners import Budget, get_planner
-from fuseplan.pricing import PriceBook
+from fuseplan.pricing import PriceBook, Pricing
 from fuseplan.trace import trace
 from fuseplan.work import unlimited
 from tests import memory_graphs
@@ -162,7 +162,7 @@ def answer(g, pricing, max_peak_bytes):
         return error
 
 
-class Renaming:
+class Renaming(Pricing):
     """Prices of graphs with bitcasts, arrays without elements and kernels with their own blocks."""
 
     def __init__(self, g, tile_bytes):

@@ -23,22 +23,20 @@ UNIT_BYTES = 2**20
 """Surcharges are integers: picoseconds for so many bytes."""
 
 
-class Penalised:
+class Penalised(Pricing):
     """``pricing`` with a surcharge on what kernels write; nothing at first. Groups are priced
     once, whatever the surcharge is changed to."""
 
     def __init__(self, graph: Graph, pricing: Pricing) -> None:
         self.graph = graph
         self.ps_per_unit = 0
-        self._pricing = pricing
+        self._pricing, self.device = pricing, pricing.device
         self.book = PriceBook(graph, pricing)
         """Prices without the surcharge."""
         self._kind = [self.book.signatures.of((node.id,)).key for node in graph.nodes]
         self._dear: set[tuple[int, ...]] = set()
-        self.offers: tuple[Nodes, ...] = self.book.offers
-        self.absorbs_moves: bool = self.book.absorbs_moves
-        self.residency = self.book.residency
-        self.walked = self.book.walked
+        self.offers, self.residency = pricing.offers, pricing.residency
+        self.absorbs_moves = pricing.absorbs_moves
         self.merges_copies = bool(self.book.copies)
         self._array = arrays_of(graph)
         self._every = {n: copies for copies in self.book.copies for n in copies}
@@ -89,6 +87,10 @@ class Penalised:
     def renames(self, n: int) -> bool:
         """As ``Pricing.renames``."""
         return self._pricing.renames(n)
+
+    def walked(self, n: int) -> Nodes:
+        """As ``Pricing.walked``."""
+        return self._pricing.walked(n)
 
     def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.imprint``; with a surcharge, nothing is remembered."""

@@ -33,8 +33,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     """
     watch = Stopwatch()
     # Loops that are faster than all else are for planners that know of them.
-    unsettled: Callable[[], Pricing] | None = getattr(pricing, "unsettled", None)
-    book = PriceBook(graph, pricing if unsettled is None else unsettled())
+    book = PriceBook(graph, pricing.unsettled())
     asked = tuple(tuple(sorted(set(group))) for group in decide(book))
     _require_nodes(asked, len(graph.nodes))
     wanted, repeated = _once(asked)

@@ -44,8 +44,7 @@ DEFAULT_DEVICE = "h100"
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The fusions of the queue. ``budget`` is not needed: each fusion makes an operation less."""
-    device: DeviceSpec | None = getattr(pricing, "device", None)
-    return plan_decided(graph, pricing, lambda book: fuse_by_priority(book, device))
+    return plan_decided(graph, pricing, lambda book: fuse_by_priority(book, pricing.device))
 
 
 def fuse_by_priority(book: PriceBook, device: DeviceSpec | None = None) -> Iterator[Nodes]:
