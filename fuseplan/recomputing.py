@@ -37,7 +37,7 @@ class Recomputing(Pricing):
         self.graph = copies.graph
         self.residency = Residency(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
-        self._scheduler, self.device = scheduler, scheduler.device
+        self._scheduler = scheduler
         self._gated = gated(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
