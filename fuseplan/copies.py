@@ -75,14 +75,15 @@ def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
     times the bytes they make.
     """
     min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH
-    fed_bytes = _feeds(graph)
-    roots = []
-    for node in graph.nodes:
-        made = sum(graph.values[v].nbytes for v in node.outputs)
-        worth = made >= min_bytes and fed_bytes[node.id] <= _FEEDS * made
-        if worth and _is_cheap(node) and 1 < _n_readers(graph, node) <= MAX_COPIES:
-            roots.append(node.id)
-    return tuple(roots)
+    large = [
+        (node.id, made)
+        for node in graph.nodes
+        if (made := sum([graph.values[v].nbytes for v in node.outputs])) >= min_bytes
+        and _is_cheap(node)
+        and 1 < _n_readers(graph, node) <= MAX_COPIES
+    ]
+    fed_bytes = _feeds(graph) if large else []
+    return tuple([n for n, made in large if fed_bytes[n] <= _FEEDS * made])
 
 
 def _n_readers(graph: Graph, node: Node) -> int:
