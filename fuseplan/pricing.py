@@ -195,14 +195,11 @@ class PriceBook:
         self.signatures = Signatures(graph)
         self.outputs = graph.results
         self._pricing = pricing
-        self.floors, self.floor, self.least = pricing.floors, pricing.floor, pricing.least
-        self.floor_bytes, self.walked, self.renames = pricing.floor_bytes, pricing.walked, pricing.renames
-        self.offers, self.residency, self.absorbs_moves = (
-            pricing.offers,
-            pricing.residency,
-            pricing.absorbs_moves,
-        )
-        self._settled = pricing.settled
+        # These answers are given as they are: they are known, or not asked for twice.
+        self.floor, self.least, self.floor_bytes = pricing.floor, pricing.least, pricing.floor_bytes
+        self.floors, self.walked, self.renames = pricing.floors, pricing.walked, pricing.renames
+        self.offers, self.residency = pricing.offers, pricing.residency
+        self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
         """The copies of each operation that has several, where a kernel computes it once."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
