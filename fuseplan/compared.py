@@ -24,7 +24,8 @@ _UNROUNDED = frozenset(
 """Operations that give equal results for equal operands, however they are compiled."""
 
 _MOST = 10_000
-"""Operations to look at for one comparison; of more, it is assumed that they need one evaluation."""
+"""The most operations that are searched behind one operand of a comparison. Behind more, every operation is
+assumed to need one evaluation."""
 
 Maker = Callable[[int, int], tuple[int, int] | None]
 """The node that makes a value which is read in some pass of a kernel, and the pass that evaluates it; None
@@ -64,12 +65,12 @@ def needed_once(graph: Graph) -> frozenset[int]:
             one, other = (_evaluations(graph, v, 0, _maker_in(graph)) for v in node.inputs)
             if one is None or other is None:
                 return frozenset(range(len(graph.nodes)))
-            found.update(n for n in one.keys() & other.keys())
+            found.update(one.keys() & other.keys())
     return frozenset(found)
 
 
 def _maker_in(graph: Graph) -> Maker:
-    """Of a graph in which each node is evaluated once."""
+    """The ``Maker`` of a graph in which each node is evaluated once."""
 
     def maker(v: int, at: int) -> tuple[int, int] | None:
         producer = graph.values[v].producer
@@ -79,8 +80,8 @@ def _maker_in(graph: Graph) -> Maker:
 
 
 def _evaluations(graph: Graph, v: int, at: int, maker: Maker) -> dict[int, frozenset[tuple[int, int]]] | None:
-    """The operations of the program that round and from which ``v`` follows unrounded, each with its
-    evaluations; None if there are too many operations to look at."""
+    """The rounding operations from whose results ``v`` follows by unrounded ones, each with its evaluations;
+    None if more than ``_MOST`` operations would have to be searched."""
     found: dict[int, set[tuple[int, int]]] = {}
     seen: set[tuple[int, int]] = set()
     waiting = [(v, at)]

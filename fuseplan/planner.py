@@ -93,7 +93,8 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
 
 
 _MOST_PROGRAMS = 4
-"""That are planned within a limit of memory: rewritten, as traced, and two that need less."""
+"""The number of programs that are planned within a limit of memory: the rewritten one, the traced one, and
+two that need less memory."""
 
 _Found = tuple[Lowered, Plan | MemoryLimitError]
 """A program, and its plan or why it has none."""

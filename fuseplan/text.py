@@ -126,8 +126,8 @@ def status_text(plan: Plan) -> str:
 
 
 def bound_lines(plans: Iterable[tuple[str, Plan]]) -> list[str]:
-    """A line below a table of named plans for each whose bound its cell does not tell in full: it is not
-    reached, or it holds for one form of the program alone."""
+    """The lines below a table of named plans: one for each bound that the plan does not reach, or that holds
+    for one form of the program alone, which the table's cell does not say."""
     return [
         f"{name}: {status_text(plan)}"
         for name, plan in plans

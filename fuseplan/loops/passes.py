@@ -117,13 +117,13 @@ class _Planner(Scaling):
         return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))
 
     def _compares_apart(self, passes: Sequence[Pass]) -> bool:
-        """Whether some comparison reads what one pass computes, and what was selected from it when another
-        pass computed it."""
+        """Whether the operands of some comparison follow, unrounded, from one operation that two passes
+        evaluate (``fuseplan.compared``)."""
         graph, loops = self.graph, [frozenset(p.loop) for p in passes]
 
         def evaluated(i: int, at: int) -> int:
-            """The pass that evaluates what pass ``at`` reads, or after which it is known if it is off the
-            tiles."""
+            """The pass that evaluates node ``i`` for a reader in pass ``at``; of a node off the tiles, the
+            pass that follows its evaluation."""
             if self.in_loop(i):
                 return next(k for k in range(at, -1, -1) if i in loops[k])
             return self.runs[i] if i in self.runs else self.final[i] + 1
