@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _own_memo() -> Iterator[None]:
     """Each test plans anew, whatever others have planned before it."""
-    from fuseplan.memo import Memo, using
+    from fuseplan.search.cache import Memo, using
 
     with using(Memo()):
         yield

@@ -2,7 +2,7 @@
 the files that keep a measurement.
 
 A file is ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the variable),
-of NumPy or of a version of JAX (``fuseplan.calibrate``). It is made anew when it is missing,
+of NumPy or of a version of JAX (``fuseplan.targets.calibrate``). It is made anew when it is missing,
 unreadable, of another version, another CPU or another maker.
 
 A figure is measured where its timings settle (``costmodel.settle``) and no other figure

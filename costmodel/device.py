@@ -495,7 +495,7 @@ def get_device(name: str | DeviceSpec) -> DeviceSpec:
     """The device called ``name``, or ``name:backend`` for kernels of another of its backends
     (``backends_of``); a ``DeviceSpec`` is returned as it is. ``cpu`` is this
     machine, measured by NumPy on first use and then read from a file (``costmodel.calibrate``);
-    ``fuseplan`` plans for the CPU as XLA drives it, ``fuseplan.calibrate.local_cpu``.
+    ``fuseplan`` plans for the CPU as XLA drives it, ``fuseplan.targets.calibrate.local_cpu``.
 
     Raises:
         UnknownDeviceError: no such device, or no such backend of it; the message lists all and
@@ -511,7 +511,7 @@ def get_device(name: str | DeviceSpec) -> DeviceSpec:
         return name
     device, _, backend = str(name).partition(":")
     if device == "cpu":
-        from costmodel import calibrate  # imported late: it needs this module, and numpy
+        from costmodel import calibrate
 
         return with_backend(calibrate.cached_cpu(), backend)
     if device in DEVICES:

@@ -76,7 +76,9 @@ def estimate(
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps * (1 if spec.compiled is None else spec.compiled.launches)
     scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
-    if spec.walked:  # Before tiles are left out, each array is looked at for infinities (fuseplan.skipping).
+    if (
+        spec.walked
+    ):  # Before tiles are left out, each array is looked at for infinities (fuseplan.masks.dead_tiles).
         looked_at = {access.value for access in spec.reads}
         scan_ps = device.launch_ps * len(looked_at)
         scan_ps += time_ps(sum(graph.values[v].nbytes for v in looked_at), device.hbm_bytes_per_s)

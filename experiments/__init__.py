@@ -1,5 +1,5 @@
 """Named workloads, and the studies that compare plans on them.
 
-``experiments.workloads`` is the one list that tests, calibration, benchmarks, reports and
+``fuseplan.workloads`` is the one list that tests, calibration, benchmarks, reports and
 the command line share.
 """

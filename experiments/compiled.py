@@ -21,11 +21,11 @@ import pandas as pd
 from experiments.compiled_processes import LIMIT_S, Work, all_rows
 from experiments.compiled_rows import Row, Task, compiler_versions, kept_rows, records
 from experiments.compiled_tables import cycles_csv, cycles_table, summary
-from experiments.workloads import WORKLOADS
-from fuseplan.bench import csv_of
-from fuseplan.config import DEFAULT_DEADLINE_S
+from fuseplan.bench.planning import csv_of
 from fuseplan.console import progress
-from fuseplan.output import check_writable, write_text
+from fuseplan.plan.options import DEFAULT_DEADLINE_S
+from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.workloads import WORKLOADS
 
 DEVICES = ("h200", "h200:mosaic_gpu", "tpu_v5e", "tpu_v6e")
 DTYPES = ("float32", "bfloat16")

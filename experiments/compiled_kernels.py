@@ -12,18 +12,19 @@ from costmodel.device import DeviceSpec
 from costmodel.kernel import KernelSpec
 from experiments.compiled_rows import ENDED, NOT_ASKED, Row, Task, compiler_versions
 from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
-from experiments.workloads import get_workload
-from fuseplan.config import DEFAULT_DEADLINE_S, make_options
-from fuseplan.emit import emit
-from fuseplan.emit.body import live_ins
-from fuseplan.emit.naming import kernel_name
-from fuseplan.fallback import described
-from fuseplan.lower import Lowered
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_function
-from fuseplan.refusal import read_refusal
-from fuseplan.runtime import left_to_xla
-from fuseplan.signature import Signatures
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.naming import kernel_name
+from fuseplan.frontend.lower import Lowered
+from fuseplan.pipeline import plan_function
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.options import DEFAULT_DEADLINE_S
+from fuseplan.runtime.compiler_errors import read_refusal
+from fuseplan.runtime.executor import left_to_xla
+from fuseplan.runtime.replan import described
+from fuseplan.schedule.structure import Signatures
+from fuseplan.settings import make_options
+from fuseplan.workloads import get_workload
 
 
 def rows_of(task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0) -> Iterator[Row]:
@@ -66,7 +67,7 @@ def steps_of(
             yield replace(found, compile_s=time.perf_counter() - started), is_known
 
 
-def _distinct(plan: Plan) -> list[tuple[int, int]]:
+def _distinct(plan: FusionPlan) -> list[tuple[int, int]]:
     """The first kernel of each kind that is not XLA's, and how many there are."""
     signatures = Signatures(plan.graph)
     kinds: dict[Hashable, list[int]] = {}

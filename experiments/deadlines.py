@@ -20,12 +20,12 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from fuseplan import memo
-from fuseplan.config import make_options
-from fuseplan.lower import lower
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_best
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import plan_best
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.search import cache as memo
+from fuseplan.settings import make_options
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -179,7 +179,7 @@ class Run:
     lower_s: float
     plan_s: float
     deadline_s: float
-    plan: Plan
+    plan: FusionPlan
 
     @property
     def over_s(self) -> float:

@@ -24,7 +24,7 @@ import jax
 
 import fuseplan
 from experiments.first_call_programs import missing, programs
-from fuseplan.config import make_options
+from fuseplan.settings import make_options
 
 _WARM_CALLS = 300
 

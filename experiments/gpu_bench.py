@@ -34,20 +34,20 @@ from experiments import gpu_clock
 from experiments.gpu_cases import CASES, OF_COPY, GpuCase, least_bytes
 from experiments.gpu_rows import Row, head_line, kept_rows, row_line, summary_lines
 from experiments.gpu_torch import MAKERS, import_torch, to_torch
-from experiments.sampling import make_args
-from fuseplan.bench import csv_of
-from fuseplan.bench_machine import machine_columns
-from fuseplan.config import make_options
+from fuseplan.bench.float64 import in_float64
+from fuseplan.bench.machine import machine_columns
+from fuseplan.bench.planning import csv_of
 from fuseplan.console import progress
-from fuseplan.errors import FuseplanWarning, MismatchError
-from fuseplan.local import local_platform
-from fuseplan.names import kernel_name
-from fuseplan.output import write_text
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_function
-from fuseplan.results import largest_difference
-from fuseplan.runtime import make_runner
-from fuseplan.wide import in_float64
+from fuseplan.pipeline import plan_function
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.kernel_names import kernel_name
+from fuseplan.runtime.executor import make_runner
+from fuseplan.runtime.tolerance import largest_difference
+from fuseplan.settings import make_options
+from fuseplan.support.atomic_file import write_text
+from fuseplan.support.errors import FuseplanWarning, MismatchError
+from fuseplan.targets.detect import local_platform
+from fuseplan.workloads.sampling import make_args
 
 _LIMITS = {"bfloat16": 0.15, "float32": 5e-3}
 """The largest difference from float64, over the root mean square, that rounding explains: bfloat16
@@ -155,7 +155,7 @@ class Bench:
         if case.total_flops and self.on_gpu:
             found["tflops"] = case.total_flops / seconds / 1e12
 
-    def _ours(self, f: Callable[..., Any], args: Any, found: dict[str, Any]) -> tuple[Any, Plan]:
+    def _ours(self, f: Callable[..., Any], args: Any, found: dict[str, Any]) -> tuple[Any, FusionPlan]:
         """Our program, compiled, and its plan; in the interpreter where there is no GPU."""
         if not self.on_gpu:
             lowered, plan = plan_function(f, args, {}, make_options("h100"))
@@ -216,7 +216,7 @@ def _try(found: dict[str, Any], what: str, step: Callable[[], object]) -> bool:
         return False
 
 
-def _plan_columns(plan: Plan) -> dict[str, Any]:
+def _plan_columns(plan: FusionPlan) -> dict[str, Any]:
     parts = [(kernel_name(plan.graph, k.spec.nodes), k.spec.backend, k.cost.time_us) for k in plan.kernels]
     return {
         "plan_s": plan.planning_s,

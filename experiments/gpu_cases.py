@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from experiments import attention, functions
-from experiments.functions import EPSILON
-from experiments.workload import Built, Program, Workload, array, fixed
-from experiments.workloads import get_workload
+from fuseplan.workloads import attention, functions, get_workload
+from fuseplan.workloads.functions import EPSILON
+from fuseplan.workloads.workload import Built, Program, Workload, array, fixed
 
 OF_COPY = 0.9
 """Of the bandwidth of a copy, what a kernel bound by memory is to reach."""

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu_cases import NEVER_BELOW, OF_COPY, OF_CUDNN
-from fuseplan.divergence import divergence_lines
-from fuseplan.text import columns
+from fuseplan.report.divergence import divergence_lines
+from fuseplan.support.format import columns
 
 
 @dataclass(frozen=True, slots=True)

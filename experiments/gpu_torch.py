@@ -14,9 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.functions import EPSILON
-from experiments.optimizer import BETA1, BETA2, LEARNING_RATE
-from experiments.optimizer import EPSILON as ADAM_EPSILON
+from fuseplan.workloads.functions import EPSILON
+from fuseplan.workloads.optimizer import BETA1, BETA2, LEARNING_RATE
+from fuseplan.workloads.optimizer import EPSILON as ADAM_EPSILON
 
 Maker = Callable[[Any], Callable[..., Any]]
 

@@ -22,19 +22,21 @@ from typing import Any
 
 from experiments.planner_plots import plot
 from experiments.planner_tables import short_table, tables
-from experiments.published import PUBLISHED
 from experiments.rows import RowFile
-from experiments.workloads import WORKLOADS, get_workload
-from fuseplan.bench_machine import machine_columns
-from fuseplan.comparison import NO_PLAN, compare_plan
-from fuseplan.config import DEFAULT_DEADLINE_S, Options, make_options
+from fuseplan.bench.machine import machine_columns
 from fuseplan.console import print_table, progress
-from fuseplan.errors import FuseplanError
-from fuseplan.lower import Lowered, lower
-from fuseplan.output import check_writable, write_text
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
 from fuseplan.planners import planner_names
-from fuseplan.report import figures
-from fuseplan.trace import trace
+from fuseplan.report.comparison import NO_PLAN
+from fuseplan.report.frames import figures
+from fuseplan.runtime.compare import compare_plan
+from fuseplan.settings import make_options
+from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.errors import FuseplanError
+from fuseplan.workloads import WORKLOADS, get_workload
+from fuseplan.workloads.published import PUBLISHED
 
 DEVICES = ("h200", "a100", "tpu_v5e", "tpu_v6e", "cpu")
 MORE = ("alibi_attention", "grouped_attention", "grouped_attention_vjp", "window_attention", "lstm_cell",

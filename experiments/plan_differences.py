@@ -9,6 +9,7 @@ are listed; exit code 1 if some do.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import subprocess
@@ -31,10 +32,9 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
     # Here, not above: which checkout they come from is decided by the process.
     import fuseplan
     from costmodel.calibrate import described_cpu
-    from experiments.workloads import get_workload
-    from fuseplan import memo
 
-    f, args = get_workload(workload).build()
+    f, args = _first_of("fuseplan.workloads", "experiments.workloads").get_workload(workload).build()
+    memo = _first_of("fuseplan.search.cache", "fuseplan.memo")
     spec = described_cpu() if device == "cpu" else device
     with memo.using(memo.Memo()):
         try:
@@ -50,6 +50,14 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
         "kernels": [[list(k.spec.nodes), [[a.size, a.tile] for a in k.spec.axes]] for k in plan.kernels],
         "notes": list(plan.notes),
     }
+
+
+def _first_of(*modules: str) -> Any:
+    """The first of ``modules`` that this checkout has: an older one may have another layout."""
+    for name in modules:
+        if importlib.util.find_spec(name.rpartition(".")[0]) and importlib.util.find_spec(name):
+            return importlib.import_module(name)
+    raise ImportError(f"this checkout has none of {', '.join(modules)}")
 
 
 def plans_of(checkout: Path, chosen: argparse.Namespace) -> Plans:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.planner_tables import AS_FAST, frame_of, panels
-from fuseplan.output import write_text
+from fuseplan.support.atomic_file import write_text
 
 _MARKS = "osD^v<>PX*"
 _MOST = 16.0

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fuseplan.report import records
-from fuseplan.text import time_text
+from fuseplan.report.frames import records
+from fuseplan.support.format import time_text
 
 AS_FAST = 1.001
 """Plans within a thousandth are as fast."""

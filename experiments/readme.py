@@ -29,9 +29,9 @@ from pathlib import Path
 
 from costmodel.device import DEVICES
 from experiments.rows import results_lines
-from fuseplan.divergence import FACTOR, are_apart
 from fuseplan.planners import planner_names
-from fuseplan.text import bytes_text, factor_text, time_text
+from fuseplan.report.divergence import FACTOR, are_apart
+from fuseplan.support.format import bytes_text, factor_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"

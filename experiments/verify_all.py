@@ -20,17 +20,17 @@ from pathlib import Path
 from costmodel.device import DEVICES, DeviceSpec, backends_of, get_device
 from experiments.greedy_vs_solver import ZOO
 from experiments.rows import RowFile
-from experiments.workloads import get_workload
-from fuseplan.bench_machine import machine_columns
-from fuseplan.config import Options
+from fuseplan.bench.machine import machine_columns
 from fuseplan.console import print_table, progress
-from fuseplan.errors import FuseplanError
-from fuseplan.lower import Lowered, lower
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_best
-from fuseplan.serialize import read_plan
-from fuseplan.trace import trace
-from fuseplan.verify import REFUTED, VERIFIED, verify_plan
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import plan_best
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.json_codec import plan_to_json, read_plan
+from fuseplan.plan.options import Options
+from fuseplan.support.errors import FuseplanError
+from fuseplan.verify.report import REFUTED, VERIFIED, verify_plan
+from fuseplan.workloads import get_workload
 
 DEADLINE_S = 3_600.0
 """Of one plan: none of them may be cut short because other processes run."""
@@ -84,7 +84,7 @@ def verify_one(lowered: Lowered, device: DeviceSpec, deadline_s: float = DEADLIN
     except FuseplanError as error:
         return _columns("none", "none", " ".join(str(error).split()), 0, time.process_time() - started, 0.0)
     planned = time.process_time()
-    text = plan.to_json()
+    text = plan_to_json(plan)
     again = read_plan(text)
     # A CPU's tiled loops follow from the program, of which a file has the graph only.
     found = verify_plan(again, program if device.backend == "xla" else None)
@@ -98,7 +98,7 @@ def verify_one(lowered: Lowered, device: DeviceSpec, deadline_s: float = DEADLIN
     )
 
 
-def _same(one: Plan, other: Plan) -> bool:
+def _same(one: FusionPlan, other: FusionPlan) -> bool:
     return (one.kernels, one.bound_ps, one.status, one.proof) == (
         other.kernels, other.bound_ps, other.status, other.proof,
     )  # fmt: skip

@@ -16,8 +16,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from fuseplan.api import JitFused, compare, jit, make_plan
-from fuseplan.constraints import Constraints
-from fuseplan.errors import (
+from fuseplan.frontend.ops import register_rule
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.features import Features
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.planners import planner_names, register_planner
+from fuseplan.public_plan import Plan
+from fuseplan.support.errors import (
     CompilerRefusalWarning,
     ConstraintError,
     FuseplanError,
@@ -29,10 +34,6 @@ from fuseplan.errors import (
     UnsupportedOperationError,
     Verdict,
 )
-from fuseplan.features import Features
-from fuseplan.ops import register_rule
-from fuseplan.plan import Kernel, Plan
-from fuseplan.planners import planner_names, register_planner
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -71,6 +72,6 @@ except PackageNotFoundError:  # Imported from a checkout that was never installe
 def devices() -> pd.DataFrame:
     """A frame of the known devices: memory, bandwidth, rates, and where the numbers come
     from (``frame.attrs["sources"]``). ``cpu`` is measured on the first call."""
-    from fuseplan.report import devices_frame
+    from fuseplan.report.frames import devices_frame
 
     return devices_frame()

@@ -13,35 +13,29 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from costmodel.device import DeviceSpec
-from fuseplan.bodies import bodies
-from fuseplan.call import PlanOf
-from fuseplan.calls import Calls
-from fuseplan.careful import Careful, lower_there
-from fuseplan.comparison import compare_plan, default_planners, time_rows
-from fuseplan.config import (
-    DEFAULT_DEADLINE_S,
-    Options,
-    is_checked,
-    is_disabled,
-    make_options,
-    resolve_device,
-    with_figures,
-)
-from fuseplan.constraints import Constraints
-from fuseplan.contest import require_measurable
-from fuseplan.derivative import plan_passes
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.features import ALL_FEATURES, Features
-from fuseplan.fused import fuse
-from fuseplan.halves import Halves
-from fuseplan.local import local_platform, unmeasured_device
-from fuseplan.lower import lower
-from fuseplan.measure import Choices, Measurement
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_function
-from fuseplan.results import check_results
-from fuseplan.screen import BUT_BODIES, RUNS_AS_JAX, may_loop_anywhere, runs_as_jax
-from fuseplan.trace import flatten, is_tracing, trace, tracing
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing
+from fuseplan.pipeline import plan_function
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.features import ALL_FEATURES, Features
+from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.public_plan import Plan
+from fuseplan.runtime.autoselect import Choices, Measurement
+from fuseplan.runtime.bind import fuse
+from fuseplan.runtime.cache_key import Calls
+from fuseplan.runtime.compare import compare_plan, default_planners, time_rows
+from fuseplan.runtime.compare_timing import require_measurable
+from fuseplan.runtime.control_flow import bodies
+from fuseplan.runtime.derivative import plan_passes
+from fuseplan.runtime.guarded import Careful, lower_there
+from fuseplan.runtime.min_cut import Halves
+from fuseplan.runtime.primitive import PlanOf
+from fuseplan.runtime.screen import BUT_BODIES, RUNS_AS_JAX, may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.settings import make_options, resolve_device, with_figures
+from fuseplan.support.environment import is_checked, is_disabled
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.targets.detect import local_platform, unmeasured_device
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -205,7 +199,7 @@ class JitFused:
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
         flat = flatten(traced.jaxpr)
-        plan = plan_of(flat, with_figures(self._options), trace_s)[1]
+        plan = Plan.of(plan_of(flat, with_figures(self._options), trace_s)[1])
         if not runs_as_jax(plan):
             return plan
         inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))
@@ -237,7 +231,7 @@ class JitFused:
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)
-        from fuseplan.aot import compiler_for, lower_for
+        from fuseplan.targets.compile_only import compiler_for, lower_for
 
         other = JitFused(self._f, device, *self._planning[1:], self._jit_options)
         name = device if isinstance(device, str) else device.name
@@ -294,7 +288,7 @@ def make_plan(
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
-        return plan_function(f, args, kwargs, options)[1]
+        return Plan.of(plan_function(f, args, kwargs, options)[1])
 
     return planned
 
@@ -352,7 +346,7 @@ def compare(
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
-        from fuseplan.report import compare_frame
+        from fuseplan.report.frames import compare_frame
 
         if measure:
             require_measurable(options, args, kwargs)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fuseplan.text import columns
+from fuseplan.support.format import columns
 
 
 def is_terminal() -> bool:

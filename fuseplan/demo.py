@@ -12,37 +12,20 @@ from typing import Any
 import jax
 
 from fuseplan.api import jit
-from fuseplan.comparison import (
-    Compared,
-    baseline_of,
-    compare_plan,
-    default_planners,
-    gains_text,
-    speed_up,
-)
-from fuseplan.config import make_options, resolve_device
 from fuseplan.console import Steps, print_table
-from fuseplan.divergence import divergence_lines
-from fuseplan.local import local_platform
-from fuseplan.lower import lower
-from fuseplan.names import kernel_name
-from fuseplan.plan import Plan
-from fuseplan.results import check_results, largest_difference
-from fuseplan.text import (
-    assumed_text,
-    bound_lines,
-    bound_text,
-    bytes_text,
-    grid,
-    makes,
-    seconds_text,
-    status_text,
-    tile,
-    time_text,
-    times_text,
-    wrapped,
-)
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.kernel_names import kernel_name
+from fuseplan.plan.notes import assumed_text
+from fuseplan.report.comparison import Compared, baseline_of, gains_text, speed_up
+from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.text import bound_lines, bound_text, grid, makes, status_text, tile
+from fuseplan.runtime.compare import compare_plan, default_planners
+from fuseplan.runtime.tolerance import check_results, largest_difference
+from fuseplan.settings import make_options, resolve_device
+from fuseplan.support.format import bytes_text, seconds_text, time_text, times_text, wrapped
+from fuseplan.targets.detect import local_platform
 
 DEVICES = ("h200", "tpu_v5e", "cpu")
 PLANNERS = ("unfused", "greedy", "best_first", "xla", "solver")
@@ -88,7 +71,7 @@ class Planned:
     rows: tuple[Compared, ...]
 
     @property
-    def plans(self) -> tuple[Plan, ...]:
+    def plans(self) -> tuple[FusionPlan, ...]:
         """The plans of the planners that made one."""
         return tuple(row.plan for row in self.rows if row.plan is not None)
 
@@ -136,7 +119,7 @@ class Demo:
 
 
 def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: Steps) -> Demo:
-    """Plan, run, and write the page."""
+    """FusionPlan, run, and write the page."""
     started = time.perf_counter()
     planners = {device: _planners(device) for device in DEVICES}
     steps.total(len(programs) * (sum(map(len, planners.values())) + 1) + 1)
@@ -171,7 +154,7 @@ def _planners(device: str) -> tuple[str, ...]:
     return tuple(planner for planner in PLANNERS if planner in possible)
 
 
-def _measure(program: Program, deadline_s: float) -> tuple[Run, Plan]:
+def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     """Compile both, compare their results, then time them in turns."""
     fast = jit(program.f, deadline_s=deadline_s)
     plan = fast.plan(*program.arrays)
@@ -203,7 +186,7 @@ def _temp_bytes(compiled: Any) -> int | None:
 
 
 def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> None:
-    from fuseplan.report import Page, Study, Table, write_page
+    from fuseplan.report.page import Page, Study, Table, write_page
 
     head, rows = _run_rows(runs)
     measured = Table(
@@ -301,7 +284,7 @@ def _print_plans(name: str, studies: Sequence[Planned]) -> None:
             print("\n".join(wrapped(line, 80, "  ")))
 
 
-def _one_kernel(plan: Plan) -> str:
+def _one_kernel(plan: FusionPlan) -> str:
     """The largest fused kernel of a plan, and how it is tiled."""
     k, kernel = max(enumerate(plan.kernels), key=lambda item: (len(item[1].spec.nodes), -item[0]))
     spec, cost = kernel.spec, kernel.cost

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 
 TABLE = np.arange(512, dtype=np.float32).reshape(8, 64)
 

@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import combinations
 
 from costmodel.device import DeviceSpec
+from costmodel.duplicates import copies_of
 from costmodel.graph import Graph, make_graph
-from fuseplan.copies import copies_of
-from fuseplan.errors import Verdict
-from fuseplan.plan import Kernel
-from fuseplan.schedule import Scheduler
+from fuseplan import Kernel
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.support.errors import Verdict
 
 
 class ByHand:
@@ -34,7 +34,7 @@ class ByHand:
         return Scheduler(merged, self.device).price(tuple(sorted({new[n] for n in nodes})))
 
     def is_searched(self, group: set[int]) -> bool:
-        """The three sentences of ``fuseplan.closure``, one after the other."""
+        """The three sentences of ``fuseplan.search.duplicate_rules``, one after the other."""
         graph = self.graph
         for n in group:
             for v in graph.nodes[n].inputs:

@@ -7,15 +7,15 @@ import random
 from functools import cache
 
 from costmodel.graph import Graph
-from fuseplan.packs import MAX_ARRAYS
-from fuseplan.partition import components, crossable_edges
-from fuseplan.plan import Kernel, Plan
-from fuseplan.planners.packs import with_packs
+from fuseplan import Kernel, Plan
 from fuseplan.planners.solver import plan_groups
-from fuseplan.pricing import Price, PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.verify_groups import Groups
-from fuseplan.work import unlimited
+from fuseplan.schedule.pricing import Price, PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.horizontal import MAX_ARRAYS
+from fuseplan.search.pack_pass import with_packs
+from fuseplan.support.work import unlimited
+from fuseplan.verify.groups import Groups
 from tests.graphs import GraphBuilder
 
 SHAPES = [(16,), (100,), (768,), (768,), (3072,), (8, 128), (20_000,), (64, 512), (300, 1000)]

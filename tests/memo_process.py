@@ -6,11 +6,11 @@ from pathlib import Path
 
 from costmodel.device import TEST_DEVICE
 from costmodel.graph import Graph
-from fuseplan import memo_disk
-from fuseplan.memo import Memo, using
-from fuseplan.memo_disk import Disk
 from fuseplan.planners import Budget, get_planner
-from fuseplan.schedule import Scheduler
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import cache_sqlite as memo_disk
+from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache_sqlite import Disk
 from tests.graphs import GraphBuilder
 
 

@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from costmodel.graph import Graph, Node, OpKind, Value, make_graph
 from costmodel.kernel import Access, Cost, KernelSpec
 from costmodel.memory import peak_bytes
-from fuseplan.plan import Kernel
+from fuseplan import Kernel
 from tests.small_graphs import can_run, edges_after, is_connected, is_convex, live_values
 
 SIZES = (0, 1, 1, 2, 3, 5, 8)

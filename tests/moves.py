@@ -29,17 +29,17 @@ import numpy as np
 from jax import lax
 
 from costmodel.axes import Unifier
+from costmodel.boundary import boundary
 from costmodel.device import get_device
 from costmodel.kernel import KernelSpec
-from fuseplan.config import make_options
-from fuseplan.layout import boundary
-from fuseplan.legality import refuse_exchange, refuse_nest
-from fuseplan.lower import Lowered, lower
-from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import trace
+from fuseplan.runtime.executor import make_runner
+from fuseplan.schedule.legality import refuse_exchange, refuse_nest
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.settings import make_options
 from tests.nests import every_nest, function_of
+from tests.plans import plan_traced
 from tests.quickly import run_quickly
 
 Shape = tuple[int, ...]

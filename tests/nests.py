@@ -11,17 +11,19 @@ import jax
 import numpy as np
 
 from costmodel.axes import Conflict, unify
+from costmodel.boundary import boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from fuseplan.emit import emit, xla
-from fuseplan.emit.body import live_ins
-from fuseplan.layout import boundary, group_layout
-from fuseplan.loops.nest import program_of
-from fuseplan.loops.regions import regions
-from fuseplan.loops.tied import loopable
-from fuseplan.lower import Lowered, lower
-from fuseplan.spec import SpecMaker
-from fuseplan.tiles import addressing
-from fuseplan.trace import Literal, trace
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import Literal, trace
+from fuseplan.schedule.layout import group_layout
+from fuseplan.schedule.nests.connected import loopable
+from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.nests.regions import regions
+from fuseplan.schedule.spec import SpecMaker
+from fuseplan.schedule.tilings import addressing
 from tests.quickly import run_quickly
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
@@ -81,7 +83,7 @@ def function_of(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) 
         def evaluate() -> None:
             for n in list(waiting):
                 if all(v in values for v in graph.nodes[n].inputs):
-                    xla.run([lowered.equations[n]], values)
+                    run_equations([lowered.equations[n]], values)
                     waiting.remove(n)
 
         evaluate()

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Any
 
 from experiments.deadlines import norms, sums, web
-from experiments.workloads import get_workload
-from fuseplan import memo
-from fuseplan.config import make_options
-from fuseplan.constraints import Constraints
-from fuseplan.errors import MemoryLimitError
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_function
+from fuseplan import Plan
+from fuseplan.plan.constraints import Constraints
 from fuseplan.planners import Budget, get_planner
-from fuseplan.planners.base import Grouping
+from fuseplan.search import cache as memo
+from fuseplan.search.grouping import Grouping
+from fuseplan.settings import make_options
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.workloads import get_workload
 from tests import body_programs
+from tests.plans import plan_function
 from tests.small_graphs import Bytes, graph
 
 Answer = Plan | MemoryLimitError

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fuseplan
-from fuseplan.calibrate import described_cpu
+from fuseplan.targets.calibrate import described_cpu
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 ON_CPU = functools.partial(fuseplan.jit, device=described_cpu())

@@ -17,11 +17,11 @@ import hypothesis.strategies as st
 
 from costmodel.graph import Graph, Node, OpKind, Value, make_graph
 from costmodel.kernel import Access, Cost, KernelSpec
-from fuseplan.errors import Verdict
-from fuseplan.partition import crossable_edges
-from fuseplan.plan import Kernel
-from fuseplan.pricing import PriceBook, Pricing
-from fuseplan.siblings import walked
+from fuseplan import Kernel
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.schedule.siblings import walked
+from fuseplan.search.components import crossable_edges
+from fuseplan.support.errors import Verdict
 
 LAUNCH_PS = 7812
 FULL, ROW = (128, 128), (64,)  # 65,536 and 256 bytes

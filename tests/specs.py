@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.axes import Conflict, unify
+from costmodel.boundary import boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from fuseplan.emit import emit
-from fuseplan.emit.body import live_ins
-from fuseplan.layout import boundary, group_layout, repeats
-from fuseplan.loops.nest import passes_of
-from fuseplan.lower import Lowered, lower
-from fuseplan.spec import SpecMaker
-from fuseplan.trace import trace
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.layout import group_layout, repeats
+from fuseplan.schedule.nests.cpu_tilings import passes_of
+from fuseplan.schedule.spec import SpecMaker
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 

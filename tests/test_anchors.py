@@ -13,7 +13,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 import fuseplan
-from fuseplan.results import check_results
+from fuseplan.runtime.tolerance import check_results
 from tests.test_planned_kernels import run_planned
 
 pytestmark = pytest.mark.one_python

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan.errors import FuseplanError, InvalidArgumentError, UnknownNameError
+from fuseplan.support.errors import FuseplanError, InvalidArgumentError, UnknownNameError
 
 
 def layernorm(x, scale, bias):

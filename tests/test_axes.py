@@ -10,8 +10,8 @@ import pytest
 from costmodel import axes as unification
 from costmodel.axes import Conflict, GroupAxes, unify
 from experiments import deadlines
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 
 
 def axes_of(f, *shapes):

@@ -6,10 +6,10 @@ import io
 import jax
 import jax.numpy as jnp
 
-from fuseplan.bench import csv_text, plan_table, time_plan
-from fuseplan.bench_machine import machine_columns
-from fuseplan.config import make_options
-from fuseplan.text import columns
+from fuseplan.bench.machine import machine_columns
+from fuseplan.bench.planning import csv_text, plan_table, time_plan
+from fuseplan.settings import make_options
+from fuseplan.support.format import columns
 
 SHAPES = (jax.ShapeDtypeStruct((64, 32), "float32"), jax.ShapeDtypeStruct((32, 48), "float32"))
 

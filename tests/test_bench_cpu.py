@@ -13,17 +13,16 @@ import pytest
 from typer.testing import CliRunner
 
 from costmodel import calibrate
-from experiments import attention, cpu, functions, pairwise
-from experiments.large import LARGE
-from experiments.workloads import WORKLOADS, get_workload, make_args
-from fuseplan import bench_cpu
-from fuseplan import calibrate as xla_calibrate
-from fuseplan.bench_cpu import Case, Goal, Row, bench_cases, time_in_turns
-from fuseplan.bench_text import colour, head_line, row_line, summary_lines
+from fuseplan.bench import cpu as bench_cpu
+from fuseplan.bench.cpu import Case, Goal, Row, bench_cases, time_in_turns
+from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
+from fuseplan.bench.float64 import in_float64, is_right_in_float64
 from fuseplan.cli import app
-from fuseplan.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.results import check_results
-from fuseplan.wide import in_float64, is_right_in_float64
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.targets import calibrate as xla_calibrate
+from fuseplan.workloads import WORKLOADS, attention, cpu, functions, get_workload, make_args, pairwise
+from fuseplan.workloads.large import LARGE
 from tests.quickly import run_quickly
 
 pytestmark = pytest.mark.one_python

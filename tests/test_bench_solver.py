@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import pytest
 from typer.testing import CliRunner
 
-from experiments.sampling import make_args
-from experiments.stress import STRESS
-from experiments.workloads import HUGE, WORKLOADS, get_workload
-from fuseplan.bench_solver import WORKLOADS as BENCHED
-from fuseplan.bench_solver import AtDeadline, SolverTiming, Spread, bench_solver, steps_of
-from fuseplan.bench_solver_text import solver_tables
+from fuseplan.bench.solver import WORKLOADS as BENCHED
+from fuseplan.bench.solver import AtDeadline, SolverTiming, Spread, bench_solver, steps_of
+from fuseplan.bench.solver_text import solver_tables
 from fuseplan.cli import app
-from fuseplan.config import make_options
 from fuseplan.console import Steps
-from fuseplan.features import Features
-from fuseplan.text import columns
+from fuseplan.plan.features import Features
+from fuseplan.settings import make_options
+from fuseplan.support.format import columns
+from fuseplan.workloads import HUGE, WORKLOADS, get_workload
+from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.stress import STRESS
 
 pytestmark = pytest.mark.one_python
 

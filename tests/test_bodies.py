@@ -13,11 +13,11 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fuseplan
-from fuseplan.calibrate import described_cpu
-from fuseplan.config import make_options
-from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.trace import trace
+from fuseplan.frontend.trace import trace
+from fuseplan.runtime.executor import make_runner
+from fuseplan.settings import make_options
+from fuseplan.targets.calibrate import described_cpu
+from tests.plans import plan_traced
 
 J = functools.partial(fuseplan.jit, device=described_cpu())
 N = 1536

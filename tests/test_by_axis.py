@@ -5,15 +5,17 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel.device import get_device
-from experiments.stress import fan_out, random_sums
-from fuseplan.bits import bits
-from fuseplan.join import cyclic_sets
-from fuseplan.lower import lower
-from fuseplan.planners import Budget, best_first, by_axis, get_planner
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import Price, PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule.pricing import Price, PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import axis_cut as by_axis
+from fuseplan.search import best_first
+from fuseplan.search.grouping import take_apart
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import cyclic_sets
+from fuseplan.workloads.stress import fan_out, random_sums
 
 pytestmark = pytest.mark.one_python
 

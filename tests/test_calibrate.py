@@ -11,9 +11,9 @@ import fuseplan
 from costmodel import calibrate as known
 from costmodel import settle
 from costmodel.settle import Figure
-from fuseplan import calibrate
-from fuseplan.config import resolve_device
-from fuseplan.local import local_device
+from fuseplan.settings import resolve_device
+from fuseplan.targets import calibrate
+from fuseplan.targets.detect import local_device
 
 pytestmark = pytest.mark.one_python
 

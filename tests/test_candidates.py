@@ -10,20 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.device import get_device
-from experiments.workloads import get_workload
-from fuseplan.absorb import absorb_moves, contract
-from fuseplan.bits import bits
-from fuseplan.candidates import enumerate_groups
-from fuseplan.errors import Verdict
-from fuseplan.lower import lower
-from fuseplan.partition import components, crossable_edges
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import get_planner
-from fuseplan.planners.base import Budget, take_apart
 from fuseplan.planners.solver import plan_groups
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.space import Space
-from fuseplan.trace import trace
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.grouping import Budget, take_apart
+from fuseplan.search.presolve import absorb_moves, contract
+from fuseplan.search.space import Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.errors import Verdict
+from fuseplan.workloads import get_workload
 from tests.small_graphs import Bytes, brute_force, edges_after, graph, graphs, is_connected, is_convex
 
 pytestmark = pytest.mark.one_python

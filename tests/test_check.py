@@ -8,12 +8,12 @@ import pytest
 from costmodel.device import TEST_DEVICE
 from costmodel.graph import DimRole, make_graph
 from costmodel.kernel import Access, Axis, AxisRole
-from fuseplan.check import check_plan
-from fuseplan.errors import InvalidPlanError
-from fuseplan.plan import Kernel, Plan
+from fuseplan import Kernel, Plan
 from fuseplan.planners import Budget, get_planner, planner_names
-from fuseplan.schedule import Scheduler
-from fuseplan.spec import whole_array_spec
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.plan import check_plan
 from tests.graphs import GraphBuilder
 
 
@@ -189,7 +189,7 @@ def test_every_mutation_is_refused(mutate, message, copies):
 
 def test_equal_kernels_are_checked_once(monkeypatch):
     checked = []
-    monkeypatch.setattr("fuseplan.check.check_kernel", lambda plan, k, *_: checked.append(k))
+    monkeypatch.setattr("fuseplan.verify.plan.check_kernel", lambda plan, k, *_: checked.append(k))
     once, twice = make(), make(graph=softmax_into_matmul(2))
     check_plan(once)
     n_once = len(checked)

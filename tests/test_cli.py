@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 
 from costmodel import calibrate
 from fuseplan import Plan
-from fuseplan import calibrate as xla_calibrate
 from fuseplan.cli import app
 from fuseplan.planners import planner_names
+from fuseplan.targets import calibrate as xla_calibrate
 
 pytestmark = pytest.mark.one_python
 

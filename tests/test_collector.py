@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from fuseplan.collector import collector_at_rest
+from fuseplan.support.gc_pause import collector_at_rest
 
 
 def test_the_collector_is_afterwards_as_it_was():

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.xla_metadata import set_xla_metadata
 
-from experiments import pairwise
-from fuseplan.loops.columns import by_columns
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.workloads import pairwise
 from tests.nest_cases import normal
 from tests.quickly import run_quickly
 from tests.test_regions import evaluated

@@ -12,18 +12,20 @@ import pytest
 from typer.testing import CliRunner
 
 import fuseplan
-from experiments.workloads import get_workload
-from fuseplan import contest, planners
+from fuseplan import planners
 from fuseplan.cli import app
-from fuseplan.config import make_options
-from fuseplan.errors import InvalidArgumentError, MismatchError
-from fuseplan.features import Features
-from fuseplan.hlo import compiled
-from fuseplan.lower import lower
-from fuseplan.planner import plan_best
-from fuseplan.planners import greedy, planner_names
-from fuseplan.text import bound_lines, status_text
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
+from fuseplan.planners import planner_names
+from fuseplan.planners.hlo import compiled
+from fuseplan.report.text import bound_lines, status_text
+from fuseplan.runtime import compare_timing as contest
+from fuseplan.search import greedy
+from fuseplan.settings import make_options
+from fuseplan.support.errors import InvalidArgumentError, MismatchError
+from fuseplan.workloads import get_workload
+from tests.plans import plan_best
 
 pytestmark = pytest.mark.one_python
 

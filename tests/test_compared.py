@@ -13,15 +13,15 @@ import pytest
 import fuseplan
 from costmodel.device import get_device
 from costmodel.graph import make_graph
-from fuseplan.check import check_plan
-from fuseplan.compared import copies_apart, needed_once
-from fuseplan.copies import split
-from fuseplan.errors import InvalidPlanError
-from fuseplan.lower import lower
-from fuseplan.plan import Plan
+from fuseplan import Plan
+from fuseplan.frontend.compared import copies_apart, needed_once
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.duplicates import split
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.plan import check_plan
 
 X = jax.ShapeDtypeStruct((64, 512), "float32")
 
@@ -56,7 +56,7 @@ def test_what_both_operands_follow_from():
 
 
 def test_a_comparison_of_many_operations_is_assumed_to_need_one_evaluation(monkeypatch):
-    monkeypatch.setattr("fuseplan.compared._MOST", 3)
+    monkeypatch.setattr("fuseplan.frontend.compared._MOST", 3)
     graph = graph_of(ties, X)
     assert needed_once(graph) == frozenset(range(len(graph.nodes)))
 

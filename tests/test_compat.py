@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 from jax.experimental import pallas as pl
 
-from fuseplan import _compat
+from fuseplan.support import jax_compat
 
 
 def traced():
@@ -20,7 +20,7 @@ def traced():
 
 
 def test_source_line_names_the_users_frame():
-    assert "test_compat.py" in _compat.source_line(traced().jaxpr.eqns[0].source_info)
+    assert "test_compat.py" in jax_compat.source_line(traced().jaxpr.eqns[0].source_info)
 
 
 def test_scope_names_are_those_of_the_user():
@@ -30,21 +30,21 @@ def test_scope_names_are_those_of_the_user():
 
     for g in (f, lambda x: jax.jvp(f, (x,), (x,)), jax.vmap(f)):
         tanh = jax.make_jaxpr(g)(jnp.ones(3)).jaxpr.eqns[0]
-        assert _compat.scope_names(tanh.source_info) == ("block", "attention")
-    assert _compat.scope_names(jax.make_jaxpr(jnp.tanh)(1.0).jaxpr.eqns[0].source_info) == ()
+        assert jax_compat.scope_names(tanh.source_info) == ("block", "attention")
+    assert jax_compat.scope_names(jax.make_jaxpr(jnp.tanh)(1.0).jaxpr.eqns[0].source_info) == ()
 
 
 def test_unspecified_shardings_are_recognised():
     inner = next(e for e in traced().jaxpr.eqns if "jaxpr" in e.params)
-    assert _compat.all_unspecified(inner.params["in_shardings"])
+    assert jax_compat.all_unspecified(inner.params["in_shardings"])
     mesh = jax.make_mesh((1,), ("x",))
     given = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    assert not _compat.all_unspecified((given,))
+    assert not jax_compat.all_unspecified((given,))
 
 
 def test_eval_jaxpr_evaluates():
     closed = traced()
-    (result,) = _compat.eval_jaxpr(closed.jaxpr, closed.consts, jnp.ones(3))
+    (result,) = jax_compat.eval_jaxpr(closed.jaxpr, closed.consts, jnp.ones(3))
     assert jnp.allclose(result, jnp.tanh(1.0) + 2)
 
 
@@ -52,30 +52,30 @@ def test_calls_inside_transformations_are_not_eager():
     seen = []
 
     def f(x):
-        seen.append(_compat.is_eager())
+        seen.append(jax_compat.is_eager())
         return x
 
     f(1.0), jax.jit(f)(1.0), jax.vmap(f)(jnp.ones(2)), jax.grad(f)(1.0)
     assert seen == [True, False, False, False]
-    assert _compat.is_eager()
+    assert jax_compat.is_eager()
 
 
 def test_the_interpreter_of_mosaic_gpu_looks_for_races():
     """The other names of Mosaic GPU are run in tests/test_emit_mosaic_gpu.py and compiled in tests/aot."""
-    assert _compat.interpret_gpu(detect_races=True).detect_races
-    assert not _compat.interpret_gpu(detect_races=False).detect_races
+    assert jax_compat.interpret_gpu(detect_races=True).detect_races
+    assert not jax_compat.interpret_gpu(detect_races=False).detect_races
 
 
 def test_optimization_barrier_is_the_primitive_of_lax():
     closed = jax.make_jaxpr(jax.lax.optimization_barrier)(jnp.ones(3))
-    assert closed.jaxpr.eqns[0].primitive is _compat.optimization_barrier_p
+    assert closed.jaxpr.eqns[0].primitive is jax_compat.optimization_barrier_p
 
 
 def test_collectives_name_their_axes():
     jaxpr = jax.make_jaxpr(lambda x: jax.lax.psum(x, "i"), axis_env=[("i", 2)])(1.0).jaxpr
-    assert len(_compat.axis_effects(jaxpr.effects)) == 1
-    assert _compat.axis_effects(jaxpr.effects, "i") == jaxpr.effects
-    assert not _compat.axis_effects(jaxpr.effects, "j")
+    assert len(jax_compat.axis_effects(jaxpr.effects)) == 1
+    assert jax_compat.axis_effects(jaxpr.effects, "i") == jaxpr.effects
+    assert not jax_compat.axis_effects(jaxpr.effects, "j")
 
 
 def test_what_differs_between_shards_is_seen_and_said():
@@ -89,11 +89,11 @@ def test_what_differs_between_shards_is_seen_and_said():
 
     def f(x):
         same = jnp.zeros(3)
-        differs = _compat.varying(same, jax.typeof(x))
-        seen.extend(_compat.varying_axes(jax.typeof(a)) for a in (x, same, differs))
+        differs = jax_compat.varying(same, jax.typeof(x))
+        seen.extend(jax_compat.varying_axes(jax.typeof(a)) for a in (x, same, differs))
         with pytest.raises(ValueError, match="vma"):
             copied(same)
-        with _compat.same_in_all_shards():
+        with jax_compat.same_in_all_shards():
             copied(same)
         return x
 
@@ -102,7 +102,7 @@ def test_what_differs_between_shards_is_seen_and_said():
 
 
 def test_a_batch_axis_in_front():
-    aval = _compat.with_leading(jax.typeof(jnp.ones((3, 4), jnp.int32)), 5)
+    aval = jax_compat.with_leading(jax.typeof(jnp.ones((3, 4), jnp.int32)), 5)
     assert (aval.shape, aval.dtype) == ((5, 3, 4), jnp.int32)
 
 
@@ -111,7 +111,7 @@ def test_dead_code_is_replaced_by_rule():
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda x: [x, x])
     asked = []
-    _compat.register_dead_code(primitive, lambda used, eqn: (asked.append(used), ([True], eqn))[1])
+    jax_compat.register_dead_code(primitive, lambda used, eqn: (asked.append(used), ([True], eqn))[1])
     closed = jax.make_jaxpr(lambda x: primitive.bind(x)[0])(1.0)
     jax.interpreters.partial_eval.dce_jaxpr(closed.jaxpr, [True])
     assert [list(used) for used in asked] == [[True, False]]
@@ -119,8 +119,8 @@ def test_dead_code_is_replaced_by_rule():
 
 def test_closed_jaxprs_stay_as_they_are():
     closed = traced()
-    assert _compat.closed(closed) is closed
-    assert _compat.closed(closed.jaxpr).jaxpr is closed.jaxpr
+    assert jax_compat.closed(closed) is closed
+    assert jax_compat.closed(closed.jaxpr).jaxpr is closed.jaxpr
 
 
 def test_a_jaxpr_as_it_is_compiled_is_without_dead_code():
@@ -131,7 +131,7 @@ def test_a_jaxpr_as_it_is_compiled_is_without_dead_code():
     f.defvjp(lambda x: (jnp.cos(x), x), lambda x, g: (g,), optimize_remat=True)
     table = jnp.arange(3.0)
     closed = jax.make_jaxpr(lambda x, unused: (jax.vjp(f, x)[0], jnp.exp(x), table)[::2])(table + 1, 2.0)
-    low, consts = _compat.as_compiled(closed)
+    low, consts = jax_compat.as_compiled(closed)
     assert "sin" in str(low)
     assert "cos" not in str(low)
     assert "exp" not in str(low)
@@ -141,20 +141,20 @@ def test_a_jaxpr_as_it_is_compiled_is_without_dead_code():
 
 def test_high_level_types_are_lowered_by_rule():
     plain = jax.make_jaxpr(jnp.sin)(1.0)
-    assert not _compat.is_high(plain.jaxpr)
-    assert not _compat.is_high(jax.typeof(1.0))
-    assert _compat.as_compiled(plain)[0] is plain.jaxpr
+    assert not jax_compat.is_high(plain.jaxpr)
+    assert not jax_compat.is_high(jax.typeof(1.0))
+    assert jax_compat.as_compiled(plain)[0] is plain.jaxpr
     primitive = jax.extend.core.Primitive("pair_in_high_types")
     primitive.multiple_results = True
     primitive.def_abstract_eval(lambda x, high: [x, x])
     rule = lambda x, high: [x, jnp.cos(x)]  # noqa: E731
-    _compat.register_low(primitive, rule, lambda aval, high: high)
+    jax_compat.register_low(primitive, rule, lambda aval, high: high)
     low = jax.make_jaxpr(lambda x: primitive.bind(x, high=False))(1.0)
-    assert not _compat.is_high(low.jaxpr)
+    assert not jax_compat.is_high(low.jaxpr)
     closed = jax.make_jaxpr(lambda x: primitive.bind(x, high=True))(1.0)
-    assert _compat.is_high(closed.jaxpr)
-    jaxpr, _ = _compat.as_compiled(closed)
-    assert not _compat.is_high(jaxpr)
+    assert jax_compat.is_high(closed.jaxpr)
+    jaxpr, _ = jax_compat.as_compiled(closed)
+    assert not jax_compat.is_high(jaxpr)
     assert [eqn.primitive.name for eqn in jaxpr.eqns] == ["cos"]
 
 
@@ -171,6 +171,6 @@ def test_effects_that_an_equation_can_carry():
         ref[...] += 1.0
         return ref[...]
 
-    assert _compat.can_carry(jax.make_jaxpr(prints, axis_env=[("i", 2)])(1.0).jaxpr.effects)
-    assert _compat.can_carry(jax.make_jaxpr(keeps)(1.0).jaxpr.effects)
-    assert not _compat.can_carry(jax.make_jaxpr(writes)(jax.new_ref(1.0)).jaxpr.effects)
+    assert jax_compat.can_carry(jax.make_jaxpr(prints, axis_env=[("i", 2)])(1.0).jaxpr.effects)
+    assert jax_compat.can_carry(jax.make_jaxpr(keeps)(1.0).jaxpr.effects)
+    assert not jax_compat.can_carry(jax.make_jaxpr(writes)(jax.new_ref(1.0)).jaxpr.effects)

@@ -12,7 +12,7 @@ from experiments import compiled, compiled_processes
 from experiments.compiled_processes import Died, Work, all_rows
 from experiments.compiled_rows import NOT_ASKED, Row, compiler_versions, kept_rows, records
 from experiments.compiled_tables import cycles_csv, cycles_table, summary
-from fuseplan.bench import csv_of
+from fuseplan.bench.planning import csv_of
 
 A, B = ("a", "tpu_v5e", "float32"), ("b", "tpu_v5e", "bfloat16")
 VERSIONS = compiler_versions("tpu")

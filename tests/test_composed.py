@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuseplan.ops import composed, float8
+from fuseplan.frontend.ops import composed, float8
 
 pytestmark = pytest.mark.one_python
 

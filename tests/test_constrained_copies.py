@@ -5,19 +5,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fuseplan
-from experiments.workloads import get_workload
 from fuseplan import Constraints, Plan
-from fuseplan.atoms import Atoms, plan_constrained, require_possible
-from fuseplan.constrained import Limited
-from fuseplan.constraints import Apart, Resolved, Together
-from fuseplan.copies import roots_of, split
-from fuseplan.errors import ConstraintError, Verdict
+from fuseplan.plan.constraints import Apart, Resolved, Together
 from fuseplan.planners import Budget, get_planner
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.recomputing import Recomputing
-from fuseplan.schedule import Scheduler
-from fuseplan.selectors import joined
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.constrained_pricing import Limited
+from fuseplan.search.duplicate_pricing import Recomputing
+from fuseplan.search.duplicates import roots_of, split
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.must_fuse import Atoms, plan_constrained, require_possible
+from fuseplan.search.selectors import joined
+from fuseplan.support.errors import ConstraintError, Verdict
+from fuseplan.workloads import get_workload
 from tests.copies_by_hand import ByHand, merged_in, ties
 from tests.small_graphs import brute_force, is_connected, live_values
 from tests.test_constraints import keeps, siblings_within

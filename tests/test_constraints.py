@@ -16,25 +16,25 @@ from typer.testing import CliRunner
 import fuseplan
 from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE, get_device
-from experiments.workloads import get_workload
 from fuseplan import ConstraintError, Constraints, InvalidArgumentError, InvalidPlanError, Plan
-from fuseplan.absorb import absorb_moves
-from fuseplan.atoms import Atoms, plan_constrained, require_possible
-from fuseplan.check import check_plan
 from fuseplan.cli import app
-from fuseplan.constrained import Limited
-from fuseplan.constraints import Apart, Resolved, Together
-from fuseplan.errors import Verdict
-from fuseplan.features import Features
-from fuseplan.lower import lower
-from fuseplan.partition import crossable_edges
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Apart, Resolved, Together
+from fuseplan.plan.features import Features
 from fuseplan.planners import Budget, get_planner, planner_names
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.selectors import Selectors, joined, resolve
-from fuseplan.signature import Signatures
-from fuseplan.trace import trace
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search.components import crossable_edges
+from fuseplan.search.constrained_pricing import Limited
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.must_fuse import Atoms, plan_constrained, require_possible
+from fuseplan.search.presolve import absorb_moves
+from fuseplan.search.selectors import Selectors, joined, resolve
+from fuseplan.support.errors import Verdict
+from fuseplan.verify.plan import check_plan
+from fuseplan.workloads import get_workload
 from tests.small_graphs import Bytes, brute_force, graph, graphs, is_connected, live_values
 from tests.test_candidates import cheapest
 from tests.test_planners import assert_legal, layers, objectives, programs

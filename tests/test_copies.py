@@ -9,28 +9,29 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.device import get_device
+from costmodel.duplicates import copies_of, whole
 from costmodel.graph import GraphError, OpKind, check_graph
-from experiments.workloads import get_workload, make_args
 from fuseplan import Features, Plan
-from fuseplan.absorb import absorb_renames
-from fuseplan.again import NO_TIME
-from fuseplan.candidates import enumerate_groups
-from fuseplan.config import Options
-from fuseplan.copies import MAX_COPIES, copies_of, roots_of, split, whole
-from fuseplan.lower import lower
-from fuseplan.memo import Memo, using
-from fuseplan.planner import plan_traced
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import Price, PriceBook
-from fuseplan.recomputing import Recomputing
-from fuseplan.results import check_results
-from fuseplan.runtime import make_runner
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
-from fuseplan.verify_groups import Groups
+from fuseplan.runtime.executor import make_runner
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.schedule.pricing import Price, PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.cache import Memo, using
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.duplicate_pricing import Recomputing
+from fuseplan.search.duplicates import MAX_COPIES, roots_of, split
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.presolve import absorb_renames
+from fuseplan.search.rematerialise import NO_TIME
+from fuseplan.verify.groups import Groups
+from fuseplan.workloads import get_workload, make_args
 from tests.copies_by_hand import ByHand, ties
 from tests.graphs import TEST_DEVICE
+from tests.plans import plan_traced
 from tests.quickly import run_quickly
 from tests.small_graphs import brute_force, edges_after, is_connected, is_convex, siblings_of
 from tests.test_planners import objectives, programs
@@ -263,7 +264,7 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
 
 
 def test_too_many_groups_of_copies_leave_the_plan_without(monkeypatch):
-    monkeypatch.setattr("fuseplan.planners.component._CROWDED", 10)
+    monkeypatch.setattr("fuseplan.search.component._CROWDED", 10)
     monkeypatch.setenv("FUSEPLAN_MEMO", "0")
     plan = planned("gpt2_block")
     assert (plan.recomputed, plan.status, plan.proof.roots) == ((), "OPTIMAL", ())
@@ -287,8 +288,8 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
 def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.again._UNCUT_S", 10**6)
-    monkeypatch.setattr("fuseplan.again.worth_again", None)
+    monkeypatch.setattr("fuseplan.search.rematerialise._UNCUT_S", 10**6)
+    monkeypatch.setattr("fuseplan.search.rematerialise.worth_again", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps

@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 from costmodel.calibrate import described_cpu
 from costmodel.device import get_device
 from costmodel.kernel import BOUNDS, Cost
-from experiments.workload import array
-from experiments.workloads import get_workload
-from fuseplan.config import Options
-from fuseplan.lower import lower
-from fuseplan.planner import plan_best
-from fuseplan.report import kernels_frame
-from fuseplan.text import parts_text
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import Options
+from fuseplan.report.frames import kernels_frame
+from fuseplan.report.text import parts_text
+from fuseplan.workloads import get_workload
+from fuseplan.workloads.workload import array
+from tests.plans import plan_best
 
 pytestmark = pytest.mark.one_python
 

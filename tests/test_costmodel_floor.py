@@ -14,13 +14,13 @@ from costmodel.device import TEST_DEVICE, get_device
 from costmodel.floor import Floor
 from costmodel.floors import Floors
 from costmodel.roofline import estimate
-from experiments.workloads import get_workload
-from fuseplan.bits import bits
-from fuseplan.copies import split
-from fuseplan.errors import Verdict
-from fuseplan.lower import lower
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.duplicates import split
+from fuseplan.support.bitset import bits
+from fuseplan.support.errors import Verdict
+from fuseplan.workloads import get_workload
 from tests.graphs import TPU, GraphBuilder
 from tests.test_planners import programs as random_programs
 

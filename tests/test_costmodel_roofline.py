@@ -25,8 +25,8 @@ from costmodel import (
     estimate,
     get_device,
 )
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from tests.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
 
 pytestmark = pytest.mark.one_python

@@ -10,9 +10,9 @@ import pytest
 
 import fuseplan
 from costmodel.kernel import Axis, AxisRole, KernelSpec
-from experiments.workloads import get_workload
-from fuseplan.emit.block_tile import is_scattered, scattered_index
-from fuseplan.ops.cutting import windows_in
+from fuseplan.codegen.block_tile import is_scattered, scattered_index
+from fuseplan.frontend.ops.windows import windows_in
+from fuseplan.workloads import get_workload
 from tests.cutting_cases import qkv, rope_by_pairs, rope_by_reshape, rope_by_slices
 
 pytestmark = pytest.mark.one_python

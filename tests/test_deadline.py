@@ -8,18 +8,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.workloads import get_workload
-from fuseplan import pricing, solver
-from fuseplan.candidates import enumerate_groups
-from fuseplan.config import make_options
-from fuseplan.errors import FuseplanWarning
 from fuseplan.memory.order import least_peak
-from fuseplan.planner import plan_function
-from fuseplan.planners import Budget, component, get_planner, search
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.solver import Instance, Relaxation, Selection, exact_cover
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule import pricing
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search import column_pricing as search
+from fuseplan.search import component
+from fuseplan.search import set_partitioning as solver
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.set_partitioning import Instance, Relaxation, Selection, exact_cover
+from fuseplan.settings import make_options
+from fuseplan.support.errors import FuseplanWarning
+from fuseplan.workloads import get_workload
 from tests.memory_graphs import peak, programs
+from tests.plans import plan_function
 from tests.small_graphs import Bytes, brute_force, graph
 from tests.test_planners import assert_legal, objectives
 
@@ -82,7 +85,7 @@ def expire_everywhere(monkeypatch, g, pricing_of, budget):
 @pytest.mark.parametrize("floor", [True, False])
 def test_the_deadline_may_fall_anywhere(monkeypatch, floor, max_states):
     monkeypatch.setattr(solver, "MAX_STATES", max_states)  # with 0, by CP-SAT
-    monkeypatch.setattr("fuseplan.candidates._STEPS_A_LOOK", 1)
+    monkeypatch.setattr("fuseplan.search.candidates._STEPS_A_LOOK", 1)
     monkeypatch.setattr(solver, "_STATES_A_LOOK", 1)
     stages = set()
     for g in some_graphs(4 if max_states == 0 else 14):
@@ -245,11 +248,11 @@ def assert_heuristic(g, match):
 @pytest.mark.parametrize(
     ("where", "shape"),
     [
-        ("fuseplan.solver.Relaxation.__init__", LOSING),
-        ("fuseplan.solver.Relaxation.solve", LOSING),
-        ("fuseplan.planners.search.exact_cover", FRACTIONAL),
-        ("fuseplan.planners.joint._solve_jointly", CIRCLE),
-        ("fuseplan.solver._cp_sat", CIRCLE),
+        ("fuseplan.search.set_partitioning.Relaxation.__init__", LOSING),
+        ("fuseplan.search.set_partitioning.Relaxation.solve", LOSING),
+        ("fuseplan.search.column_pricing.exact_cover", FRACTIONAL),
+        ("fuseplan.search.joint._solve_jointly", CIRCLE),
+        ("fuseplan.search.set_partitioning._cp_sat", CIRCLE),
     ],
 )
 def test_whatever_the_solver_raises_the_heuristic_plan_is_the_answer(monkeypatch, where, shape, error):

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.sampling import make_args
-from experiments.workloads import get_workload
-from fuseplan import comparison, demo
+from fuseplan import demo
 from fuseplan.console import Steps
+from fuseplan.runtime import compare as comparison
+from fuseplan.workloads import get_workload
+from fuseplan.workloads.sampling import make_args
 
 pytestmark = [pytest.mark.one_python, pytest.mark.xdist_group("demo")]
 

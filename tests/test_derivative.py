@@ -14,8 +14,8 @@ from jax import lax
 from jax.extend import core as jex_core
 
 import fuseplan
-from fuseplan.calibrate import described_cpu
-from fuseplan.halves import sides
+from fuseplan.runtime.min_cut import sides
+from fuseplan.targets.calibrate import described_cpu
 from tests.graphs import GraphBuilder
 from tests.quickly import on_both
 

@@ -12,12 +12,12 @@ from jax import lax
 
 import fuseplan
 from costmodel.calibrate import described_cpu
-from fuseplan.describe import Describer
-from fuseplan.lower import lower
-from fuseplan.memo import Memo, using
-from fuseplan.schedule import Scheduler
-from fuseplan.signature import Signatures
-from fuseplan.trace import trace
+from fuseplan.frontend.equation_text import Describer
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search.cache import Memo, using
 from tests.body_programs import PROGRAMS, build, signatures
 
 CPU = described_cpu()

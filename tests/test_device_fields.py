@@ -16,7 +16,7 @@ import fuseplan
 from costmodel import DEVICES, TEST_DEVICE, DeviceSpec, InvalidDeviceError, estimate
 from costmodel.calibrate import described_cpu
 from costmodel.device_fields import FIELDS, Flag, Pairs, Text, Whole
-from fuseplan.errors import InvalidPlanError
+from fuseplan.support.errors import InvalidPlanError
 
 NAMES = [field.name for field in dataclasses.fields(DeviceSpec)]
 

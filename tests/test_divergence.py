@@ -6,9 +6,9 @@ import pytest
 
 from costmodel.device import DEVICES
 from experiments import gpu_rows
-from fuseplan.bench_cpu import Row
-from fuseplan.bench_text import summary_lines
-from fuseplan.divergence import divergence_lines
+from fuseplan.bench.cpu import Row
+from fuseplan.bench.cpu_text import summary_lines
+from fuseplan.report.divergence import divergence_lines
 
 pytestmark = pytest.mark.one_python
 

@@ -9,10 +9,10 @@ import pytest
 
 import fuseplan
 from fuseplan import planners
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners.dynamic_shapes import DynamicShapes, SymbolicPlan, skeleton, symbolic_dims
 from fuseplan.planners.nnc_tensorexpr import make_planner
-from fuseplan.trace import trace
 from tests.small_graphs import Bytes
 from tests.small_graphs import graph as small_graph
 

@@ -13,12 +13,12 @@ from jax import lax
 from jax import numpy as jnp
 
 from costmodel.kernel import Axis, AxisRole, KernelSpec
-from fuseplan.emit import backends, emit
-from fuseplan.emit.block_tile import first_index, valid_extent
-from fuseplan.emit.body import make_body
-from fuseplan.errors import InvalidPlanError, UnknownNameError
-from fuseplan.ops import composed
-from fuseplan.spec import whole_array_spec
+from fuseplan.codegen import backends, emit
+from fuseplan.codegen.block_tile import first_index, valid_extent
+from fuseplan.codegen.body import make_body
+from fuseplan.frontend.ops import composed
+from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.support.errors import InvalidPlanError, UnknownNameError
 from tests.quickly import run_quickly
 from tests.specs import P, S, Tiled, hand_spec, kernel_function, whole_group
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import pytest
 
-from fuseplan import _compat
+from fuseplan.support import jax_compat
 from tests.emit_cases import check
 from tests.mosaic_gpu_cases import BY_NAME, CASES
 from tests.quickly import run_quickly
@@ -35,8 +35,8 @@ def test_matches_jit(name: str, dtype: str) -> None:
 @pytest.mark.skipif(OLD, reason="JAX 0.10 interprets one program after the other")
 def test_tiles_that_overlap_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last tile of a ragged axis writes again what the one before it writes; nothing else does."""
-    interpret = _compat.interpret_gpu
-    monkeypatch.setattr(_compat, "interpret_gpu", lambda *, detect_races: interpret(detect_races=True))
+    interpret = jax_compat.interpret_gpu
+    monkeypatch.setattr(jax_compat, "interpret_gpu", lambda *, detect_races: interpret(detect_races=True))
     run("softmax-a-row-at-a-time", "float32")
     with pytest.raises(Exception, match="RACE DETECTED"):
         run("vector", "float32")

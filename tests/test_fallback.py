@@ -14,10 +14,12 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
 import fuseplan
-from fuseplan import careful, fallback, runtime
-from fuseplan.emit import emit
-from fuseplan.errors import CompilerRefusalWarning, ConstraintError
-from fuseplan.refusal import is_refusal, read_refusal
+from fuseplan.codegen import emit
+from fuseplan.runtime import executor as runtime
+from fuseplan.runtime import guarded as careful
+from fuseplan.runtime import replan as fallback
+from fuseplan.runtime.compiler_errors import is_refusal, read_refusal
+from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 
 pytestmark = pytest.mark.one_python
 

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from experiments.workloads import get_workload
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.features import Features
+from fuseplan.plan.features import Features
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fuseplan
-from experiments.workloads import get_workload
+from fuseplan.workloads import get_workload
 
 FOLDER = Path(__file__).parent / "golden"
 NAMES = [

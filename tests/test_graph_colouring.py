@@ -12,10 +12,10 @@ from hypothesis import given
 
 import fuseplan
 from fuseplan import planners
-from fuseplan.bits import bits
-from fuseplan.planners.base import Budget, take_apart
 from fuseplan.planners.graph_colouring import colours, conflicts, convex, plan_groups
-from fuseplan.pricing import PriceBook
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search.grouping import Budget, take_apart
+from fuseplan.support.bitset import bits
 from tests.small_graphs import Bytes, graph, graphs
 
 pytestmark = pytest.mark.one_python

@@ -11,8 +11,8 @@ from experiments import greedy_vs_solver
 from experiments.greedy_vs_solver import ZOO, Row, main
 from experiments.planner_tables import frame_of, short_table, tables
 from experiments.rows import RowFile
-from experiments.workloads import get_workload
-from fuseplan.errors import InvalidArgumentError
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
 

@@ -7,10 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.graph import make_graph
-from fuseplan.hlo import wire
-from fuseplan.hlo.kernels import HloKernel, read_kernels
-from fuseplan.hlo.module import Computation, Instruction, Module, Shape, read_module
-from fuseplan.hlo.places import place_nodes
+from fuseplan.planners.hlo import wire
+from fuseplan.planners.hlo.attribution import place_nodes
+from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
+from fuseplan.planners.hlo.module import Computation, Instruction, Module, Shape, read_module
 from tests.graphs import GraphBuilder
 from tests.small_graphs import graphs
 

@@ -7,16 +7,16 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel.device import get_device
-from experiments.stress import STRESS
-from fuseplan import hubs
-from fuseplan.config import make_options
-from fuseplan.lower import lower
-from fuseplan.planner import plan_traced
-from fuseplan.planners import best_first
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners.solver import plan_groups
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
-from fuseplan.verify import VERIFIED, verify_plan
+from fuseplan.schedule import scalar_hubs as hubs
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import best_first
+from fuseplan.settings import make_options
+from fuseplan.verify.report import VERIFIED, verify_plan
+from fuseplan.workloads.stress import STRESS
+from tests.plans import plan_traced
 
 pytestmark = pytest.mark.one_python
 

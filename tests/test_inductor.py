@@ -8,10 +8,10 @@ import pytest
 from jax import lax
 
 import fuseplan
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import inductor
 from fuseplan.planners.inductor import fuse_pairwise
-from fuseplan.trace import trace
 
 pytestmark = pytest.mark.one_python
 

@@ -9,11 +9,11 @@ import pytest
 from jax import lax
 
 from costmodel.kernel import Access
-from fuseplan.interval_operations import OPERATIONS
-from fuseplan.intervals import apply
-from fuseplan.lower import lower
-from fuseplan.masks import IndexArithmetic
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.masks.index_ranges import IndexArithmetic
+from fuseplan.masks.interval_operations import OPERATIONS
+from fuseplan.masks.intervals import apply
 
 pytestmark = pytest.mark.one_python
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from costmodel.axes import compose, unify
-from fuseplan.lower import lower
-from fuseplan.ops import rules
-from fuseplan.ops.rule import PALLAS
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.ops import rules
+from fuseplan.frontend.ops.rule import PALLAS
+from fuseplan.frontend.trace import trace
 from tests.aot import primitives as table
 from tests.mosaic_gpu_cases import exchanged, is_dealt
 from tests.quickly import run_quickly

@@ -12,24 +12,27 @@ import pytest
 
 import fuseplan
 from costmodel.axes import Conflict, unify
+from costmodel.boundary import boundary
 from costmodel.device import get_device
 from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
-from experiments.workloads import get_workload
-from fuseplan import Features, Plan, tiles
-from fuseplan.emit import emit, xla
-from fuseplan.emit.body import live_ins
-from fuseplan.features import ALL_FEATURES
-from fuseplan.layout import boundary
-from fuseplan.loops import offered, streams
-from fuseplan.loops.joined import joined
-from fuseplan.loops.kernels import kernel_nests
-from fuseplan.loops.nest import program_of
-from fuseplan.loops.ranges import walked_in_ranges
-from fuseplan.loops.regions import regions
-from fuseplan.loops.streams import along_streams, with_less_memory
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan import Features, Plan
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.passes import recompute_streams as streams
+from fuseplan.passes.recompute_streams import along_streams, with_less_memory
+from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.schedule import tilings as tiles
+from fuseplan.schedule.nests import offered
+from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
+from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.nests.gated_contractions import joined
+from fuseplan.schedule.nests.regions import regions
+from fuseplan.schedule.nests.stream_ranges import walked_in_ranges
+from fuseplan.workloads import get_workload
 from tests.nest_cases import CASES, D, M, N, normal, with_gradient
 from tests.nests import assert_close, describe
 from tests.quickly import run_quickly
@@ -69,7 +72,7 @@ def in_ranges(lowered, specs):
 
 def evaluated(lowered, args):
     values = dict(zip(lowered.graph.inputs, [*lowered.consts, *jax.tree.leaves(args)], strict=True))
-    xla.run(lowered.equations, values)
+    run_equations(lowered.equations, values)
     return values
 
 

@@ -17,19 +17,19 @@ from costmodel.device import DEVICES, DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.traffic import bytes_moved
-from fuseplan.check import check_plan
-from fuseplan.config import make_options
-from fuseplan.emit import mosaic_blocks
-from fuseplan.emit.loop_nest import Nest
-from fuseplan.emit.mosaic_passes import made_in
-from fuseplan.errors import InvalidPlanError
-from fuseplan.features import Features
-from fuseplan.loops.nest import program_of
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.trace import trace
+from fuseplan import Plan
+from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
+from fuseplan.codegen.mosaic_tpu.passes import made_in
+from fuseplan.codegen.nest import Nest
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
+from fuseplan.runtime.executor import make_runner
+from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.settings import make_options
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.plan import check_plan
 from tests.emit_cases import layernorm, layernorm_rows, rmsnorm, softmax_grad
+from tests.plans import plan_traced
 from tests.quickly import run_quickly
 from tests.specs import P, S, Tiled, hand_spec, whole_group
 

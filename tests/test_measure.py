@@ -16,8 +16,9 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import fuseplan
-from fuseplan import measure, race
-from fuseplan.measure import decide
+from fuseplan.runtime import autoselect as measure
+from fuseplan.runtime import interleave as race
+from fuseplan.runtime.autoselect import decide
 
 pytestmark = pytest.mark.one_python
 
@@ -344,7 +345,7 @@ def test_a_planner_that_raises_is_a_warning(monkeypatch):
     def refuse(*_):
         raise fuseplan.InvalidPlanError("a bug")
 
-    monkeypatch.setattr("fuseplan.careful.plan_traced", refuse)
+    monkeypatch.setattr("fuseplan.runtime.guarded.plan_traced", refuse)
     with pytest.warns(fuseplan.FuseplanWarning, match="a bug"):
         np.testing.assert_allclose(J(fast)(X), fast(X), rtol=1e-6)
 

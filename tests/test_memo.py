@@ -19,21 +19,24 @@ from typer.testing import CliRunner
 import fuseplan
 from costmodel.calibrate import described_cpu
 from costmodel.device import TEST_DEVICE, get_device
-from experiments.workloads import get_workload
-from fuseplan import Constraints, memo, memo_disk
-from fuseplan.atoms import plan_constrained
+from fuseplan import Constraints
 from fuseplan.cli import app
-from fuseplan.constraints import Apart, Resolved
-from fuseplan.features import Features
-from fuseplan.lower import lower
-from fuseplan.memo import Entry, Memo, using
-from fuseplan.memo_disk import Disk
-from fuseplan.planners import Budget, get_planner, remembered
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.signature import Signatures
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Apart, Resolved
+from fuseplan.plan.features import Features
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search import cache as memo
+from fuseplan.search import cache_sqlite as memo_disk
+from fuseplan.search import component_cache as remembered
+from fuseplan.search.cache import Entry, Memo, using
+from fuseplan.search.cache_sqlite import Disk
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.must_fuse import plan_constrained
+from fuseplan.workloads import get_workload
 from tests.memo_process import chain, work
 from tests.small_graphs import Bytes, graph, graphs
 from tests.test_planners import SOLVE, layers, programs
@@ -203,7 +206,7 @@ def test_what_matters_changes_the_key(monkeypatch):
     ):
         changed = (dataclasses.replace(g.nodes[0], **{name: value}), *g.nodes[1:])
         others[name] = keys_of(dataclasses.replace(g, nodes=changed))
-    monkeypatch.setattr("fuseplan.signature.gated", lambda g: (True,) * len(g.nodes))
+    monkeypatch.setattr("fuseplan.schedule.structure.gated", lambda g: (True,) * len(g.nodes))
     others["gated"] = keys_of(g)
     assert [name for name, found in others.items() if key in found] == []
     found = [k for keys in others.values() for k in keys]
@@ -295,7 +298,7 @@ def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
     def fail(*_):
         raise AssertionError("a heuristic is asked again")
 
-    monkeypatch.setattr("fuseplan.planners.component.heuristic_groups", fail)
+    monkeypatch.setattr("fuseplan.search.component.heuristic_groups", fail)
     with using(disk_or_memory()):
         assert plain(fuseplan.make_plan(f, device="h200")(*args)) == plain(first)
 
@@ -305,7 +308,7 @@ def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
         raise ImportError("no module named ortools")
 
     g = chain()
-    monkeypatch.setattr("fuseplan.planners.component.search", missing)
+    monkeypatch.setattr("fuseplan.search.component.search", missing)
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
     with using(Memo()) as m, pytest.warns(fuseplan.FuseplanWarning):
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())

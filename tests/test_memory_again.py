@@ -9,22 +9,23 @@ import pytest
 from hypothesis import given, settings
 
 import fuseplan
-from experiments.workloads import make_args
+from costmodel.duplicates import whole
 from fuseplan import Constraints, Features, Plan
-from fuseplan.config import Options
-from fuseplan.copies import roots_of, split, whole
-from fuseplan.errors import MemoryLimitError
-from fuseplan.lower import lower
-from fuseplan.memory.least import least_peak_of_any
-from fuseplan.memory.lives import lives_of, profile
-from fuseplan.planner import plan_traced
-from fuseplan.pricing import PriceBook
-from fuseplan.recomputing import Recomputing
-from fuseplan.results import check_results
-from fuseplan.runtime import make_runner
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.memory.liveness import lives_of, profile
+from fuseplan.memory.plan_bound import least_peak_of_any
+from fuseplan.plan.options import Options
+from fuseplan.runtime.executor import make_runner
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.duplicate_pricing import Recomputing
+from fuseplan.search.duplicates import roots_of, split
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.workloads import make_args
 from tests.copies_by_hand import ByHand, ties
+from tests.plans import plan_traced
 from tests.small_graphs import edges_after, siblings_of
 from tests.test_copies import QUICK, with_slow_memory
 from tests.test_memory_limit import answer, legal_kernels, limits

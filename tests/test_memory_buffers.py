@@ -13,10 +13,10 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.device import TEST_DEVICE
-from fuseplan.check_buffers import check_buffers
-from fuseplan.errors import InvalidPlanError
-from fuseplan.memory.buffers import Buffer, alive_bytes, arena_bytes, pack, place_buffers
-from fuseplan.plan import Plan
+from fuseplan import Plan
+from fuseplan.memory.allocation import Buffer, alive_bytes, arena_bytes, pack, place_buffers
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.buffers import check_buffers
 from tests.memory_graphs import peak, programs
 
 pytestmark = pytest.mark.one_python

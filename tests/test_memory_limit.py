@@ -14,27 +14,28 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.device import TEST_DEVICE
-from experiments.functions import linear_cross_entropy_grad
-from fuseplan.check import check_plan
-from fuseplan.config import Options, make_options
-from fuseplan.constraints import Constraints, Resolved
-from fuseplan.errors import InvalidPlanError, MemoryLimitError, Verdict
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.memory import exact, limit
 from fuseplan.memory.exact import plan_exactly
-from fuseplan.memory.least import least_peak_of_any
+from fuseplan.memory.lagrangian import UNIT_BYTES, Penalised
 from fuseplan.memory.limit import plan_within
-from fuseplan.memory.lives import lives_of, profile
+from fuseplan.memory.liveness import lives_of, profile
 from fuseplan.memory.order import least_peak
-from fuseplan.memory.penalty import UNIT_BYTES, Penalised
+from fuseplan.memory.plan_bound import least_peak_of_any
 from fuseplan.memory.repair import part, repair
-from fuseplan.planner import plan_function, plan_lowered
+from fuseplan.plan.constraints import Constraints, Resolved
+from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
-from fuseplan.pricing import PriceBook, Pricing
-from fuseplan.trace import trace
-from fuseplan.work import unlimited
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.settings import make_options
+from fuseplan.support.errors import InvalidPlanError, MemoryLimitError, Verdict
+from fuseplan.support.work import unlimited
+from fuseplan.verify.plan import check_plan
+from fuseplan.workloads.functions import linear_cross_entropy_grad
 from tests import memory_graphs
 from tests.memory_graphs import peak
+from tests.plans import plan_function, plan_lowered
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex, siblings_of
 
 pytestmark = pytest.mark.one_python
@@ -368,7 +369,8 @@ def test_the_error_says_what_is_proven():
 
 
 def test_of_two_graphs_the_one_that_fits_is_taken(monkeypatch):
-    from fuseplan import planner, rewriting
+    from fuseplan import pipeline as planner
+    from fuseplan.passes import rewriting
 
     lowered = lower(trace(mlp, *SHAPES))
     options = Options(TEST_CPU, constraints=Constraints(max_peak_bytes=10**9))

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.join import execution_order
-from fuseplan.memory.floor import peak_floor
-from fuseplan.memory.lives import Lives, lives_of, peak, profile, window
+from fuseplan.memory.liveness import Lives, lives_of, peak, profile, window
 from fuseplan.memory.order import arrange, least_peak
-from fuseplan.memory.search import search
+from fuseplan.memory.order_bound import peak_floor
+from fuseplan.memory.order_search import search
+from fuseplan.support.digraph import execution_order
 from tests.memory_graphs import kernel, least_peak_by_force, programs
 from tests.memory_graphs import peak as defined_peak
 from tests.small_graphs import edges_after, graph

@@ -9,8 +9,8 @@ import optax
 import pytest
 
 import fuseplan
-from experiments.workloads import get_workload, make_args
-from fuseplan.results import check_results
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.workloads import get_workload, make_args
 
 pytestmark = pytest.mark.one_python
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.monotone import Monotone
+from fuseplan.search.nogoods import Monotone
 
 pytestmark = pytest.mark.one_python
 

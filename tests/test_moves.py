@@ -7,8 +7,8 @@ from itertools import groupby
 import jax.numpy as jnp
 import pytest
 
-from fuseplan.ops import indexing, movement, slices
-from fuseplan.trace import trace
+from fuseplan.frontend.ops import indexing, movement, slices
+from fuseplan.frontend.trace import trace
 from tests.moves import DEVICES, MOVES, SIZES, Case, covering, is_one_kernel, run
 
 pytestmark = pytest.mark.one_python

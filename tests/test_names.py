@@ -7,14 +7,14 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel.device import get_device
-from experiments.workload import array
 from fuseplan import Plan
-from fuseplan.config import Options
-from fuseplan.emit.naming import kernel_name as emitted_name
-from fuseplan.lower import lower
-from fuseplan.names import anchor, form, kernel_name, place
-from fuseplan.planner import plan_best
-from fuseplan.trace import trace
+from fuseplan.codegen.naming import kernel_name as emitted_name
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.kernel_names import anchor, form, kernel_name, place
+from fuseplan.plan.options import Options
+from fuseplan.workloads.workload import array
+from tests.plans import plan_best
 
 X = array("float32", 512, 256)
 W = array("float32", 256, 256)

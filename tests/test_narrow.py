@@ -8,13 +8,13 @@ import pytest
 
 import fuseplan
 from costmodel.axes import unify
+from costmodel.boundary import boundary
 from costmodel.device import get_device
-from fuseplan.features import Features
-from fuseplan.layout import boundary
-from fuseplan.loops.kernels import kernel_nests
-from fuseplan.loops.narrow import narrow
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
+from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
+from fuseplan.schedule.nests.low_rank import narrow
 from tests.nest_cases import normal
 from tests.test_kernel_nests import check, evaluated, in_float32, small_tiles  # noqa: F401
 

@@ -8,11 +8,11 @@ import pytest
 
 import fuseplan
 from fuseplan import planners
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import nnc_tensorexpr
 from fuseplan.planners.nnc_tensorexpr import fuse_tensor_exprs, make_planner
-from fuseplan.trace import trace
+from fuseplan.support.errors import InvalidArgumentError
 
 pytestmark = pytest.mark.one_python
 

@@ -11,15 +11,15 @@ import pytest
 
 import fuseplan
 from costmodel.axes import unify
+from costmodel.boundary import boundary
 from costmodel.device import get_device
 from costmodel.kernel import AxisRole, KernelSpec
-from experiments.functions import layernorm, rmsnorm
-from fuseplan.layout import boundary
-from fuseplan.loops.joined import joined
-from fuseplan.loops.kernels import kernel_nests
-from fuseplan.loops.normed import normed
-from fuseplan.lower import Lowered, lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
+from fuseplan.schedule.nests.gated_contractions import joined
+from fuseplan.schedule.nests.normalised_contractions import normed
+from fuseplan.workloads.functions import layernorm, rmsnorm
 from tests.quickly import run_quickly
 from tests.specs import kernel_function
 

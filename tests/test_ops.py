@@ -10,12 +10,12 @@ import pytest
 from jax import lax
 
 from costmodel.graph import DimRole, Flops, OpKind
-from experiments.workloads import WORKLOADS, get_workload
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.lower import lower
-from fuseplan.ops import Rule, register_rule, rules
-from fuseplan.ops.movement import common_factors
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.ops import Rule, register_rule, rules
+from fuseplan.frontend.ops.movement import common_factors
+from fuseplan.frontend.trace import trace
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads import WORKLOADS, get_workload
 
 X = jax.ShapeDtypeStruct((4, 6), "float32")
 Y = jax.ShapeDtypeStruct((6, 5), "float32")

@@ -11,20 +11,20 @@ import pytest
 
 import fuseplan
 from costmodel.device import TEST_DEVICE, get_device
-from experiments.stress import STRESS
-from fuseplan import hubs
-from fuseplan.check import check_plan
-from fuseplan.errors import InvalidPlanError
-from fuseplan.features import Features
-from fuseplan.pack_room import Room
-from fuseplan.packs import Line
-from fuseplan.plan import Kernel, Plan
-from fuseplan.planners.packs import with_packs
+from fuseplan import Kernel, Plan
+from fuseplan.plan.features import Features
 from fuseplan.planners.solver import plan_groups
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.verify import REFUTED, VERIFIED, verify_plan
-from fuseplan.work import LATE, SPENT, Work, ended, unlimited
+from fuseplan.schedule import scalar_hubs as hubs
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.horizontal import Line
+from fuseplan.search.horizontal_capacity import Room
+from fuseplan.search.pack_pass import with_packs
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.support.work import LATE, SPENT, Work, ended, unlimited
+from fuseplan.verify.plan import check_plan
+from fuseplan.verify.report import REFUTED, VERIFIED, verify_plan
+from fuseplan.workloads.stress import STRESS
 from tests.graphs import TPU, GraphBuilder
 from tests.hub_graphs import brute_force, hub_program, planned
 

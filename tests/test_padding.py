@@ -14,16 +14,15 @@ import fuseplan
 from costmodel.device import get_device
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
-from fuseplan import Plan
-from fuseplan.check import check_plan
-from fuseplan.errors import InvalidPlanError
-from fuseplan.legality import refuse_nest
-from fuseplan.lower import lower
-from fuseplan.padding import can_regroup, keeps_ranks, regroups
-from fuseplan.plan import Kernel
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
-from fuseplan.verify import REFUTED, verify_plan
+from fuseplan import Kernel, Plan
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.legality import refuse_nest
+from fuseplan.schedule.padding import can_regroup, keeps_ranks, regroups
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.plan import check_plan
+from fuseplan.verify.report import REFUTED, verify_plan
 
 pytestmark = pytest.mark.one_python
 

@@ -7,17 +7,11 @@ from hypothesis import given, settings
 
 from costmodel.device import TEST_DEVICE
 from costmodel.graph import make_graph
-from fuseplan.hubs import MAX_PORTS
-from fuseplan.partition import (
-    component_key,
-    components,
-    crossable_edges,
-    data_edges,
-    effect_edges,
-)
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.signature import Signatures
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scalar_hubs import MAX_PORTS
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search.components import component_key, components, crossable_edges, data_edges, effect_edges
 from tests.graphs import GraphBuilder
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
 

@@ -10,11 +10,11 @@ from jax import lax
 import fuseplan
 from costmodel.calibrate import described_cpu
 from fuseplan import planners
-from fuseplan.errors import FuseplanError
-from fuseplan.features import Features
+from fuseplan.plan.features import Features
 from fuseplan.planners import planner_names
-from fuseplan.planners.base import Grouping
-from fuseplan.planners.decided import plan_decided
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Grouping
+from fuseplan.support.errors import FuseplanError
 
 pytestmark = pytest.mark.one_python
 

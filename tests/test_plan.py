@@ -15,23 +15,15 @@ from costmodel.device import TEST_DEVICE
 from costmodel.kernel import Axis, AxisRole, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan import InvalidArgumentError, InvalidPlanError, Plan
-from fuseplan.config import Options
-from fuseplan.debug import report_plan
-from fuseplan.explain import Explainer, borders
-from fuseplan.lower import Lowered
-from fuseplan.planner import plan_lowered
-from fuseplan.serialize import FORMAT, VERSION
-from fuseplan.text import (
-    bytes_text,
-    columns,
-    kernel_name,
-    loops_line,
-    seconds_text,
-    skipped,
-    time_text,
-    unfused_plan,
-)
+from fuseplan.frontend.lower import Lowered
+from fuseplan.plan.json_codec import FORMAT, VERSION
+from fuseplan.plan.options import Options
+from fuseplan.report.debug import report_plan
+from fuseplan.report.explain import Explainer, borders
+from fuseplan.report.text import kernel_name, loops_line, skipped, unfused_plan
+from fuseplan.support.format import bytes_text, columns, seconds_text, time_text
 from tests.graphs import GraphBuilder
+from tests.plans import plan_lowered
 
 
 def mlp(x, w1, w2):
@@ -353,7 +345,7 @@ def edited(plan, edit):
 
 
 MUTATIONS = {
-    "a missing field": (lambda p: p.pop("kernels"), "the field 'kernels' of Plan is missing"),
+    "a missing field": (lambda p: p.pop("kernels"), "the field 'kernels' of FusionPlan is missing"),
     "an unknown field": (lambda p: p.update(colour=1), "Plan has no field 'colour'"),
     "a wrong type": (lambda p: p["kernels"][0]["cost"].update(launch_ps="2"), r"kernels\[0\].cost.launch_ps"),
     "a bool for an int": (lambda p: p["device"].update(core_count=True), "core_count: expected an integer"),

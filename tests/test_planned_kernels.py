@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.workloads import WORKLOADS, get_workload, make_args
-from fuseplan.config import make_options
-from fuseplan.planner import plan_traced
-from fuseplan.results import check_results
-from fuseplan.runtime import make_runner
-from fuseplan.trace import trace
+from fuseplan.frontend.trace import trace
+from fuseplan.runtime.executor import make_runner
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.settings import make_options
+from fuseplan.workloads import WORKLOADS, get_workload, make_args
+from tests.plans import plan_traced
 from tests.quickly import on_both, run_quickly
 
 NAMES = [name for name in WORKLOADS if "train" not in name]

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from costmodel.device import TEST_DEVICE
 from costmodel.floor import Floor
 from fuseplan import planners
-from fuseplan.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
-from fuseplan.features import Features
+from fuseplan.plan.features import Features
 from fuseplan.planners import Budget, get_planner
-from fuseplan.schedule import Scheduler
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.support.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
 from tests.graphs import GraphBuilder
 from tests.small_graphs import (
     LAUNCH_PS,

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from jax import lax
 
 from costmodel.products import Sides, exchanges
-from fuseplan.lower import lower
-from fuseplan.ops import contraction
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.ops import contraction
+from fuseplan.frontend.trace import trace
 from tests.nest_cases import normal
 from tests.nests import every_nest, function_of, groups
 from tests.quickly import run_quickly

@@ -10,16 +10,16 @@ import pytest
 
 from costmodel.device import TEST_DEVICE, get_device
 from costmodel.graph import OpKind
-from fuseplan.config import make_options
-from fuseplan.errors import Verdict
-from fuseplan.features import Features
-from fuseplan.lower import lower
-from fuseplan.plan import Kernel
-from fuseplan.planner import plan_function
-from fuseplan.prologues import behind, gated
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan import Kernel
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
+from fuseplan.schedule.prologues import behind, gated
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.settings import make_options
+from fuseplan.support.errors import Verdict
 from tests.graphs import GraphBuilder
+from tests.plans import plan_function
 
 X, W = jax.ShapeDtypeStruct((512, 1024), "float32"), jax.ShapeDtypeStruct((1024, 768), "float32")
 ROW = jax.ShapeDtypeStruct((512, 1), "float32")

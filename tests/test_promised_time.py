@@ -7,19 +7,19 @@ import pytest
 
 from costmodel.axes import Conflict, Unifier
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
-from fuseplan.bits import bits, pick, transposed
-from fuseplan.check import check_plan
-from fuseplan.config import make_options
-from fuseplan.join import cyclic_sets
-from fuseplan.lower import lower
-from fuseplan.monotone import Monotone
-from fuseplan.planner import plan_best
-from fuseplan.planners import best_first
-from fuseplan.planners.base import take_apart
-from fuseplan.planners.merging import Merging
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import best_first
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.merging import Merging
+from fuseplan.search.nogoods import Monotone
+from fuseplan.settings import make_options
+from fuseplan.support.bitset import bits, pick, transposed
+from fuseplan.support.digraph import cyclic_sets
+from fuseplan.verify.plan import check_plan
+from tests.plans import plan_best
 from tests.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python
@@ -175,7 +175,7 @@ def test_axes_of_siblings_are_tied_but_for_diagonals():
 
 def test_a_rewrite_that_is_not_known_in_time_is_left_out():
     """The plan is that of the program as it is; nothing else is said of it."""
-    from experiments.workloads import get_workload
+    from fuseplan.workloads import get_workload
 
     f, args = get_workload("layernorm_grad").build()
     lowered = lower(trace(f, *args))

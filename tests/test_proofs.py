@@ -12,10 +12,10 @@ import pytest
 from costmodel.calibrate import described_cpu
 from costmodel.device import get_device
 from experiments.verify_all import SLOW, ZOO, device_names, in_share, verify_one
-from experiments.workloads import get_workload
-from fuseplan.lower import lower
-from fuseplan.trace import trace
-from fuseplan.verify import VERIFIED
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.verify.report import VERIFIED
+from fuseplan.workloads import get_workload
 
 OLDEST = sys.version_info < (3, 12)
 SHARES = 4

@@ -9,7 +9,12 @@ import pytest
 
 import fuseplan
 from costmodel.device import get_device
-from experiments.published import (
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.passes.recompute_streams import along_streams
+from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.planners import planner_names
+from fuseplan.workloads.published import (
     PUBLISHED,
     clip_loss_grad,
     gray_scott,
@@ -18,12 +23,7 @@ from experiments.published import (
     moe_routing,
     selective_scan,
 )
-from experiments.sampling import make_args
-from fuseplan.features import ALL_FEATURES
-from fuseplan.loops.streams import along_streams
-from fuseplan.lower import lower
-from fuseplan.planners import planner_names
-from fuseplan.trace import trace
+from fuseplan.workloads.sampling import make_args
 
 pytestmark = pytest.mark.one_python
 

@@ -10,16 +10,16 @@ from costmodel.device import DEVICES
 from costmodel.graph import OpKind
 from costmodel.memory import Footprint
 from costmodel.roofline import estimate
-from experiments.workloads import get_workload
-from fuseplan import quickest
-from fuseplan.candidates import enumerate_groups
-from fuseplan.errors import Verdict
-from fuseplan.lower import lower
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.spec import SpecMaker
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule import tiling_bound as quickest
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.spec import SpecMaker
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.grouping import take_apart
+from fuseplan.support.errors import Verdict
+from fuseplan.workloads import get_workload
 from tests.graphs import GraphBuilder
 
 pytestmark = pytest.mark.one_python

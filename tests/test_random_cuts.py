@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuseplan.results import check_results
+from fuseplan.runtime.tolerance import check_results
 from tests.test_planned_kernels import run_planned
 
 pytestmark = pytest.mark.one_python

@@ -12,10 +12,10 @@ import typer.main
 from experiments import readme
 from experiments.greedy_vs_solver import Row as StudyRow
 from fuseplan import planners
-from fuseplan.bench import PlanTiming, csv_of, csv_text
-from fuseplan.bench_cpu import Row as CpuRow
-from fuseplan.bench_machine import machine_columns
-from fuseplan.bench_solver import STAGES, Ablation, SolverTiming, Spread
+from fuseplan.bench.cpu import Row as CpuRow
+from fuseplan.bench.machine import machine_columns
+from fuseplan.bench.planning import PlanTiming, csv_of, csv_text
+from fuseplan.bench.solver import STAGES, Ablation, SolverTiming, Spread
 from fuseplan.cli import app
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuseplan.emit import xla
-from fuseplan.loops.recompute import recompute
-from fuseplan.loops.regions import regions
-from fuseplan.lower import lower
-from fuseplan.trace import Literal, trace
+from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import Literal, trace
+from fuseplan.passes.recompute_large import recompute
+from fuseplan.schedule.nests.regions import regions
 from tests.nest_cases import normal
 
 pytestmark = pytest.mark.one_python
@@ -75,7 +75,7 @@ def test_what_reduces_nothing_is_no_region():
 
 def evaluated(lowered, args):
     values = dict(zip(lowered.graph.inputs, (*lowered.consts, *args), strict=True))
-    xla.run(lowered.equations, values)
+    run_equations(lowered.equations, values)
     return [v.val if isinstance(v, Literal) else values[v] for v in lowered.outputs]
 
 

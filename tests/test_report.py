@@ -15,11 +15,12 @@ import pytest
 import fuseplan
 from costmodel.calibrate import described_cpu
 from costmodel.device import DEVICES
-from fuseplan import local
-from fuseplan.comparison import Compared
-from fuseplan.output import OutputError, check_writable, write_text
-from fuseplan.report import Page, Study, Table, compare_frame, devices_frame, render_page, write_page
-from fuseplan.report.pictures import roofline, strip
+from fuseplan.report.comparison import Compared
+from fuseplan.report.frames import compare_frame, devices_frame
+from fuseplan.report.page import Page, Study, Table, render_page, write_page
+from fuseplan.report.plots import roofline, strip
+from fuseplan.support.atomic_file import OutputError, check_writable, write_text
+from fuseplan.targets import detect as local
 
 SHAPES = (
     jax.ShapeDtypeStruct((4096, 128), "float32"),

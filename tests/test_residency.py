@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel.axes import unify
+from costmodel.boundary import boundary
 from costmodel.device import TEST_DEVICE, get_device
-from experiments.workloads import get_workload
-from fuseplan.bits import bits
-from fuseplan.candidates import enumerate_groups
-from fuseplan.layout import boundary
-from fuseplan.lower import lower
-from fuseplan.planners.base import take_apart
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.grouping import take_apart
+from fuseplan.support.bitset import bits
+from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
 

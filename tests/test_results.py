@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fuseplan import MismatchError
-from fuseplan.results import TOLERANCES, check_results, largest_difference, tolerance
+from fuseplan.runtime.tolerance import TOLERANCES, check_results, largest_difference, tolerance
 
 
 def test_equal_pytrees_pass():

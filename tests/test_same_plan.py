@@ -9,12 +9,13 @@ import time
 
 import pytest
 
-from fuseplan import memo, work
-from fuseplan.errors import MemoryLimitError
-from fuseplan.planners.base import Budget, Stopwatch, take_apart
-from fuseplan.planners.component import Starts, solve_component
-from fuseplan.pricing import PriceBook
-from fuseplan.work import LATE, LEAST_S, SPENT, Work, ended, limit_of, unlimited
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search import cache as memo
+from fuseplan.search.component import Starts, solve_component
+from fuseplan.search.grouping import Budget, Stopwatch, take_apart
+from fuseplan.support import work
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.work import LATE, LEAST_S, SPENT, Work, ended, limit_of, unlimited
 from tests.plan_process import PROGRAMS, digest, digests, planned, planned_together
 from tests.small_graphs import Bytes, graph
 

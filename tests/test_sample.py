@@ -7,23 +7,25 @@ import rustworkx as rx
 from hypothesis import given, settings
 
 from costmodel.device import get_device
-from fuseplan import again, memo, planner
-from fuseplan.clock import Clock
-from fuseplan.config import make_options
-from fuseplan.copies import roots_of, split
-from fuseplan.features import Features
-from fuseplan.lower import lower
-from fuseplan.memo import Memo, using
-from fuseplan.partition import data_edges, effect_edges
+from fuseplan import pipeline as planner
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
 from fuseplan.planners import Budget, get_planner
-from fuseplan.planners.base import take_apart
-from fuseplan.planners.remembered import Remembered
-from fuseplan.pricing import PriceBook
-from fuseplan.recomputing import Recomputing
-from fuseplan.sample import by_place, sample_of
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
-from fuseplan.trials import worth_again
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import cache as memo
+from fuseplan.search import rematerialise as again
+from fuseplan.search.cache import Memo, using
+from fuseplan.search.component_cache import Remembered
+from fuseplan.search.components import data_edges, effect_edges
+from fuseplan.search.duplicate_pricing import Recomputing
+from fuseplan.search.duplicates import roots_of, split
+from fuseplan.search.grouping import take_apart
+from fuseplan.search.remat_choice import worth_again
+from fuseplan.search.remat_sample import by_place, sample_of
+from fuseplan.settings import make_options
+from fuseplan.support.stage_timer import Clock
 from tests.test_copies import QUICK
 from tests.test_planners import programs
 

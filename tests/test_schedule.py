@@ -13,16 +13,16 @@ from costmodel.device import TEST_DEVICE, get_device
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import footprint
 from costmodel.roofline import estimate
-from experiments.workloads import get_workload
-from fuseplan import fitting
-from fuseplan.emit import emit
-from fuseplan.errors import Verdict
-from fuseplan.layout import Layout
-from fuseplan.lower import lower
-from fuseplan.plan import Kernel
-from fuseplan.schedule import Scheduler
-from fuseplan.tiles import Deeper, addressing
-from fuseplan.trace import trace
+from fuseplan import Kernel
+from fuseplan.codegen import emit
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule import enumerate as fitting
+from fuseplan.schedule.layout import Layout
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.tilings import Deeper, addressing
+from fuseplan.support.errors import Verdict
+from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
 

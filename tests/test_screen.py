@@ -13,15 +13,17 @@ import pytest
 
 import fuseplan
 from costmodel import calibrate as known_figures
-from experiments.workloads import WORKLOADS, get_workload
-from fuseplan import calibrate, call, derivative
-from fuseplan.calibrate import described_cpu
-from fuseplan.config import make_options
-from fuseplan.constraints import Constraints
-from fuseplan.planner import plan_traced
-from fuseplan.screen import BUT_BODIES, RUNS_AS_JAX, is_screened, may_loop
-from fuseplan.trace import trace
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Constraints
+from fuseplan.runtime import derivative
+from fuseplan.runtime import primitive as call
+from fuseplan.runtime.screen import BUT_BODIES, RUNS_AS_JAX, is_screened, may_loop
+from fuseplan.settings import make_options
+from fuseplan.targets import calibrate
+from fuseplan.targets.calibrate import described_cpu
+from fuseplan.workloads import WORKLOADS, get_workload
 from tests import random_programs
+from tests.plans import plan_traced
 
 CPU = described_cpu()
 X = jnp.linspace(-1.0, 1.0, 12 * 12).reshape(12, 12)

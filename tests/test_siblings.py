@@ -8,16 +8,16 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.device import get_device
-from fuseplan.check import check_plan
-from fuseplan.config import Options
-from fuseplan.features import Features
-from fuseplan.lower import lower
-from fuseplan.partition import crossable_edges
-from fuseplan.planner import plan_lowered
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
+from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
-from fuseplan.pricing import PriceBook
-from fuseplan.results import check_results
-from fuseplan.trace import trace
+from fuseplan.runtime.tolerance import check_results
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search.components import crossable_edges
+from fuseplan.verify.plan import check_plan
+from tests.plans import plan_lowered
 from tests.small_graphs import Bytes, brute_force, graph, graphs
 from tests.test_planned_kernels import run_planned
 

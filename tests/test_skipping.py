@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 
 from costmodel.axes import Conflict, unify
+from costmodel.boundary import boundary
 from costmodel.graph import DimRole
 from costmodel.kernel import AxisRole
-from fuseplan.layout import boundary, group_layout
-from fuseplan.lower import lower
-from fuseplan.masks import IndexArithmetic
-from fuseplan.schedule import SpecMaker
-from fuseplan.skipping import find_skips
-from fuseplan.trace import Literal, trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import Literal, trace
+from fuseplan.masks.dead_tiles import find_skips
+from fuseplan.masks.index_ranges import IndexArithmetic
+from fuseplan.schedule.layout import group_layout
+from fuseplan.schedule.scheduler import SpecMaker
 from tests.quickly import QUICKLY
 
 pytestmark = pytest.mark.one_python

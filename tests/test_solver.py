@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan import solver
-from fuseplan.solver import Instance, Relaxation, exact_cover, minimum_cut
+from fuseplan.search import set_partitioning as solver
+from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover, minimum_cut
 
 pytestmark = pytest.mark.one_python
 

@@ -11,20 +11,20 @@ import pytest
 
 import fuseplan
 from costmodel.device import get_device
-from experiments.workloads import get_workload
-from fuseplan import planner
-from fuseplan.check import check_plan
-from fuseplan.config import make_options
-from fuseplan.emit import xla
-from fuseplan.features import ALL_FEATURES
-from fuseplan.loops import splits
-from fuseplan.loops.splits import Split, in_two_steps, split_sums
-from fuseplan.lower import lower
-from fuseplan.planner import plan_traced
-from fuseplan.rewrite import part
-from fuseplan.runtime import make_runner
-from fuseplan.trace import trace
+from fuseplan import pipeline as planner
+from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.rewrite import part
+from fuseplan.frontend.trace import trace
+from fuseplan.passes import split_reductions as splits
+from fuseplan.passes.split_reductions import Split, in_two_steps, split_sums
+from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.runtime.executor import make_runner
+from fuseplan.settings import make_options
+from fuseplan.verify.plan import check_plan
+from fuseplan.workloads import get_workload
 from tests.emit_cases import layernorm
+from tests.plans import plan_traced
 from tests.quickly import run_quickly
 
 pytestmark = pytest.mark.one_python
@@ -47,7 +47,7 @@ def test_a_sum_in_two_steps_is_the_sum(dtype):
     lowered = lower(trace(lambda x: jax.lax.reduce_sum_p.bind(x, axes=(0, 1), out_sharding=None), x))
     new = in_two_steps(lowered, {0: Split((12, 3, 16, 7), (2,), (0, 1))})
     values = {new.graph.inputs[0]: x}
-    xla.run(new.equations, values)
+    run_equations(new.equations, values)
     (got,) = (values[v] for v in new.outputs)
     assert (got.shape, got.dtype) == ((7,), x.dtype)
     want = np.asarray(x, np.float64).sum((0, 1))

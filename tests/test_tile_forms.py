@@ -16,10 +16,10 @@ from jax import lax
 
 from costmodel.axes import GroupAxes, unify
 from costmodel.graph import DimRole, OpKind
-from fuseplan.emit.xla import evaluate
-from fuseplan.lower import lower
-from fuseplan.ops import rule_of, rules
-from fuseplan.trace import Literal, trace
+from fuseplan.frontend.evaluate import evaluate
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.ops import rule_of, rules
+from fuseplan.frontend.trace import Literal, trace
 from tests.quickly import QUICKLY
 
 pytestmark = pytest.mark.one_python

@@ -10,8 +10,9 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.device import get_device
-from fuseplan.emit import emit, mosaic_blocks
-from fuseplan.emit.body import live_ins
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
 from tests.nest_cases import CASES
 from tests.nests import assert_close, describe
 from tests.prologue_cases import BY_NAME

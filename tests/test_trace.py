@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuseplan.config import make_options
-from fuseplan.folding import fold, folded
-from fuseplan.lower import lower
-from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.trace import Literal, trace
+from fuseplan.frontend.constant_folding import fold, folded
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import Literal, trace
+from fuseplan.runtime.executor import make_runner
+from fuseplan.settings import make_options
+from tests.plans import plan_traced
 
 X = jnp.linspace(-2.0, 2.0, 24).reshape(4, 6)
 

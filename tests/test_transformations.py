@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import fuseplan
-from fuseplan.calibrate import described_cpu
+from fuseplan.targets.calibrate import described_cpu
 from tests.quickly import on_both
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")

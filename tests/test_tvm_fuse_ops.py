@@ -8,10 +8,10 @@ import pytest
 from jax import lax
 
 import fuseplan
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import tvm_fuse_ops
 from fuseplan.planners.tvm_fuse_ops import fuse_ops, post_dominators
-from fuseplan.trace import trace
 
 pytestmark = pytest.mark.one_python
 

@@ -10,18 +10,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.device import TEST_DEVICE, get_device
-from fuseplan.candidates import enumerate_groups
-from fuseplan.constrained import Limited
-from fuseplan.constraints import Resolved
-from fuseplan.lower import lower
-from fuseplan.partition import components, crossable_edges
-from fuseplan.planners.base import Budget, take_apart
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Resolved
 from fuseplan.planners.solver import plan_groups
-from fuseplan.pricing import PriceBook
-from fuseplan.schedule import Scheduler
-from fuseplan.space import Space
-from fuseplan.trace import trace
-from fuseplan.twins import runs_of_twins
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.constrained_pricing import Limited
+from fuseplan.search.grouping import Budget, take_apart
+from fuseplan.search.space import Space
+from fuseplan.search.symmetry import runs_of_twins
 from tests.small_graphs import Bytes, brute_force, graph, graphs
 
 pytestmark = pytest.mark.one_python
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.one_python
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
     """Runs that brute force can look at."""
-    monkeypatch.setattr("fuseplan.twins._SHORTEST", 2)
+    monkeypatch.setattr("fuseplan.search.symmetry._SHORTEST", 2)
 
 
 def spaces(g, pricing):

@@ -17,25 +17,25 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from costmodel.device import TEST_DEVICE, get_device
-from experiments.workload import array
-from experiments.workloads import get_workload
-from fuseplan import Constraints, Plan, recomputed
+from fuseplan import Constraints, Kernel, Plan
 from fuseplan.cli import app
-from fuseplan.config import Options
-from fuseplan.constraints import Resolved
-from fuseplan.lower import lower
-from fuseplan.partition import components, crossable_edges
-from fuseplan.plan import Kernel
-from fuseplan.planner import plan_best
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.certificate import Joint
+from fuseplan.plan.constraints import Resolved
+from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
-from fuseplan.planners.base import take_apart
-from fuseplan.planners.certify import make_proof
-from fuseplan.pricing import PriceBook
-from fuseplan.proof import Joint
-from fuseplan.trace import trace
-from fuseplan.verify import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
-from fuseplan.verify_bound import Counts, RefutedError, verify_proof
-from fuseplan.verify_groups import Groups
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search import materialise as recomputed
+from fuseplan.search.certify import make_proof
+from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.grouping import take_apart
+from fuseplan.verify.bound import Counts, RefutedError, verify_proof
+from fuseplan.verify.groups import Groups
+from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
+from fuseplan.workloads import get_workload
+from fuseplan.workloads.workload import array
+from tests.plans import plan_best
 from tests.small_graphs import (
     LAUNCH_PS,
     Bytes,
@@ -392,12 +392,9 @@ def test_it_needs_neither_the_solver_nor_the_planners(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(made("attention").to_json())
     code = """
-import sys
-sys.modules["ortools"] = None
-import fuseplan, fuseplan.cli
-import fuseplan.absorb, fuseplan.candidates, fuseplan.monotone, fuseplan.solver, fuseplan.space
-import fuseplan.planners.solver, fuseplan.planners.merging
-def broken(*args, **kwargs):
+import sys sys.modules["ortools"] = None import fuseplan, fuseplan.cli import fuseplan.search.presolve,
+fuseplan.search.candidates, fuseplan.search.nogoods, fuseplan.search.set_partitioning, fuseplan.search.space
+import fuseplan.planners.solver, fuseplan.search.merging def broken(*args, **kwargs):
     raise AssertionError("the verifier called what makes plans")
 for name, module in list(sys.modules.items()):
     owned = ("planners", "absorb", "candidates", "monotone", "solver", "space")

@@ -9,16 +9,16 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel import AxisRole, footprint, get_device
-from experiments.workloads import get_workload
 from fuseplan import make_plan
-from fuseplan.check import check_plan
-from fuseplan.errors import InvalidPlanError
-from fuseplan.features import ALL_FEATURES
-from fuseplan.loops.streams import along_streams
-from fuseplan.lower import lower
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
-from fuseplan.warpgroup import block_order, is_addressable
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.passes.recompute_streams import along_streams
+from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.warpgroup import block_order, is_addressable
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.plan import check_plan
+from fuseplan.workloads import get_workload
 from tests.specs import P, S, Tiled, hand_spec, whole_group
 
 pytestmark = pytest.mark.one_python

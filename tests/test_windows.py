@@ -7,17 +7,17 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from fuseplan.bits import bits
-from fuseplan.candidates import enumerate_groups
-from fuseplan.errors import Verdict
-from fuseplan.join import cyclic_sets
-from fuseplan.partition import components, crossable_edges
-from fuseplan.planners.base import Budget
-from fuseplan.planners.search import heuristic_plan
 from fuseplan.planners.solver import plan_groups
-from fuseplan.planners.windows import _window, connected, improve
-from fuseplan.pricing import PriceBook
-from fuseplan.space import Space
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.column_pricing import heuristic_plan
+from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.grouping import Budget
+from fuseplan.search.space import Space
+from fuseplan.search.windows import _window, connected, improve
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import cyclic_sets
+from fuseplan.support.errors import Verdict
 from tests.small_graphs import Bytes, brute_force, graph, graphs, is_connected, is_convex
 
 pytestmark = pytest.mark.one_python

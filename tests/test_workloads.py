@@ -10,9 +10,8 @@ import numpy as np
 import optax
 import pytest
 
-from experiments import equinox_models, functions, gpt2, optimizer
-from experiments.workloads import WORKLOADS, get_workload, make_args
-from fuseplan.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.workloads import WORKLOADS, equinox_models, functions, get_workload, gpt2, make_args, optimizer
 from tests.quickly import QUICKLY, run_quickly
 
 pytestmark = pytest.mark.one_python
@@ -144,7 +143,7 @@ def test_a_missing_optional_package_is_named(monkeypatch):
 
 def test_listing_the_workloads_needs_no_optional_package():
     code = (
-        "import sys; from experiments.workloads import WORKLOADS; assert len(WORKLOADS) > 20; "
+        "import sys; from fuseplan.workloads import WORKLOADS; assert len(WORKLOADS) > 20; "
         "sys.exit(bool({'equinox', 'optax', 'pandas'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)

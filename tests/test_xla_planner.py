@@ -15,16 +15,16 @@ from costmodel.device import TEST_DEVICE
 from costmodel.graph import check_graph
 from costmodel.kernel import Compiled, Cost
 from costmodel.roofline import estimate
-from fuseplan.aot import MissingCompilerError
-from fuseplan.check import check_plan
-from fuseplan.errors import InvalidArgumentError, InvalidPlanError
-from fuseplan.hlo import compiled
-from fuseplan.lower import lower
-from fuseplan.plan import Kernel, Plan
+from fuseplan import Kernel, Plan
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner, planner_names
-from fuseplan.schedule import Scheduler
-from fuseplan.spec import whole_array_spec
-from fuseplan.trace import trace
+from fuseplan.planners.hlo import compiled
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
+from fuseplan.targets.compile_only import MissingCompilerError
+from fuseplan.verify.plan import check_plan
 from tests.graphs import GraphBuilder
 
 

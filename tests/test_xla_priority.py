@@ -10,13 +10,13 @@ from jax import lax
 
 import fuseplan
 from costmodel.device import TEST_DEVICE
-from fuseplan.features import Features
-from fuseplan.lower import lower
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.features import Features
 from fuseplan.planners.xla_priority import MAX_ARRAYS, _Queue, fuse_by_priority, plan_groups
-from fuseplan.pricing import PriceBook
-from fuseplan.repeated import copies_within
-from fuseplan.schedule import Scheduler
-from fuseplan.trace import trace
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.overlapping import copies_within
 from tests.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python

@@ -23,23 +23,18 @@ import fuseplan
 from costmodel.device import DeviceSpec, get_device
 from experiments.fuzz.operations import OPERATIONS
 from experiments.fuzz.program import Program, is_float
-from experiments.fuzz.reference import (
-    MORE_SAMPLES,
-    Expected,
-    difference,
-    evaluate,
-    expected_results,
-)
-from fuseplan import tiles
-from fuseplan.config import make_options
-from fuseplan.loops import kernels, nest
-from fuseplan.lower import Lowered
-from fuseplan.memo import Memo, using
-from fuseplan.plan import Plan
-from fuseplan.planner import plan_traced
-from fuseplan.runtime import make_runner
-from fuseplan.trace import trace
-from fuseplan.verify import verify_plan
+from experiments.fuzz.reference import MORE_SAMPLES, Expected, difference, evaluate, expected_results
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import plan_traced
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.runtime.executor import make_runner
+from fuseplan.schedule import tilings as tiles
+from fuseplan.schedule.nests import accelerator_tilings as kernels
+from fuseplan.schedule.nests import cpu_tilings as nest
+from fuseplan.search.cache import Memo, using
+from fuseplan.settings import make_options
+from fuseplan.verify.report import verify_plan
 
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -244,7 +239,7 @@ class _Checks:
         run = make_runner(lowered, plan, platform="cpu", interpret=True)
         return run, [*lowered.consts, *jax.tree.leaves(arguments)]
 
-    def _verify(self, name: str, lowered: Lowered, plan: Plan) -> None:
+    def _verify(self, name: str, lowered: Lowered, plan: FusionPlan) -> None:
         try:
             verification = verify_plan(plan, lowered)
         except Exception as error:

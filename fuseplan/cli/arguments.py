@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from fuseplan.constraints import Constraints
+    from fuseplan.plan.constraints import Constraints
 
 DEADLINE_S = 20.0
-"""As ``fuseplan.config.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
+"""As ``fuseplan.plan.options.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
 
 
 def writable(path: Path | None) -> Path | None:
     """The path of a file to write, refused before the work if it cannot be written."""
-    from fuseplan.output import check_writable
+    from fuseplan.support.atomic_file import check_writable
 
     return None if path is None else check_writable(path)
 
@@ -82,7 +82,7 @@ Out = Annotated[
 
 def names_in(text: str, option: str) -> list[str]:
     """The names that ``option`` lists with commas between: one at least."""
-    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.support.errors import InvalidArgumentError
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
@@ -104,7 +104,7 @@ def constraints_of(
     max_kernel_args: int | None,
 ) -> Constraints:
     """What the five options of constraints ask for."""
-    from fuseplan.constraints import Constraints
+    from fuseplan.plan.constraints import Constraints
 
     def entries(texts: list[str] | None, option: str) -> list[Any]:
         found = [[operation(name) for name in names_in(text, option)] for text in texts or ()]
@@ -121,10 +121,10 @@ def constraints_of(
 
 def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and its arguments: of a named workload, or of ``package.module:function``."""
-    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.support.errors import InvalidArgumentError
 
     if ":" not in workload:
-        from experiments.workloads import get_workload
+        from fuseplan.workloads import get_workload
 
         return get_workload(workload).build(dtype, small=small)
     if dtype != "float32" or small:
@@ -140,7 +140,7 @@ def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tu
 
 def _function(workload: str) -> Callable[[], Any]:
     """What ``package.module:function`` names."""
-    from fuseplan.errors import UnknownNameError
+    from fuseplan.support.errors import UnknownNameError
 
     module_name, _, function = workload.partition(":")
     sys.path.insert(0, "")  # as `python -m` does: a module of the current folder

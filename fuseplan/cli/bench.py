@@ -22,7 +22,7 @@ from fuseplan.cli.arguments import (
 )
 
 if TYPE_CHECKING:
-    from fuseplan.bench import Printable
+    from fuseplan.bench.planning import Printable
 
 bench_app = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
 
@@ -42,10 +42,10 @@ def bench_plan(
     json: Json = False,
 ) -> None:
     """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
-    from fuseplan.bench import csv_text, plan_table, time_plan
-    from fuseplan.config import make_options
+    from fuseplan.bench.planning import csv_text, plan_table, time_plan
     from fuseplan.console import print_json, progress
-    from fuseplan.output import write_text
+    from fuseplan.settings import make_options
+    from fuseplan.support.atomic_file import write_text
 
     options = make_options(device, planner, deadline)
     programs = _programs(workloads, dtype, small)
@@ -85,14 +85,14 @@ def bench_solver(
     json: Json = False,
 ) -> None:
     """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
-    from fuseplan.bench import csv_of
-    from fuseplan.bench_machine import machine_columns
-    from fuseplan.bench_solver import WORKLOADS, bench_solver, steps_of
-    from fuseplan.bench_solver_text import solver_tables
-    from fuseplan.config import make_options
+    from fuseplan.bench.machine import machine_columns
+    from fuseplan.bench.planning import csv_of
+    from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
+    from fuseplan.bench.solver_text import solver_tables
     from fuseplan.console import print_json, progress
-    from fuseplan.errors import InvalidArgumentError
-    from fuseplan.output import write_text
+    from fuseplan.settings import make_options
+    from fuseplan.support.atomic_file import write_text
+    from fuseplan.support.errors import InvalidArgumentError
 
     options = make_options(device, "solver", deadline)
     if options.device.backend == "xla":
@@ -134,13 +134,13 @@ def bench_cpu(
 
     Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
     """
-    from experiments.cpu import get_cases
-    from experiments.sampling import make_args
-    from fuseplan.bench import csv_of
-    from fuseplan.bench_cpu import Case, bench_cases
-    from fuseplan.bench_text import colour, head_line, row_line, summary_lines
+    from fuseplan.bench.cpu import Case, bench_cases
+    from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
+    from fuseplan.bench.planning import csv_of
     from fuseplan.console import is_terminal, print_json, progress
-    from fuseplan.output import write_text
+    from fuseplan.support.atomic_file import write_text
+    from fuseplan.workloads.cpu import get_cases
+    from fuseplan.workloads.sampling import make_args
 
     own = [name for name in names or () if ":" in name]
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
@@ -185,7 +185,7 @@ def _print_tables(tables: Iterable[Printable]) -> None:
 
 
 def _seconds(text: str, option: str) -> list[float]:
-    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.support.errors import InvalidArgumentError
 
     try:
         seconds = [float(part) for part in text.split(",") if part.strip()]

@@ -22,9 +22,9 @@ def calibrate(
     they keep the values of an earlier measurement, or stay assumed.
     """
     from costmodel.calibrate import FIGURES, figure_of
-    from fuseplan.calibrate import cache_file, recalibrate_cpu
     from fuseplan.console import print_json, print_table, progress
-    from fuseplan.text import wrapped
+    from fuseplan.support.format import wrapped
+    from fuseplan.targets.calibrate import cache_file, recalibrate_cpu
 
     with progress(1) as steps:
         steps.start("measuring")

@@ -24,7 +24,7 @@ class _Commands(typer.core.TyperGroup):
     """Commands whose ``FuseplanError`` is one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        from fuseplan.errors import FuseplanError
+        from fuseplan.support.errors import FuseplanError
 
         try:
             return super().invoke(ctx)
@@ -57,7 +57,7 @@ def _one_line(error: Exception) -> str:
 
 
 def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-    from fuseplan.errors import FuseplanWarning
+    from fuseplan.support.errors import FuseplanWarning
 
     if issubclass(category, FuseplanWarning):
         print(f"warning: {_one_line(message)}", file=sys.stderr)

@@ -27,9 +27,8 @@ from fuseplan.cli.arguments import (
 from fuseplan.cli.plans import OfDevice, options_of, plan_all
 
 if TYPE_CHECKING:
-    from fuseplan.comparison import Compared
-    from fuseplan.constraints import Constraints
-    from fuseplan.contest import Timing
+    from fuseplan.plan.constraints import Constraints
+    from fuseplan.report.comparison import Compared, Timing
 
 
 def compare(
@@ -49,11 +48,11 @@ def compare(
     json: Json = False,
 ) -> None:
     """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
-    from fuseplan.bench import csv_of
+    from fuseplan.bench.planning import csv_of
     from fuseplan.console import print_json, print_table
-    from fuseplan.output import write_text
-    from fuseplan.report import compare_frame, records
-    from fuseplan.text import wrapped
+    from fuseplan.report.frames import compare_frame, records
+    from fuseplan.support.atomic_file import write_text
+    from fuseplan.support.format import wrapped
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     asked = (workload, device, planners, dtype, small, deadline, constraints)
@@ -97,8 +96,8 @@ def _to_run(
     constraints: Constraints,
 ) -> tuple[Any, Any]:
     """The function and random arguments; refused before anything is planned."""
-    from experiments.sampling import make_args
-    from fuseplan.contest import require_measurable
+    from fuseplan.runtime.compare_timing import require_measurable
+    from fuseplan.workloads.sampling import make_args
 
     options = options_of(device, planners, deadline, constraints)
     f, shapes = load(workload, dtype, small)
@@ -109,8 +108,8 @@ def _to_run(
 
 def _timed(f: Any, args: Any, of_device: OfDevice) -> list[Timing]:
     """Each planner's program against ``jax.jit``'s."""
-    from fuseplan.comparison import time_rows
     from fuseplan.console import progress
+    from fuseplan.runtime.compare import time_rows
 
     running = time_rows(f, args, {}, of_device.options, of_device.rows)
     timings = []
@@ -128,7 +127,7 @@ _Printable = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable:
     """The table of measured times and temporaries, over ``jax.jit``'s."""
-    from fuseplan.text import time_text
+    from fuseplan.support.format import time_text
 
     head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
     return head, [
@@ -145,8 +144,9 @@ def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable
 
 def _plans(rows: Sequence[Compared]) -> _Printable:
     """The table of the plans of one function on one device."""
-    from fuseplan.comparison import baseline_of, speed_up
-    from fuseplan.text import bound_text, seconds_text, time_text, times_text
+    from fuseplan.report.comparison import baseline_of, speed_up
+    from fuseplan.report.text import bound_text
+    from fuseplan.support.format import seconds_text, time_text, times_text
 
     baseline = baseline_of(row.plan for row in rows if row.plan is not None)
     over = "" if baseline is None else f"over {baseline.planner}"
@@ -176,7 +176,7 @@ def _plans(rows: Sequence[Compared]) -> _Printable:
 def _gains(rows: Sequence[Compared]) -> _Printable:
     """The table of what rewriting gains each planner that decides."""
     from fuseplan.planners import decides_nothing
-    from fuseplan.text import time_text, times_text
+    from fuseplan.support.format import time_text, times_text
 
     head = ("planner", "as traced µs", "rewritten µs", "rewriting gains")
     return head, [
@@ -193,9 +193,9 @@ def _gains(rows: Sequence[Compared]) -> _Printable:
 
 def _sentences(of_device: OfDevice, timings: Sequence[Timing] | None) -> list[str]:
     """The sentences below the tables of a device: gains, bounds, differences from measured times, notes."""
-    from fuseplan.comparison import gains_text
-    from fuseplan.divergence import divergence_lines
-    from fuseplan.text import bound_lines
+    from fuseplan.report.comparison import gains_text
+    from fuseplan.report.divergence import divergence_lines
+    from fuseplan.report.text import bound_lines
 
     rows = of_device.rows
     found = [gains_text(rows)] if gains_text(rows) else []

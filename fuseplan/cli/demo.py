@@ -20,9 +20,9 @@ def demo(
     json: Json = False,
 ) -> None:
     """Plan a GPT-2 block and its gradient for three devices, and run both here."""
-    from experiments.sampling import make_args
     from fuseplan.console import print_json, progress
     from fuseplan.demo import Program, print_demo, run_demo
+    from fuseplan.workloads.sampling import make_args
 
     programs = []
     for name in ("gpt2_block", "gpt2_block_grad"):

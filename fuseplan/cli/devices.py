@@ -10,8 +10,8 @@ from fuseplan.cli.arguments import Json
 def devices(json: Json = False) -> None:
     """List the known devices; --json adds the source of each figure."""
     from fuseplan.console import print_json, print_table
-    from fuseplan.report import devices_frame, records
-    from fuseplan.text import wrapped
+    from fuseplan.report.frames import devices_frame, records
+    from fuseplan.support.format import wrapped
 
     frame = devices_frame()
     known = records(frame.reset_index())

@@ -15,9 +15,9 @@ def memo(
 ) -> None:
     """Show how many solutions of earlier plans are kept on disk (with FUSEPLAN_MEMO=1)."""
     from fuseplan.console import print_json
-    from fuseplan.memo import memo_file, open_disk, setting
-    from fuseplan.output import OutputError
-    from fuseplan.text import bytes_text
+    from fuseplan.search.cache import memo_file, open_disk, setting
+    from fuseplan.support.atomic_file import OutputError
+    from fuseplan.support.format import bytes_text
 
     path, used = memo_file(), setting() not in ("", "0")
     disk = open_disk(path)

@@ -48,10 +48,11 @@ def plan(
     json: Json = False,
 ) -> None:
     """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
-    from fuseplan.config import make_options
     from fuseplan.console import progress
-    from fuseplan.output import write_text
-    from fuseplan.planner import plan_function
+    from fuseplan.pipeline import plan_function
+    from fuseplan.public_plan import Plan
+    from fuseplan.settings import make_options
+    from fuseplan.support.atomic_file import write_text
 
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     options = make_options(device, planner, deadline, strict, constraints)
@@ -59,7 +60,7 @@ def plan(
     f, args = load(workload, dtype, small)
     with progress(1) as steps:
         steps.start(f"planning {workload}")
-        made = plan_function(f, args, {}, options)[1]
+        made = Plan.of(plan_function(f, args, {}, options)[1])
     answer = None if ends is None else made.explain(*ends)
     if out is not None:
         write_text(out, made.to_json())
@@ -74,7 +75,7 @@ def plan(
 
 
 def _two_operations(text: str) -> tuple[int | str, int | str]:
-    from fuseplan.errors import InvalidArgumentError
+    from fuseplan.support.errors import InvalidArgumentError
 
     ends = text.split(",")
     if len(ends) != 2:

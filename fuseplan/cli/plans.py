@@ -9,9 +9,9 @@ from fuseplan.cli.arguments import load, names_in
 
 if TYPE_CHECKING:
     from costmodel.device import DeviceSpec
-    from fuseplan.comparison import Compared
-    from fuseplan.config import Options
-    from fuseplan.constraints import Constraints
+    from fuseplan.plan.constraints import Constraints
+    from fuseplan.plan.options import Options
+    from fuseplan.report.comparison import Compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +27,8 @@ def options_of(
     device: str | None, planners: str | None, deadline: float, constraints: Constraints
 ) -> list[list[Options]]:
     """For each device, the options of each planner."""
-    from fuseplan.comparison import default_planners
-    from fuseplan.config import make_options, resolve_device
+    from fuseplan.runtime.compare import default_planners
+    from fuseplan.settings import make_options, resolve_device
 
     chosen: list[str | None] = list(names_in(device, "--device")) if device is not None else [None]
     named = names_in(planners, "--planners") if planners is not None else None
@@ -51,10 +51,10 @@ def plan_all(
     constraints: Constraints,
 ) -> list[OfDevice]:
     """Trace a function once, and plan it for each device by each planner."""
-    from fuseplan.comparison import compare_plan
     from fuseplan.console import progress
-    from fuseplan.lower import lower
-    from fuseplan.trace import trace
+    from fuseplan.frontend.lower import lower
+    from fuseplan.frontend.trace import trace
+    from fuseplan.runtime.compare import compare_plan
 
     options = options_of(device, planners, deadline, constraints)
     f, args = load(workload, dtype, small)

@@ -46,8 +46,8 @@ def report(
 ) -> None:
     """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
     from fuseplan.console import print_json
-    from fuseplan.output import check_writable
-    from fuseplan.report import Page, Study, write_page
+    from fuseplan.report.page import Page, Study, write_page
+    from fuseplan.support.atomic_file import check_writable
 
     target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)

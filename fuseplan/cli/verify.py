@@ -26,8 +26,8 @@ def verify(
     3: the kernels are right, but the bound was not re-checked.
     """
     from fuseplan.console import print_json, progress
-    from fuseplan.serialize import read_plan
-    from fuseplan.verify import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
+    from fuseplan.plan.json_codec import read_plan
+    from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
 
     made = read_plan(_read_text(file))
     with progress(1) as steps:
@@ -49,7 +49,7 @@ def verify(
 
 
 def _read_text(file: Path) -> str:
-    from fuseplan.errors import InvalidPlanError
+    from fuseplan.support.errors import InvalidPlanError
 
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")

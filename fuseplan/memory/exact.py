@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.paths import Steps, TooLargeError
+from fuseplan.memory.order_dp import Steps, TooLargeError
 from fuseplan.memory.region import Region
-from fuseplan.partition import crossable_edges
-from fuseplan.plan import Kernel
-from fuseplan.pricing import PriceBook, Pricing
-from fuseplan.work import Work
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.search.components import crossable_edges
+from fuseplan.support.work import Work
 
 MAX_NODES, MAX_STEPS = 40, 3_000_000
 """Nodes of a graph and steps looked at: a second of work, and pricing of 6,000 groups at most. A

@@ -11,11 +11,11 @@ from collections.abc import Collection, Sequence
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
-from fuseplan.copies import Copies, roots_of, split
-from fuseplan.lower import Lowered
-from fuseplan.memory.lives import Lives, lives_of, profile
-from fuseplan.plan import Kernel
-from fuseplan.recomputed import rewritten
+from fuseplan.frontend.lower import Lowered
+from fuseplan.memory.liveness import Lives, lives_of, profile
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.search.duplicates import Copies, roots_of, split
+from fuseplan.search.materialise import rewritten
 
 _SMALL = 16
 """What is so many times smaller than the value may wait in its place."""

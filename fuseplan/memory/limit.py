@@ -3,7 +3,7 @@
 The fastest plan of all, in its order of least peak, often fits, and then keeps its proof. Else a
 small graph is searched exactly (``fuseplan.memory.exact``). A large one is repaired where it needs
 too much (``fuseplan.memory.repair``), and planned again by the same planner at prices that make
-memory dear (``fuseplan.memory.penalty``): the surcharge is a Lagrange multiplier of the limit,
+memory dear (``fuseplan.memory.lagrangian``): the surcharge is a Lagrange multiplier of the limit,
 raised until a plan fits and then lowered as far as plans do. The faster plan of the two is taken.
 """
 
@@ -15,18 +15,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
-from fuseplan.errors import MemoryLimitError
 from fuseplan.memory.exact import plan_exactly
-from fuseplan.memory.least import least_peak_of_any
-from fuseplan.memory.lives import lives_of, profile
+from fuseplan.memory.lagrangian import UNIT_BYTES, Penalised
+from fuseplan.memory.liveness import lives_of, profile
 from fuseplan.memory.order import Order, least_peak
-from fuseplan.memory.penalty import UNIT_BYTES, Penalised
+from fuseplan.memory.plan_bound import least_peak_of_any
 from fuseplan.memory.repair import repair
-from fuseplan.plan import Kernel
+from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.planners import PlanGroups
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.pricing import Pricing
-from fuseplan.work import Work, ended, limit_of
+from fuseplan.schedule.pricing import Pricing
+from fuseplan.search.grouping import Budget, Grouping
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.work import Work, ended, limit_of
 
 _RAISES, _FACTOR, _HALVINGS = 4, 8, 5
 """Plans made with a surcharge that is raised, eightfold each time, and with one between the
@@ -133,7 +133,7 @@ class _Search:
     lowest: Order
     """The plan of the lowest peak so far."""
     ended: str
-    """Which limit has cut a plan short (``fuseplan.work.ENDED``), if one has."""
+    """Which limit has cut a plan short (``fuseplan.support.work.ENDED``), if one has."""
     best: Order | None = None
     """The fastest that fits."""
 

@@ -1,7 +1,7 @@
 """The order of a plan's kernels in which its temporaries need the least memory at once.
 
 The order that is given stays unless another is better. A floor under every order often proves it
-the best; else a search over sets of kernels (``fuseplan.memory.search``) finds the best, or, cut
+the best; else a search over sets of kernels (``fuseplan.memory.order_search``) finds the best, or, cut
 short, a good one, which is then improved where its peak is: a few kernels around it at a time,
 while all others keep their place.
 """
@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.floor import peak_floor
-from fuseplan.memory.lives import Lives, lives_of, peak, profile, window
-from fuseplan.memory.search import search
-from fuseplan.plan import Kernel
+from fuseplan.memory.liveness import Lives, lives_of, peak, profile, window
+from fuseplan.memory.order_bound import peak_floor
+from fuseplan.memory.order_search import search
+from fuseplan.plan.fusion_plan import Kernel
 
 MAX_STATES = 4_000
 """Sets of kernels that the search looks at before it settles for a good order: 0.2 s at most.

@@ -1,7 +1,7 @@
 """Some nodes of a graph that run one after the other, and every way to group and order them.
 
 Which bitcasts are kernels of their own, and so rename a buffer instead of filling one, must be
-said before memory can be counted (``fuseplan.memory.paths``): all choices are tried.
+said before memory can be counted (``fuseplan.memory.order_dp``): all choices are tried.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from operator import add
 
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
-from fuseplan.bits import bits
-from fuseplan.errors import Verdict
-from fuseplan.memory.paths import Cost, Group, Paths, Steps, TooLargeError, Way
-from fuseplan.pricing import Nodes, PriceBook
+from fuseplan.memory.order_dp import Cost, Group, Paths, Steps, TooLargeError, Way
+from fuseplan.schedule.pricing import Nodes, PriceBook
+from fuseplan.support.bitset import bits
+from fuseplan.support.errors import Verdict
 
 _GROUP_STEPS = 500
 """To find and price a group takes as long as to look at so many steps, half a millisecond."""

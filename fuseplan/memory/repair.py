@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
-from fuseplan.memory.lives import lives_of, profile
-from fuseplan.memory.paths import Steps, TooLargeError, Way
+from fuseplan.memory.liveness import lives_of, profile
+from fuseplan.memory.order_dp import Steps, TooLargeError, Way
 from fuseplan.memory.region import Region
-from fuseplan.plan import Kernel
-from fuseplan.pricing import PriceBook
-from fuseplan.work import Work
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.support.work import Work
 
 _MAX_ROUNDS = 40
 """Parts that are planned anew."""

@@ -8,22 +8,20 @@ from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
-from fuseplan.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.lower import Lowered
+from fuseplan.frontend.lower import Lowered
 from fuseplan.planners import (
-    best_first,
     graph_colouring,
-    greedy,
     inductor,
     nnc_tensorexpr,
     solver,
     tvm_fuse_ops,
-    unfused,
     xla,
     xla_priority,
 )
-from fuseplan.planners.base import Budget, Grouping, PlanGroups
-from fuseplan.pricing import Pricing
+from fuseplan.schedule.pricing import Pricing
+from fuseplan.search import best_first, greedy, unfused
+from fuseplan.search.grouping import Budget, Grouping, PlanGroups
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 
 
 @dataclass(frozen=True, slots=True)

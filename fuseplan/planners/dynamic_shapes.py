@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from costmodel.graph import Graph
-from fuseplan.errors import Verdict
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Nodes, PriceBook, Pricing
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping
+from fuseplan.support.errors import Verdict
 
 Skeleton: TypeAlias = tuple[object, ...]
 """A graph without its sizes."""

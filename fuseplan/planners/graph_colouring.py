@@ -18,11 +18,11 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from costmodel.graph import Graph
-from fuseplan.bits import bits
-from fuseplan.planners.base import Budget, Grouping, place, take_apart
-from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Nodes, PriceBook, Pricing
-from fuseplan.space import Mask, Space
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping, place, take_apart
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
 
 Objective = Literal["bytes", "kernels"]
 

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 
 import rustworkx as rx
 
+from costmodel.boundary import boundary
 from costmodel.graph import Graph, Node, OpKind
-from fuseplan.layout import boundary
-from fuseplan.partition import data_edges, effect_edges
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Nodes, Pricing
+from fuseplan.schedule.pricing import Nodes, Pricing
+from fuseplan.search.components import data_edges, effect_edges
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping
 
 ROUNDS = 10
 """``Scheduler.fuse_nodes``: so often at most."""
@@ -49,8 +49,8 @@ def fuse_pairwise(graph: Graph) -> Iterator[Nodes]:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from fuseplan.lower import lower
-        >>> from fuseplan.trace import trace
+        >>> from fuseplan.frontend.lower import lower
+        >>> from fuseplan.frontend.trace import trace
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> graph = lower(trace(lambda x: jnp.exp(x) / jnp.exp(x).sum(1)[:, None], x)).graph
         >>> [[graph.nodes[n].op for n in group] for group in fuse_pairwise(graph)]

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 
 import rustworkx as rx
 
+from costmodel.boundary import boundary
 from costmodel.graph import Graph, Node, OpKind
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.layout import boundary
-from fuseplan.partition import data_edges, effect_edges
-from fuseplan.planners.base import Budget, Grouping, PlanGroups
-from fuseplan.planners.decided import plan_decided
 from fuseplan.planners.dynamic_shapes import DynamicShapes
-from fuseplan.pricing import Nodes, PriceBook, Pricing
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.components import data_edges, effect_edges
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping, PlanGroups
+from fuseplan.support.errors import InvalidArgumentError
 
 MIN_GROUP_SIZE = 2
 MAX_ARGUMENTS = 128
@@ -71,8 +71,8 @@ def fuse_tensor_exprs(
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from fuseplan.lower import lower
-        >>> from fuseplan.trace import trace
+        >>> from fuseplan.frontend.lower import lower
+        >>> from fuseplan.frontend.trace import trace
         >>> x = jax.ShapeDtypeStruct((8, 8), "float32")
         >>> graph = lower(trace(lambda x, w: jnp.tanh(x @ w) * jnp.exp(x), x, x)).graph
         >>> [[graph.nodes[n].op for n in group] for group in fuse_tensor_exprs(graph)]

@@ -9,11 +9,11 @@ and in the end the few that remain are searched exhaustively.
 What couples components is the order of execution. Groups that would wait for each other
 in a circle are forbidden together, and the components involved are solved again, jointly.
 
-The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never
-slower than the heuristic plans that were made. Three steps cannot be cut short: dividing the graph
-into components, a counted amount of heuristic work, and ordering the kernels, for which time is set
-aside. A limit of counted work (``fuseplan.work``) ends a search, too. Where OR-Tools is missing, broken
-or out of memory, the heuristic plan is the answer, with a warning.
+The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never slower than
+the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, a
+counted amount of heuristic work, and ordering the kernels, for which time is set aside. A limit of counted
+work (``fuseplan.support.work``) ends a search, too. Where OR-Tools is missing, broken or out of memory, the
+heuristic plan is the answer, with a warning.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.graph import Graph
-from fuseplan.errors import FuseplanWarning
-from fuseplan.hubs import MAX_PORTS, NOT_SEARCHED
-from fuseplan.plan import PlanStats
-from fuseplan.planners.base import Budget, Grouping, Stopwatch, take_apart
-from fuseplan.planners.certify import as_fast, make_proof
-from fuseplan.planners.component import Starts, solve_component
-from fuseplan.planners.joint import join
-from fuseplan.planners.remembered import Remembered
-from fuseplan.planners.solved import MANY_NOTES, UNUSABLE, Solved
-from fuseplan.pricing import PriceBook, Pricing
-from fuseplan.text import time_text
-from fuseplan.work import ENDED, LATE, SPENT, Work, ended, limit_of
+from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.schedule.scalar_hubs import MAX_PORTS, NOT_SEARCHED
+from fuseplan.search.certify import as_fast, make_proof
+from fuseplan.search.component import Starts, solve_component
+from fuseplan.search.component_cache import Remembered
+from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart
+from fuseplan.search.joint import join
+from fuseplan.search.result import MANY_NOTES, UNUSABLE, Solved
+from fuseplan.support.errors import FuseplanWarning
+from fuseplan.support.format import time_text
+from fuseplan.support.work import ENDED, LATE, SPENT, Work, ended, limit_of
 
 _TAIL_S = 4e-5
 """Seconds a node to set aside for joining, ordering and checking kernels, which come after the
@@ -51,7 +51,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
     Warns:
         FuseplanWarning: OR-Tools could not be used. A crash of its native code cannot be caught
-            (``fuseplan.solver``).
+            (``fuseplan.search.set_partitioning``).
     """
     budget = budget or Budget()
     watch = Stopwatch()

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from costmodel.graph import Graph, Node, OpKind
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Pricing
+from fuseplan.schedule.pricing import Pricing
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping
 
 MAX_DEPTH = 256
 """Operations of a group (``kMaxFusedOps``). Arguments are limited by OpenCL and Metal targets only
@@ -33,8 +33,8 @@ def fuse_ops(graph: Graph) -> Iterator[tuple[int, ...]]:
 
     Example:
         >>> import jax, jax.numpy as jnp
-        >>> from fuseplan.lower import lower
-        >>> from fuseplan.trace import trace
+        >>> from fuseplan.frontend.lower import lower
+        >>> from fuseplan.frontend.trace import trace
         >>> x = jax.ShapeDtypeStruct((1, 10, 20), "float32")
         >>> graph = lower(trace(lambda x: jnp.exp(x + 1).squeeze(0), x)).graph
         >>> [[graph.nodes[n].op for n in group] for group in fuse_ops(graph)]

@@ -16,15 +16,15 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Compiled
 from costmodel.roofline import estimate
-from fuseplan.hlo.compiled import compiled_kernels
-from fuseplan.hlo.kernels import HloKernel
-from fuseplan.hlo.places import Place, Placed, place_nodes
-from fuseplan.lower import Lowered
-from fuseplan.plan import Kernel, PlanStats
-from fuseplan.planners.base import Grouping, Stopwatch
-from fuseplan.rewrite import ORIGINAL, Item, Rewriter
-from fuseplan.spec import whole_array_spec
-from fuseplan.text import bytes_text
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import ORIGINAL, Item, Rewriter
+from fuseplan.plan.fusion_plan import Kernel, PlanStats
+from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes
+from fuseplan.planners.hlo.compiled import compiled_kernels
+from fuseplan.planners.hlo.kernels import HloKernel
+from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.search.grouping import Grouping, Stopwatch
+from fuseplan.support.format import bytes_text
 
 
 def plan_program(lowered: Lowered, device: DeviceSpec) -> tuple[Lowered, Grouping]:

@@ -23,9 +23,9 @@ from math import inf
 
 from costmodel.device import DeviceSpec, get_device
 from costmodel.graph import Flops, Graph, Node, OpKind
-from fuseplan.planners.base import Budget, Grouping
-from fuseplan.planners.decided import plan_decided
-from fuseplan.pricing import Nodes, PriceBook, Pricing
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Budget, Grouping
 
 LAUNCH_S = 1e-6
 """``kKernelLaunchOverhead``."""

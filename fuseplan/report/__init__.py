@@ -1,20 +1,6 @@
-"""Report: plans as pandas frames and as an HTML page. Imported only when asked for."""
+"""Show a plan: as text, tables, data frames, explanations, plots and a page.
 
-from __future__ import annotations
-
-from fuseplan.report.frames import compare_frame, devices_frame, figures, kernels_frame, records
-from fuseplan.report.page import Page, Study, Table, render_page, write_page, write_plan_page
-
-__all__ = [
-    "Page",
-    "Study",
-    "Table",
-    "compare_frame",
-    "devices_frame",
-    "figures",
-    "kernels_frame",
-    "records",
-    "render_page",
-    "write_page",
-    "write_plan_page",
-]
+In: a plan, or several with their names. Out: text (``text``), the reasons behind one decision (``explain``),
+pandas frames (``frames``), an HTML file (``page``, ``plots``), or the output that ``FUSEPLAN_DEBUG`` asks for
+(``debug``). Only ``frames``, ``page`` and ``plots`` import pandas, Jinja or Matplotlib. Open ``text`` first.
+"""

@@ -11,16 +11,15 @@ import pandas as pd
 from costmodel.device import DEVICES, DeviceSpec, backends_of, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
-from fuseplan.comparison import NO_PLAN, Compared, baseline_of
-from fuseplan.contest import Timing
-from fuseplan.local import find_device
-from fuseplan.names import anchor, kernel_name
-from fuseplan.plan import Kernel, Plan
-from fuseplan.spec import whole_array_spec
-from fuseplan.text import grid, makes, parts_text, skipped, tile
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.kernel_names import anchor, kernel_name
+from fuseplan.report.comparison import NO_PLAN, Compared, Timing, baseline_of
+from fuseplan.report.text import grid, makes, parts_text, skipped, tile
+from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.targets.detect import find_device
 
 
-def figures(plan: Plan) -> dict[str, Any]:
+def figures(plan: FusionPlan) -> dict[str, Any]:
     """What a row of a table says of a plan; ``bound_us`` is None where there is no bound."""
     return {
         "kernels": len(plan.kernels),
@@ -61,7 +60,7 @@ def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = N
     return frame
 
 
-def _ratio(plan: Plan | None, baseline: Plan | None) -> float:
+def _ratio(plan: FusionPlan | None, baseline: FusionPlan | None) -> float:
     if plan is None or baseline is None:
         return math.nan
     return plan.objective_ps / baseline.objective_ps
@@ -99,7 +98,7 @@ _COMPARE = [
 ]
 
 
-def kernels_frame(plan: Plan) -> pd.DataFrame:
+def kernels_frame(plan: FusionPlan) -> pd.DataFrame:
     """A row a kernel: see ``Plan.to_frame``."""
     graph = plan.graph
     rows = []

@@ -15,28 +15,17 @@ import jinja2
 
 from costmodel.device import DeviceSpec
 from costmodel.kernel import BOUNDS
-from fuseplan.comparison import Compared, baseline_of, gains_text
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.explain import borders
-from fuseplan.names import anchor, kernel_name
-from fuseplan.output import check_writable, write_text
-from fuseplan.plan import Plan
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.kernel_names import anchor, kernel_name
+from fuseplan.plan.notes import all_notes
+from fuseplan.report.comparison import Compared, baseline_of, gains_text
+from fuseplan.report.explain import borders
 from fuseplan.report.frames import roofline_share
-from fuseplan.report.pictures import MissingPlots, roofline, strip
-from fuseplan.text import (
-    all_notes,
-    bytes_text,
-    grid,
-    makes,
-    parts_text,
-    rows,
-    seconds_text,
-    skipped,
-    status_text,
-    tile,
-    time_text,
-    unfused_plan,
-)
+from fuseplan.report.plots import MissingPlots, roofline, strip
+from fuseplan.report.text import grid, makes, parts_text, rows, skipped, status_text, tile, unfused_plan
+from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.format import bytes_text, seconds_text, time_text
 
 _TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
 
@@ -53,7 +42,7 @@ class Study:
     """One function on one device, planned in several ways; the last plan is shown in detail."""
 
     name: str
-    plans: tuple[Plan, ...]
+    plans: tuple[FusionPlan, ...]
     compared: tuple[Compared, ...] = ()
     """Where the plans are from, with their times as traced; empty where those are not known."""
 
@@ -67,7 +56,7 @@ class Study:
         return cls(name, plans, tuple(rows))
 
     @property
-    def baseline(self) -> Plan:
+    def baseline(self) -> FusionPlan:
         """The plan that the others are compared with."""
         return baseline_of(self.plans) or self.plans[0]
 
@@ -95,7 +84,7 @@ class Page:
     tables: tuple[Table, ...] = ()
 
 
-def write_plan_page(plan: Plan, path: str | PathLike[str], title: str = "") -> None:
+def write_plan_page(plan: FusionPlan, path: str | PathLike[str], title: str = "") -> None:
     """See ``Plan.to_html``."""
     target = check_writable(path)
     plans = (plan,) if plan.planner == "unfused" else (unfused_plan(plan), plan)
@@ -206,7 +195,7 @@ def _study(study: Study, number: int) -> dict[str, Any]:
     }
 
 
-def _plan_line(plan: Plan, first: Plan, traced_ps: int | None) -> dict[str, str]:
+def _plan_line(plan: FusionPlan, first: FusionPlan, traced_ps: int | None) -> dict[str, str]:
     faster = first.objective_ps / plan.objective_ps if plan.objective_ps else 1.0
     return {
         "planner": plan.planner,
@@ -221,7 +210,7 @@ def _plan_line(plan: Plan, first: Plan, traced_ps: int | None) -> dict[str, str]
     }
 
 
-def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
+def _kernel_lines(plan: FusionPlan) -> list[dict[str, Any]]:
     total = plan.objective_ps or 1
     lines = []
     for row in rows(plan):
@@ -250,7 +239,7 @@ def _kernel_lines(plan: Plan) -> list[dict[str, Any]]:
     return lines
 
 
-def _border_lines(plan: Plan) -> list[dict[str, Any]]:
+def _border_lines(plan: FusionPlan) -> list[dict[str, Any]]:
     """For each kernel, the (at most three) most frequent reasons not to go on."""
     if len(plan.kernels) > _MAX_BORDERS:
         return []
@@ -275,7 +264,7 @@ def _short_source(source: str) -> str:
     return source.replace("\\", "/").rpartition("/")[2]
 
 
-def _refusal(plan: Plan, verdict: Any) -> dict[str, str]:
+def _refusal(plan: FusionPlan, verdict: Any) -> dict[str, str]:
     nodes = verdict.nodes
     shown = ", ".join(f"n{n} {plan.graph.nodes[n].op}" for n in nodes[:3])
     return {
@@ -285,7 +274,7 @@ def _refusal(plan: Plan, verdict: Any) -> dict[str, str]:
     }
 
 
-def _proof(plan: Plan) -> dict[str, Any]:
+def _proof(plan: FusionPlan) -> dict[str, Any]:
     stats = plan.stats
     return {
         "optimal": plan.status == "OPTIMAL",

@@ -6,8 +6,14 @@ import jax
 import pytest
 from jax import numpy as jnp
 
-from fuseplan.aot import MissingCompilerError, compile_for, target_platform, targets, topology_device
-from fuseplan.errors import FuseplanError, UnknownNameError
+from fuseplan.support.errors import FuseplanError, UnknownNameError
+from fuseplan.targets.compile_only import (
+    MissingCompilerError,
+    compile_for,
+    target_platform,
+    targets,
+    topology_device,
+)
 
 AOT = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 

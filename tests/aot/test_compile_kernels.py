@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fuseplan.aot import compile_for
+from fuseplan.targets.compile_only import compile_for
 from tests import mosaic_gpu_cases as mosaic_gpu
 from tests.prologue_cases import BY_NAME, CASES
 from tests.specs import hand_spec, kernel_function, whole_group

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 import pytest
 
-from fuseplan.aot import compile_for
-from fuseplan.lower import lower
-from fuseplan.trace import trace
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.targets.compile_only import compile_for
 from tests.aot import primitives as table
 from tests.mosaic_gpu_cases import exchanged, is_dealt
 from tests.specs import hand_spec, kernel_function, whole_group

@@ -21,12 +21,12 @@ from experiments import compiled
 from experiments.compiled_kernels import rows_of
 from experiments.compiled_processes import Work, all_rows
 from experiments.compiler_reports import gpu_report, tpu_report
-from fuseplan.aot import compile_for
-from fuseplan.config import make_options
-from fuseplan.emit import emit
-from fuseplan.emit.body import live_ins
-from fuseplan.planner import plan_traced
-from fuseplan.trace import trace
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.trace import trace
+from fuseplan.settings import make_options
+from fuseplan.targets.compile_only import compile_for
+from tests.plans import plan_traced
 from tests.specs import hand_spec, kernel_function, whole_group
 from tests.test_narrow import low_rank
 from tests.test_normed import layer_gelu, rms_gated

@@ -10,7 +10,7 @@ import pytest
 
 import fuseplan
 from costmodel.device import get_device
-from fuseplan.errors import CompilerRefusalWarning
+from fuseplan.support.errors import CompilerRefusalWarning
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 

@@ -7,11 +7,11 @@ import jax
 import pytest
 
 import fuseplan
-from experiments.workloads import WORKLOADS, get_workload
-from fuseplan import careful
-from fuseplan.planner import plan_traced
+from fuseplan.runtime import guarded as careful
+from fuseplan.workloads import WORKLOADS, get_workload
 from tests.cutting_cases import qkv, qkv_grad, rope_by_pairs, rope_by_reshape, rope_by_slices, rope_grad
 from tests.emit_cases import layernorm_rows, softmax_grad
+from tests.plans import plan_traced
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 

@@ -8,8 +8,8 @@ import pytest
 
 import fuseplan
 from costmodel.graph import Graph
-from fuseplan.errors import InvalidArgumentError
-from fuseplan.plan import Plan
+from fuseplan import Plan
+from fuseplan.support.errors import InvalidArgumentError
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 both = pytest.mark.parametrize("device", ["h200", "tpu_v5e"])

@@ -1,0 +1,315 @@
+"""``fuseplan.jit`` against ``jax.jit`` on this CPU: time, temporary memory, and right results.
+
+Each case is compiled by both, checked, then timed in turns. What fails is a row that says so;
+the other cases are not touched by it.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from typing import Any
+
+import jax
+import numpy as np
+
+from fuseplan.api import jit
+from fuseplan.bench.float64 import in_float64, is_right_in_float64
+from fuseplan.bench.machine import capacity_bytes, machine_columns, peak_rss_bytes, reset_peak_rss
+from fuseplan.console import Steps
+from fuseplan.runtime.tolerance import check_results, largest_difference
+from fuseplan.support.errors import InvalidArgumentError, MismatchError
+from fuseplan.support.format import bytes_text
+from fuseplan.targets.detect import local_device, local_platform
+
+Args = tuple[Any, ...]
+Rows = np.ndarray
+
+_SAMPLE_S = 0.05
+"""A short program runs this long in each sample, well above the scheduler's noise."""
+_MEMORY_SHARE = 0.9
+"""Of the machine's memory, what one program may take: the rest is the system's."""
+_WIDE_SHARE = 0.33
+"""And what the check of a whole result in float64 may take."""
+_WIDE_BYTES = 256 << 20
+"""And of a case with a sample: where it would take more, it would take minutes, and some rows are
+checked instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What a case is meant to reach: ``jax.jit``'s time over fuseplan's, and the same of the
+    bytes of temporaries; 1 is as much as ``jax.jit``."""
+
+    speedup: float
+    less_temp: float
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Some rows of a result, for a check in float64 where the whole would take too much."""
+
+    count: int
+    axis: int
+    """Of the first argument: what ``rows`` are drawn from."""
+    expected: Callable[[Args, Rows], Any]
+    """The rows in float64."""
+    picked: Callable[[Any, Rows], Any]
+    """The same rows of a result, of what stands in its place where the case settles it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A function to measure, at the shapes of its arguments."""
+
+    name: str
+    f: Callable[..., Any]
+    args: Args
+    """Arrays, or ``jax.ShapeDtypeStruct``\\ s that random arrays are made for."""
+    goal: Goal | None = None
+    sample: Sample | None = None
+    settled: Callable[[Args, Any], Any] | None = None
+    """What is compared in the place of results that may rightly differ, such as indices of
+    elements that are equal within rounding."""
+    alone: bool = False
+    """Too large for ``jax.jit``: run once by fuseplan alone, in a process of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What was found out about one case; None where it was not, or does not apply."""
+
+    workload: str
+    status: str = "measured"
+    """``met`` or ``missed`` (its goal), ``measured`` (it has none), ``wrong`` or ``failed``."""
+    jax_ms: float | None = None
+    fuseplan_ms: float | None = None
+    speedup: float | None = None
+    """Of the medians."""
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    """The quartiles of the ratios of neighbouring runs."""
+    goal_speedup: float | None = None
+    jax_temp_bytes: int | None = None
+    fuseplan_temp_bytes: int | None = None
+    less_temp: float | None = None
+    """``jax.jit``'s bytes of temporaries over fuseplan's."""
+    goal_less_temp: float | None = None
+    predicted_ms: float | None = None
+    """The plan's modelled time."""
+    kernels: int | None = None
+    tiled_kernels: int | None = None
+    plan_status: str | None = None
+    plan_s: float | None = None
+    fuseplan_compile_s: float | None = None
+    """Planning included."""
+    jax_compile_s: float | None = None
+    checked: str = ""
+    """Against what the results were checked."""
+    relative_error: float | None = None
+    """The largest difference from float64, over the root mean square of its array."""
+    jax_relative_error: float | None = None
+    peak_rss_bytes: int | None = None
+    """Of the run alone, arguments included; of cases with a process of their own."""
+    repeats: int | None = None
+    error: str = ""
+    cpu: str = ""
+    cores: int | None = None
+    memory_bytes: int | None = None
+    fuseplan: str = ""
+    jax: str = ""
+    jaxlib: str = ""
+    python: str = ""
+    date: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """Column by column, as the CSV file has them."""
+        return asdict(self)
+
+
+def bench_cases(
+    cases: Sequence[Case],
+    make_arrays: Callable[[Any], Any],
+    repeats: int = 7,
+    sample_s: float = _SAMPLE_S,
+    steps: Steps | None = None,
+) -> Iterator[Row]:
+    """Measure each case; a row as soon as it is known.
+
+    Args:
+        cases: what to measure. Those that run ``alone`` must be picklable.
+        make_arrays: from a pytree of ``jax.ShapeDtypeStruct`` to one of arrays.
+        repeats: samples of each of the two.
+        sample_s: seconds that a sample takes at least.
+        steps: told of each case.
+
+    Raises:
+        InvalidArgumentError: JAX does not run on the CPU here.
+    """
+    if local_platform() != "cpu":
+        raise InvalidArgumentError(f"bench cpu measures the CPU, but JAX runs on the {local_platform()}; "
+                                   "set JAX_PLATFORMS=cpu")  # fmt: skip
+    machine, steps = machine_columns(), steps or Steps()
+    steps.start("measuring this machine")
+    local_device()  # kept: the first plan's seconds are its own
+    for case in cases:
+        steps.start(case.name)
+        found = (_found_alone if case.alone else _found)(case, make_arrays, repeats, sample_s)
+        steps.done()
+        yield Row(**found, **machine)
+
+
+def _found_alone(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[str, Any]:
+    """In a fresh process: its peak is the run's own, and if it is killed nothing else is lost."""
+    try:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+            return pool.submit(_found, case, make_arrays, repeats, sample_s).result()
+    except BrokenProcessPool:
+        error = "its process was killed, probably for want of memory"
+        return {"workload": case.name, "status": "failed", "error": error}
+
+
+def _found(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[str, Any]:
+    """The columns of a case; what is known when it fails is kept."""
+    found: dict[str, Any] = {"workload": case.name}
+    if case.goal is not None:
+        found |= {"goal_speedup": case.goal.speedup, "goal_less_temp": case.goal.less_temp}
+    try:
+        _measure(case, make_arrays, repeats, sample_s, found)
+    except MismatchError as error:
+        found |= {"status": "wrong", "error": str(error)}
+    except Exception as error:
+        found |= {"status": "failed", "error": f"{type(error).__name__}: {error}"}
+    return found
+
+
+def _measure(case: Case, make_arrays: Any, repeats: int, sample_s: float, found: dict[str, Any]) -> None:
+    is_shape = any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(case.args))
+    args = make_arrays(case.args) if is_shape else case.args
+    ours, jaxs = _compile(case, args, found)
+    reset_peak_rss()
+    started = time.perf_counter()
+    result = jax.block_until_ready(ours(*args))
+    first_s = time.perf_counter() - started
+    if case.alone:
+        found["peak_rss_bytes"] = peak_rss_bytes()
+    beside = None
+    if not case.alone and _needed_bytes(jaxs) <= _MEMORY_SHARE * capacity_bytes():
+        beside = (jax.block_until_ready(jaxs(*args)),)
+    _check(case, args, result, beside, found)
+    if beside is None:
+        found |= {"fuseplan_ms": 1000 * first_s, "repeats": 1}
+        return
+    del result, beside
+    ours_s, jax_s = time_in_turns((ours, jaxs), args, repeats, sample_s)
+    ratios = [b / a for a, b in zip(ours_s, jax_s, strict=True)]
+    low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if repeats > 1 else ratios * 3
+    fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in (ours_s, jax_s))
+    found |= {"fuseplan_ms": fuseplan_ms, "jax_ms": jax_ms, "speedup": jax_ms / fuseplan_ms,
+              "speedup_low": low, "speedup_high": high, "repeats": repeats}  # fmt: skip
+    if case.goal is not None:
+        reached = (found["speedup"], case.goal.speedup), (found["less_temp"], case.goal.less_temp)
+        found["status"] = "met" if all(round(got, 2) >= goal for got, goal in reached) else "missed"
+
+
+def _compile(case: Case, args: Args, found: dict[str, Any]) -> tuple[Any, Any]:
+    """Both programs, ours and ``jax.jit``'s. Raises MemoryError if ours does not fit."""
+    fast = jit(case.f)
+    plan = fast.plan(*args)
+    found |= {
+        "plan_s": plan.planning_s,
+        "plan_status": plan.status,
+        "predicted_ms": plan.objective_us / 1000,
+        "kernels": len(plan.kernels),
+        "tiled_kernels": sum(k.spec.backend == "loops" for k in plan.kernels),
+    }
+    compiled: list[Any] = []
+    for name, jitted in (("fuseplan", fast), ("jax", jax.jit(case.f))):
+        started = time.perf_counter()
+        compiled.append(jitted.lower(*args).compile())
+        found[f"{name}_compile_s"] = time.perf_counter() - started
+        found[f"{name}_temp_bytes"] = int(compiled[-1].memory_analysis().temp_size_in_bytes)
+    found["less_temp"] = max(found["jax_temp_bytes"], 1) / max(found["fuseplan_temp_bytes"], 1)
+    needed = _needed_bytes(compiled[0])
+    if needed > _MEMORY_SHARE * capacity_bytes():
+        raise MemoryError(f"not run: it needs {bytes_text(needed)} of {bytes_text(capacity_bytes())}")
+    return compiled[0], compiled[1]
+
+
+def _needed_bytes(compiled: Any) -> int:
+    sizes: Any = compiled.memory_analysis()
+    return int(sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes)
+
+
+def time_in_turns(
+    programs: Sequence[Callable[..., Any]], args: Args, repeats: int, sample_s: float = _SAMPLE_S
+) -> list[list[float]]:
+    """Seconds a run of each program, ``repeats`` times over, one program after the other so that a
+    change of the machine's load hits all."""
+    calls = []
+    for program in programs:
+        started = time.perf_counter()
+        jax.block_until_ready(program(*args))
+        calls.append(max(1, math.ceil(sample_s / (time.perf_counter() - started))))
+    samples: list[list[float]] = [[] for _ in programs]
+    order = range(len(programs))
+    for turn in range(repeats):
+        # Whoever goes second finds warmer caches: take turns at that too.
+        for i in order if turn % 2 == 0 else reversed(order):
+            started = time.perf_counter()
+            for _ in range(calls[i]):
+                jax.block_until_ready(programs[i](*args))
+            samples[i].append((time.perf_counter() - started) / calls[i])
+    return samples
+
+
+def _check(case: Case, args: Args, result: Any, beside: tuple[Any] | None, found: dict[str, Any]) -> None:
+    """Compare with ``jax.jit``'s result (``beside``), where there is one, and with float64: the
+    whole result where that is feasible, otherwise a sample of its rows."""
+
+    def compare(reference: str, got: Any, want: Any) -> None:
+        check_results(f"{case.name} against {reference}", got, want)
+        found["checked"] += f"{', ' if found['checked'] else ''}{reference}"
+
+    def settled(result: Any) -> Any:
+        return _narrowed(case.settled(args, result) if case.settled else result)
+
+    found["checked"] = ""
+    if beside is not None:
+        compare("jax.jit", settled(result), settled(beside[0]))
+    limit = _WIDE_SHARE * capacity_bytes()
+    if case.sample is not None:
+        limit = min(limit, _WIDE_BYTES)
+    fits = 2 * found["jax_temp_bytes"] <= limit
+    if fits and not case.alone and is_right_in_float64(case.f, args):
+        picked, name, exact = settled, "float64", settled(in_float64(case.f, args))
+    elif case.sample is not None:
+        sample = case.sample
+        total = args[0].shape[sample.axis]
+        rows = np.sort(np.random.default_rng(1).choice(total, min(sample.count, total), replace=False))
+        name, exact = f"float64 of {len(rows)} rows", _narrowed(sample.expected(args, rows))
+
+        def picked(result: Any) -> Any:
+            return _narrowed(sample.picked(settled(result), rows))
+    else:
+        return
+    compare(name, picked(result), exact)
+    found["relative_error"] = largest_difference(picked(result), exact)[1]
+    if beside is not None:
+        found["jax_relative_error"] = largest_difference(picked(beside[0]), exact)[1]
+
+
+def _narrowed(tree: Any) -> Any:
+    """As float32: the dtype whose tolerance applies."""
+
+    def narrowed(leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        return array.astype(np.float32) if array.dtype == np.float64 else array
+
+    return jax.tree.map(narrowed, tree)

@@ -1,0 +1,181 @@
+"""How long planning takes, stage by stage, beside XLA's own compiler in the same run."""
+
+from __future__ import annotations
+
+import csv
+import io
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import jax
+
+from fuseplan.bench.machine import machine_columns
+from fuseplan.console import Steps
+from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import plan_traced
+from fuseplan.plan.options import Options
+from fuseplan.report.text import bound_text
+from fuseplan.search.cache import Memo, using
+from fuseplan.support.format import seconds_text
+
+_FOLDED = {
+    "trace": ("trace",),
+    "lower": ("lower",),
+    "enumerate": ("partition", "memo", "heuristics", "merge", "copies", "enumerate"),
+    "solve": ("solve", "join", "packs", "order"),
+    "check": ("check",),
+}
+"""The columns of seconds, and the stages each sums up."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanTiming:
+    """One workload planned once. ``xla_compile_s`` is None where XLA was not asked."""
+
+    workload: str
+    device: str
+    planner: str
+    equations: int
+    nodes: int
+    components: int
+    distinct_components: int
+    candidates: int
+    kernels: int
+    status: str
+    gap: float | None
+    trace_s: float
+    lower_s: float
+    enumerate_s: float
+    solve_s: float
+    check_s: float
+    total_s: float
+    xla_compile_s: float | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Column by column, as the CSV file has them."""
+        return asdict(self)
+
+
+def time_plan(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Options,
+    with_xla: bool = True,
+    steps: Steps | None = None,
+) -> PlanTiming:
+    """Plan ``f`` once and time it; with ``with_xla``, also time XLA compiling it for this
+    machine (tracing and lowering to StableHLO excluded).
+
+    ``args`` may be ``ShapeDtypeStruct``\\ s: nothing is run.
+    """
+    steps = steps or Steps()
+    steps.start(f"planning {name}")
+    started = time.perf_counter()
+    traced = trace(f, *args)
+    with using(Memo()):  # what is remembered of earlier plans is not what is timed
+        plan = plan_traced(traced, options, time.perf_counter() - started)[1]
+    total_s = time.perf_counter() - started
+    steps.done()
+    xla_s = None
+    if with_xla:
+        steps.start(f"XLA compiles {name}")
+        lowered = jax.jit(f).lower(*args)
+        started = time.perf_counter()
+        lowered.compile()
+        xla_s = time.perf_counter() - started
+        steps.done()
+    stages = dict(plan.stats.seconds)
+    spent = {column: sum(stages.get(stage, 0.0) for stage in of) for column, of in _FOLDED.items()}
+    return PlanTiming(
+        workload=name,
+        device=options.device.name,
+        planner=options.planner,
+        equations=len(traced.equations),
+        nodes=len(plan.graph.nodes),
+        components=plan.stats.components,
+        distinct_components=plan.stats.distinct_components,
+        candidates=plan.stats.candidates,
+        kernels=len(plan.kernels),
+        status=plan.status,
+        gap=plan.gap,
+        trace_s=spent["trace"],
+        lower_s=spent["lower"],
+        enumerate_s=spent["enumerate"],
+        solve_s=spent["solve"],
+        check_s=spent["check"],
+        total_s=total_s,
+        xla_compile_s=xla_s,
+    )
+
+
+Printable = tuple[Sequence[str], Sequence[Sequence[str]], tuple[int, ...]]
+"""A table's head, its rows, and which columns are numbers."""
+
+
+def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
+    """Two tables of 80 columns: the problems and their proofs, and the seconds."""
+    problems = [
+        (
+            row.workload,
+            f"{row.equations:,}",
+            f"{row.nodes:,}",
+            f"{row.components:,}",
+            f"{row.distinct_components:,}",
+            f"{row.candidates:,}",
+            f"{row.kernels:,}",
+            row.status,
+            bound_text(row.status, row.gap),
+        )
+        for row in rows
+    ]
+    seconds = [
+        (
+            row.workload,
+            *(
+                seconds_text(s)
+                for s in (row.trace_s, row.lower_s, row.enumerate_s, row.solve_s, row.check_s, row.total_s)
+            ),
+            "" if row.xla_compile_s is None else seconds_text(row.xla_compile_s),
+        )
+        for row in rows
+    ]
+    device = rows[0].device if rows else "workload"
+    return [
+        (
+            (
+                device,
+                "equations",
+                "nodes",
+                "parts",
+                "distinct",
+                "candidates",
+                "kernels",
+                "status",
+                "bound",
+            ),
+            problems,
+            (1, 2, 3, 4, 5, 6, 8),
+        ),
+        (
+            ("seconds", "trace", "lower", "enumerate", "solve", "check", "total", "XLA compile"),
+            seconds,
+            tuple(range(1, 8)),
+        ),
+    ]
+
+
+def csv_text(rows: Iterable[PlanTiming]) -> str:
+    """One line a workload, with a head: what was measured, and the machine, versions and time."""
+    return csv_of([row.as_dict() | machine_columns() for row in rows])
+
+
+def csv_of(records: Sequence[dict[str, Any]]) -> str:
+    """Records of equal keys as CSV."""
+    out = io.StringIO()
+    writer = csv.DictWriter(out, list(records[0]) if records else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return out.getvalue()

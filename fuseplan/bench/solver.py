@@ -1,0 +1,280 @@
+"""How well and how fast programs are planned: proofs, seconds by stage, what a deadline costs, what
+the heuristics lose, and what each feature of the search space gains. No kernel is run."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import jax
+
+from fuseplan.console import Steps
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import Traced, trace
+from fuseplan.pipeline import plan_best
+from fuseplan.plan.features import Features
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.options import Options
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule.pricing import Nodes, PricingWrapper
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.cache import Memo, using
+from fuseplan.support.errors import Verdict
+from fuseplan.support.stage_timer import Clock
+
+WORKLOADS = (
+    "gpt2_block_grad,gpt2_train_4,gpt2_train_24,gpt2_train_72,fan_out_40,fan_in_40,random_dag_60,"
+    "random_sums_60,lstm_cell,gru_cell,shallow_water,euler_fluxes,adam_100,norm_grads"
+)
+"""Of ``fuseplan.workloads``: transformers, and functions that are hard to plan."""
+
+DEADLINES_S = (0.1, 1.0, 5.0, 30.0)
+
+HEURISTICS = ("unfused", "greedy", "best_first")
+"""Planners that the solver's plan is compared with."""
+
+SLACK_S, SLACK_SHARE = 0.1, 0.1
+"""A deadline is kept if planning exceeds it by no more than a tenth of a second and a tenth."""
+
+STAGES = {
+    "trace": ("trace",),
+    "lower": ("lower",),
+    "part": ("partition", "memo", "copies"),
+    "heuristics": ("heuristics", "merge"),
+    "enumerate": ("enumerate",),
+    "solve": ("solve", "join", "packs"),
+    "order": ("order",),
+    "check": ("check",),
+}
+"""The columns of seconds, and the stages each sums up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Seconds of several runs: the median, the least and the most."""
+
+    median_s: float
+    least_s: float
+    most_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AtDeadline:
+    """A separate planning with this deadline. ``seconds`` are of all that the deadline is for:
+    planning without tracing."""
+
+    deadline_s: float
+    status: str
+    gap: float | None
+    seconds: Spread
+
+    @property
+    def overshoot_ms(self) -> float:
+        """By how much the slowest run exceeded the deadline, 0 if it did not."""
+        return 1000 * max(self.seconds.most_s - self.deadline_s, 0.0)
+
+    @property
+    def kept(self) -> bool:
+        """Whether the slowest run exceeded the deadline by no more than the slack."""
+        return self.seconds.most_s <= self.deadline_s * (1 + SLACK_SHARE) + SLACK_S
+
+
+@dataclass(frozen=True, slots=True)
+class Ablation:
+    """The plan without one feature, in units of the plan with all of them."""
+
+    feature: str
+    time_ratio: float
+    kernels_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class SolverTiming:
+    """One workload. ``excess`` has for each heuristic planner how much slower its plan is in
+    modelled time, 0.01 for one per cent; ``xla_compile_s`` is None where XLA was not asked."""
+
+    workload: str
+    device: str
+    equations: int
+    components: int
+    distinct_components: int
+    candidates: int
+    priced: int
+    kernels: int
+    time_us: float
+    status: str
+    gap: float | None
+    stages: tuple[tuple[str, float], ...]
+    total: Spread
+    at_deadlines: tuple[AtDeadline, ...]
+    excess: tuple[tuple[str, float], ...]
+    ablation: tuple[Ablation, ...]
+    xla_compile_s: float | None
+
+    @property
+    def of_xla(self) -> float | None:
+        """The median planning time in units of XLA's compile time."""
+        return self.total.median_s / self.xla_compile_s if self.xla_compile_s else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """One flat record, as the CSV file has it."""
+        record: dict[str, Any] = {
+            name: getattr(self, name)
+            for name in (
+                "workload", "device", "equations", "components", "distinct_components", "candidates",
+                "priced", "kernels", "time_us", "status", "gap",
+            )
+        }  # fmt: skip
+        record.update((f"{stage}_s", seconds) for stage, seconds in self.stages)
+        record.update(total_s=self.total.median_s, total_least_s=self.total.least_s)
+        record.update(total_most_s=self.total.most_s)
+        for at in self.at_deadlines:
+            key = f"at_{at.deadline_s:g}s"
+            record.update({f"{key}_status": at.status, f"{key}_gap": at.gap, f"{key}_kept": at.kept})
+            record.update({f"{key}_s": at.seconds.median_s, f"{key}_overshoot_ms": at.overshoot_ms})
+        record.update((f"excess_{name}", excess) for name, excess in self.excess)
+        for without in self.ablation:
+            record[f"without_{without.feature}_time"] = without.time_ratio
+            record[f"without_{without.feature}_kernels"] = without.kernels_ratio
+        record.update(xla_compile_s=self.xla_compile_s, of_xla=self.of_xla)
+        return record
+
+
+def steps_of(
+    deadlines_s: Sequence[float] = DEADLINES_S,
+    repeats: int = 3,
+    ablation: bool = True,
+    with_xla: bool = False,
+) -> int:
+    """How many steps ``bench_solver`` reports."""
+    plans = (
+        1 + repeats * (1 + len(deadlines_s)) + len(HEURISTICS) + (len(fields(Features)) if ablation else 0)
+    )
+    return plans + with_xla
+
+
+def bench_solver(
+    name: str,
+    f: Callable[..., Any],
+    args: tuple[Any, ...],
+    options: Options,
+    deadlines_s: Sequence[float] = DEADLINES_S,
+    repeats: int = 3,
+    ablation: bool = True,
+    with_xla: bool = False,
+    steps: Steps | None = None,
+) -> SolverTiming:
+    """Plan ``f`` as often as the columns need; ``args`` may be ``ShapeDtypeStruct``\\ s.
+
+    Every planning lowers the traced function anew, as a first call does; tracing is timed once in
+    each of the ``repeats``. Proof, stages and ablation are those of ``options.deadline_s``.
+    """
+    steps = steps or Steps()
+
+    def plan(text: str, traced: Traced, option: Options) -> tuple[FusionPlan, float]:
+        steps.start(f"{name}: {text}")
+        clock, started = Clock(), time.perf_counter()
+        with using(Memo()):  # what is remembered of earlier plans is not what is timed
+            lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
+            made = plan_best(lowered, option, clock)[1]
+        steps.done()
+        return made, time.perf_counter() - started
+
+    runs: list[tuple[FusionPlan, float, float]] = []
+    for i in range(repeats):
+        started = time.perf_counter()
+        traced = trace(f, *args)
+        trace_s = time.perf_counter() - started
+        runs.append((*plan(f"plan {i + 1} of {repeats}", traced, options), trace_s))
+    best = runs[0][0]
+    steps.start(f"{name}: groups priced")
+    priced = _count_priced(traced, options)
+    steps.done()
+    at_deadlines = []
+    for deadline_s in deadlines_s:
+        made = [
+            plan(f"in {deadline_s:g} s", traced, replace(options, deadline_s=deadline_s))
+            for _ in range(repeats)
+        ]
+        worst = max((m for m, _ in made), key=lambda m: m.gap or 0.0)
+        at_deadlines.append(
+            AtDeadline(deadline_s, worst.status, worst.gap, _spread([seconds for _, seconds in made]))
+        )
+    excess = [
+        (other, _excess(plan(other, traced, replace(options, planner=other))[0], best))
+        for other in HEURISTICS
+    ]
+    ablations = []
+    for field in fields(Features) if ablation else ():
+        features = replace(options.features, **{field.name: False})
+        without = plan(f"without {field.name}", traced, replace(options, features=features))[0]
+        kernels = len(without.kernels) / max(len(best.kernels), 1)
+        ablations.append(Ablation(field.name, 1 + _excess(without, best), kernels))
+    return SolverTiming(
+        workload=name,
+        device=options.device.name,
+        equations=len(traced.equations),
+        components=best.stats.components,
+        distinct_components=best.stats.distinct_components,
+        candidates=best.stats.candidates,
+        priced=priced,
+        kernels=len(best.kernels),
+        time_us=best.objective_us,
+        status=best.status,
+        gap=best.gap,
+        stages=_stages(runs),
+        total=_spread([seconds + trace_s for _, seconds, trace_s in runs]),
+        at_deadlines=tuple(at_deadlines),
+        excess=tuple(excess),
+        ablation=tuple(ablations),
+        xla_compile_s=_xla_compile_s(name, f, args, steps) if with_xla else None,
+    )
+
+
+class _Counted(PricingWrapper):
+    """Counts the groups that are priced."""
+
+    count = 0
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        self.count += 1
+        return super().price(nodes)
+
+
+def _count_priced(traced: Traced, options: Options) -> int:
+    """Distinct groups that are scheduled and priced; the planning is one of its own."""
+    lowered = lower(traced, strict=options.strict)
+    counted = _Counted(Scheduler(lowered.graph, options.device, lowered, options.features))
+    with using(Memo()):
+        get_planner(options.planner)(lowered.graph, counted, Budget(options.deadline_s))
+    return counted.count
+
+
+def _spread(seconds: Sequence[float]) -> Spread:
+    return Spread(statistics.median(seconds), min(seconds), max(seconds))
+
+
+def _stages(runs: Sequence[tuple[FusionPlan, float, float]]) -> tuple[tuple[str, float], ...]:
+    """For each column, the median of what the runs took."""
+    by_run = [{**dict(plan.stats.seconds), "trace": trace_s} for plan, _, trace_s in runs]
+    return tuple(
+        (column, statistics.median(sum(laps.get(stage, 0.0) for stage in of) for laps in by_run))
+        for column, of in STAGES.items()
+    )
+
+
+def _excess(plan: FusionPlan, best: FusionPlan) -> float:
+    return plan.objective_ps / best.objective_ps - 1 if best.objective_ps else 0.0
+
+
+def _xla_compile_s(name: str, f: Callable[..., Any], args: tuple[Any, ...], steps: Steps) -> float:
+    """Seconds that XLA takes to compile for this machine, without tracing and lowering."""
+    steps.start(f"XLA compiles {name}")
+    lowered = jax.jit(f).lower(*args)
+    started = time.perf_counter()
+    lowered.compile()
+    steps.done()
+    return time.perf_counter() - started

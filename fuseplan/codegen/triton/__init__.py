@@ -1,0 +1,1 @@
+"""Emit a group as a Pallas Triton kernel (NVIDIA GPUs). Open ``kernel`` first."""

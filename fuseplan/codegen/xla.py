@@ -1,0 +1,25 @@
+"""Emit a group for XLA as it is: its equations one after another, as JAX would run them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from costmodel.kernel import KernelSpec
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.lower import Lowered
+
+
+def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
+    """The group's equations on whole arrays; see ``fuseplan.codegen.emit``."""
+    equations = [lowered.equations[n] for n in spec.nodes]
+    reads = live_ins(spec)
+    writes = tuple(w.value for w in spec.writes)
+
+    def group(*arrays: Any) -> tuple[Any, ...]:
+        values: dict[int, Any] = dict(zip(reads, arrays, strict=True))
+        run_equations(equations, values)
+        return tuple(values[v] for v in writes)
+
+    return group

@@ -1,0 +1,238 @@
+"""Lower: flat equations become a graph. Each primitive's rule is evaluated here, once."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from costmodel.graph import DimMap, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
+from fuseplan.frontend.constant_folding import fold
+from fuseplan.frontend.equation_text import Describer
+from fuseplan.frontend.ops import has_rule, rule_of
+from fuseplan.frontend.ops.rule import Space
+from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
+from fuseplan.support.errors import UnsupportedOperationError
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph together with what emitting it needs: the equation behind each node.
+
+    ``equations[i]`` belongs to ``graph.nodes[i]``, ``avals[v]`` to ``graph.values[v]``;
+    operands and results of the equations are value ids of the graph. ``outputs`` are
+    value ids or literals, in the order of the function's flat results.
+    """
+
+    graph: Graph
+    equations: tuple[Equation, ...]
+    avals: tuple[Any, ...]
+    outputs: tuple[Operand, ...]
+    consts: tuple[Any, ...]
+    out_tree: Any
+    without_rule: tuple[tuple[str, int], ...] = ()
+    """Primitives that no rule describes, and how often each occurs."""
+
+
+def lower(flat: Flat, *, strict: bool = False) -> Lowered:
+    """Build the graph of a function's equations.
+
+    With ``strict=True`` an equation without a rule raises ``UnsupportedOperationError``
+    instead of becoming OPAQUE.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fuseplan.frontend.trace import trace
+        >>> print(lower(trace(lambda x: jnp.exp(x).sum(), jnp.ones((2, 3)))).graph)
+        in   v0:f32[2,3]
+        n0   v1:f32[2,3] = exp v0    [elementwise]
+        n1   v2:f32[] = reduce_sum v1    [reduction]
+        out  v2
+    """
+    flat = fold(flat)
+    builder = _Builder(flat)
+    unknown: Counter[str] = Counter()
+    for eqn in flat.equations:
+        if not has_rule(eqn):
+            unknown[eqn.primitive.name] += 1
+            if strict:
+                raise UnsupportedOperationError(
+                    f"expected primitives with a rule, got {eqn.primitive.name!r} in `{eqn}` at "
+                    f"{eqn.source or 'an unknown line'}. Declare it with fuseplan.register_rule, or "
+                    "drop strict=True to leave it to XLA."
+                )
+        builder.add(eqn)
+    return builder.finish(tuple(unknown.most_common()))
+
+
+@dataclass(frozen=True, slots=True)
+class _Facts:
+    """What a node says of its equation beside where it stands."""
+
+    kind: OpKind
+    space: Space
+    input_maps: tuple[DimMap, ...]
+    """Of the operands that are arrays."""
+    flops: Flops
+    bitcast: bool
+    backends: tuple[str, ...]
+    temporaries: int
+    signature: int
+    reciprocal: bool
+    takes_part: bool
+
+
+class _Builder:
+    def __init__(self, flat: Flat) -> None:
+        self.flat = flat
+        self.values: list[Value] = []
+        self.avals: list[Any] = []
+        self.nodes: list[Node] = []
+        self.equations: list[Equation] = []
+        self.ids: dict[int, int] = {}
+        self.constants: dict[int, Equation] = {}
+        self.facts: dict[Any, _Facts] = {}
+        self.made: dict[tuple[int, tuple[int, ...]], int] = {}
+        """The node that makes something of some arrays."""
+        self.describe = Describer()
+        self.inputs = [self._value(number, -1) for number in flat.inputs]
+
+    def _value(self, number: int, producer: int) -> int:
+        aval = self.flat.avals[number]
+        new = len(self.values)
+        shape, dtype = self.describe.array(aval)
+        self.values.append(Value(new, shape, dtype, producer))
+        self.avals.append(aval)
+        self.ids[number] = new
+        return new
+
+    def add(self, eqn: Equation) -> None:
+        arrays = [v for v in eqn.inputs if not isinstance(v, Literal)]
+        if not arrays and not eqn.effects and not eqn.is_set_apart and rule_of(eqn).block is not None:
+            # A constant in disguise (iota, a filled array): each consumer makes its own, which
+            # costs no memory traffic and ties no two consumers together.
+            self.constants[eqn.outputs[0]] = eqn
+            return
+        self._emit(eqn)
+
+    def _read(self, number: int) -> int:
+        if number in self.constants:
+            self._emit(self.constants[number])
+        return self.ids[number]
+
+    def _emit(self, eqn: Equation) -> None:
+        operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
+        node_id = len(self.nodes)
+        facts = self._facts(eqn)
+        arrays = tuple([v for v in operands if not isinstance(v, Literal)])
+        if arrays and facts.kind != OpKind.OPAQUE:
+            # As XLA does: no array is written twice (test_trace.py::test_the_same_twice_is_one_operation).
+            same = self.made.setdefault((id(facts), arrays), node_id)
+            if same != node_id:
+                self.ids.update(zip(eqn.outputs, self.nodes[same].outputs, strict=True))
+                return
+        outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
+        self.nodes.append(
+            Node(
+                node_id,
+                eqn.primitive.name,
+                facts.kind,
+                arrays,
+                outputs,
+                facts.space.dims,
+                facts.space.roles,
+                facts.input_maps,
+                facts.space.output_maps,
+                facts.flops,
+                facts.bitcast,
+                eqn.effects,
+                facts.backends,
+                facts.temporaries,
+                facts.signature,
+                eqn.source,
+                facts.reciprocal,
+                facts.takes_part,
+                "/".join(eqn.scope),
+            )
+        )
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                operands,
+                outputs,
+                eqn.in_avals,
+                eqn.out_avals,
+                eqn.effects,
+                eqn.frames,
+                eqn.context,
+                eqn.scope,
+                node_id if eqn.origin < 0 else eqn.origin,
+            )
+        )
+
+    def _facts(self, eqn: Equation) -> _Facts:
+        """Equal equations share one evaluation of their rule."""
+        describe = self.describe
+        name = eqn.primitive.name
+        literals = tuple(
+            [(i, describe.literal(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal)]
+        )
+        params = describe.params(name, eqn.params)
+        alone = eqn.effects or eqn.is_set_apart
+        shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
+        key = (name, params, literals, shapes, alone)
+        found = self.facts.get(key)
+        if found is None:
+            rule, text = rule_of(eqn), repr((name, params.items, literals))
+            space = rule.space(eqn)
+            digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+            arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
+            found = self.facts[key] = _Facts(
+                OpKind.OPAQUE if alone else rule.kind,
+                space,
+                tuple([space.input_maps[i] for i in arrays]),
+                rule.flops(eqn),
+                _is_bitcast(eqn),
+                () if alone else rule.backends(eqn),
+                rule.temporaries,
+                digest if params.told else -1 - digest,
+                _is_reciprocal(eqn),
+                name in ("slice", "dynamic_slice", "gather"),
+            )
+        return found
+
+    def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
+        outputs = tuple([v if isinstance(v, Literal) else self._read(v) for v in self.flat.outputs])
+        arrays = [v for v in outputs if not isinstance(v, Literal)]
+        graph = check_graph(make_graph(self.values, self.nodes, self.inputs, arrays))
+        return Lowered(
+            graph,
+            tuple(self.equations),
+            tuple(self.avals),
+            outputs,
+            self.flat.consts,
+            self.flat.out_tree,
+            unknown,
+        )
+
+
+def _is_bitcast(eqn: Equation) -> bool:
+    """Whether it only renames dimensions: XLA lays arrays out row-major on CPU and GPU."""
+    if not eqn.inputs or isinstance(eqn.inputs[0], Literal):
+        return False
+    name = eqn.primitive.name
+    same_size = name == "broadcast_in_dim" and eqn.in_avals[0].size == eqn.out_avals[0].size
+    return same_size or name in ("reshape", "squeeze", "expand_dims")
+
+
+def _is_reciprocal(eqn: Equation) -> bool:
+    name = eqn.primitive.name
+    if name == "integer_pow":
+        return bool(eqn.params["y"] < 0)
+    if name == "div" and isinstance(eqn.inputs[0], Literal):
+        return bool(np.isfinite(np.asarray(eqn.inputs[0].val, np.float64)).all())
+    return name == "rsqrt"

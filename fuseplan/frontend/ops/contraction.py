@@ -1,0 +1,241 @@
+"""Contractions: ``dot_general`` as a tiled matmul, and convolutions as anchors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from costmodel.products import exchanges
+from fuseplan.frontend.ops.reduction import accumulator, masked
+from fuseplan.frontend.ops.rule import (
+    PALLAS,
+    XLA,
+    Reduction,
+    Rule,
+    Space,
+    Tile,
+    known_dtypes,
+    own_dims,
+    reshaped,
+    whole_space,
+)
+from fuseplan.frontend.trace import Equation
+
+_P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
+
+
+def _dot_space(eqn: Equation) -> Space:
+    """The result is indexed by batch, free dimensions of the left, free ones of the right."""
+    (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
+    lhs, rhs = eqn.in_avals
+    dims, lhs_map = own_dims(lhs.shape)
+    rhs_map: list[tuple[int, ...]] = [()] * rhs.ndim
+    for left, right in zip((*lhs_contract, *lhs_batch), (*rhs_contract, *rhs_batch), strict=True):
+        rhs_map[right] = lhs_map[left]
+    free = [d for d in range(rhs.ndim) if d not in (*rhs_contract, *rhs_batch)]
+    extra, free_map = own_dims([rhs.shape[d] for d in free], len(dims))
+    for d, axes in zip(free, free_map, strict=True):
+        rhs_map[d] = axes
+    dims += extra
+    reduced = {i for d in lhs_contract for i in lhs_map[d]}
+    roles = tuple(_R if i in reduced else _P for i in range(len(dims)))
+    out_map: DimMap = (
+        *(lhs_map[d] for d in lhs_batch),
+        *(lhs_map[d] for d in range(lhs.ndim) if d not in (*lhs_contract, *lhs_batch)),
+        *free_map,
+    )
+    return Space(dims, roles, (lhs_map, tuple(rhs_map)), (out_map,))
+
+
+def _dot_flops(eqn: Equation) -> Flops:
+    (contract, _), _ = eqn.params["dimension_numbers"]
+    depth = math.prod(eqn.in_avals[0].shape[d] for d in contract)
+    return Flops(matrix=2 * eqn.out_avals[0].size * depth)
+
+
+def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """One tile's partial product."""
+    return (_whole_dot if tile.backend in XLA else _flat_dot)(tile, eqn, args)
+
+
+def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """The primitive itself, on blocks with all their dimensions."""
+    contracts, _ = eqn.params["dimension_numbers"]
+    dtype = accumulator(eqn.out_avals[0].dtype)
+    params = dict(eqn.params)
+    if not isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
+        params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
+    # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
+    lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
+    if tile.backend == "loops" and _may_exchange(eqn):
+        space = _dot_space(eqn)
+        maps = (*space.input_maps, *space.output_maps)
+        if exchanges(maps, _extents(space, (lhs.shape, rhs.shape))):
+            return [_exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
+    return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
+
+
+def _may_exchange(eqn: Equation) -> bool:
+    """Whether what an equation asks of its two sides is the same."""
+    precision, sharding = eqn.params["precision"], eqn.params.get("out_sharding")
+    alike = isinstance(precision, tuple) and precision[0] == precision[1]
+    return sharding is None and (precision is None or alike)
+
+
+def _extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The extents of a tile in each dimension, from the shapes of its operands."""
+    extents = [1] * len(space.dims)
+    for dim_map, shape in zip(space.input_maps, shapes, strict=True):
+        for dims, extent in zip(dim_map, shape, strict=True):
+            for d in dims:
+                extents[d] = extent
+    return extents
+
+
+def _exchanged_dot(eqn: Equation, lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+    """``rhs`` times ``lhs``, in the order of the dimensions of ``lhs`` times ``rhs``."""
+    contracts, batches = eqn.params["dimension_numbers"]
+    params = {**params, "dimension_numbers": (contracts[::-1], batches[::-1])}
+    out = eqn.primitive.bind(rhs, lhs, **params)
+    batch = len(batches[0])
+    columns = rhs.ndim - len(contracts[1]) - batch
+    order = (*range(batch), *range(batch + columns, out.ndim), *range(batch, batch + columns))
+    # Unhidden, XLA would turn the transposed product into the one that was to be avoided.
+    return lax.optimization_barrier(out).transpose(order)
+
+
+def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    """Pallas': the schedule leaves at most one row, one column and one contracted axis longer
+    than one, so that the tile is a plain two-dimensional matmul."""
+    (contracts, batches) = eqn.params["dimension_numbers"]
+    sides = []
+    dtype, accumulate = jnp.result_type(*args), accumulator(eqn.out_avals[0].dtype)
+    every_free = [
+        [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])] for i, x in enumerate(args)
+    ]
+    single = any(all(x.shape[d] == 1 for d in free) for x, free in zip(args, every_free, strict=True))
+    if tile.backend == "mosaic_tpu" and single:
+        # One row gains nothing from narrow operands, and not every compiler takes or masks them.
+        dtype = accumulate
+    for i, (x, free) in enumerate(zip(args, every_free, strict=True)):
+        x = masked(tile, i, contracts[i], jnp.asarray(x, dtype), 0)
+        depth = math.prod(x.shape[d] for d in contracts[i])
+        long_free = [d for d in free if x.shape[d] != 1]
+        long_depth = [d for d in contracts[i] if x.shape[d] != 1]
+        leading = bool(long_free and long_depth and long_depth[0] < long_free[0])
+        width = math.prod(x.shape[d] for d in free)
+        sides.append((reshaped(x, (depth, width) if leading else (width, depth)), leading))
+    (lhs, lhs_leading), (rhs, rhs_leading) = sides
+    if _by_hand(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
+        out = _multiply_and_sum((lhs, lhs_leading), (rhs, rhs_leading), accumulate)
+    else:
+        out = lax.dot_general(
+            lhs,
+            rhs,
+            (((0 if lhs_leading else 1,), (0 if rhs_leading else 1,)), ((), ())),
+            precision=eqn.params["precision"],
+            preferred_element_type=accumulate,
+        )
+    return [reshaped(out, tile.out_shapes[0])]
+
+
+Side = tuple[Any, bool]
+"""An operand of a matmul and whether its contracted dimension comes first."""
+
+
+def _by_hand(tile: Tile, lhs: Side, rhs: Side) -> bool:
+    """Whether the tile is better multiplied and summed than given to the matrix unit.
+
+    Tensor cores take at least 16 rows, columns and contracted elements (mma.m16n8k16);
+    Mosaic lowers no product of 16-bit rows with one vector.
+    """
+    if tile.backend == "triton":
+        return min(*lhs[0].shape, *rhs[0].shape) < 16
+    vector = rhs[0].shape[0] == 1 and not lhs[1] and not rhs[1]
+    return tile.backend == "mosaic_tpu" and vector and lhs[0].dtype != jnp.float32
+
+
+def _multiply_and_sum(lhs: Side, rhs: Side, dtype: Any) -> Any:
+    """``lhs @ rhs`` by broadcasting: two-dimensional where one side is a vector."""
+    a = jnp.asarray(lhs[0].T if lhs[1] else lhs[0], dtype)  # rows, depth
+    b = jnp.asarray(rhs[0] if rhs[1] else rhs[0].T, dtype)  # depth, columns
+    rows, depth = a.shape
+    columns = b.shape[1]
+    if columns == 1:
+        total = _sum(a * reshaped(b, (1, depth)), 1)
+    elif rows == 1:
+        total = _sum(reshaped(a, (depth, 1)) * b, 0)
+    else:
+        total = _sum(reshaped(a, (rows, depth, 1)) * reshaped(b, (1, depth, columns)), 1)
+    return reshaped(total, (rows, columns))
+
+
+def _sum(x: Any, axis: int) -> Any:
+    return lax.reduce_sum(x, axes=(axis,)) if x.shape[axis] != 1 else lax.squeeze(x, (axis,))
+
+
+def _dot_supports(eqn: Equation, backend: str) -> bool:
+    """Floats, and int8 into int32. Mosaic takes one precision for both sides."""
+    lhs, rhs = (str(a.dtype) for a in eqn.in_avals)
+    if backend == "mosaic_gpu":
+        # Of 32 bits, tensor cores take operands that lie along the contracted axis alone (wgmma.m64nNk8).
+        plain = not isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset))
+        return plain and lhs == rhs in ("bfloat16", "float16") and known_dtypes(eqn, backend)
+    if lhs.startswith(("int", "uint")) or rhs.startswith(("int", "uint")):
+        return lhs == rhs == "int8" and str(eqn.out_avals[0].dtype) == "int32"
+    if "bool" in (lhs, rhs) or not known_dtypes(eqn, backend):
+        return False
+    precision = eqn.params["precision"]
+    if backend == "mosaic_tpu":
+        return precision is None or (isinstance(precision, tuple) and precision[0] == precision[1])
+    return True
+
+
+def _conv_space(eqn: Equation) -> Space:
+    """Batch and output channels are parallel; windows slide over whole images."""
+    numbers = eqn.params["dimension_numbers"]
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
+    spatial = {i for d in numbers.out_spec[2:] for i in out_map[d]}
+    roles = tuple(_W if i in spatial else _P for i in range(len(dims)))
+    maps = []
+    for aval in eqn.in_avals:
+        own, dim_map = own_dims(aval.shape, len(dims))
+        dims, roles = dims + own, roles + (_W,) * len(own)
+        maps.append(dim_map)
+    return Space(dims, roles, tuple(maps), (out_map,))
+
+
+def _conv_flops(eqn: Equation) -> Flops:
+    numbers = eqn.params["dimension_numbers"]
+    kernel = eqn.in_avals[1]
+    # Each output element sums over the window and the input channels of its group.
+    window = math.prod(kernel.shape[d] for d in numbers.rhs_spec[1:])
+    return Flops(matrix=2 * eqn.out_avals[0].size * window)
+
+
+def _ragged_flops(eqn: Equation) -> Flops:
+    """Each row of the left meets the free columns of one group of the right."""
+    numbers = eqn.params["ragged_dot_dimension_numbers"]
+    ((_, contract), (_, batch)), rhs = numbers.dot_dimension_numbers, eqn.in_avals[1]
+    bound = {*contract, *batch, *numbers.rhs_group_dimensions}
+    free = math.prod(n for d, n in enumerate(rhs.shape) if d not in bound)
+    return Flops(matrix=2 * eqn.in_avals[0].size * free)
+
+
+RULES: dict[str, Rule] = {
+    "dot_general": Rule(
+        OpKind.OUT_ELEMENTWISE_FUSABLE,
+        _dot_space,
+        _dot_flops,
+        _dot_block,
+        reduction=Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator),
+        supports=_dot_supports,
+    ),
+    "conv_general_dilated": Rule(OpKind.OUT_ELEMENTWISE_FUSABLE, _conv_space, _conv_flops, None),
+    "ragged_dot_general": Rule(OpKind.OPAQUE, whole_space, _ragged_flops, None, PALLAS),
+}

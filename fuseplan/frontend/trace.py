@@ -1,0 +1,353 @@
+"""Trace: any jittable function becomes one flat list of equations.
+
+Nested ``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint`` and ``closed_call`` are
+inlined, and equations whose results nobody needs are dropped. Values are numbered, so
+that the same inner jaxpr can be inlined many times over.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+from jax.extend import core as jex_core
+
+from fuseplan.support import jax_compat
+
+Literal = jex_core.Literal
+Primitive = jex_core.Primitive
+Operand = int | jex_core.Literal
+
+# Where each inlined primitive keeps the jaxpr that it evaluates.
+INLINED = {
+    "pjit": "jaxpr",
+    "jit": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "checkpoint": "jaxpr",
+    "remat2": "jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "custom_vjp_call_jaxpr": "fun_jaxpr",
+    "custom_vmap_call": "call",
+    "fused": "jaxpr",  # traced before an outer function was (``fuseplan.runtime.primitive``)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """One equation: operands and results are value numbers, or literals."""
+
+    primitive: jex_core.Primitive
+    params: dict[str, Any]
+    inputs: tuple[Operand, ...]
+    outputs: tuple[int, ...]
+    in_avals: tuple[Any, ...]
+    out_avals: tuple[Any, ...]
+    effects: bool = False
+    frames: tuple[Any, ...] = ()
+    """JAX's ``source_info`` of the equation, then of each call that it was inlined from, innermost first."""
+    context: Any = None
+    """JAX's ``JaxprEqnContext``: settings in force where the equation was traced."""
+    scope: tuple[str, ...] = ()
+    """The ``jax.named_scope``s around it, outermost first."""
+    origin: int = -1
+    """The node that it first became: what it is rewritten into keeps it. -1 before that."""
+
+    @property
+    def source(self) -> str:
+        """``file:line (function)`` in the user's code. Inside a library function no frame is the user's:
+        the line is that of the call. Reading a traceback takes as long as all else that is done for an
+        equation before planning, so it is read on demand."""
+        return next(filter(None, map(jax_compat.source_line, self.frames)), "")
+
+    @property
+    def is_set_apart(self) -> bool:
+        """Whether the user asked for it to run elsewhere (``compute_on``), to carry metadata to XLA, or
+        to work on arrays that are split over devices (axes of a mesh that are ``Explicit``): it is
+        evaluated as it is, by itself."""
+        context = self.context
+        if getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None):
+            return True
+        return any(map(_is_split, self.in_avals)) or any(map(_is_split, self.out_avals))
+
+    def __str__(self) -> str:
+        ins = ", ".join(a.str_short() for a in self.in_avals)
+        outs = ", ".join(a.str_short() for a in self.out_avals)
+        return f"{outs} = {self.primitive.name} {ins}"
+
+
+def _is_split(aval: Any) -> bool:
+    sharding = getattr(aval, "sharding", None)
+    if sharding is None:
+        return False
+    spec = sharding.spec
+    return bool(spec.unreduced or spec.reduced) or any(axes is not None for axes in spec.partitions)
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """Flat equations over numbered values.
+
+    ``inputs`` are the constants' values followed by the arguments'; ``outputs`` are value
+    numbers, or literals.
+    """
+
+    equations: tuple[Equation, ...]
+    avals: tuple[Any, ...]
+    inputs: tuple[int, ...]
+    outputs: tuple[Operand, ...]
+    consts: tuple[Any, ...]
+    out_tree: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Traced(Flat):
+    """A function at given shapes: its equations as JAX compiles it, its jaxpr as JAX transforms it."""
+
+    jaxpr: jex_core.Jaxpr
+    """As it was traced: custom derivatives, ``checkpoint``, batching rules and high-level types are in it."""
+    low: jex_core.Jaxpr
+    """The jaxpr that the equations are from: ``jaxpr`` in JAX's low-level types, without dead code."""
+    constants: tuple[int, ...]
+    """For each constant of ``jaxpr``, its place among the function's."""
+    low_constants: tuple[int, ...]
+    """The same of ``low``."""
+
+    def evaluate(self, *flat: Any) -> list[Any]:
+        """JAX's own evaluation, of the constants followed by the arguments: with every custom
+        rule, so it is what a fused function is differentiated and batched by."""
+        return self._evaluate(self.jaxpr, self.constants, flat)
+
+    def evaluate_low(self, *flat: Any) -> list[Any]:
+        """The same as JAX compiles it, not to be differentiated or batched."""
+        return self._evaluate(self.low, self.low_constants, flat)
+
+    def _evaluate(self, jaxpr: jex_core.Jaxpr, constants: Sequence[int], flat: Sequence[Any]) -> list[Any]:
+        n_consts = len(self.inputs) - len(jaxpr.invars)
+        return jax_compat.eval_jaxpr(jaxpr, [flat[i] for i in constants], *flat[n_consts:])
+
+    def reaches(self, marks: Sequence[bool]) -> list[bool]:
+        """Which results of ``evaluate`` depend on one of the marked constants and arguments.
+
+        ``equations`` may have fewer dependencies: dead-code rules can replace an equation by one of fewer
+        arguments.
+        """
+        flat = _Flattener()
+        arguments = [flat.new(v.aval) for v in self.jaxpr.invars]
+        stand_ins = [object() for _ in self.jaxpr.constvars]
+        outputs = flat.run(self.jaxpr, tuple(stand_ins), arguments)
+        inputs = [flat.constants[id(value)][0] for value in stand_ins]
+        marked = [marks[place] for place in self.constants]
+        n_consts = len(marks) - len(arguments)
+        return depends_on(flat.equations, [*inputs, *arguments], outputs, [*marked, *marks[n_consts:]])
+
+    @property
+    def batches_by_rule(self) -> bool:
+        """Whether a batching rule was inlined or lowered that the equations do not show: of the user's own
+        (``custom_vmap``), or of a high-level type."""
+        return jax_compat.is_high(self.jaxpr) or _calls(self.jaxpr, "custom_vmap_call")
+
+
+_state = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether this thread is tracing a function to plan it: a nested ``fuseplan.jit``
+    then shows its plain function, so that the outer plan sees through it."""
+    return getattr(_state, "depth", 0) > 0
+
+
+@contextmanager
+def tracing() -> Iterator[None]:
+    """Within it, ``is_tracing()``."""
+    _state.depth = getattr(_state, "depth", 0) + 1
+    try:
+        yield
+    finally:
+        _state.depth -= 1
+
+
+def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
+    """Trace ``f`` at the shapes and dtypes of ``args``: arrays or ``ShapeDtypeStruct``\\ s.
+
+    Errors that ``f`` raises while it is traced are JAX's own, unchanged.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from fuseplan.frontend.trace import trace
+        >>> [str(e.primitive) for e in trace(lambda x: jnp.tanh(x) * 2, jnp.ones(3)).equations]
+        ['tanh', 'mul']
+    """
+    with tracing():
+        closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
+    return flatten(closed, jax.tree.structure(out_shape))
+
+
+def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
+    """Inline nested calls of a closed jaxpr, and drop equations nobody needs."""
+    flat = _Flattener()
+    low, consts = jax_compat.as_compiled(closed)
+    arguments = [flat.new(v.aval) for v in low.invars]
+    outputs = flat.run(low, tuple(consts), arguments)
+    for value, var in zip(closed.consts, closed.jaxpr.constvars, strict=True):
+        flat.constant(value, var.aval)
+    equations = live(flat.equations, outputs)
+    constants = flat.constants.values()
+    place = {key: i for i, key in enumerate(flat.constants)}
+    return Traced(
+        equations,
+        tuple(flat.avals),
+        (*(number for number, _ in constants), *arguments),
+        tuple(outputs),
+        tuple(value for _, value in constants),
+        out_tree,
+        closed.jaxpr,
+        low,
+        tuple([place[id(value)] for value in closed.consts]),
+        tuple([place[id(value)] for value in consts]),
+    )
+
+
+def _calls(jaxpr: jex_core.Jaxpr, name: str) -> bool:
+    """Whether ``jaxpr``, or one inlined in it, has an equation of that name."""
+    for eqn in jaxpr.eqns:
+        inner = _Flattener.inlinable(eqn)
+        if eqn.primitive.name == name or (inner is not None and _calls(inner[0], name)):
+            return True
+    return False
+
+
+def depends_on(
+    equations: Iterable[Equation], inputs: Sequence[int], outputs: Sequence[Operand], marks: Sequence[bool]
+) -> list[bool]:
+    """Which outputs depend on one of the marked inputs."""
+    marked = {v for v, mark in zip(inputs, marks, strict=True) if mark}
+    for eqn in equations:
+        if any(not isinstance(v, Literal) and v in marked for v in eqn.inputs):
+            marked.update(eqn.outputs)
+    return [not isinstance(v, Literal) and v in marked for v in outputs]
+
+
+class _Flattener:
+    def __init__(self) -> None:
+        self.avals: list[Any] = []
+        self.equations: list[Equation] = []
+        self.constants: dict[int, tuple[int, Any]] = {}
+
+    def new(self, aval: Any) -> int:
+        self.avals.append(aval)
+        return len(self.avals) - 1
+
+    def constant(self, value: Any, aval: Any) -> int:
+        # Keyed by identity: an inner jaxpr that is inlined twice shares its constants.
+        if id(value) not in self.constants:
+            self.constants[id(value)] = (self.new(aval), value)
+        return self.constants[id(value)][0]
+
+    def run(
+        self,
+        jaxpr: jex_core.Jaxpr,
+        consts: tuple[Any, ...],
+        inputs: Sequence[Operand],
+        callers: tuple[Any, ...] = (),
+        within: tuple[str, ...] = (),
+    ) -> list[Operand]:
+        env: dict[Any, Operand] = dict(zip(jaxpr.invars, inputs, strict=True))
+        for var, value in zip(jaxpr.constvars, consts, strict=True):
+            env[var] = self.constant(value, var.aval)
+        for eqn in jaxpr.eqns:
+            operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
+            if eqn.primitive.name == "pvary":  # a matter of types under shard_map
+                env[eqn.outvars[0]] = operands[0]
+                continue
+            inner = self.inlinable(eqn)
+            frames = (eqn.source_info, *callers)
+            scope = within + jax_compat.scope_names(eqn.source_info)
+            if inner is None:
+                results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
+                self._append(eqn, operands, results, frames, scope)
+            else:
+                if eqn.params.get("differentiated"):
+                    operands = self._barrier(operands, eqn.params["prevent_cse"], frames, scope)
+                body, body_consts = inner
+                results = self.run(body, body_consts, operands, frames, scope)
+            env.update(zip(eqn.outvars, results, strict=True))
+        return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
+
+    def _append(
+        self,
+        eqn: Any,
+        operands: list[Operand],
+        results: list[Any],
+        frames: tuple[Any, ...],
+        scope: tuple[str, ...],
+    ) -> None:
+        self.equations.append(
+            Equation(
+                eqn.primitive,
+                eqn.params,
+                tuple(operands),
+                tuple(results),
+                tuple(v.aval for v in eqn.invars),
+                tuple(v.aval for v in eqn.outvars),
+                bool(eqn.effects),
+                frames,
+                eqn.ctx,
+                scope,
+            )
+        )
+
+    def _barrier(
+        self,
+        operands: list[Operand],
+        prevent_cse: bool | tuple[bool, ...],
+        frames: tuple[Any, ...],
+        scope: tuple[str, ...],
+    ) -> list[Operand]:
+        """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
+        JAX does: without it XLA would merge the two and keep the memory that
+        ``checkpoint`` was asked to give back. ``prevent_cse`` says which operands it is asked for."""
+        chosen = prevent_cse if isinstance(prevent_cse, tuple) else (prevent_cse,) * len(operands)
+        arrays = [(i, v) for i, v in enumerate(operands) if chosen[i] and not isinstance(v, Literal)]
+        if not arrays:
+            return operands
+        results = [self.new(self.avals[v]) for _, v in arrays]
+        avals = tuple(self.avals[v] for _, v in arrays)
+        numbers = tuple(v for _, v in arrays)
+        barrier = Equation(jax_compat.optimization_barrier_p, {}, numbers, tuple(results), avals, avals)
+        self.equations.append(replace(barrier, frames=frames, scope=scope))
+        shielded = list(operands)
+        for (i, _), number in zip(arrays, results, strict=True):
+            shielded[i] = number
+        return shielded
+
+    @staticmethod
+    def inlinable(eqn: Any) -> tuple[jex_core.Jaxpr, tuple[Any, ...]] | None:
+        key = INLINED.get(eqn.primitive.name)
+        if key is None or key not in eqn.params:
+            return None
+        for name in ("in_shardings", "out_shardings"):
+            if name in eqn.params and not jax_compat.all_unspecified(eqn.params[name]):
+                return None
+        body = eqn.params[key]
+        if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:
+            return None
+        if isinstance(body, jex_core.ClosedJaxpr):
+            return body.jaxpr, tuple(body.consts)
+        return body, ()
+
+
+def live(equations: Sequence[Equation], outputs: Sequence[Operand]) -> tuple[Equation, ...]:
+    """Those of the equations that an output, or an effect, needs."""
+    needed = {v for v in outputs if not isinstance(v, Literal)}
+    kept = []
+    for eqn in reversed(equations):
+        if eqn.effects or not needed.isdisjoint(eqn.outputs):
+            needed.update(v for v in eqn.inputs if not isinstance(v, Literal))
+            kept.append(eqn)
+    return tuple(reversed(kept))

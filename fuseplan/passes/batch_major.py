@@ -1,0 +1,172 @@
+"""Batches first: what a contraction reads is laid out so that its batch dimensions lead.
+
+Mosaic lays out the last two dimensions of a block, so that a tile of one head of ``q[B, T, H, D]``
+has none: a kernel of a TPU that streams the keys of an attention reads ``q[B, H, T, D]``. XLA
+transposes such operands itself; here the transposes are operations that the planner sees, for operands
+that are small beside what is contracted. Of several dimensions that are kept or contracted, the shorter
+ones lead, too: the heads of queries that share a head of keys. What was transposed already is read as it
+was before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from jax import lax
+
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import Equation, Flat, Literal
+
+_SMALL = 4
+"""An operand is transposed if it is so many times smaller than the largest array of its contraction:
+two passes over it are then little beside one over that."""
+
+Dims = tuple[int, ...]
+
+
+def batches_first(lowered: Lowered) -> Lowered | None:
+    """``lowered`` with small operands of batched contractions transposed; None where none need be.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.frontend.trace import trace
+        >>> q = jax.ShapeDtypeStruct((1, 512, 8, 64), "float32")
+        >>> new = batches_first(lower(trace(lambda q, k: jnp.einsum("bthd,bshd->bhts", q, k), q, q)))
+        >>> [(node.op, new.graph.values[node.outputs[0]].shape) for node in new.graph.nodes]
+        [('transpose', (1, 8, 512, 64)), ('transpose', (1, 8, 512, 64)), ('dot_general', (1, 8, 512, 512))]
+    """
+    return _Rewriter(lowered).run()
+
+
+class _View(NamedTuple):
+    """A value whose dimension ``i`` is dimension ``order[i]`` of ``source``."""
+
+    source: int
+    order: Dims
+    like: Equation
+    """What made it."""
+
+
+class _Side(NamedTuple):
+    """An operand of a contraction."""
+
+    value: int
+    contract: Dims
+    batch: Dims
+    results: list[int]
+    """Which dimensions of the result are its others."""
+
+
+class _Rewriter:
+    def __init__(self, lowered: Lowered) -> None:
+        self.lowered = lowered
+        self.avals = list(lowered.avals)
+        self.equations: list[Equation] = []
+        self._views: dict[int, _View] = {}
+        """What transposes make: it stands in memory only if anything but a transpose reads it."""
+        self._standing: dict[tuple[int, Dims], int] = {}
+
+    def run(self) -> Lowered | None:
+        old, changed = self.lowered, False
+        for eqn in old.equations:
+            if eqn.primitive is lax.transpose_p and not eqn.is_set_apart:
+                (v,) = eqn.inputs
+                assert not isinstance(v, Literal), "a literal is a scalar"
+                view = self._view(v, eqn)
+                order = tuple(view.order[d] for d in eqn.params["permutation"])
+                self._views[eqn.outputs[0]] = view._replace(order=order)
+                continue
+            new = self._contraction(eqn) if _is_batched(eqn) else eqn
+            changed |= new is not eqn
+            inputs = tuple(v if isinstance(v, Literal) else self._read(v) for v in new.inputs)
+            self.equations.append(replace(new, inputs=inputs))
+        if not changed:
+            return None
+        outputs = tuple(v if isinstance(v, Literal) else self._read(v) for v in old.outputs)
+        return lower(
+            Flat(tuple(self.equations), tuple(self.avals), old.graph.inputs, outputs, old.consts,
+                 old.out_tree)
+        )  # fmt: skip
+
+    def _contraction(self, eqn: Equation) -> Equation:
+        """The same of operands whose batch dimensions lead."""
+        contracts, batches = eqn.params["dimension_numbers"]
+        largest = max(aval.size for aval in (*eqn.in_avals, *eqn.out_avals))
+        sides: list[_Side] = []
+        place = len(batches[0])
+        for v, contract, batch in zip(eqn.inputs, contracts, batches, strict=True):
+            assert not isinstance(v, Literal), "a literal is a scalar"
+            new, dims = self._operand(v, contract, batch, eqn, largest)
+            kept = [d for d in dims if d not in contract and d not in batch]
+            results = [place + sorted(kept).index(d) for d in kept]
+            contract, batch = (tuple(dims.index(d) for d in some) for some in (contract, batch))
+            sides.append(_Side(new, contract, batch, results))
+            place += len(kept)
+        # Several dimensions of one operand come before the one of the other, so that those two are last.
+        several = [sum(eqn.out_avals[0].shape[i] > 1 for i in side.results) > 1 for side in sides]
+        precision = eqn.params["precision"]
+        if several == [False, True] and not (isinstance(precision, tuple) and len(set(precision)) > 1):
+            sides.reverse()
+        inputs = tuple(side.value for side in sides)
+        if inputs == eqn.inputs:
+            return eqn
+        (x, y), avals = sides, tuple(self.avals[v] for v in inputs)
+        numbers = ((x.contract, y.contract), (x.batch, y.batch))
+        params = {**eqn.params, "dimension_numbers": numbers}
+        new_eqn = replace(eqn, inputs=inputs, in_avals=avals, params=params)
+        return self._reordered(new_eqn, (*range(len(x.batch)), *x.results, *y.results))
+
+    def _operand(self, v: int, contract: Dims, batch: Dims, eqn: Equation, largest: int) -> tuple[int, Dims]:
+        """What is read in the place of ``v``, and which dimensions of ``v`` its dimensions are."""
+        source, order, _ = self._view(v, eqn)
+        shape = tuple(self.avals[source].shape[d] for d in order)
+        every = range(len(shape))
+        kept = [d for d in every if d not in contract and d not in batch]
+        matrix = {max(some, key=lambda d: (shape[d], d)) for some in (kept, contract) if some}
+        dims = tuple(order.index(d) for d in every)
+        if all(shape[d] == 1 or d in matrix or i < len(dims) - 2 for i, d in enumerate(dims)):
+            return source, dims
+        if self.avals[source].size * _SMALL > largest:
+            return v, tuple(every)
+        shorter = [d for d in every if d not in batch and d not in matrix]
+        dims = (*batch, *shorter, *sorted(matrix))
+        return self._transposed(source, tuple(order[d] for d in dims), eqn), dims
+
+    def _reordered(self, eqn: Equation, dims: Dims) -> Equation:
+        """``eqn``, whose result has dimensions ``dims`` of the old one, which is a view of it."""
+        (old,), (aval,) = eqn.outputs, eqn.out_avals
+        if dims == tuple(range(len(dims))):
+            return eqn
+        new = self._value(aval, dims)
+        self._views[old] = _View(new, tuple(dims.index(d) for d in range(len(dims))), eqn)
+        return replace(eqn, outputs=(new,), out_avals=(self.avals[new],))
+
+    def _view(self, v: int, like: Equation) -> _View:
+        return self._views.get(v) or _View(v, tuple(range(self.avals[v].ndim)), like)
+
+    def _read(self, v: int) -> int:
+        return self._transposed(*self._views[v]) if v in self._views else v
+
+    def _transposed(self, v: int, order: Dims, like: Equation) -> int:
+        """A value with its dimensions in another order, once for all that read it so."""
+        if order == tuple(range(len(order))):
+            return v
+        if (v, order) not in self._standing:
+            new = self._standing[v, order] = self._value(self.avals[v], order)
+            self.equations.append(
+                replace(like, primitive=lax.transpose_p, params={"permutation": order}, inputs=(v,),
+                        outputs=(new,), in_avals=(self.avals[v],), out_avals=(self.avals[new],))
+            )  # fmt: skip
+        return self._standing[v, order]
+
+    def _value(self, aval: Any, order: Dims) -> int:
+        self.avals.append(aval.update(shape=tuple(aval.shape[d] for d in order)))
+        return len(self.avals) - 1
+
+
+def _is_batched(eqn: Equation) -> bool:
+    if eqn.primitive is not lax.dot_general_p or eqn.is_set_apart:
+        return False
+    _, batches = eqn.params["dimension_numbers"]
+    return bool(batches[0])

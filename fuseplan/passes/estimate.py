@@ -1,0 +1,46 @@
+"""What a program takes by a plan that is found at once: enough to tell which of two to search."""
+
+from __future__ import annotations
+
+from costmodel.device import DeviceSpec
+from fuseplan.frontend.lower import Lowered
+from fuseplan.plan.features import Features
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.grouping import left_s
+from fuseplan.search.overlapping import with_repeats
+from fuseplan.support.work import Work, unlimited
+
+
+class UndecidedError(Exception):
+    """A limit came before it was known whether a rewritten program is faster."""
+
+
+def quick_ps(
+    lowered: Lowered,
+    device: DeviceSpec,
+    features: Features,
+    work: Work | None = None,
+    *,
+    repeats: bool = False,
+) -> int:
+    """Picoseconds of the plan that merging best first ends with; with ``repeats``, of that or of one in which
+    each kernel computes for itself what it can, XLA's by priority, if it is faster: a sum then reads what
+    its operand is made of (test_published.py::test_a_sum_that_computes_its_operand_is_not_split).
+
+    Raises:
+        UndecidedError: ``work`` is over. A plan that is cut short tells nothing.
+    """
+    work = work or unlimited()
+    if work.is_over:
+        raise UndecidedError
+    scheduler = Scheduler(lowered.graph, device, lowered, features)
+    budget = Budget(left_s(work.expires_at), work=work)
+    once_ps = get_planner("best_first")(lowered.graph, scheduler, budget).time_ps
+    if work.is_over:
+        raise UndecidedError
+    if not repeats:
+        return once_ps
+    grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
+    repeated = with_repeats(lowered, scheduler, grouping.repeats) if grouping.repeats else None
+    return min(once_ps, (repeated.grouping if repeated is not None else grouping).time_ps)

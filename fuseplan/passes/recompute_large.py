@@ -1,0 +1,174 @@
+"""Recompute: a large intermediate that a distant reader needs is computed again for it.
+
+Between the forward and the backward pass of a layer lies the rest of the network: no one
+nest holds both, and what the backward pass reads of the forward pass (attention weights, a
+hidden layer) would have to wait in memory. Here such readers get a copy of the operations
+that lead from small values to the large one, to be evaluated tile by tile (as rematerialisation
+does: Chen et al., arXiv:1604.06174). A mask made from positions alone is copied for each of
+its readers' regions, since it costs next to nothing.
+
+The graph that comes out computes the same results. Whether planning it pays is decided by
+planning both.
+"""
+
+from __future__ import annotations
+
+from costmodel.graph import Graph
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import ORIGINAL, Rewriter
+from fuseplan.schedule.nests.connected import IsLarge, Nodes, levels, loopable, tied
+from fuseplan.schedule.nests.regions import is_index_arithmetic, paths
+
+Copies = dict[Nodes, Nodes]
+"""For each set of readers, the operations that are copied for them."""
+
+Item = tuple[int, int | None]
+"""An old node, and for which set of readers it is a copy."""
+
+
+def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
+    """``lowered`` with large values computed again for distant readers; None where there is
+    nothing to copy. ``min_bytes``: from which size on a value is large."""
+    new = lowered
+    # One level of largeness at a time: copies made at one are part of the graph at the next.
+    for is_large in levels(lowered.graph, min_bytes):
+        copies = _copies(new.graph, is_large)
+        if copies:
+            new = rewritten(new, copies)
+    return None if new is lowered else new
+
+
+def _copies(graph: Graph, is_large: IsLarge) -> Copies:
+    """What to copy for whom, at one level of largeness."""
+    positions = is_index_arithmetic(graph)
+    copies: Copies = {}
+    for group in tied(graph, is_large):
+        for stage in stages(graph, group):
+            inside = set(stage)
+            wanted = [
+                graph.values[v].producer
+                for n in stage
+                for v in graph.nodes[n].inputs
+                if graph.values[v].producer >= 0
+                and graph.values[v].producer not in inside
+                and (is_large(graph.values[v].size) or positions[graph.values[v].producer])
+            ]
+            chain = chain_of(graph, wanted, inside, is_large, positions)
+            if chain and _gains(graph, chain, inside):
+                copies[stage] = chain
+    return copies
+
+
+def _gains(graph: Graph, chain: Nodes, readers: set[int]) -> bool:
+    """Whether copying makes readers independent: something of the chain is read elsewhere, too."""
+    own = readers | set(chain)
+    made = [v for n in chain for v in graph.nodes[n].outputs]
+    return any(v in graph.results or not own.issuperset(graph.consumers[v]) for v in made)
+
+
+def stages(graph: Graph, group: Nodes, backend: str = "loops") -> list[Nodes]:
+    """``group`` in parts that can each be one nest: a part ends where a path leaves the group
+    through an operation that no tiled loop of it could hold, and returns."""
+    inside = set(group)
+    level: dict[int, int] = {}
+    for n in paths(graph, group):
+        node = graph.nodes[n]
+        before = [level[m] for v in node.inputs if (m := graph.values[v].producer) in level]
+        foreign = n not in inside and (not loopable(node, backend) or node.flops.matrix > 0)
+        # Odd levels are outside: a member behind them is on the next even one.
+        now = max(before, default=0)
+        if (foreign and now % 2 == 0) or (n in inside and now % 2):
+            now += 1
+        level[n] = now
+    parts: dict[int, list[int]] = {}
+    for n in group:
+        parts.setdefault(level[n], []).append(n)
+    return [tuple(parts[k]) for k in sorted(parts)]
+
+
+def chain_of(
+    graph: Graph,
+    wanted: list[int],
+    readers: set[int],
+    is_large: IsLarge,
+    positions: list[bool],
+    backend: str = "loops",
+) -> Nodes:
+    """The operations that lead to ``wanted`` from values that are not large, in order; empty
+    if one of them cannot be evaluated tile by tile."""
+    chain: set[int] = set()
+    queue = list(wanted)
+    while queue:
+        n = queue.pop()
+        if n in chain or n in readers:
+            continue
+        node = graph.nodes[n]
+        if not loopable(node, backend):
+            return ()
+        chain.add(n)
+        for v in node.inputs:
+            producer = graph.values[v].producer
+            if producer >= 0 and (is_large(graph.values[v].size) or positions[producer]):
+                queue.append(producer)
+    return tuple(sorted(chain))
+
+
+def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
+    """The graph with the copies in it, and without what nobody reads any more."""
+    graph = lowered.graph
+    wants = {n: side for side, stage in enumerate(copies) for n in stage}
+    chains = [set(chain) for chain in copies.values()]
+    order: list[Item] = []
+    placed: set[Item] = set()
+    for n in range(len(graph.nodes)):
+        if n in wants:
+            # Just before the first reader: what a copy reads itself may be made late.
+            side = wants[n]
+            new = [m for m in _ancestors(graph, n, chains[side]) if (m, side) not in placed]
+            order += [(m, side) for m in new]
+            placed.update((m, side) for m in new)
+        order.append((n, None))
+    alive = _alive(graph, order, wants)
+    order = [item for item, keep in zip(order, alive, strict=True) if keep]
+    rewriter = Rewriter(lowered)
+    before = graph.origins or range(len(graph.nodes))
+    first: dict[int, int] = {}
+    origins: list[int] = []
+    for n, group in order:
+        reads_for = wants.get(n) if group is None else group
+
+        def read(v: int, side: int | None = reads_for) -> tuple[int, int | None]:
+            return (v, side) if (v, side) in rewriter.ids else (v, ORIGINAL)
+
+        node = rewriter.add(n, group, read)
+        origins.append(first.setdefault(before[n], node))
+    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
+
+
+def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:
+    """The members of ``chain`` that node ``n`` depends on by members alone, in order."""
+    found: set[int] = set()
+    queue = [graph.values[v].producer for v in graph.nodes[n].inputs]
+    while queue:
+        m = queue.pop()
+        if m in chain and m not in found:
+            found.add(m)
+            queue += (graph.values[v].producer for v in graph.nodes[m].inputs)
+    return sorted(found)
+
+
+def _alive(graph: Graph, order: list[Item], wants: dict[int, int]) -> list[bool]:
+    """Which of the nodes, old and copied, have a reader."""
+    copied = {(m, group) for m, group in order if group is not None}
+    read: set[Item] = {(graph.values[v].producer, None) for v in graph.outputs}
+    keep = []
+    for n, group in reversed(order):
+        node = graph.nodes[n]
+        needed = (n, group) in read or (group is None and node.effects)
+        keep.append(needed)
+        if needed:
+            side = wants.get(n) if group is None else group
+            for v in node.inputs:
+                m = graph.values[v].producer
+                read.add((m, side) if (m, side) in copied else (m, None))
+    return keep[::-1]

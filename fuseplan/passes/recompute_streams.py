@@ -1,0 +1,227 @@
+"""Streams: large values are computed again for each axis along which something sums them up.
+
+A kernel of a GPU or a TPU keeps what it accumulates on chip, so that it streams one axis. What sums
+up a large value along two, as the gradients of attention by queries and by keys, takes a kernel each;
+lest the value stand in memory between them, each computes it for itself from what is small
+(FlashAttention's backward pass: Dao et al., arXiv:2205.14135, rederived from the axes). So does what a
+distant reader needs: between the forward and the backward pass of a layer lies the rest of a network.
+
+Which values: those of a set that large values tie together (``regions``) of which a quick plan is
+faster so. That is tried on the set alone, and once for all sets of one structure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence, Set
+from itertools import chain
+
+from costmodel.axes import Conflict, GroupAxes, compose, unify
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimRole, Graph, OpKind
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import part
+from fuseplan.passes.batch_major import batches_first
+from fuseplan.passes.estimate import quick_ps
+from fuseplan.passes.recompute_large import Copies, chain_of, rewritten, stages
+from fuseplan.passes.split_contractions import along_several, in_steps
+from fuseplan.plan.features import Features
+from fuseplan.schedule.nests.accelerator import KernelNests
+from fuseplan.schedule.nests.connected import IsLarge, Nodes, levels, loopable, tied
+from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.schedule.nests.regions import is_index_arithmetic
+from fuseplan.schedule.structure import Signatures
+from fuseplan.support.work import Work, unlimited
+
+_GAIN = (3, 4)
+"""The quick plan with copies has to be a quarter faster: of what is computed once, the solver's plan of
+such a set is up to 13 % faster than the quick one, and may take in more of what is around it (in a GPT-2
+block's gradient for a TPU, an MLP whose set is 17 % faster makes the whole slower)."""
+
+
+def along_streams(
+    lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
+) -> Lowered | None:
+    """``lowered`` with large values computed again for each axis along which they are summed up and
+    each pass of a network; for a TPU, with operands whose blocks it can address. None where that gains
+    nothing.
+
+    Raises:
+        UndecidedError: ``work`` is over.
+    """
+    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    found = _Streams(first or lowered, device, features, work or unlimited()).run()
+    if found is None and first is not None and KernelNests(first.graph, device, first).offers:
+        return first
+    return found
+
+
+def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
+    """``lowered`` with all large values computed again that can be, whatever time that takes: by each
+    contraction what follows from the results of others, and then these, too."""
+    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    for products in (False, True):
+        found = _Streams(first or lowered, device, features, unlimited()).run(products, gains_only=False)
+        if found is not None:
+            yield found
+
+
+class _Streams:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, work: Work) -> None:
+        self.lowered, self.graph = lowered, lowered.graph
+        self.device, self.features, self.work = device, features, work
+        self.signatures = Signatures(lowered.graph)
+        self.positions = is_index_arithmetic(lowered.graph, device.backend)
+        self._pays: dict[object, Nodes | None] = {}
+
+    def run(self, products: bool = True, gains_only: bool = True) -> Lowered | None:
+        """The program with copies of large values; without ``products``, these stand in memory."""
+        graph, backend = self.graph, self.device.backend
+        copies: Copies = {}
+        taken: set[int] = set()
+        steps: list[int] = []
+        for is_large in levels(graph, least_bytes(self.device)):
+            for group in tied(graph, is_large, backend):
+                if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
+                    continue
+                sides = _Sides(graph, group, is_large, self.positions, backend)
+                found = sides.copies() if products else sides.between_products()
+                gaining = None if len(found) < 2 else self._gaining(group, found) if gains_only else ()
+                if gaining is not None:
+                    copies |= found
+                    taken.update(group)
+                    steps += gaining
+        return _again(self.lowered, copies, steps) if copies else None
+
+    def _gaining(self, group: Nodes, copies: Copies) -> Nodes | None:
+        """The contractions that are made in steps, where copies gain; None where they do not."""
+        inside = _with_small(self.graph, group, self.device.backend)
+        nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
+        place = {n: i for i, n in enumerate(nodes)}
+        here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
+        key = (self.signatures.of(nodes).key, tuple(here.items()))
+        if key not in self._pays:
+            # What lies before and after the rest of a network shares no kernel.
+            apart = stages(self.graph, nodes, self.device.backend)
+            once_ps = sum(self._time_ps(part(self.lowered, some)) for some in apart)
+            several = [n for side in copies for n in side if along_several(self.lowered.equations[n])]
+            ways = dict.fromkeys([(), tuple(place[n] for n in several)])
+            times = {way: self._time_ps(_again(part(self.lowered, nodes), here, way)) for way in ways}
+            best = min(times, key=times.__getitem__)
+            self._pays[key] = best if times[best] * _GAIN[1] < once_ps * _GAIN[0] else None
+        found = self._pays[key]
+        return None if found is None else tuple(nodes[i] for i in found)
+
+    def _time_ps(self, lowered: Lowered) -> int:
+        return quick_ps(lowered, self.device, self.features, self.work)
+
+
+def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:
+    """``lowered`` with ``copies`` in it, and the contractions ``steps`` in steps."""
+    if steps:
+        lowered, ids = in_steps(lowered, steps)
+        copies = {tuple(ids[n] for n in side): tuple(ids[n] for n in some) for side, some in copies.items()}
+    return rewritten(lowered, copies)
+
+
+class _Sides:
+    """Who reads the large values of a ``group``: a side for each axis, before and after whatever else
+    lies between."""
+
+    def __init__(
+        self, graph: Graph, group: Nodes, is_large: IsLarge, positions: list[bool], backend: str
+    ) -> None:
+        self.graph, self.group, self.is_large, self.backend = graph, group, is_large, backend
+        self._positions = positions
+
+    def copies(self) -> Copies:
+        """For each side, what is copied for it; nothing unless all large values are used up by
+        sums."""
+        axes = unify(self.graph, self.group)
+        if isinstance(axes, Conflict) or not self._used_up():
+            return {}
+        found: Copies = {}
+        for sinks in self._by_axis(axes):
+            leading = self._chain(sinks)
+            if not leading:
+                return {}
+            for side in self._stages(sinks, leading):
+                found[side] = self._chain(side)
+        return found
+
+    def between_products(self) -> Copies:
+        """For each contraction, what leads to it from the results of others, but for those and for what
+        sums up."""
+        cheap = {n for n in self.group if self.graph.nodes[n].kind <= OpKind.INJECTIVE}
+        products = [n for n in self.group if self.graph.nodes[n].flops.matrix]
+        stand = set(self.group) - cheap
+        chains = {(n,): self._chain((n,), stand) for n in products}
+        return {side: chain for side, chain in chains.items() if chain}
+
+    def _used_up(self) -> bool:
+        """Whether no large value is wanted as a whole."""
+        inside = set(self.group)
+        made = [v for n in self.group for v in self.graph.nodes[n].outputs if self._is_large(v)]
+        return all(v not in self.graph.results and inside.issuperset(self.graph.consumers[v]) for v in made)
+
+    def _is_large(self, v: int) -> bool:
+        return self.is_large(self.graph.values[v].size)
+
+    def _by_axis(self, axes: GroupAxes) -> list[list[int]]:
+        """The nodes that make something small of large values, by the axes that they sum them up
+        along."""
+        sinks: dict[frozenset[int], list[int]] = {}
+        for n, own in zip(self.group, axes.node_axes, strict=True):
+            node = self.graph.nodes[n]
+            if any(map(self._is_large, node.outputs)):
+                continue
+            large = (m for v, m in zip(node.inputs, node.input_maps, strict=True) if self._is_large(v))
+            held = {a for m in large for dims in compose(m, own) for a in dims}
+            roles = zip(own, node.roles, strict=True)
+            reduced = {a for dims, role in roles if role == DimRole.REDUCED for a in dims}
+            if held:
+                sinks.setdefault(frozenset(held & reduced), []).append(n)
+        return list(sinks.values())
+
+    def _chain(self, sinks: Nodes | list[int], stand: Set[int] = frozenset()) -> Nodes:
+        wanted = [
+            producer
+            for n in sinks
+            for v in self.graph.nodes[n].inputs
+            if (producer := self.graph.values[v].producer) >= 0
+            and (self._is_large(v) or self._positions[producer])
+        ]
+        return chain_of(self.graph, wanted, {*sinks, *stand}, self.is_large, self._positions, self.backend)
+
+    def _stages(self, sinks: list[int], leading: Nodes) -> Iterator[Nodes]:
+        wanted = set(sinks)
+        for stage in stages(self.graph, tuple(sorted({*sinks, *leading})), self.backend):
+            side = tuple(n for n in stage if n in wanted)
+            if side:
+                yield side
+
+
+def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
+    """``group`` with what follows from its members alone, or leads back to them, without another
+    contraction: what is made of a maximum, say, before it is subtracted. Without that, two kernels that wait
+    for each other would seem a plan (test_published.py::test_kernels_that_wait_for_each_other)."""
+    alone, after, before = set(group), set(group), set(group)
+
+    def passes(n: int) -> bool:
+        return loopable(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix
+
+    queue = list(group)
+    while queue:
+        for n in {c for v in graph.nodes[queue.pop()].outputs for c in graph.consumers[v]} - after:
+            if passes(n):
+                after.add(n)
+                queue.append(n)
+    for n in sorted(after - alone):
+        if all(graph.values[v].producer in alone for v in graph.nodes[n].inputs):
+            alone.add(n)
+    queue = list(group)
+    while queue:
+        makers = {graph.values[v].producer for v in graph.nodes[queue.pop()].inputs}
+        new = (makers & after) - before
+        before |= new
+        queue += new
+    return tuple(sorted(alone | before))

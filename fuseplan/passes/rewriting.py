@@ -1,0 +1,153 @@
+"""Rewrite a traced program into equivalent programs whose plans may be faster.
+
+For XLA's loops on a CPU, short rows become columns (``loops.columns``), and large values are computed again
+for distant readers (``loops.recompute``). For kernels, sums are made in steps (``loops.splits``), and large
+values are computed again for each axis along which they are streamed (``loops.streams``). Every planner that
+decides is given the same programs, so that plans differ only by what the planners decide.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from fuseplan.frontend.compared import copies_apart
+from fuseplan.frontend.lower import Lowered
+from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.passes.estimate import UndecidedError, quick_ps
+from fuseplan.passes.recompute_large import recompute
+from fuseplan.passes.recompute_streams import along_streams, with_less_memory
+from fuseplan.passes.split_reductions import split_sums
+from fuseplan.plan.options import Options
+from fuseplan.planners import decides_nothing
+from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.grouping import left_s
+from fuseplan.search.must_fuse import require_possible
+from fuseplan.search.selectors import resolve
+from fuseplan.support.errors import ConstraintError
+from fuseplan.support.stage_timer import Clock
+from fuseplan.support.work import Work, limit_of, unlimited
+
+_STREAMS_S = 2e-4
+"""Seconds of the deadline, for each operation of a program, below which large values are not computed again
+for each axis. An idle core needs half of that for a training step of GPT-2 of 24 layers. The operations are
+counted and no time is measured, so that the same program gets the same plan on any machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program to plan: the traced one, or a rewritten one."""
+
+    lowered: Lowered
+    scheduler: Scheduler | None = None
+    """The scheduler of its graph, if checking the constraints has made one already; else None."""
+
+
+def rewritten_programs(
+    lowered: Lowered, options: Options, clock: Clock, expires_at: float
+) -> tuple[list[Program], tuple[str, ...]]:
+    """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
+
+    ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
+    half of the time until ``expires_at``, and half of a search's counted work; the rest is for the search.
+    A note says what they left no time for."""
+    traced = Program(lowered)
+    if not may_rewrite(options):
+        return [traced], ()
+    if options.device.backend != "xla":
+        if not may_stream(options, lowered):
+            return [traced], _no_time(options, lowered) if _has_streams(options) else ()
+        until = time.monotonic() + left_s(expires_at) / 2
+        work = Work(limit_of(options.deadline_s) // 2, expires_at=until)
+        found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
+        notes = (f"{work.why} all rewritten programs had been tried",) if work.is_over else ()
+        return [_possible(found, options) or traced], notes
+    min_bytes = least_bytes(options.device)
+    base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
+    if not (options.features.recompute and options.features.loop_nests):
+        return [base], ()
+    again = _possible(clock.time("lower", lambda: recompute(base.lowered, min_bytes)), options)
+    return [base] if again is None else [base, again], ()
+
+
+def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
+    """``lowered`` with large values computed again to save memory; None in the place of a program in which
+    the constraints cannot hold."""
+    return [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
+
+
+def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expires_at: float) -> bool:
+    """Whether the program as traced is to be planned, too, after a plan of a rewritten one in ``time_ps``.
+
+    A heuristic takes no time to speak of, and always plans it. The solver would take as long as for its first
+    search, and plans it only if a plan that merges best first takes less than ``time_ps``."""
+    if options.planner != "solver":
+        return True
+    work = replace(unlimited(), expires_at=expires_at)
+    try:
+        return quick_ps(lowered, options.device, options.features, work) < time_ps
+    except UndecidedError:
+        return False
+
+
+def may_rewrite(options: Options) -> bool:
+    """Whether the planner decides anything, and may be given other programs than the one as traced."""
+    return options.features.rewrites and not decides_nothing(options.planner)
+
+
+def may_recompute(options: Options) -> bool:
+    """Whether there is a second search, which also decides what kernels compute again."""
+    decides = may_rewrite(options) and options.features.recompute and options.deadline_s > 0
+    return decides and options.device.backend != "xla"
+
+
+def may_stream(options: Options, lowered: Lowered) -> bool:
+    """Whether the deadline leaves time to choose, before the search, large values to compute again."""
+    return _has_streams(options) and not _no_time(options, lowered)
+
+
+def _has_streams(options: Options) -> bool:
+    return may_recompute(options) and options.features.loop_nests
+
+
+def _no_time(options: Options, lowered: Lowered) -> tuple[str, ...]:
+    """A note where the deadline is too short to rewrite a program for kernels."""
+    n_nodes = len(lowered.graph.nodes)
+    if options.deadline_s >= _STREAMS_S * n_nodes:
+        return ()
+    return (f"a deadline of {options.deadline_s:g} s leaves no time to rewrite {n_nodes:,} operations",)
+
+
+def may_pack(options: Options) -> bool:
+    """Whether small kernels that a scalar ties together become one (a pack). Not on a CPU, where launching
+    one of XLA's own loops costs next to nothing, and not under constraints, which are about groups that
+    are connected."""
+    decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
+    return decides and options.device.backend != "xla" and options.constraints is None
+
+
+def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
+    """The program with sums made in steps and large values computed again, where kernels gain by that; else
+    None. When ``work`` is over, the rewrites that are finished count."""
+    split: Lowered | None = None
+    try:
+        split = split_sums(lowered, options.device, options.features, work)
+        return along_streams(split or lowered, options.device, options.features, work) or split
+    except UndecidedError:
+        return split
+
+
+def _possible(lowered: Lowered | None, options: Options) -> Program | None:
+    """A rewritten program; None where there is none, a comparison would read two evaluations of one value, or
+    the constraints cannot hold in it."""
+    if lowered is None or any(copies_apart(lowered.graph)):
+        return None
+    if options.constraints is None:
+        return Program(lowered)
+    scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
+    try:
+        require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
+    except ConstraintError:
+        return None
+    return Program(lowered, scheduler)

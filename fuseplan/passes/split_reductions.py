@@ -1,0 +1,279 @@
+"""Splits: a reduction of which no program sees all is made in two steps, each tile first.
+
+On a GPU rows are dealt out to programs, and none of them sees a whole column: the gradient of a
+normalisation's scale would read again what its own kernel has on chip. So the rows of ``x[R, C]`` become
+``[R / T, T]``, the kernel that makes them adds up each ``T`` of them, and a small one what it leaves. So
+it is with a mean over a whole array, a loss or a norm, which a single program would add up: the kernel
+that makes the array reduces its rows, or pieces of them. Where that pays is decided on what hangs
+together around such a reduction, once for each structure, by a quick plan of either program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+from math import gcd, prod
+from typing import Any
+
+from jax import lax
+from jax import numpy as jnp
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph, check_graph
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.rewrite import part
+from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
+from fuseplan.passes.estimate import quick_ps
+from fuseplan.plan.features import Features
+from fuseplan.schedule.nests.connected import Nodes
+from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.schedule.structure import Signatures
+from fuseplan.support.work import Work, unlimited
+
+_ROWS = 4
+"""What a first step sums up of a column: a program holds so many rows of a norm, and writes a quarter of
+one of them."""
+
+_PIECE = (64, 1024)
+"""The least and the most that a first step has of a row: what it leaves is small beside what it reads."""
+
+_NEAR = 64
+"""So many operations around a sum are looked at: a normalisation and its gradient have about forty."""
+
+
+def split_sums(
+    lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
+) -> Lowered | None:
+    """``lowered`` with those reductions in two steps that a GPU's plan gains by; None where there are
+    none.
+
+    Raises:
+        UndecidedError: ``work`` is over. Sums of one array are split together or not at all, lest it is read
+            twice.
+    """
+    if device.backend != "triton" or not features.splits:
+        return None
+    return _Splits(lowered, device, features, work or unlimited()).run()
+
+
+class _Splits:
+    def __init__(self, lowered: Lowered, device: DeviceSpec, features: Features, work: Work) -> None:
+        self.lowered, self.graph = lowered, lowered.graph
+        self.device, self.features, self.work = device, features, work
+        self.signatures = Signatures(lowered.graph)
+        self._pays: dict[object, bool] = {}
+
+    def run(self) -> Lowered | None:
+        chosen: dict[int, Split] = {}
+        for nodes, sums in self._places():
+            key = (self.signatures.of(nodes).key, tuple(nodes.index(n) for n in sums))
+            if key not in self._pays:
+                self._pays[key] = self._gains(nodes, sums)
+            if self._pays[key]:
+                chosen |= sums
+        return in_two_steps(self.lowered, chosen) if chosen else None
+
+    def _places(self) -> Iterator[tuple[Nodes, dict[int, Split]]]:
+        """Sums that may be split, by what hangs together around them."""
+        found = {
+            n: split
+            for n, eqn in enumerate(self.lowered.equations)
+            if (split := _split_of(eqn, self.device)) is not None and self._is_shared(n)
+        }
+        around = sorted((self._around(n), n) for n in found)
+        for nodes, several in groupby(around, key=lambda pair: pair[0]):
+            yield nodes, {n: found[n] for _, n in several}
+
+    def _is_shared(self, n: int) -> bool:
+        """Whether a kernel of others may have what node ``n`` sums up."""
+        (v,) = self.graph.nodes[n].inputs
+        return self.graph.values[v].producer >= 0 or len(self.graph.consumers[v]) > 1
+
+    def _around(self, n: int) -> Nodes:
+        """What hangs together with a sum, up to the next contractions."""
+        graph, found, queue = self.graph, {n}, [n]
+        while queue and len(found) < _NEAR:
+            node = graph.nodes[queue.pop(0)]
+            if node.flops.matrix:
+                continue
+            near = _neighbours(graph, node.inputs, least_bytes(self.device))
+            near += _neighbours(graph, node.outputs, least_bytes(self.device))
+            queue += [m for m in dict.fromkeys(near) if m not in found]
+            found.update(near)
+        if all(graph.values[v].size == 1 for v in graph.nodes[n].outputs):
+            # By what the rest of the program makes of it, they wait for it.
+            found -= _dependents(graph, n, max(found))
+        return tuple(sorted(found))
+
+    def _gains(self, nodes: Nodes, sums: dict[int, Split]) -> bool:
+        once = part(self.lowered, nodes)
+        split = in_two_steps(once, {nodes.index(n): where for n, where in sums.items()})
+        # A search may find a launch less for either.
+        return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
+
+    def _time_ps(self, lowered: Lowered) -> int:
+        return quick_ps(lowered, self.device, self.features, self.work, repeats=self.features.recompute)
+
+
+def _dependents(graph: Graph, n: int, last: int) -> set[int]:
+    """What needs node ``n``, up to node ``last``."""
+    found, queue = set[int](), [n]
+    while queue:
+        new = {m for v in graph.nodes[queue.pop()].outputs for m in graph.consumers[v] if m <= last} - found
+        found |= new
+        queue += new
+    return found
+
+
+def _neighbours(graph: Graph, values: Iterable[int], min_bytes: int) -> list[int]:
+    """Who makes or reads ``values``: of arguments, who reads those that are large. Single numbers tie
+    nothing together: in a training step the norm of all gradients has to do with everything."""
+
+    def is_tie(v: int) -> bool:
+        value = graph.values[v]
+        return value.nbytes >= min_bytes or (value.producer >= 0 and value.size > 1)
+
+    ties = [v for v in values if is_tie(v)]
+    makers = [p for v in ties if (p := graph.values[v].producer) >= 0]
+    return makers + [n for v in ties for n in graph.consumers[v]]
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A reduction in two steps: of its operand in the shape ``tiled`` along ``first``, and of what that
+    leaves along ``second``."""
+
+    tiled: tuple[int, ...]
+    first: tuple[int, ...]
+    second: tuple[int, ...]
+
+
+_REDUCTIONS = frozenset(
+    {lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p}
+)
+"""Those that may be made in any order, piece by piece."""
+
+
+def _split_of(eqn: Equation, device: DeviceSpec) -> Split | None:
+    """The two steps of a reduction; only where reading its operand again takes longer than to launch the
+    second."""
+    if eqn.primitive not in _REDUCTIONS or eqn.is_set_apart or isinstance(eqn.inputs[0], Literal):
+        return None
+    aval, axes = eqn.in_avals[0], eqn.params["axes"]
+    if not axes or aval.size * aval.dtype.itemsize * 10**12 <= device.launch_ps * device.hbm_bytes_per_s:
+        return None
+    find = _along_rows if aval.ndim - 1 in axes else _down_columns
+    return find(aval.shape, axes, device.core_count)
+
+
+def _down_columns(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
+    """A few rows first."""
+    dim = max(axes, key=lambda d: (shape[d], d))
+    programs = prod(shape[:-1]) // _ROWS
+    return _cut(shape, axes, dim, _ROWS) if programs >= least_programs and shape[dim] % _ROWS == 0 else None
+
+
+def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
+    """Whole rows first, or pieces where they are few; None where each result may have a program."""
+    size, results = prod(shape), prod(n for d, n in enumerate(shape) if d not in axes)
+    if results >= least_programs:
+        return None
+    inner = len(shape) - 1
+    while inner - 1 in axes and prod(shape[inner:]) < _PIECE[0]:
+        inner -= 1
+    left = size // prod(shape[inner:])
+    if left > results and left >= least_programs:
+        return Split(shape, tuple(range(inner, len(shape))), tuple(d for d in axes if d < inner))
+    piece = gcd(shape[-1], _PIECE[1])
+    is_enough = piece >= _PIECE[0] and size // piece >= least_programs
+    return _cut(shape, axes, len(shape) - 1, piece) if is_enough else None
+
+
+def _cut(shape: tuple[int, ...], axes: tuple[int, ...], dim: int, piece: int) -> Split:
+    """Pieces of one dimension first."""
+    tiled = (*shape[:dim], shape[dim] // piece, piece, *shape[dim + 1 :])
+    return Split(tiled, (dim + 1,), axes)
+
+
+def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:
+    """``lowered`` with some of its reductions, by node, made in two steps; sums of 16 bits in float32, and
+    rounded once.
+
+    Example:
+        >>> import jax
+        >>> from fuseplan.frontend.trace import trace
+        >>> x = jax.ShapeDtypeStruct((4096, 768), "float32")
+        >>> columns = lower(trace(lambda x: x.sum(0), x))
+        >>> new = in_two_steps(columns, {0: Split((256, 16, 768), (1,), (0,))})
+        >>> [(node.op, new.graph.values[node.outputs[0]].shape) for node in new.graph.nodes]
+        [('reshape', (256, 16, 768)), ('reduce_sum', (256, 768)), ('reduce_sum', (768,))]
+    """
+    chain = _Chain(lowered)
+    for n, eqn in enumerate(lowered.equations):
+        if n in splits:
+            chain.add_steps(eqn, splits[n])
+        else:
+            chain.equations.append(eqn)
+    flat = Flat(
+        tuple(chain.equations), tuple(chain.avals), lowered.graph.inputs, lowered.outputs, lowered.consts,
+        lowered.out_tree,
+    )  # fmt: skip
+    new = lower(flat)
+    # No program has all of what the second step reduces.
+    return replace(new, graph=check_graph(replace(new.graph, waits=tuple(chain.waits))))
+
+
+class _Chain:
+    """Equations under construction."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self.avals = list(lowered.avals)
+        self.equations: list[Equation] = []
+        self.waits: list[tuple[int, int]] = []
+        """The two steps of each sum."""
+
+    def add_steps(self, eqn: Equation, split: Split) -> None:
+        """A reduction in two steps."""
+        (v,), (whole,), (result,) = eqn.inputs, eqn.in_avals, eqn.out_avals
+        narrow = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
+        wide = jnp.dtype("float32") if narrow and eqn.primitive is lax.reduce_sum_p else whole.dtype
+        if split.tiled != whole.shape:
+            reshape = {"new_sizes": split.tiled, "dimensions": None, "sharding": None}
+            v = self._add(eqn, lax.reshape_p, reshape, v, split.tiled)
+        v = self._as(eqn, v, wide)
+        left = tuple(n for d, n in enumerate(split.tiled) if d not in split.first)
+        v = self._add(eqn, eqn.primitive, {**eqn.params, "axes": split.first}, v, left)
+        first = len(self.equations) - 1
+        v = self._add(eqn, eqn.primitive, {**eqn.params, "axes": split.second}, v, result.shape)
+        self.waits.append((first, len(self.equations) - 1))
+        self._as(eqn, v, result.dtype)
+        last = self.equations.pop()
+        self.equations.append(replace(last, outputs=eqn.outputs, out_avals=eqn.out_avals))
+
+    def _as(self, like: Equation, v: Operand, dtype: Any) -> Operand:
+        assert not isinstance(v, Literal)
+        if self.avals[v].dtype == dtype:
+            return v
+        params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
+        return self._add(like, lax.convert_element_type_p, params, v, self.avals[v].shape, dtype)
+
+    def _add(
+        self,
+        like: Equation,
+        primitive: Any,
+        params: Any,
+        v: Operand,
+        shape: tuple[int, ...],
+        dtype: Any = None,
+    ) -> Operand:
+        assert not isinstance(v, Literal)
+        aval = self.avals[v]
+        out = aval.update(shape=shape, dtype=dtype or aval.dtype)
+        self.avals.append(out)
+        new = len(self.avals) - 1
+        self.equations.append(
+            replace(like, primitive=primitive, params=params, inputs=(v,), outputs=(new,), in_avals=(aval,),
+                    out_avals=(out,))
+        )  # fmt: skip
+        return new

@@ -1,0 +1,248 @@
+"""Plans as JSON. What is read is checked field by field, then as a graph and as a plan.
+
+The document is the dataclasses themselves: an object a dataclass, a list a tuple, the
+lower-case name of an enum's member. Optional fields may be missing; unknown ones are an
+error, so that a misspelled field is not silently its default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+import math
+import types
+from functools import cache
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from costmodel.device_fields import InvalidDeviceError
+from costmodel.graph import Graph, GraphError, check_graph
+from costmodel.kernel import KernelSpec
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.support.errors import InvalidPlanError
+
+FORMAT = "fuseplan.plan"
+VERSION = 2
+"""Of the schema: raised with every change that an older reader would misread."""
+
+
+def plan_to_json(plan: FusionPlan) -> str:
+    """See ``Plan.to_json``."""
+    document = {"format": FORMAT, "version": VERSION, "plan": _encode(plan)}
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+CONTRADICTIONS = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError)
+"""What a plan may raise that is well-formed and makes no sense."""
+
+
+def contradiction(error: Exception) -> str:
+    """Such an error, as what is wrong with the plan."""
+    return f"the plan contradicts itself: {type(error).__name__}: {error}"
+
+
+def read_plan(text: str) -> FusionPlan:
+    """A plan on a sound graph, field by field as ``to_json`` writes it; that it is legal remains to
+    be seen. Raises ``InvalidPlanError`` if the text is no such plan."""
+    if not isinstance(text, str):
+        raise InvalidPlanError(f"expected a plan as JSON text, got {type(text).__name__}")
+    try:
+        document = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidPlanError(f"not JSON: {error}") from None
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise InvalidPlanError(f'expected an object with "format": "{FORMAT}", as Plan.to_json writes it')
+    if document.get("version") != VERSION:
+        raise InvalidPlanError(
+            f"the plan has schema version {document.get('version')!r}, this fuseplan reads {VERSION}: "
+            "write it anew with Plan.to_json"
+        )
+    plan: FusionPlan = _decode(FusionPlan, document.get("plan"), "plan")
+    _check_ids(plan)
+    try:
+        check_graph(plan.graph)
+    except GraphError as error:
+        raise InvalidPlanError(f"plan.graph: {error}") from None
+    except CONTRADICTIONS as error:
+        raise InvalidPlanError(f"{contradiction(error)}. Write it anew with Plan.to_json") from None
+    return plan
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not JSON")
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: _encode(getattr(value, name)) for name in _fields(type(value))}
+    if isinstance(value, enum.Enum):
+        return value.name.lower()
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+@cache
+def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """What makes up an object; fields derived from the others are not written."""
+    return {field.name: field for field in dataclasses.fields(cls) if field.init}
+
+
+@cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = get_type_hints(cls)
+    return {name: hints[name] for name in _fields(cls)}
+
+
+def _decode(hint: Any, value: Any, where: str) -> Any:
+    """``value`` as ``hint`` says: a class of this project, a tuple, or a plain type."""
+    origin = get_origin(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and type(None) in get_args(hint):
+            return None
+        (hint,) = (h for h in get_args(hint) if h is not type(None))
+        return _decode(hint, value, where)
+    if origin is tuple:
+        return _decode_tuple(get_args(hint), value, where)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return _decode_object(hint, value, where)
+    if isinstance(hint, type) and issubclass(hint, enum.Enum):
+        members = {member.name.lower(): member for member in hint}
+        if not isinstance(value, str) or value not in members:
+            raise InvalidPlanError(f"{where}: expected one of {', '.join(members)}, got {_shown(value)}")
+        return members[value]
+    if hint is float and type(value) is int:
+        value = _float(value, where)
+    if type(value) is not hint:
+        raise InvalidPlanError(f"{where}: expected {_NAMES[hint]}, got {_shown(value)}")
+    if hint is float and not math.isfinite(value):
+        raise InvalidPlanError(f"{where}: expected a finite number, got {_shown(value)}")
+    return value
+
+
+_NAMES = {int: "an integer", str: "a string", bool: "true or false", float: "a number"}
+
+
+def _float(value: int, where: str) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        raise InvalidPlanError(f"{where}: expected a finite number, got {_shown(value)}") from None
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except ValueError:  # an integer of too many digits to print
+        return f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:59] + "…"
+
+
+def _decode_tuple(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:
+    if not isinstance(value, list):
+        raise InvalidPlanError(f"{where}: expected a list, got {_shown(value)}")
+    if len(hints) == 2 and hints[1] is Ellipsis:
+        return tuple(_decode(hints[0], item, f"{where}[{i}]") for i, item in enumerate(value))
+    if len(value) != len(hints):
+        raise InvalidPlanError(f"{where}: expected a list of {len(hints)}, got {_shown(value)}")
+    pairs = enumerate(zip(hints, value, strict=True))
+    return tuple(_decode(hint, item, f"{where}[{i}]") for i, (hint, item) in pairs)
+
+
+def _decode_object(cls: type, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise InvalidPlanError(f"{where}: expected an object ({cls.__name__}), got {_shown(value)}")
+    hints = _hints(cls)
+    if unknown := sorted(value.keys() - hints.keys()):
+        raise InvalidPlanError(
+            f"{where}: {cls.__name__} has no field {unknown[0]!r}; its fields are {', '.join(hints)}"
+        )
+    known = {}
+    for name, field in _fields(cls).items():
+        if name in value:
+            known[name] = _decode(hints[name], value[name], f"{where}.{name}")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InvalidPlanError(f"{where}: the field {name!r} of {cls.__name__} is missing")
+    try:
+        return cls(**known)
+    except InvalidDeviceError as error:
+        raise InvalidPlanError(f"{where}.{error.field}: {error.problem}") from None
+
+
+def _check_ids(plan: FusionPlan) -> None:
+    """Every number that refers to a value, node, dimension or axis refers to one."""
+    graph = plan.graph
+    n_values, n_nodes = len(graph.values), len(graph.nodes)
+    for i, value in enumerate(graph.values):
+        _check_range(f"plan.graph.values[{i}].producer", (value.producer,), n_nodes, "nodes", low=-1)
+        _check_range(f"plan.graph.values[{i}].shape", value.shape, None, "")
+    for name in ("inputs", "outputs"):
+        _check_range(f"plan.graph.{name}", getattr(graph, name), n_values, "values")
+    for i, node in enumerate(graph.nodes):
+        where = f"plan.graph.nodes[{i}]"
+        for name in ("inputs", "outputs"):
+            _check_range(f"{where}.{name}", getattr(node, name), n_values, "values")
+        _check_range(f"{where}.dims", node.dims, None, "")
+        for name in ("input_maps", "output_maps"):
+            for dim_map in getattr(node, name):
+                for dims in dim_map:
+                    _check_range(f"{where}.{name}", dims, len(node.dims), "dimensions")
+        flops = node.flops
+        _check_range(f"{where}.flops", (flops.matrix, flops.vector, flops.transcendental), None, "")
+    if len(graph.consumers) != n_values:
+        raise InvalidPlanError(
+            f"plan.graph.consumers: expected one entry for each of {n_values} values, "
+            f"got {len(graph.consumers)}"
+        )
+    for k, kernel in enumerate(plan.kernels):
+        _check_spec(f"plan.kernels[{k}].spec", kernel.spec, graph)
+    for i, verdict in enumerate(plan.refusals):
+        _check_range(f"plan.refusals[{i}].nodes", verdict.nodes, n_nodes, "nodes")
+    if plan.constraints is not None:
+        for i, apart in enumerate(plan.constraints.apart):
+            nodes = (*apart.a, *(apart.b or ()))
+            _check_range(f"plan.constraints.apart[{i}]", nodes, n_nodes, "nodes")
+        for i, together in enumerate(plan.constraints.together):
+            _check_range(f"plan.constraints.together[{i}].nodes", together.nodes, n_nodes, "nodes")
+
+
+def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
+    _check_range(f"{where}.nodes", spec.nodes, len(graph.nodes), "nodes")
+    for i, axis in enumerate(spec.axes):
+        _check_range(f"{where}.axes[{i}].size", (axis.size,), None, "")
+        _check_range(f"{where}.axes[{i}].tile", (axis.tile,), None, "", low=1)
+    for axes in spec.node_axes:
+        for own in axes:
+            _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
+    if (spec.keeps and spec.backend != "loops") or (spec.walked and not spec.passes):
+        raise InvalidPlanError(
+            f"{where}: only a loop nest skips tiles or keeps products, and this is {_shown(spec.backend)}"
+        )
+    walks = spec.backend == "loops" or (spec.backend != "xla" and spec.streamed is not None)
+    if spec.passes and not walks:
+        raise InvalidPlanError(f"{where}.passes: expected none of a kernel that streams no axis")
+    if spec.backend == "loops" and not spec.axes:
+        raise InvalidPlanError(f"{where}.axes: expected the axes of a loop nest, got none")
+    for i, nodes in enumerate(spec.passes):
+        _check_range(f"{where}.passes[{i}]", nodes, len(spec.nodes), "positions in its nodes")
+    _check_range(f"{where}.walked", spec.walked, None, "", low=1)
+    if (made := spec.compiled) is not None:
+        _check_range(f"{where}.compiled", (made.launches, made.read_bytes, made.write_bytes), None, "")
+    for name in ("reads", "writes"):
+        for i, access in enumerate(getattr(spec, name)):
+            at = f"{where}.{name}[{i}]"
+            _check_range(f"{at}.value", (access.value,), len(graph.values), "values")
+            rank = len(graph.values[access.value].shape)
+            if len(access.axes) != rank:
+                raise InvalidPlanError(
+                    f"{at}.axes: v{access.value} has {rank} dimensions, got {len(access.axes)}"
+                )
+            for dims in access.axes:
+                _check_range(f"{at}.axes", dims, len(spec.axes), "axes")
+
+
+def _check_range(where: str, numbers: tuple[int, ...], count: int | None, what: str, low: int = 0) -> None:
+    for number in numbers:
+        if number < low or (count is not None and number >= count):
+            expected = f"at least {low}" if count is None else f"one of {count} {what}"
+            raise InvalidPlanError(f"{where}: expected {expected}, got {number}")

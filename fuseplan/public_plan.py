@@ -1,0 +1,122 @@
+"""The plan that users hold: the data of ``fuseplan.plan`` with methods to print, explain, verify and save
+it."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from os import PathLike
+from typing import TYPE_CHECKING
+
+from fuseplan.memory.allocation import Buffer, arena_bytes
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.json_codec import plan_to_json
+from fuseplan.report import explain as explanations
+from fuseplan.report import text
+from fuseplan.verify.buffers import plan_buffers
+from fuseplan.verify.plan import checked_plan_from_json
+from fuseplan.verify.report import Verification, verify_plan
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Plan(FusionPlan):
+    """A partition of a program's operations into kernels, in an order that can run, with costs and proof.
+
+    ``fuseplan.make_plan`` and ``fuseplan.jit(f).plan`` make plans. The fields and figures are those of
+    ``fuseplan.plan.fusion_plan.FusionPlan``.
+
+    Example:
+        >>> import fuseplan, jax
+        >>> x = jax.ShapeDtypeStruct((4096, 1024), "float32")
+        >>> plan = fuseplan.make_plan(jax.nn.softmax, device="h200")(x)
+        >>> fuseplan.Plan.from_json(plan.to_json()) == plan
+        True
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, plan: FusionPlan) -> Plan:
+        """The same plan, with methods."""
+        if isinstance(plan, cls):
+            return plan
+        return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
+
+    @property
+    def buffers(self) -> tuple[Buffer, ...]:
+        """Where each temporary lies in an arena that they share, and the kernels between which it
+        is in use, by first kernel. Worked out anew each time: up to 0.2 s."""
+        return plan_buffers(self)
+
+    @property
+    def arena_bytes(self) -> int:
+        """How large the arena of ``buffers`` is: ``peak_bytes``, and what alignment and gaps cost."""
+        return arena_bytes(self.buffers)
+
+    def __str__(self) -> str:
+        """A table in 80 columns, a line a kernel; equal kernels of a long plan share a line."""
+        return text.kernel_table(self)
+
+    def summary(self) -> str:
+        """A few lines: sizes, time and bytes against the unfused plan, proof, planning time."""
+        return text.summary(self)
+
+    def to_frame(self) -> pd.DataFrame:
+        """A row a kernel, in order.
+
+        Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, skipped`` (tiles that a
+        mask leaves out), ``time_us, bound_by`` (the largest part of the time), ``parts`` (each part of it,
+        in microseconds), ``hbm_bytes, onchip_bytes, flops, intensity`` (flops
+        per HBM byte), ``roofline`` (the time that the kernel's arrays and operations need at the
+        device's peaks, over its modelled time), ``source`` (``file:line (function)`` of its main
+        operation).
+        """
+        from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
+
+        return kernels_frame(self)
+
+    def to_json(self) -> str:
+        """The whole plan, graph and device included, as JSON; ``from_json`` reads it."""
+        return plan_to_json(self)
+
+    @classmethod
+    def from_json(cls, text: str) -> Plan:
+        """The plan that ``to_json`` wrote, checked anew.
+
+        Raises:
+            InvalidPlanError: the text is not such a plan, or the plan is not legal; the
+                message names the field or kernel at fault.
+        """
+        return cls.of(checked_plan_from_json(text))
+
+    def verify(self) -> Verification:
+        """Check this plan without the planner that made it: kernels, costs, and the bound anew from
+        ``proof``. See ``fuseplan.verify.report.verify_plan``."""
+        return verify_plan(self)
+
+    def to_html(self, path: str | PathLike[str], title: str = "") -> None:
+        """Write a page about this plan, beside the unfused one, that needs no network.
+
+        The file appears whole or not at all. Raises ``OutputError`` if it cannot be written.
+        """
+        from fuseplan.report.page import write_plan_page
+
+        write_plan_page(self, path, title)
+
+    def explain(self, a: int | str, b: int | str) -> explanations.Explanation:
+        """Why two operations are, or are not, in one kernel, and what the other way would cost.
+
+        Args:
+            a: a node's id (``3`` or ``"n3"``), or the name of an operation (``"exp"``) where
+                that, or an edge between the two, singles out one node.
+            b: the same.
+
+        Raises:
+            InvalidArgumentError: there is no such node, or the name fits several.
+        """
+        return explanations.explain(self, a, b)
+
+    def _repr_html_(self) -> str:
+        """The table that a notebook shows."""
+        return text.html_table(self)

@@ -1,0 +1,93 @@
+"""Compare planners on one program: the plan of each, as traced and rewritten, beside XLA's own plan.
+
+Two ratios separate the sources of a gain. What *rewriting* gains is, for one planner, the time of its plan of
+the program as traced over that of its best plan (``fuseplan.passes.rewriting``). What *solving* gains is the
+time of greedy's best plan over that of the solver's, both given the same rewrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.notes import all_notes
+from fuseplan.support.format import times_text
+
+NO_PLAN = "NONE"
+"""The status of a planner that has made no plan; ``Compared.reason`` says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """A program's median time here, in seconds, and the compiler's figure of its temporaries, in bytes;
+    each over ``jax.jit``'s, run in turns with it. None where it was not run or the compiler says nothing."""
+
+    time_s: float | None = None
+    time_ratio: float | None = None
+    temp_bytes: int | None = None
+    temp_ratio: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """One planner's plan of a program, or the reason why it has none."""
+
+    planner: str
+    plan: FusionPlan | None
+    unrewritten_ps: int | None = None
+    """Picoseconds of its plan of the program as traced, with ``Features(rewrites=False)``. None if it has no
+    such plan, for example within ``max_peak_bytes``."""
+    reason: str = ""
+    """Why there is no plan."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """The notes of the plan, or the reason why there is none."""
+        return (self.reason,) if self.plan is None else all_notes(self.plan)
+
+    @property
+    def rewriting_gains(self) -> float | None:
+        """The time of its plan of the program as traced over that of its best plan."""
+        if self.plan is None or not self.plan.objective_ps or self.unrewritten_ps is None:
+            return None
+        return self.unrewritten_ps / self.plan.objective_ps
+
+
+def baseline_of(plans: Iterable[FusionPlan]) -> FusionPlan | None:
+    """The plan that speed-ups are relative to: XLA's own, which is what runs without fuseplan; without that,
+    the ``unfused`` plan; else the first plan that takes any time."""
+    timed = [plan for plan in plans if plan.objective_ps]
+    by_name = {plan.planner: plan for plan in reversed(timed)}
+    return by_name.get("xla") or by_name.get("unfused") or (timed[0] if timed else None)
+
+
+def speed_up(plan: FusionPlan | None, baseline: FusionPlan | None) -> float | None:
+    """The time of the baseline over that of a plan."""
+    if plan is None or baseline is None or not plan.objective_ps:
+        return None
+    return baseline.objective_ps / plan.objective_ps
+
+
+def solving_gains(rows: Iterable[Compared]) -> float | None:
+    """The time of greedy's best plan over that of the solver's; None without both."""
+    plans = {row.planner: row.plan for row in rows}
+    return speed_up(plans.get("solver"), plans.get("greedy"))
+
+
+def gains_text(rows: Sequence[Compared]) -> str:
+    """One sentence on the gains of rewriting, one on the gain of solving; empty where neither is known."""
+    rewriting = [
+        f"{row.planner} {times_text(gains)}"
+        for row in rows
+        if row.planner in ("greedy", "solver") and (gains := row.rewriting_gains) is not None
+    ]
+    solving = solving_gains(rows)
+    found = [f"Rewriting gains {' and '.join(rewriting)}."] if rewriting else []
+    if solving is not None:
+        same = "With the same rewrites,"
+        if solving >= 1:
+            found.append(f"{same} solving gains {times_text(solving)} over greedy.")
+        else:  # a search that the deadline or the limit of counted work cut short
+            found.append(f"{same} the solver's plan takes {times_text(1 / solving)} as long as greedy's.")
+    return " ".join(found)

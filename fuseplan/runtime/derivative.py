@@ -1,0 +1,304 @@
+"""Derivatives of fused functions: the pass back is planned too, together with the pass forward.
+
+A derivative is linear in the tangents, so forward mode evaluates one equation on tangents, and
+reverse mode transposes that equation into the planned pass back. Derivatives of either are those of
+the function itself, never of how it is computed: what is kept for the pass back has none.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from fuseplan.frontend.constant_folding import fold
+from fuseplan.frontend.evaluate import evaluator
+from fuseplan.frontend.trace import Equation, Literal, Traced, trace
+from fuseplan.frontend.value_numbering import Expressions, given
+from fuseplan.plan.options import Options
+from fuseplan.report.debug import report_passes
+from fuseplan.runtime.executor import Part
+from fuseplan.runtime.linear import Linear, linear_p, moves
+from fuseplan.runtime.min_cut import Halves, await_cotangents, halves
+from fuseplan.runtime.primitive import (
+    Call,
+    Settings,
+    bound,
+    call_of,
+    holds_tracer,
+    maker_of,
+    planned,
+    reach_of,
+    runner_of,
+)
+from fuseplan.runtime.screen import may_loop_anywhere
+from fuseplan.support import jax_compat
+
+
+class Derivative:
+    """Of a call without hints, with respect to the arguments ``moving``."""
+
+    def __init__(
+        self, call: Call, avals: Sequence[Any], moving: tuple[int, ...], plans_all: bool = False
+    ) -> None:
+        """``plans_all``: plan both passes even where no tiled loop can gain, and XLA regroups all of them."""
+        self.plans_all = plans_all
+        self.call, self.avals, self.moving = call, list(avals), moving
+        self.settings = call.settings._replace(derived=True)
+        marks = call.reaches([i in moving for i in range(len(avals))])
+        self.moved = tuple(j for j, mark in enumerate(marks) if mark and _varies(call.out_avals[j]))
+        """Which results have a tangent."""
+        self.tangents = [avals[i].to_tangent_aval() for i in moving]
+        self.out_tangents = [call.out_avals[j].to_tangent_aval() for j in self.moved]
+        self.cotangents = [call.out_avals[j].to_ct_aval() for j in self.moved]
+
+    def pull(self, *flat: Any, results: tuple[int, ...]) -> Any:
+        """From arguments and cotangents of some results to cotangents of ``moving``."""
+        n = len(self.avals)
+        return self._vjp(flat[:n], results)[1](list(flat[n : n + len(results)]))
+
+    def push(self, *flat: Any) -> Any:
+        """From arguments and tangents of ``moving`` to those of ``moved``."""
+        n = len(self.avals)
+        f, moving = self._of_moving(flat[:n], self.moved)
+        return jax.jvp(f, moving, list(flat[n:]), has_aux=True)[1]
+
+    def unplanned(self, flat: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
+        """The results and the tangents of ``moved``, by JAX's own operations. Used where there are side
+        effects: JAX knows to which pass each of them belongs."""
+        f, moving = self._of_moving(flat, self.moved)
+        _, moved, results = jax.jvp(f, moving, list(tangents), has_aux=True)
+        return results, moved
+
+    def _results(self, *flat: Any) -> Any:
+        """The results of the forward pass, by the forward rules of any ``custom_vjp``. These can be
+        differentiated, which a function with such a rule cannot always be."""
+        return self._vjp(flat, self.moved)[0]
+
+    def _both(self, *flat: Any) -> Any:
+        n = len(self.avals)
+        outs, pull = self._vjp(flat[:n], self.moved)
+        return [*outs, *pull(await_cotangents(outs, flat[n:]))]
+
+    def _vjp(self, flat: Sequence[Any], results: tuple[int, ...]) -> tuple[Any, Any]:
+        f, moving = self._of_moving(flat, results)
+        _, pull, outs = jax.vjp(f, *moving, has_aux=True)
+        return outs, pull
+
+    def _of_moving(self, flat: Sequence[Any], results: tuple[int, ...]) -> tuple[Callable[..., Any], Any]:
+        # Only what varies is differentiated: the derivative of a constant may be infinite, and
+        # infinity times its zero tangent is no number.
+        def of_moving(*some: Any) -> Any:
+            filled = list(flat)
+            for i, value in zip(self.moving, some, strict=True):
+                filled[i] = value
+            outs = self.call.evaluate(*filled)
+            return [outs[j] for j in results], outs
+
+        return of_moving, [flat[i] for i in self.moving]
+
+    @functools.cached_property
+    def halves(self) -> tuple[Halves, Traced] | None:
+        """The planned passes, and the program of both; None where JAX has no pass back."""
+        try:
+            traced = trace(self._both, *self.avals, *self.cotangents)
+        except Exception:  # a loop of unknown length, say: JAX says so when a pass back is asked for
+            return None
+        if holds_tracer(traced):
+            return None
+        lowered, plan = planned(traced, self._settings_for(traced))
+        n_args = len(traced.consts) + len(self.avals)
+        cut = halves(lowered, plan, n_args, len(self.call.out_avals))
+        report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)
+        return cut, traced
+
+    def _settings_for(self, traced: Traced) -> Settings:
+        """The settings for the program of both passes: nothing is fused where no tiled loop could gain."""
+        options = self.settings.options
+        if self.plans_all or may_loop_anywhere(traced, options):
+            return self.settings
+        return self.settings._replace(options=replace(options, planner="unfused"))
+
+    @functools.cached_property
+    def forward(self) -> Call:
+        """The call that also keeps what the pass back will read."""
+        if self.halves is None:
+            return self.call
+        cut, _ = self.halves
+        kept = [cut.lowered.avals[v] for v in cut.kept]
+        return self._part(cut.forward, len(self.avals), self._results, self.call.out_avals, kept)
+
+    def hints(self, results: Sequence[Any]) -> list[Any]:
+        """Those of the results of ``forward`` that the pass back reads."""
+        if self.halves is None:
+            return []
+        cut, _ = self.halves
+        pairs = zip(cut.forward.outputs, results, strict=True)
+        value = {v: result for v, result in pairs if not isinstance(v, Literal)}
+        return [value[v] for v in cut.hints]
+
+    @functools.cached_property
+    def linear(self) -> Linear:
+        """From arguments, hints, and tangents of ``moving`` to tangents of ``moved``."""
+        high = jax_compat.is_high(self.call.jaxpr)
+        return Linear(
+            self.call.effects, len(self.moving), self.out_tangents, self._push, self._transpose, high
+        )
+
+    def _push(self, *flat: Any) -> Any:
+        n, split = len(self.avals), len(flat) - len(self.moving)
+        args = (*flat[:n], *flat[split:])
+        call = self._aided(self.push, self.tangents)
+        return self.push(*args) if call is None else call.bind(*args, *flat[n:split])
+
+    def _transpose(self, known: Sequence[Any], places: Sequence[int], cotangents: Sequence[Any]) -> Any:
+        n, results = len(self.avals), tuple([self.moved[k] for k in places])
+        args = (*known[:n], *cotangents)
+        call = self.back(results)
+        return self.pull(*args, results=results) if call is None else call.bind(*args, *known[n:])
+
+    def back(self, results: tuple[int, ...]) -> Call | None:
+        """The call from arguments, cotangents of some ``results``, and hints to cotangents of
+        ``moving``; None if it closes over a tracer."""
+        back = functools.partial(self.pull, results=results)
+        cotangents = [self.call.out_avals[j].to_ct_aval() for j in results]
+        if self.halves is None or results != self.moved:
+            return self._aided(back, cotangents)
+        cut, traced = self.halves
+        # Not those of ``tangents``: a rule of the user's may give a cotangent of another dtype.
+        out_avals = [v.aval for v in traced.jaxpr.outvars[len(self.call.out_avals) :]]
+        return self._part(cut.back, len(self.avals) + len(cotangents), back, out_avals)
+
+    def _part(
+        self,
+        part: Part,
+        n_args: int,
+        plain: Callable[..., Any],
+        results: Sequence[Any],
+        kept: Sequence[Any] = (),
+    ) -> Call:
+        """One half, of ``n_args`` arguments before its hints."""
+        assert self.halves is not None
+        (cut, traced), settings = self.halves, self.settings
+        call = Call(
+            settings,
+            (*results, *kept),
+            self.call.effects,
+            evaluator(cut.equations(part), part.inputs, part.outputs),
+            functools.partial(cut.reaches, part),
+            lambda: runner_of(cut.lowered, cut.plan, settings, part),
+            n_args + len(traced.consts),
+            traced.jaxpr,
+            traced.low,
+            traced.batches_by_rule,
+            plain,
+            n_results=len(results),
+        )
+        return _by_rule(bound(call, traced.consts))
+
+    def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
+        """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
+        hints that it can use; None if it closes over a tracer."""
+        traced = fold(trace(f, *self.avals, *avals))
+        assert isinstance(traced, Traced)
+        if holds_tracer(traced):
+            return None
+        plain = bound(call_of(traced, self.settings), traced.consts)
+        if self.halves is None:
+            return plain
+        cut, _ = self.halves
+        flat = given(traced, self._known(traced), [cut.lowered.avals[v] for v in cut.hints])
+        evaluate = evaluator(flat.equations, flat.inputs, flat.outputs)
+        call = replace(
+            call_of(traced, self.settings),
+            evaluate=evaluate,
+            reaches=reach_of(flat),
+            make=maker_of(flat, self.settings, evaluate),
+            plain=plain.evaluate,
+            bare=plain,
+            n_results=len(plain.out_avals),
+        )
+        return _by_rule(bound(call, traced.consts))
+
+    def _known(self, traced: Traced) -> list[int | None]:
+        """For each hint, the value of the program that it is."""
+        assert self.halves is not None
+        cut, both = self.halves
+        expressions = Expressions()
+        there = expressions.number(cut.lowered.equations, self._names(cut.lowered.graph.inputs, both))
+        here = expressions.number(traced.equations, self._names(traced.inputs, traced))
+        values = {here[e.outputs[0]]: e.outputs[0] for e in traced.equations if _makes_one(e, here)}
+        return [values.get(there.get(v, -1)) for v in cut.hints]
+
+    def _names(self, inputs: Sequence[int], traced: Traced) -> dict[int, Hashable]:
+        """What inputs that both programs have are known by."""
+        constants = [("constant", id(value)) for value in traced.consts]
+        return dict(zip(inputs, [*constants, *range(len(self.avals))], strict=False))
+
+
+def _by_rule(call: Call) -> Call:
+    """``call``, as it is batched: equations do not show a batching rule of the user's. With one, nobody
+    reads hints."""
+    if not call.batches_by_rule or call.plain is None:
+        return call
+    plain, kept = call.plain, call.out_avals[call.n_results :]
+
+    def evaluate(*flat: Any) -> Any:
+        return [*plain(*flat[: call.n_args]), *(jnp.zeros(aval.shape, aval.dtype) for aval in kept)]
+
+    def reaches(marks: Sequence[bool]) -> list[bool]:
+        return [any(marks)] * call.n_results + [False] * len(kept)
+
+    return replace(call, evaluate=evaluate, reaches=reaches)
+
+
+def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
+    return len(eqn.outputs) == 1 and eqn.outputs[0] in known
+
+
+def plan_passes(traced: Traced, options: Options) -> Halves | None:
+    """The plan of a function and its derivative with respect to all arguments that have one; None where
+    JAX has no pass back."""
+    call, avals = call_of(traced, Settings(options, "")), [v.aval for v in traced.jaxpr.invars]
+    avals = [*(jax.typeof(value) for value in traced.consts), *avals]
+    moving = tuple(i for i, aval in enumerate(avals) if i >= len(traced.consts) and _varies(aval))
+    passes = Derivative(call, avals, moving, plans_all=True).halves
+    return None if passes is None else passes[0]
+
+
+def _varies(aval: Any) -> bool:
+    dtype = getattr(aval, "dtype", None)  # a token has none
+    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+
+
+def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Derivative:
+    if moving not in base.derivatives:
+        base.derivatives[moving] = Derivative(base, [jax.typeof(x) for x in flat], moving)
+    return base.derivatives[moving]
+
+
+def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
+    """The rule of fused equations: results, and their tangents as a linear equation."""
+    n = call.n_args
+    args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if moves(t))
+    still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
+    if not moving:
+        return call.bind(*flat), still
+    base, some = call.base(args), [tangents[i] for i in moving]
+    derivative = _derivative(base, args, moving)
+    if call.has_side_effects:
+        results, moved = derivative.unplanned(args, some)
+    else:
+        results = derivative.forward.bind(*args)
+        moved = linear_p.bind(*args, *derivative.hints(results), *some, linear=derivative.linear)
+    results = results[: len(base.out_avals)]
+    if len(call.out_avals) > len(results):
+        results = [*results, *call.bind(*flat)[len(results) :]]
+    for j, tangent in zip(derivative.moved, moved, strict=True):
+        still[j] = tangent
+    return results, still

@@ -1,0 +1,351 @@
+"""A fused function as one equation of a jaxpr: planned when it is compiled, batched as a whole.
+
+What JAX transforms away is never planned: under ``jax.vmap`` the batched function is, as one with
+another axis, and under ``jax.grad`` its two halves are (``fuseplan.runtime.derivative``).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.interpreters import ad, batching, mlir
+
+from fuseplan.frontend.evaluate import FlatFunction, evaluator
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import Flat, Primitive, Traced, depends_on, trace
+from fuseplan.pipeline import plan_traced
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.options import Options
+from fuseplan.planners import decides_nothing
+from fuseplan.report.debug import report_left
+from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
+from fuseplan.runtime.executor import Part, make_runner
+from fuseplan.runtime.screen import may_loop, may_loop_anywhere, runs_as_jax
+from fuseplan.search.selectors import of_derivative, require_names
+from fuseplan.settings import with_figures
+from fuseplan.support import jax_compat
+
+fused_p = Primitive("fused")
+fused_p.multiple_results = True
+
+
+PlanOf = Callable[..., tuple[Lowered, FusionPlan]]
+"""Plans, as ``planner.plan_traced``."""
+
+
+class Settings(NamedTuple):
+    """How a function is planned, and the platform (``cpu``, ``gpu``, ``tpu``) that runs it."""
+
+    options: Options
+    platform: str
+    derived: bool = False
+    """Whether it is a derivative of the function that the options were given for."""
+    plan_of: PlanOf = plan_traced
+
+
+def _as_weak_as(aval: Any, x: Any) -> Any:
+    """``x``, weakly typed if ``aval`` is and else strongly: results of kernels have no weak types."""
+    weak = getattr(aval, "weak_type", False)
+    if getattr(jax.typeof(x), "weak_type", False) == weak:
+        return x
+    return lax.convert_element_type_p.bind(x, new_dtype=aval.dtype, weak_type=weak, sharding=None)
+
+
+@dataclass(eq=False)
+class Call:
+    """What a fused equation computes, of flat arrays.
+
+    Some calls have *hints* after their arguments, or results beside those of the function: values
+    of the pass forward, kept for the pass back. They say nothing that the arguments do not, so
+    that the derivative is that of the function without, which ``plain`` evaluates.
+    """
+
+    settings: Settings
+    out_avals: tuple[Any, ...]
+    effects: frozenset[Any]
+    evaluate: Callable[..., Sequence[Any]]
+    """The same by JAX's own operations: what is batched."""
+    reaches: Callable[[Sequence[bool]], list[bool]]
+    """Which results depend on one of the marked arguments."""
+    make: Callable[[], FlatFunction]
+    """Plans it: the function of its kernels."""
+    n_args: int
+    """How many arguments there are before the hints."""
+    jaxpr: Any
+    """Its jaxpr, in which JAX finds meshes, shardings and high-level types."""
+    low: Any
+    """The same jaxpr in JAX's low-level types."""
+    batches_by_rule: bool = False
+    plain: Callable[..., Sequence[Any]] | None = None
+    """The function from arguments to results, by JAX's own operations; None if there is no more."""
+    bare: Call | None = None
+    """The call of ``plain``, once somebody has asked for it."""
+    n_results: int = 0
+    """How many results there are before what is kept."""
+
+    def __repr__(self) -> str:
+        return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is ``jaxpr``, no less and no more."""
+        return self.plain is None and not self.jaxpr.constvars and len(self.jaxpr.invars) == self.n_args
+
+    def bind(self, *flat: Any) -> list[Any]:
+        """The results, on arrays or tracers, as one equation."""
+        return fused_p.bind(*flat, call=self, jaxpr=self.jaxpr)
+
+    @property
+    def has_side_effects(self) -> bool:
+        """Whether it has effects other than those that name an axis of a collective."""
+        return not self.effects <= jax_compat.axis_effects(self.effects)
+
+    @functools.cached_property
+    def run(self) -> FlatFunction:
+        """By the kernels of its plan."""
+        made, avals = self.make(), self.out_avals
+        return lambda *flat: [_as_weak_as(aval, x) for x, aval in zip(made(*flat), avals, strict=True)]
+
+    def base(self, flat: Sequence[Any]) -> Call:
+        """The call without hints and what is kept, at arguments (or their avals) like these."""
+        if self.plain is None:
+            return self
+        if self.bare is None:
+            avals = [x if isinstance(x, jax.core.AbstractValue) else jax.typeof(x) for x in flat]
+            self.bare = closed_call(self.plain, avals[: self.n_args], self.settings)
+            assert self.bare is not None, "the call of both passes closes over no tracer"
+        return self.bare
+
+    @functools.cached_property
+    def derivatives(self) -> dict[tuple[int, ...], Any]:
+        """Those with respect to some arguments that were asked for (``fuseplan.runtime.derivative``)."""
+        return {}
+
+    @functools.cached_property
+    def jitted(self) -> Any:
+        """For use outside of any ``jax.jit``."""
+        return jax.jit(self.run)
+
+
+def planned(flat: Flat, settings: Settings) -> tuple[Lowered, FusionPlan]:
+    """The plan of a program, with the program that it is of."""
+    options = settings.options
+    if not decides_nothing(options.planner):  # else no figure decides anything
+        options = with_figures(options)
+    if settings.derived and options.constraints is not None:
+        there = of_derivative(options.constraints, lower(flat))
+        options = replace(options, constraints=there)
+    return settings.plan_of(flat, options)
+
+
+def can_be_equation(traced: Traced) -> bool:
+    """Whether one equation, of arrays and tokens alone, can stand for the traced function."""
+    types = [v.aval for v in (*traced.jaxpr.invars, *traced.jaxpr.outvars)]
+    return jax_compat.can_carry(traced.jaxpr.effects) and not any(map(jax_compat.is_high, types))
+
+
+def call_of(traced: Traced, settings: Settings) -> Call:
+    """The call of a traced function; its arguments are the function's constants and arguments."""
+    shared = replace(traced, consts=())  # JAX's own tracers may be among them
+
+    # JAX remembers how a jitted function is transformed: the equations are evaluated once for all. Inlined,
+    # since XLA simplifies a function that is called before it sees which operands of the call are constants.
+    @functools.partial(jax.jit, inline=True)
+    def evaluate(*flat: Any) -> Any:
+        return shared.evaluate(*flat)
+
+    @jax.jit
+    def evaluate_low(*flat: Any) -> Any:
+        return shared.evaluate_low(*flat)
+
+    return Call(
+        settings,
+        tuple(v.aval for v in traced.jaxpr.outvars),
+        frozenset(traced.jaxpr.effects),
+        evaluate,
+        shared.reaches,
+        maker_of(shared, settings, evaluate if traced.low is traced.jaxpr else evaluate_low),
+        len(traced.inputs),
+        traced.jaxpr,
+        traced.low,
+        traced.batches_by_rule,
+    )
+
+
+def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
+    """Which results depend on one of the marked inputs."""
+    return functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs)
+
+
+def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:
+    """A function that plans the program and returns its kernels; ``evaluate``, JAX's own, if none gains."""
+
+    def make() -> FlatFunction:
+        if may_loop(flat, settings.options):
+            lowered, plan = planned(flat, settings)
+            if not runs_as_jax(plan):
+                return runner_of(lowered, plan, settings)
+        else:
+            report_left()
+        equations = with_planned_bodies(flat.equations, _fuse_body(settings))
+        if equations is flat.equations:
+            return evaluate
+        return evaluator(equations, flat.inputs, flat.outputs)
+
+    return make
+
+
+def runner_of(
+    lowered: Lowered, plan: FusionPlan, settings: Settings, part: Part | None = None
+) -> FlatFunction:
+    """The function of a plan's kernels, or of a part of them, on the platform that is meant."""
+    if plan.device.platform == settings.platform:
+        equations = with_planned_bodies(lowered.equations, _fuse_body(settings))
+        lowered = replace(lowered, equations=equations)
+    return make_runner(lowered, plan, platform=settings.platform, part=part)
+
+
+def _fuse_body(settings: Settings) -> Fuse:
+    """How the bodies of the program's loops and branches are planned: by themselves, without constraints."""
+    # Constraints are about the operations that the function shows.
+    own = settings._replace(options=replace(settings.options, constraints=None, strict=False))
+    return lambda traced: call_of(traced, own).bind if may_loop_anywhere(traced, own.options) else None
+
+
+def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:
+    """The call of ``f`` at these shapes; None if ``f`` closes over one of JAX's tracers, which
+    cannot be part of an equation."""
+    traced = trace(f, *avals)
+    return None if holds_tracer(traced) else bound(call_of(traced, settings), traced.consts)
+
+
+def holds_tracer(traced: Traced) -> bool:
+    """Whether the function closes over one of JAX's tracers."""
+    return any(isinstance(value, jax.core.Tracer) for value in traced.consts)
+
+
+def bound(call: Call, consts: tuple[Any, ...]) -> Call:
+    """The call whose first arguments are ``consts``."""
+    if not consts:
+        return call
+    unmarked = [False] * len(consts)
+    return replace(
+        call,
+        evaluate=functools.partial(call.evaluate, *consts),
+        reaches=lambda marks: call.reaches([*unmarked, *marks]),
+        make=lambda: functools.partial(call.run, *consts),
+        n_args=call.n_args - len(consts),
+    )
+
+
+@fused_p.def_impl
+def _evaluated(*flat: Any, call: Call, jaxpr: Any) -> Any:
+    return call.jitted(*flat)
+
+
+@fused_p.def_effectful_abstract_eval
+def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
+    return list(call.out_avals), set(call.effects)
+
+
+jax_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, call=call, jaxpr=call.low))
+
+
+# In place: shard_map cannot be compiled in a function of its own.
+mlir.register_lowering(
+    fused_p,
+    mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True),
+    cacheable=False,
+)
+
+
+def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The results of a call with a new axis, at ``dims`` of its arguments, and where it is in them."""
+    over_axis = bool(jax_compat.axis_effects(call.effects, axis.name))
+    if all(dim is None for dim in dims) and not over_axis:
+        return call.bind(*flat), [None] * len(call.out_avals)
+    if not call.settings.derived:
+        require_names(call.settings.options.constraints)
+    marks = call.reaches([dim is not None for dim in dims])
+    out_dims = [0 if mark or over_axis else None for mark in marks]
+    f = with_axis(call.evaluate, axis, dims, out_dims)
+    avals = [jax.typeof(x) for x in flat]
+    new = closed_call(f, avals, call.settings)
+    if new is None:
+        return f(*flat), out_dims
+    if call.plain is not None:
+        n = call.n_args
+        plain = with_axis(call.plain, axis, dims[:n], out_dims[: call.n_results])
+        new = replace(new, plain=plain, n_args=n, n_results=call.n_results)
+    return new.bind(*flat), out_dims
+
+
+def with_axis(
+    f: Callable[..., Sequence[Any]], axis: Any, dims: Sequence[int | None], out_dims: Sequence[int | None]
+) -> Callable[..., Any]:
+    """``jax.vmap`` of a flat function over JAX's ``axis``."""
+
+    def tupled(*flat: Any) -> tuple[Any, ...]:
+        return tuple(f(*flat))
+
+    named = {"axis_name": axis.name, "axis_size": axis.size, "spmd_axis_name": axis.spmd_name}
+    if any(dim is not None for dim in dims):
+        return jax.vmap(tupled, tuple(dims), tuple(out_dims), **named)
+    # A psum of what is everywhere the same: jax.vmap wants something that has the axis.
+    vmapped = jax.vmap(lambda _, *flat: tupled(*flat), (0, *dims), tuple(out_dims), **named)
+    return lambda *flat: vmapped(jnp.zeros(axis.size), *flat)
+
+
+def _transposed(cotangents: Any, *flat: Any, call: Call, jaxpr: Any) -> Any:
+    """The cotangents of the operands that the call is linear in (``jax.linear_transpose``)."""
+    linear = [i for i, x in enumerate(flat) if ad.is_undefined_primal(x)]
+    moved = [j for j, ct in enumerate(cotangents) if not isinstance(ct, ad.Zero)]
+    avals = [flat[i].aval for i in linear]
+    known = [x for x in flat if not ad.is_undefined_primal(x)]
+
+    def back(*arrays: Any) -> Any:
+        def f(*some: Any) -> list[Any]:
+            rest, ours = iter(arrays), iter(some)
+            filled = [next(ours) if ad.is_undefined_primal(x) else next(rest) for x in flat]
+            outs = call.evaluate(*filled)
+            return [outs[j] for j in moved]
+
+        return list(jax.linear_transpose(f, *avals)(list(arrays[len(known) :])))
+
+    arrays = [*known, *(cotangents[j] for j in moved)]
+    new = closed_call(back, [jax.typeof(x) for x in arrays], call.settings._replace(derived=True))
+    results = iter(back(*arrays) if new is None else new.bind(*arrays))
+    return [next(results) if ad.is_undefined_primal(x) else None for x in flat]
+
+
+ad.primitive_transposes[fused_p] = _transposed
+
+
+def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> Any:
+    return batched(call, axis, dims, flat)
+
+
+batching.fancy_primitive_batchers[fused_p] = _batching_rule
+
+
+def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
+    """Drop residuals that are not read (the forward pass of ``jax.checkpoint``, forward mode)."""
+    call, n_inputs = eqn.params["call"], len(eqn.invars)
+    if not any(used) and not call.has_side_effects:
+        return [False] * n_inputs, None
+    n, m = call.n_args, call.n_results
+    if call.plain is not None and m < len(used) and not any(used[m:]):
+        bare = call.base([v.aval for v in eqn.invars])
+        params = {"call": bare, "jaxpr": bare.jaxpr}
+        eqn = eqn.replace(invars=eqn.invars[:n], outvars=eqn.outvars[:m], params=params)
+        return [i < n for i in range(n_inputs)], eqn
+    return [True] * n_inputs, eqn
+
+
+jax_compat.register_dead_code(fused_p, _without_kept)

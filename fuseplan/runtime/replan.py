@@ -1,0 +1,203 @@
+"""Fall back: a kernel that the device's compiler refuses is planned anew with less room, twice at
+most, and in the end left to XLA.
+
+The model of what a kernel needs on chip is not the compiler's, and what Pallas can lower is not
+written down. Nothing is compiled twice for that where all goes well: kernels are tried one by
+one only once the whole program was refused, or where nobody would see that it is.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from costmodel.graph import Graph
+from costmodel.kernel import Access, KernelSpec
+from fuseplan.codegen import emit
+from fuseplan.codegen.body import live_ins
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.trace import Traced
+from fuseplan.pipeline import plan_traced
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.kernel_names import kernel_name
+from fuseplan.plan.options import Options
+from fuseplan.report.debug import report_refused
+from fuseplan.runtime.compiler_errors import Refusal, read_refusal
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search.duplicates import operations_of
+from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
+from fuseplan.support.format import bytes_text
+from fuseplan.verify.plan import check_plan
+
+MAX_REPLANS = 2
+"""A tightened plan whose kernels are refused as well is tightened once more; then XLA takes over."""
+
+Compile = Callable[[Callable[..., Any], Sequence[Any]], object]
+"""Compiles a function for the shapes of its arguments, or raises the compiler's error."""
+
+Refused = tuple[tuple[Kernel, Refusal], ...]
+
+_known: dict[Hashable, Refusal | None] = {}
+"""What came of each kernel that was tried by itself, by its structure: equal layers have one."""
+
+
+def compile_here(kernel: Callable[..., Any], avals: Sequence[Any]) -> object:
+    """Compile for the device that JAX runs on."""
+    return jax.jit(kernel).lower(*avals).compile()
+
+
+def has_kernels(plan: FusionPlan, platform: str) -> bool:
+    """Whether any kernel of the plan is compiled by Pallas' compilers on that platform."""
+    return plan.device.platform == platform and any(map(_is_ours, plan.kernels))
+
+
+def plan_accepted(
+    traced: Traced, options: Options, platform: str, compile_kernel: Compile, trace_s: float = 0.0
+) -> tuple[Lowered, FusionPlan]:
+    """``plan_traced``, but every kernel of the plan is one that its compiler accepts.
+
+    Where some are refused the plan is made anew, twice at most: with as much less on-chip memory
+    as the compiler's figures ask for, or with what it refused kept apart. Kernels that are
+    refused even then are left to XLA, operation by operation. The plan's notes and
+    ``stats.refused`` tell, and a ``CompilerRefusalWarning``.
+    """
+    lowered, plan = plan_traced(traced, options, trace_s)
+    if not has_kernels(plan, platform):
+        return lowered, plan
+    tightened, notes, count, known = options, [], 0, len(_known)
+    for replans in range(MAX_REPLANS + 1):
+        refused = tuple(_refused(lowered, plan, compile_kernel))
+        if not refused:
+            break
+        count += len(refused)
+        notes += [_note(plan.graph, *pair) for pair in refused]
+        again = None
+        if replans < MAX_REPLANS:
+            before, tightened = tightened, _tightened(options, tightened, plan, refused)
+            again = _planned(traced, tightened)
+        if again is None:
+            plan = _without(plan, {kernel.spec.nodes for kernel, _ in refused})
+            notes.append(f"{len(refused)} refused kernels are left to XLA")
+            break
+        lowered, plan = again
+        kept_apart = tightened.constraints != before.constraints
+        notes.append(f"planned anew {'with it kept apart' if kept_apart else f'for {plan.device.name}'}")
+    if notes:
+        notes = list(dict.fromkeys(notes))
+        stats = replace(plan.stats, refused=count, replans=replans)
+        plan = check_plan(replace(plan, notes=(*plan.notes, *notes), stats=stats))
+        report_refused(plan, notes)
+        if len(_known) > known:  # Else it has been said.
+            warnings.warn("; ".join(notes), CompilerRefusalWarning, stacklevel=2)
+    return lowered, plan
+
+
+def _is_ours(kernel: Kernel) -> bool:
+    return kernel.spec.backend not in ("xla", "loops")
+
+
+def _planned(traced: Traced, options: Options) -> tuple[Lowered, FusionPlan] | None:
+    """A plan under the tightened options, unless there is none."""
+    try:
+        return plan_traced(traced, options)
+    except FuseplanError:  # What the user asked for and what the compiler refused exclude each other.
+        return None
+
+
+def _refused(lowered: Lowered, plan: FusionPlan, compile_kernel: Compile) -> Iterator[tuple[Kernel, Refusal]]:
+    """The kernels that do not compile by themselves, each with the reason."""
+    signatures = Signatures(plan.graph)
+    for kernel in filter(_is_ours, plan.kernels):
+        key = (compile_kernel, plan.device.platform, described(kernel.spec, signatures))
+        if key not in _known:
+            _known[key] = _tried(kernel.spec, lowered, compile_kernel)
+        refusal = _known[key]
+        if refusal is not None:
+            yield kernel, refusal
+
+
+def _tried(spec: KernelSpec, lowered: Lowered, compile_kernel: Compile) -> Refusal | None:
+    avals = [lowered.avals[v] for v in live_ins(spec)]
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    try:
+        compile_kernel(emit(spec, lowered), shapes)
+    except Exception as error:  # Whatever a compiler raises, it is not the user's.
+        return read_refusal(error)
+    return None
+
+
+def described(spec: KernelSpec, signatures: Signatures) -> Hashable:
+    """The group and its schedule, whichever arrays it works on."""
+    number = signatures.key(spec.nodes)[1]
+
+    def shown(accesses: tuple[Access, ...]) -> tuple[Any, ...]:
+        return tuple((number[a.value], a.axes) for a in accesses)
+
+    schedule = replace(spec, nodes=(), reads=(), writes=())
+    # Else the text means this graph alone; the key holds its signatures, so that no other graph has it.
+    graph = None if signatures.are_told(spec.nodes) else signatures
+    return signatures.text(spec.nodes), schedule, shown(spec.reads), shown(spec.writes), graph
+
+
+def _tightened(options: Options, before: Options, plan: FusionPlan, refused: Refused) -> Options:
+    """``before`` with less room on chip, or with what was refused kept apart; the device, which is
+    not the user's ``options.device`` any more, has a name of its own."""
+    device = before.device
+    onchip_bytes, register_bytes = device.onchip_bytes, device.register_bytes
+    apart: list[Any] = []
+    for kernel, refusal in refused:
+        modelled_bytes = kernel.cost.onchip_bytes
+        if refusal.needed_bytes > refusal.available_bytes and modelled_bytes:
+            # The compiler needs so many times what the model says, and will for the next.
+            allowed = refusal.available_bytes * modelled_bytes // refusal.needed_bytes
+            onchip_bytes = min(onchip_bytes, allowed)
+        elif refusal.registers and device.register_bytes:
+            register_bytes = device.register_bytes // 2
+        else:
+            apart += _kept_apart(plan.graph, kernel, refusal)
+    if (onchip_bytes, register_bytes) != (device.onchip_bytes, device.register_bytes):
+        name = f"{options.device.name}-{onchip_bytes // 1024}KiB"
+        name += "" if register_bytes == options.device.register_bytes else f"-{register_bytes // 1024}KiB"
+        device = replace(device, name=name, onchip_bytes=onchip_bytes, register_bytes=register_bytes)
+    wanted = before.constraints or Constraints()
+    limits = replace(wanted, never_fuse=(*wanted.never_fuse, *apart)) if apart else before.constraints
+    return replace(before, device=device, constraints=limits)
+
+
+def _kept_apart(graph: Graph, kernel: Kernel, refusal: Refusal) -> Iterator[Any]:
+    """Entries of ``never_fuse`` that rule the kernel out: the operations that the compiler does not
+    know by themselves, or else the first and the last of the group apart."""
+    operations, nodes = operations_of(graph), kernel.spec.nodes
+    unknown = {operations[n][0] for n in nodes if graph.nodes[n].op == refusal.primitive}
+    first, last = operations[nodes[0]][0], operations[nodes[-1]][0]
+    yield from unknown or ([(first, last)] if first != last else [])
+
+
+def _without(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
+    """The plan with every operation of the refused kernels left to XLA by itself."""
+    scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
+    kernels: list[Kernel] = []
+    for kernel in plan.kernels:
+        if kernel.spec.nodes not in refused:
+            kernels.append(kernel)
+            continue
+        for n in kernel.spec.nodes:
+            alone = scheduler.price((n,))
+            assert isinstance(alone, Kernel), "a single operation is always possible"
+            kernels.append(alone)
+    left = replace(plan, kernels=tuple(kernels), status="FEASIBLE")
+    return left if left.bound_ps is None else replace(left, bound_ps=min(left.bound_ps, left.objective_ps))
+
+
+def _note(graph: Graph, kernel: Kernel, refusal: Refusal) -> str:
+    why = refusal.said
+    if refusal.needed_bytes:
+        needed, available = bytes_text(refusal.needed_bytes), bytes_text(refusal.available_bytes)
+        why = f"it needs {needed} on chip, and has {available}"
+    return f"the compiler refused the kernel {kernel_name(graph, kernel.spec.nodes)}: {why}"

@@ -1,0 +1,122 @@
+"""Decide, before a program is planned for a CPU, whether a plan could put tiled loops into it.
+
+On a CPU XLA regroups all operations that a plan leaves to it, so only tiled loops change the program that
+runs. Tiled loops are always groups that were offered for their large intermediates
+(``fuseplan.schedule.nests.offered``). The tests here are necessary conditions of an offer, cheapest first:
+whether any large array is made, whether one of them could stay out of memory (both in time linear in the
+program), and whether some region has a loop nest that is cheaper than its operations one by one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import Flat
+from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.passes.recompute_large import recompute
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.options import Options
+from fuseplan.planners import decides_nothing, is_built_in
+from fuseplan.runtime.control_flow import bodies
+from fuseplan.schedule.nests.connected import LEAST_PART, loopable
+from fuseplan.schedule.nests.cpu import CpuNests
+from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.settings import with_figures
+
+RUNS_AS_JAX = (
+    "a call runs jax.jit's own program: no tiled loop gains here, and XLA groups the rest as it likes"
+)
+BUT_BODIES = "; bodies of loops and branches are planned by themselves"
+
+
+def is_screened(options: Options) -> bool:
+    """Whether a program without offers may be left unplanned under ``options``. It may not with constraints
+    or a registered planner, which can make tiled loops that are not offered, nor with ``strict``, whose
+    errors come from planning."""
+    own = is_built_in(options.planner)
+    return is_on_cpu(options.device) and own and options.constraints is None and not options.strict
+
+
+def may_loop(flat: Flat, options: Options) -> bool:
+    """Whether a plan of the program under ``options`` may hold a tiled loop. Bodies of the program's own
+    loops and branches are programs of their own."""
+    if not is_screened(options):
+        return True
+    if decides_nothing(options.planner) or not options.features.loop_nests:
+        return False
+    min_bytes = least_bytes(options.device)
+    if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
+        return False
+    lowered = lower(flat)
+    columns = by_columns(lowered, min_bytes)
+    programs = [columns or lowered, *([lowered] if columns else [])]  # Either may be planned.
+    if not any(may_keep(program.graph, min_bytes) for program in programs):
+        return False
+    device = with_figures(options).device
+    if any(has_offers(program, device) for program in programs):
+        return True
+    again = recompute(programs[0], min_bytes) if options.features.recompute else None
+    return again is not None and has_offers(again, device)
+
+
+def may_loop_anywhere(flat: Flat, options: Options) -> bool:
+    """Whether ``may_loop`` holds of the program, or of a body in it."""
+    return may_loop(flat, options) or any(may_loop_anywhere(b, options) for b in bodies(flat.equations))
+
+
+def runs_as_jax(plan: FusionPlan) -> bool:
+    """Whether ``plan`` runs the very program that ``jax.jit`` runs: on a CPU, with no tiled loop in it."""
+    return is_on_cpu(plan.device) and not any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+
+
+def is_on_cpu(device: DeviceSpec) -> bool:
+    """Whether the device is a CPU, whose kernels are XLA's own but for tiled loops."""
+    return device.backend == "xla" and device.platform == "cpu"
+
+
+def _bytes(aval: Any) -> int:
+    # Keys of random numbers have no item size, and are small.
+    return getattr(aval, "size", 0) * getattr(aval.dtype, "itemsize", 0) if hasattr(aval, "dtype") else 0
+
+
+def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
+    """Whether any group is offered as tiled loops."""
+    return CpuNests(lowered.graph, device, lowered).has_offers
+
+
+def may_keep(graph: Graph, min_bytes: int) -> bool:
+    """Whether some group could both make and consume a large array that is larger than any array that the
+    group reads or writes. False only where no region is offered, in this graph or in one with some of its
+    operations computed again for some of their readers.
+
+    Two bounds are computed for each array: how large, at least, the largest array is that a group reads to
+    make it, and the largest that a group writes to consume it.
+    """
+    made = [v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes]
+    if not made:
+        return False
+    least = min(made) // LEAST_PART  # a region is tied together by values of more elements than this
+    sizes = [v.size for v in graph.values]
+    holds = [loopable(node) for node in graph.nodes]
+    read: list[float] = [math.inf] * len(sizes)
+    for node in graph.nodes:
+        if holds[node.id]:
+            needed = max((min(sizes[v], read[v]) for v in node.inputs), default=0)
+            for v in node.outputs:
+                read[v] = needed
+    written: list[float] = [math.inf] * len(sizes)
+    for node in reversed(graph.nodes):
+        if not holds[node.id]:
+            continue
+        left = max((min(sizes[v], written[v]) for v in node.outputs if _is_read(graph, v)), default=0)
+        for v in node.inputs:
+            written[v] = min(written[v], left)
+    return any(size > max(read[v], written[v], least) for v, size in enumerate(sizes))
+
+
+def _is_read(graph: Graph, v: int) -> bool:
+    return bool(graph.consumers[v]) or v in graph.results

@@ -1,0 +1,179 @@
+"""Layout: what a group exchanges with memory, and what its axes may be.
+
+Whether an axis is parallel, streamed or resident follows from how the group's nodes and
+results use it; nothing here depends on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from costmodel import dtypes
+from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.boundary import Boundary
+from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.kernel import Access, AxisRole
+
+
+@dataclass(frozen=True, slots=True)
+class Contraction:
+    """The axes of a matmul by what they do; ``depth`` is contracted."""
+
+    batch: tuple[int, ...]
+    rows: tuple[int, ...]
+    columns: tuple[int, ...]
+    depth: tuple[int, ...]
+
+    def is_flat(self, tiles: tuple[int, ...]) -> bool:
+        """Whether a tile of it, with these extents of each axis, is one product of two matrices."""
+        sides = (self.rows, self.columns, self.depth)
+        return all(tiles[a] == 1 for a in self.batch) and all(
+            sum(tiles[a] > 1 for a in side) <= 1 for side in sides
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a group's axes lie in arrays: those it reads and writes, and its inner values."""
+
+    sizes: tuple[int, ...]
+    reads: tuple[Access, ...]
+    writes: tuple[Access, ...]
+    inner: tuple[Access, ...]
+    contraction: Contraction | None
+    element_bytes: tuple[int, ...] = ()
+    """Of the arrays read, then of those written."""
+    joint: tuple[tuple[int, ...], ...] = ()
+    """Axes that a dimension which some node needs whole splits into, where they are several."""
+
+
+def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Layout:
+    """How the group's axes lie in the arrays it reads and writes."""
+    external, written = set(edge.reads), set(edge.writes)
+    reads: dict[Access, None] = {}
+    writes: list[Access] = []
+    inner: dict[Access, None] = {}
+    joint: dict[tuple[int, ...], None] = {}
+    contraction: Contraction | None = None
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        for dims, role in zip(own, node.roles, strict=True):
+            if role == DimRole.WHOLE and len(dims) > 1:
+                joint[dims] = None
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            if v in external:
+                reads[Access(v, compose(dim_map, own))] = None
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            access = Access(v, compose(dim_map, own))
+            inner[access] = None
+            if v in written:
+                writes.append(access)
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            contraction = contraction_axes(node, own)
+    by_id = {a.value: a for a in writes}
+    ordered = tuple(by_id[v] for v in edge.writes)
+    return Layout(
+        axes.sizes,
+        tuple(reads),
+        ordered,
+        tuple(inner),
+        contraction,
+        tuple(-(-dtypes.bits(graph.values[a.value].dtype) // 8) for a in (*reads, *ordered)),
+        tuple(joint),
+    )
+
+
+def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
+    """Sort the axes of a two-operand contraction: batch, rows, columns, depth."""
+    lhs, rhs = (Access(0, compose(m, own)).axis_set for m in node.input_maps)
+    depth = {a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    order = [a for dims in own for a in dims]
+    return Contraction(
+        tuple(a for a in order if a in lhs and a in rhs and a not in depth),
+        tuple(a for a in order if a in lhs and a not in rhs),
+        tuple(a for a in order if a in rhs and a not in lhs),
+        tuple(a for a in order if a in depth),
+    )
+
+
+def axis_roles(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+) -> Iterator[tuple[AxisRole, ...]]:
+    """The ways to treat each axis: at most one streamed, in one pass, the others fixed by their
+    use."""
+    count = len(axes.sizes)
+    parallel = []
+    written = [w.axis_set for w in layout.writes]
+    for a in range(count):
+        indexes_all = all(a in w for w in written)
+        parallel.append(indexes_all and not axes.reduced[a] and not axes.whole[a])
+    base = [AxisRole.PARALLEL if p else AxisRole.RESIDENT for p in parallel]
+    repeated = repeats(graph, nodes, axes)
+    streamable = [
+        a
+        for a in range(count)
+        if axes.reduced[a] and not axes.whole[a] and not any(a in w for w in written) and a not in repeated
+    ]
+    if layout.contraction is not None:
+        # A matmul always streams what it contracts: a whole operand rarely fits.
+        depth = layout.contraction.depth
+        if depth and depth[0] in streamable:
+            roles = list(base)
+            roles[depth[0]] = AxisRole.STREAMED
+            yield tuple(roles)
+        return
+    yield tuple(base)
+    for a in streamable:
+        roles = list(base)
+        roles[a] = AxisRole.STREAMED
+        yield tuple(roles)
+
+
+def roles_in_passes(
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
+) -> Iterator[tuple[AxisRole, ...]]:
+    """The ways to stream an axis that ``axis_roles`` does not have: in several passes, or in one
+    that writes what it makes. In several only if the group reduces or needs whole no other
+    (``fuseplan.schedule.streaming`` says where either is done)."""
+    held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
+    if layout.contraction is not None:
+        return
+    written = [w.axis_set for w in layout.writes]
+    repeated = repeats(graph, nodes, axes) if held else frozenset()
+    for stream in held:
+        again = stream in repeated
+        is_written = any(stream in w for w in written)
+        if axes.whole[stream] or not (again or is_written) or (again and len(held) > 1):
+            continue
+        roles = [
+            AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
+            for a in range(len(axes.sizes))
+        ]
+        roles[stream] = AxisRole.STREAMED
+        yield tuple(roles)
+
+
+def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[int]:
+    """The axes that some node walks although it needs a result of reducing them: a second pass."""
+    behind: dict[int, int] = {}  # for each value, a bit for each axis whose reduction it depends on
+    found = 0
+    masks: dict[tuple[NodeAxes, tuple[DimRole, ...]], tuple[int, int]] = {}
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        known = masks.get((own, node.roles))
+        if known is None:
+            walked = sum(1 << a for a in {a for dims in own for a in dims})
+            reduced = {
+                a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims
+            }
+            known = masks[own, node.roles] = (walked, sum(1 << a for a in reduced))
+        walked, combined = known
+        depends = 0
+        for v in node.inputs:
+            depends |= behind.get(v, 0)
+        found |= depends & walked
+        depends |= combined
+        if depends:
+            behind.update(dict.fromkeys(node.outputs, depends))
+    return frozenset([a for a in range(found.bit_length()) if found >> a & 1])

@@ -1,0 +1,146 @@
+"""Legality: which operations may share a kernel, rule by rule, each refusal with its reason.
+
+The rules here are *monotone*: what refuses a group refuses every larger one, so a refusal
+prunes them all. Two more are tested elsewhere: that kernels do not wait for each other in
+a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from costmodel.axes import Conflict, GroupAxes
+from costmodel.graph import Graph, Node, OpKind
+from fuseplan.plan.features import ALL_FEATURES, Features
+from fuseplan.schedule.padding import refuse_regrouping
+from fuseplan.schedule.prologues import Gates, refuse_prologue
+from fuseplan.support.errors import Verdict
+
+
+def refuse(
+    graph: Graph,
+    backend: str,
+    nodes: tuple[int, ...],
+    axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
+    gated: Gates,
+    features: Features = ALL_FEATURES,
+) -> Verdict | None:
+    """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
+
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``), ``gated`` is
+    ``prologues.gated`` of the graph.
+    """
+    members = [graph.nodes[n] for n in nodes]
+    if len(members) == 1:
+        return None
+    refused = _barriers(graph, members, backend) or _contractions(members, features, backend)
+    if refused is None and backend == "xla":
+        refused = _xla_loops(members)
+    if refused is not None:
+        return refused
+    axes = axes_of(nodes)
+    if isinstance(axes, Conflict):
+        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
+    anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+    return None if anchor is None else refuse_prologue(members, anchor, axes, gated)
+
+
+def refuse_nest(
+    graph: Graph,
+    backend: str,
+    nodes: tuple[int, ...],
+    axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
+) -> Verdict | None:
+    """Why ``nodes`` can be no loop nest of ``backend``, or None. What it may hold beyond that is not
+    monotone: whether it has passes is tested with its schedule."""
+    refused = _barriers(graph, [graph.nodes[n] for n in nodes], backend)
+    axes = axes_of(nodes)
+    if refused is None and isinstance(axes, Conflict):
+        return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
+    return refused
+
+
+def refuse_exchange(
+    graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]
+) -> Verdict | None:
+    """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
+    a few bits. Not monotone: a larger group may make them and use them up."""
+    if backend == "mosaic_gpu" and any(graph.values[v].dtype == "bool" for v in values):
+        return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
+    return None
+
+
+def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
+    for node in members:
+        if node.effects:
+            return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
+        if node.kind == OpKind.OPAQUE:
+            return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
+        if backend not in node.backends:
+            return Verdict("backend", f"{backend} kernels cannot contain {node.op}", (node.id,))
+        refused = refuse_regrouping(graph, node, backend)
+        if refused is not None:
+            return refused
+    return None
+
+
+def _contractions(members: list[Node], features: Features, backend: str) -> Verdict | None:
+    """A contraction takes elementwise work and movement on its operands and on its result,
+    nothing else. Mosaic GPU copies operands from memory to where they are multiplied."""
+    anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
+    if not anchors:
+        return None
+    anchor = anchors[0]
+    if len(anchors) > 1:
+        return Verdict(
+            "shapes",
+            f"{anchor.op} and {anchors[1].op} would each need the other's result whole",
+            tuple(n.id for n in anchors),
+        )
+    made = {v for n in members for v in n.outputs}
+    prologues = features.prologues and backend != "mosaic_gpu"
+    if not prologues and made.intersection(anchor.inputs):
+        return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
+    if not features.epilogues and any(set(anchor.outputs).intersection(n.inputs) for n in members):
+        return Verdict("shapes", f"nothing is fused onto the result of {anchor.op}", (anchor.id,))
+    for node in members:
+        if node.kind == OpKind.REDUCTION:
+            whose = "the result" if node.id > anchor.id else "an operand"
+            reason = f"{node.op} needs whole rows of {whose} of {anchor.op}"
+            return Verdict("shapes", reason, (anchor.id, node.id))
+    return None
+
+
+def _xla_loops(members: list[Node]) -> Verdict | None:
+    """XLA's CPU loops take elementwise work and movement into a reduction or each other,
+    but nothing after a reduction or around a contraction."""
+    made_by = {v: n for n in members if n.kind >= OpKind.REDUCTION for v in n.outputs}
+    for node in members:
+        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+            return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
+        for v in node.inputs:
+            if v in made_by:
+                return Verdict(
+                    "backend",
+                    f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
+                    (made_by[v].id, node.id),
+                )
+    return _shared(members)
+
+
+def _shared(members: list[Node]) -> Verdict | None:
+    """Each reduction is a loop of its own: what two of them read, and is not read from memory
+    already, is written there (test_schedule.py::test_xla_writes_what_two_reductions_read)."""
+    if sum(node.kind == OpKind.REDUCTION for node in members) < 2:
+        return None
+    loops: dict[int, set[int]] = {}
+    for node in reversed(members):
+        read_by = set().union(*(loops.get(v, ()) for v in node.outputs))
+        if len(read_by) > 1 and node.flops.total:
+            first, second = sorted(read_by)[:2]
+            return Verdict("backend", f"XLA writes what {node.op} makes for two reductions", (first, second))
+        if node.kind == OpKind.REDUCTION:
+            read_by = {node.id}
+        for v in node.inputs:
+            loops.setdefault(v, set()).update(read_by)
+    return None

@@ -1,0 +1,194 @@
+"""Passes: the order in which a tiled loop nest evaluates its group.
+
+The innermost streamed axis of a nest, its *stream*, is walked once or several times. A
+node that carries it and needs a finished reduction over it, as the backward pass of a
+softmax does, has to wait for the next pass, in which what it needs is computed again.
+What lacks no more than a factor need not wait (``scaling``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from costmodel.graph import Graph, Node
+from fuseplan.frontend.compared import are_apart, is_comparison
+from fuseplan.schedule.nests.online_rescaling import NodeAxes, Scale, Scaling, Shift
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One walk along the stream. Nodes are positions in the group."""
+
+    loop: tuple[int, ...]
+    """Evaluated on every tile, in order; the sinks among them."""
+    sinks: tuple[tuple[int, Scale], ...]
+    """Reductions whose partial results are accumulated, and what the totals lack."""
+    pending: dict[int, int]
+    """Of ``loop``, products and quotients whose other operand is not known yet: they pass on
+    the operand at this position."""
+    stored: frozenset[int]
+    """Of ``loop``, nodes whose tiles are final in this pass and wanted outside."""
+    after: tuple[int, ...]
+    """Off the tiles, once the pass is over: sinks are finished, other nodes evaluated."""
+    recalled: tuple[int, ...] = ()
+    """Products that an earlier pass kept; they are not in ``loop``."""
+    kept: tuple[int, ...] = ()
+    """Of ``loop``, products that a later pass recalls."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What a nest evaluates at each outer tile: ``before``, then the passes."""
+
+    stream: int | None
+    before: tuple[int, ...]
+    passes: tuple[Pass, ...]
+    shifts: dict[int, Shift]
+
+
+class Limit:
+    """The time above which a nest is not worth pricing further; lowered whenever a faster nest is found."""
+
+    def __init__(self, least_ps: Sequence[int], ps: int | None = None) -> None:
+        """``least_ps``: what each node of the group takes at least, evaluated once. None: no limit."""
+        self.least_ps, self.ps = least_ps, ps
+
+
+class LimitError(Exception):
+    """The passes take longer than the limit."""
+
+
+def make_program(
+    graph: Graph,
+    nodes: Sequence[int],
+    node_axes: NodeAxes,
+    tiled: frozenset[int],
+    stream: int | None,
+    written: frozenset[int],
+    keeps: bool = False,
+    limit: Limit | None = None,
+) -> Program | None:
+    """The passes of a group whose ``tiled`` axes are cut, ``stream`` innermost. With ``keeps``
+    a pass recalls the products of earlier ones.
+
+    None if there are none: what is accumulated over an outer axis is complete only when the
+    nest is over, and some node of the group needs it; or a comparison needs both operands from one
+    evaluation (``fuseplan.frontend.compared``), and passes would each have their own.
+
+    Raises:
+        LimitError: they take longer than the limit. Each pass computes anew what it needs, so that many
+            passes have far more nodes than the group.
+    """
+    return _Planner(graph, nodes, node_axes, tiled, stream).program(written, keeps, limit)
+
+
+class _Planner(Scaling):
+    """Node by node: the pass in which each value is final, and how it is scaled before."""
+
+    def program(self, written: frozenset[int], keeps: bool, limit: Limit | None) -> Program | None:
+        for i, node in enumerate(self.nodes):
+            if any(self.outer(self.maker[v]) for v in node.inputs if v in self.maker):
+                return None
+            self._place(i, node)
+        targets: dict[int, list[int]] = {}
+        for i, node in enumerate(self.nodes):
+            if i in self.runs:
+                targets.setdefault(self.runs[i], []).append(i)
+            elif self.carries(i) and not written.isdisjoint(node.outputs):
+                targets.setdefault(self.final[i], []).append(i)
+        late = [final for i, final in enumerate(self.final) if not self.in_loop(i)]
+        count = max([*targets, *late], default=-1) + 1
+        passes: list[Pass] = []
+        known: set[int] = set()
+        least_ps = 0
+        for at in range(count):
+            passes.append(self._pass(at, targets.get(at, []), known))
+            if limit is not None and limit.ps is not None:
+                least_ps += sum([limit.least_ps[i] for i in passes[-1].loop])
+                if least_ps > limit.ps:
+                    raise LimitError
+            if keeps:
+                known.update(i for i in passes[-1].loop if self._is_product(i, at))
+        if len(passes) > 1 and self._compares_apart(passes):
+            return None
+        recalled = {i for p in passes for i in p.recalled}
+        passes = [replace(p, kept=tuple(i for i in p.loop if i in recalled)) for p in passes]
+        return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))
+
+    def _compares_apart(self, passes: Sequence[Pass]) -> bool:
+        """Whether the operands of some comparison follow, unrounded, from one operation that two passes
+        evaluate (``fuseplan.frontend.compared``)."""
+        graph, loops = self.graph, [frozenset(p.loop) for p in passes]
+
+        def evaluated(i: int, at: int) -> int:
+            """The pass that evaluates node ``i`` for a reader in pass ``at``; of a node off the tiles, the
+            pass that follows its evaluation."""
+            if self.in_loop(i):
+                return next(k for k in range(at, -1, -1) if i in loops[k])
+            return self.runs[i] if i in self.runs else self.final[i] + 1
+
+        def maker(v: int, at: int) -> tuple[int, int] | None:
+            i = self.maker.get(v)
+            return None if i is None else (self.nodes[i].id, evaluated(i, at))
+
+        for i, node in enumerate(self.nodes):
+            if is_comparison(graph, node):
+                within = [at for at, loop in enumerate(loops) if i in loop]
+                for at in within if self.in_loop(i) else [self.final[i] + 1]:
+                    if are_apart(graph, node, at, maker):
+                        return True
+        return False
+
+    def _is_product(self, i: int, at: int) -> bool:
+        """Whether a pass computes a product, final, that costs more than to keep it."""
+        return self.in_loop(i) and self.nodes[i].flops.matrix > 0 and self.final[i] <= at
+
+    def _place(self, i: int, node: Node) -> None:
+        if not self.carries(i):
+            known = [self.final[self.maker[v]] for v in node.inputs if v in self.maker]
+            self.final.append(max(known, default=-1))
+            return
+        run = final = max([0, *map(self.usable, node.inputs)])
+        scaled = None if final == 0 or self.outer(i) else self.scaled(i, node)
+        if scaled is not None and scaled[0] < final and self.fits(i, scaled[1]):
+            self.early[i], run = scaled, scaled[0]
+        if self.reduced[i]:
+            self.runs[i] = run
+            if i in self.early:
+                final = max([run, *(self.final[self.maker[v]] for _, v in self.early[i][1].factors)])
+        self.final.append(final)
+
+    def _known_after(self, at: int) -> tuple[int, ...]:
+        """What is computed off the tiles, in order: sinks are finished there too."""
+        return tuple(
+            i
+            for i, final in enumerate(self.final)
+            if final == at and not self.in_loop(i) and not (i in self.runs and self.outer(i))
+        )
+
+    def _pass(self, at: int, targets: list[int], known: set[int]) -> Pass:
+        needed: set[int] = set()
+        pending: dict[int, int] = {}
+        queue = list(targets)
+        while queue:
+            i = queue.pop()
+            if i in needed:
+                continue
+            needed.add(i)
+            if i in known:
+                continue
+            inputs = self.nodes[i].inputs
+            if i in self.factored and self.final[i] > at:
+                pending[i] = next(k for k, v in enumerate(inputs) if v != self.factored[i])
+                inputs = (inputs[pending[i]],)
+            for v in inputs:
+                j = self.maker.get(v)
+                if j is not None and self.in_loop(j):
+                    queue.append(j)
+        sinks = tuple(
+            (i, self.early[i][1] if i in self.early else Scale()) for i in sorted(targets) if i in self.runs
+        )
+        stored = frozenset(i for i in targets if i not in self.runs)
+        loop, recalled = tuple(sorted(needed - known)), tuple(sorted(needed & known))
+        return Pass(loop, sinks, pending, stored, self._known_after(at), recalled)

@@ -1,0 +1,125 @@
+"""The exact structure of a set of nodes, relative to itself.
+
+Two sets with equal structures are the same program on other arrays: they can be priced,
+and partitioned, once. A structure says, node by node, what the node is, which values it
+reads (numbered by first appearance), and which of its results are needed outside; of copies
+(``Graph.origins``), which are of one operation, and which arrays that they read are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any
+
+from costmodel.duplicates import copies_of
+from costmodel.graph import Graph, Node
+from fuseplan.schedule.prologues import gated
+
+Key = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Structure:
+    """``key`` compares equal for equal structures; ``values[i]`` is the value that ``key``
+    calls ``i``, so two sets of one key correspond value by value."""
+
+    key: Key
+    values: tuple[int, ...]
+
+
+class Signatures:
+    """Structures of sets of nodes of one graph.
+
+    Example:
+        In a stack of equal layers, ``of(layer_1).key == of(layer_2).key``.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        known: dict[Any, int] = {}
+        shapes: dict[Any, int] = {}
+        arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
+        # What may be computed inside a contraction depends on who reads it, and whoever reads that.
+        self._class = [
+            known.setdefault(
+                (_but_place(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
+            )
+            for node, inside in zip(graph.nodes, gated(graph), strict=True)
+        ]
+        self._contents, self._arrays = list(known), list(shapes)
+        self._is_output = graph.results
+        self._origin: dict[int, int] = {n: nodes[0] for nodes in copies_of(graph) for n in nodes}
+        self._first: dict[int, int] = {
+            v: -1 - len(graph.nodes) - w
+            for n, first in self._origin.items()
+            for v, w in zip(graph.nodes[n].outputs, graph.nodes[first].outputs, strict=True)
+        }
+        """For each value of a copy, a name of the array, which no value has."""
+
+    def alike(self, one: int, other: int) -> bool:
+        """Whether two nodes do the same to arrays of the same shapes and types."""
+        return self._class[one] == self._class[other]
+
+    def of(self, nodes: Sequence[int]) -> Structure:
+        """The structure of ``nodes``, which must ascend."""
+        key, number = self.key(nodes)
+        return Structure(key, tuple(number))
+
+    def key(self, nodes: Sequence[int]) -> tuple[Key, dict[int, int]]:
+        """The key of the structure alone, and what it calls each value."""
+        graph, classes, is_output = self.graph, self._class, self._is_output
+        origin, first = self._origin, self._first
+        consumers = graph.consumers
+        inside = set(nodes)
+        number: dict[int, int] = {}
+        key: list[int] = []
+        for n in nodes:
+            node = graph.nodes[n]
+            key.append(classes[n])
+            if n in origin:  # numbered like a value: none is negative
+                key.append(number.setdefault(-1 - origin[n], len(number)))
+            for v in node.inputs:
+                key.append(number.setdefault(v, len(number)))
+                if v in first and graph.values[v].producer not in inside:
+                    # No other entry is below -2.
+                    key.append(-3 - number.setdefault(first[v], len(number)))
+            for v in node.outputs:
+                number[v] = len(number)
+                # -1: needed outside, so a kernel of these nodes has to write it.
+                key.append(-1 if v in is_output or not inside.issuperset(consumers[v]) else -2)
+        return tuple(key), number
+
+    def are_told(self, nodes: Sequence[int]) -> bool:
+        """Whether ``text(nodes)`` means the same in every graph and process: not where an operation has a
+        parameter without content, such as a function (``Node.signature``)."""
+        return all(self.graph.nodes[n].signature >= 0 for n in nodes)
+
+    def text(self, nodes: Sequence[int]) -> str:
+        """The structure in words that mean the same in every graph and process, if ``are_told(nodes)``."""
+        key, at, words, inside = self.key(nodes)[0], 0, [], set(nodes)
+        known: dict[int, int] = {}
+        for n in nodes:
+            node = self.graph.nodes[n]
+            kind = self._class[n]
+            # What nodes have in common is told with the first of them.
+            words.append(str(known[kind]) if kind in known else self._told(kind))
+            known.setdefault(kind, len(known))
+            read = [v for v in node.inputs if v in self._first]
+            given = sum(self.graph.values[v].producer not in inside for v in read)
+            end = at + 1 + (n in self._origin) + len(node.inputs) + given + len(node.outputs)
+            words.append(repr(key[at + 1 : end]))
+            at = end
+        return "\n".join(words)
+
+    def _told(self, kind: int) -> str:
+        facts, inside, *arrays = self._contents[kind]
+        return repr((facts, inside, [self._arrays[a] for a in arrays]))
+
+
+_ELSEWHERE = ("id", "inputs", "outputs", "source", "scope", "reciprocal", "takes_part")
+"""Where a node stands, and what follows from the rest of it."""
+
+_but_place = attrgetter(*(f.name for f in fields(Node) if f.name not in _ELSEWHERE))
+"""Everything of a node but where it stands."""

@@ -1,0 +1,274 @@
+"""What has been solved before, by what it follows from: in memory, and on disk where wanted.
+
+A component of a graph is solved once in a process: planning again after a change of a shape or
+of a constraint solves only the components that the change touches. ``FUSEPLAN_MEMO=1`` keeps
+solutions in the cache folder for later processes, ``FUSEPLAN_MEMO=FOLDER`` elsewhere, and
+``FUSEPLAN_MEMO=0`` remembers nothing. On disk nothing is kept unasked: a home folder on a
+network may not lock files. Who recalls a solution checks it (``fuseplan.search.component_cache``).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from costmodel.calibrate import cache_path
+from fuseplan.support.environment import debug_level
+
+if TYPE_CHECKING:
+    from fuseplan.search.cache_sqlite import Disk
+
+SCHEMA = 4
+"""Of keys and entries: raised with every change of what they say."""
+
+MAX_ENTRIES = 4096
+"""In memory. A training step of GPT-2 medium has 29 entries, 20 kB together as text."""
+
+Refusal = tuple[int, str, str]
+"""The positions refused, as a mask, the rule and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The solution of one component, by position. Masks have a bit a position."""
+
+    groups: tuple[int, ...]
+    objectives: tuple[int, int, int]
+    """Picoseconds, HBM bytes and kernels of ``groups``."""
+    bound_ps: int
+    optimal: bool
+    duals: tuple[int, ...] = ()
+    candidates: int = 1
+    """How many groups were looked at."""
+    note: str = ""
+    refusals: tuple[Refusal, ...] = ()
+    slower: tuple[str, ...] = ()
+    """Heuristics that are known to lose to ``bound_ps``."""
+    crowded: bool = False
+    """Too many groups, for the copies in it: another one of fewer copies is to be looked at."""
+    work: int = 0
+    """What finding it took, in units of ``fuseplan.support.work``: it counts when it is recalled, too, so
+    that as much is left for the rest as where nothing is remembered."""
+
+    def to_json(self) -> str:
+        """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
+        return json.dumps(
+            {
+                "groups": [f"{mask:x}" for mask in self.groups],
+                "objectives": self.objectives,
+                "bound_ps": self.bound_ps,
+                "optimal": self.optimal,
+                "duals": self.duals,
+                "candidates": self.candidates,
+                "note": self.note,
+                "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
+                "slower": self.slower,
+                "crowded": self.crowded,
+                "work": self.work,
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Entry:
+        """The entry that ``to_json`` wrote; ``ValueError`` if it is none."""
+        try:
+            read = json.loads(text)
+            time_ps, hbm_bytes, kernels = map(_integer, read["objectives"])
+            if type(read["optimal"]) is not bool:
+                raise ValueError(f"expected true or false, got {read['optimal']!r}")
+            return cls(
+                tuple(int(mask, 16) for mask in read["groups"]),
+                (time_ps, hbm_bytes, kernels),
+                _integer(read["bound_ps"]),
+                read["optimal"],
+                tuple(map(_integer, read["duals"])),
+                _integer(read["candidates"]),
+                _text(read["note"]),
+                tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
+                tuple(map(_text, read["slower"])),
+                read["crowded"] is True,
+                _integer(read["work"]),
+            )
+        except (KeyError, TypeError, RecursionError) as error:
+            raise ValueError(f"not an entry: {error!r}") from None
+
+
+def _integer(value: Any) -> int:
+    if type(value) is not int:
+        raise ValueError(f"expected an integer, got {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a text, got {value!r}")
+    return value
+
+
+class Memo:
+    """Entries by key: the last ``max_entries`` in memory, and, with a disk, those on it."""
+
+    def __init__(self, disk: Disk | None = None, max_entries: int = MAX_ENTRIES) -> None:
+        self.disk = disk
+        self.max_entries = max_entries
+        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
+        self._lock = threading.Lock()  # jitted functions may be called by several threads
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def recall(self, keys: Iterable[bytes]) -> dict[bytes, Entry]:
+        """The entries that there are."""
+        found: dict[bytes, Entry] = {}
+        missing: list[bytes] = []
+        with self._lock:
+            for key in keys:
+                if key in self._entries:
+                    self._entries.move_to_end(key)
+                    found[key] = self._entries[key]
+                else:
+                    missing.append(key)
+        program = program_digest() if self.disk is not None and missing else None
+        if self.disk is not None and program is not None:
+            named = {_on_disk(program, key): key for key in missing}
+            read: dict[bytes, Entry] = {}
+            for name, text in self.disk.read(named).items():
+                try:
+                    read[named[name]] = Entry.from_json(text)
+                except ValueError as error:
+                    note(f"an entry is ignored: {error}")
+            self._remember(read)
+            found |= read
+        return found
+
+    def keep(self, entries: Mapping[bytes, Entry]) -> None:
+        """Add entries, or replace them."""
+        self._remember(entries)
+        program = program_digest() if self.disk is not None and entries else None
+        if self.disk is not None and program is not None:
+            self.disk.write({_on_disk(program, key): entry.to_json() for key, entry in entries.items()})
+
+    def _remember(self, entries: Mapping[bytes, Entry]) -> None:
+        with self._lock:
+            for key, entry in entries.items():
+                self._entries[key] = entry
+                self._entries.move_to_end(key)
+            while len(self._entries) > self.max_entries:
+                self._entries.popitem(last=False)
+
+
+_memory = Memo()
+_used: Memo | None = None
+
+
+def current() -> Memo | None:
+    """The memo of this process as the environment has it, or None if nothing is remembered."""
+    if _used is not None:
+        return _used
+    if setting() == "0":
+        return None
+    path = memo_file() if setting() else None
+    if path is None or _memory.disk is None or _memory.disk.path != path:
+        _memory.disk = None if path is None else open_disk(path)
+    return _memory
+
+
+def open_disk(path: Path) -> Disk | None:
+    """The file at ``path``, which need not be there yet; None where Python lacks SQLite."""
+    try:
+        from fuseplan.search.cache_sqlite import Disk
+    except ImportError as error:
+        note(f"solutions are kept in memory only: {error}")
+        return None
+    return Disk(path, note)
+
+
+@contextmanager
+def using(memo: Memo) -> Iterator[Memo]:
+    """Plan with another memo meanwhile; ``using(Memo())`` starts with none and writes nothing."""
+    global _used
+    before, _used = _used, memo
+    try:
+        yield memo
+    finally:
+        _used = before
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Remember meanwhile, if only for as long: one search of a planning uses what another has found."""
+    if current() is not None:
+        yield
+        return
+    with using(Memo()):
+        yield
+
+
+def setting() -> str:
+    """``FUSEPLAN_MEMO``: ``0``, ``1``, a folder, or nothing."""
+    return os.environ.get("FUSEPLAN_MEMO", "").strip()
+
+
+def memo_file() -> Path:
+    """Where solutions are kept, or would be if they were."""
+    text = setting()
+    folder = cache_path().parent if text in ("", "0", "1") else Path(os.path.expanduser(text))
+    return folder / f"memo-{SCHEMA}.sqlite3"
+
+
+def note(text: str) -> None:
+    """Say on stderr why the memo is of no use, if ``FUSEPLAN_DEBUG`` asks for it."""
+    if debug_level() >= 1 and sys.stderr is not None:
+        print(f"memo: {text}", file=sys.stderr)
+
+
+def _on_disk(program: bytes, key: bytes) -> bytes:
+    """The key of an entry that other programs may have written."""
+    return hashlib.blake2b(program + key, digest_size=20).digest()
+
+
+@cache
+def program_digest() -> bytes | None:
+    """Of all that decides beside the key: the sources here, Python, and the solvers' versions;
+    None where they cannot be read. By content, as some packagers give every file one date:
+    5 ms, once a process, and only if there is a disk."""
+    import numpy
+
+    digest = hashlib.blake2b(repr((SCHEMA, sys.version_info[:3], numpy.__version__)).encode())
+    try:
+        for name, path in _sources():
+            source = path.read_bytes()
+            digest.update(f"{name} {len(source)} ".encode() + source)
+    except (ImportError, OSError, ValueError) as error:
+        note(f"solutions are kept in memory only: {error}")
+        return None
+    return digest.digest()
+
+
+def _sources() -> list[tuple[str, Path]]:
+    """Names and files of all that may decide otherwise when it changes."""
+    found: list[tuple[str, Path]] = []
+    for name in ("costmodel", "fuseplan"):
+        spec = importlib.util.find_spec(name)
+        folders = (spec and spec.submodule_search_locations) or ()
+        here = [(f, path) for f in folders for path in Path(f).rglob("*.py")]
+        if not here:
+            raise OSError(f"the sources of {name} are not files")
+        found += [(f"{name}/{path.relative_to(folder).as_posix()}", path) for folder, path in here]
+    # Not to be imported for this: that takes longer than most plans.
+    solver = importlib.util.find_spec("ortools")
+    if solver is not None and solver.origin is not None:
+        found.append(("ortools", Path(solver.origin)))
+    return sorted(found)

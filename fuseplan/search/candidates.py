@@ -1,0 +1,179 @@
+"""The legal groups of one component, as bitmasks of positions.
+
+A group is legal if it is connected by crossable edges, convex (no path leaves it and
+returns), breaks no monotone rule (``Pricing.compatible``, ``Pricing.oversized``), and has
+a price. All but the last is enumerated here, exactly once each; prices are asked for by
+whoever needs them.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.work import STEP
+
+_ASKED = 32
+"""Of the groups that may be too large for the chip so many are looked at closely, and one in so
+many after that: a look takes as long as enumerating ten, and a few smallest groups that do not
+fit are behind all (4 behind 959 in a LayerNorm's gradient)."""
+
+_STEPS_A_LOOK = 16
+"""Steps after which the clock is looked at: one may ask the scheduler, which takes up to 1 ms; longer
+of a group of more than ``_LARGE`` positions, so that each step looks at the clock there."""
+
+_LARGE = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Legal groups but for the price; ``complete`` unless a limit ended the search."""
+
+    groups: tuple[Mask, ...]
+    complete: bool
+
+
+def enumerate_groups(
+    space: Space,
+    max_groups: int,
+    expires_at: float = float("inf"),
+    clock: Callable[[], float] = time.monotonic,
+    runs: Sequence[Mask] = (),
+    within: Mask | None = None,
+) -> Candidates:
+    """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
+
+    From the lowest member, the search decides neighbour by neighbour whether it belongs to the group (then
+    what lies between belongs to it too) or not. What is left out decides what must be read and written (and
+    which copies it cannot do without, ``fuseplan.search.duplicate_rules``): a group that would hold too much
+    on chip however it grows is looked for now and then, and what is learnt of it cuts off all groups around
+    it; each is looked at in the end, as it is. Some are found for which there is no tile all the same: their
+    price says so. Each branch ends in another group, so the time is proportional to their number.
+
+    Args:
+        space: the component.
+        max_groups: stop when so many have been found.
+        expires_at: stop at this time of ``clock``, in seconds.
+        clock: what tells the time.
+        runs: of these positions, groups hold intervals only (``fuseplan.search.symmetry``).
+        within: of these positions alone, if given.
+    """
+    found: list[Mask] = []
+    n_tight = 0
+    below, above, neighbours, conflicts = (
+        space.inner_below,
+        space.inner_above,
+        space.neighbours,
+        space.conflicts,
+    )
+    made, read = space.made, space.read
+    closure = space.closure
+    run_of = [0] * space.n
+    for run in runs:
+        for i in bits(run):
+            run_of[i] = run
+    # What lower positions, which are left out, exchange with others.
+    left_needs, left_makes = space.kept, 0
+    outside = 0 if within is None else space.everything & ~within
+    for j in bits(outside):
+        left_needs |= read[j]
+        left_makes |= made[j]
+    looked = 0
+    work = space.book.work
+    if closure is None and (space.everything & ~outside).bit_count() >= max_groups:
+        return Candidates(tuple(space.singles), False)  # Each position is a group.
+    for seed in bits(space.everything & ~outside):
+        start = 1 << seed
+        needed, others = left_needs, left_makes
+        for j in bits(conflicts[seed] & ~(start - 1)):
+            needed |= read[j]
+            others |= made[j]
+        # Groups that hold a lower position were found from there.
+        stack = [
+            (
+                start, below[seed], above[seed], neighbours[seed], conflicts[seed],
+                outside | (start - 1),
+                made[seed], read[seed], needed, others, False,
+            )
+        ]  # fmt: skip
+        left_needs |= read[seed]
+        left_makes |= made[seed]
+        while stack:
+            group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
+            looked += 1
+            work.spend(STEP)
+            if (looked % _STEPS_A_LOOK == 0 or group.bit_count() > _LARGE) and clock() > expires_at:
+                return Candidates(_with_singles(found, space), False)
+            forced = 0
+            if closure is not None:
+                forced, barred = closure.decided(group, excluded | clash)
+                excluded |= barred
+                for j in bits(barred):
+                    needed |= read[j]
+                    others |= made[j]
+                if forced & (excluded | clash | closure.outside):
+                    continue
+            border &= ~(group | excluded | clash)
+            if not border and not forced:
+                if closure is not None and not closure.allows(group):
+                    continue
+                if tight and space.overflows(group, makes & needed | reads & others):
+                    continue
+                found.append(group)
+                if len(found) >= max_groups:
+                    return Candidates(_with_singles(found, space), False)
+                continue
+            new = forced & -forced or border & -border
+            i = new.bit_length() - 1
+            # Twins are on the border together, and so decided one after the other.
+            held = run_of[i] & group
+            if held and not held << 1 & new:
+                excluded |= new
+                stack.append(
+                    (
+                        group, down, up, border, clash, excluded, makes, reads,
+                        needed | read[i], others | made[i], tight,
+                    )
+                )  # fmt: skip
+                continue
+            crossing = makes & needed | reads & others
+            need_out, make_out = needed | read[i], others | made[i]
+            crosses = makes & need_out | reads & make_out
+            # What is left out is no question of its own: that costs more than it prunes.
+            decided = forced or (tight and crosses != crossing and space.is_known_to_overflow(group, crosses))
+            if not decided:
+                stack.append(
+                    (group, down, up, border, clash, excluded | new, makes, reads, need_out, make_out, tight)
+                )
+            down |= below[i]
+            up |= above[i]
+            grown = group | new | (down & up)
+            if grown & (excluded | clash):
+                continue
+            apart = clash
+            for j in bits(grown & ~group):
+                apart |= conflicts[j]
+                border |= neighbours[j]
+                makes |= made[j]
+                reads |= read[j]
+            if grown & apart:
+                continue
+            for j in bits(apart & ~(clash | excluded)):
+                needed |= read[j]
+                others |= made[j]
+            if space.breaks_rules(grown):
+                continue
+            tight = space.is_tight(grown)
+            n_tight += tight
+            asks = n_tight <= _ASKED or n_tight % _ASKED == 0
+            overflows = space.overflows if asks else space.is_known_to_overflow
+            if not tight or not overflows(grown, makes & needed | reads & others):
+                stack.append((grown, down, up, border, apart, excluded, makes, reads, needed, others, tight))
+    return Candidates(tuple(found), True)
+
+
+def _with_singles(found: list[Mask], space: Space) -> tuple[Mask, ...]:
+    return tuple(dict.fromkeys([*space.singles, *found]))

@@ -1,0 +1,175 @@
+"""The cheapest partition of one component into given groups, by relaxation and exact cover."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fuseplan.schedule.pricing import Price
+from fuseplan.search import best_first
+from fuseplan.search.grouping import with_offers
+from fuseplan.search.result import FAILURES, MAX_ROUNDS, Solved, ended_note, failure, where
+from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import cyclic_sets, shortest_cycle
+
+_MORE = 100
+"""The more groups, the longer a relaxation takes: one more is priced for so many."""
+
+_FEW = 16
+"""Groups that are priced at least before the relaxation is solved again: scheduling one takes
+half a millisecond, solving the relaxation of a large component three."""
+
+_MANY = 24
+"""Proofs whose plans hold groups without a price after which all are priced: of a few hundred, that
+takes as long as so many proofs."""
+
+
+def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
+    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
+
+    Groups that the relaxation uses are priced until it uses none by its floor: dearer others
+    change nothing about it, so that it is then what all prices would make it. Most groups cost
+    their floor, and more are as good as others than are ever used: they are not asked for.
+    """
+    cost: dict[Mask, int] = {}
+    unknown = [mask for mask in columns if space.known_price(mask) is None]
+    floors = dict(zip(unknown, space.floors(unknown), strict=True))
+    unpriced: dict[Mask, int] = {}
+    """Groups of which only the floor is known, each with the bytes that it moves at least."""
+    for mask in columns:
+        if space.book.clock() >= expires_at:
+            return Solved(best, 0, False, note=ended_note(space))
+        least_ps, nbytes = floors.get(mask, (0, 0))
+        if least_ps:
+            cost[mask], unpriced[mask] = least_ps, nbytes
+        else:
+            _price(space, mask, cost, unpriced)
+    masks = list(cost)
+    relaxation = Relaxation([bits(m) for m in masks], [cost[m] for m in masks], space.n)
+    is_open = np.array([m in unpriced for m in masks], dtype=bool)
+    while True:
+        relaxation.solve(expires_at)
+        extra = relaxation.reduced_costs()
+        wanted = [k for k in relaxation.support if is_open[k]]
+        if not wanted:
+            break
+        if space.book.clock() >= expires_at:
+            return Solved(best, relaxation.bound, False, cost, relaxation.duals, ended_note(space))
+        # With those that the relaxation uses, the most promising: a few at a time cost less than
+        # the relaxations that ask for them one by one.
+        open_ = np.flatnonzero(is_open)
+        promising = open_[np.argsort(extra[open_], kind="stable")][: _FEW + len(masks) // _MORE].tolist()
+        for k in dict.fromkeys([*wanted, *promising]):
+            if space.book.clock() >= expires_at:
+                break
+            _price(space, masks[k], cost, unpriced)
+            is_open[k] = False
+            if masks[k] in cost:
+                relaxation.set_cost(k, cost[masks[k]])
+            else:
+                relaxation.drop(k)
+    used = [masks[k] for k in relaxation.support]
+    if _is_plan(space, used):
+        best = better(space, best, used)
+    elif all(isinstance(space.price(mask), Price) for mask in space.singles):
+        # In a window a position may be a part of a kernel, of no price by itself (test_windows.py).
+        best = better(space, best, heuristic_plan(space))
+    # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
+    gap = space.total(best).time_ps - relaxation.bound
+    left = [m for m, more in zip(masks, extra.tolist(), strict=True) if more <= gap and m in cost]
+    return _prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
+
+
+def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
+    """Whether the groups are a partition that can run."""
+    covered = 0
+    for mask in groups:
+        if covered & mask:
+            return False
+        covered |= mask
+    return covered == space.everything and space.can_run(groups)
+
+
+def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask, int]) -> None:
+    price = space.price(mask)
+    unpriced.pop(mask, None)
+    if isinstance(price, Price):
+        cost[mask] = price.time_ps
+    else:
+        cost.pop(mask, None)
+
+
+def _prove(
+    space: Space,
+    alive: list[Mask],
+    cost: dict[Mask, int],
+    unpriced: dict[Mask, int],
+    duals: tuple[int, ...],
+    bound: int,
+    best: list[Mask],
+    expires_at: float,
+) -> Solved:
+    """Search the groups that are left, pricing those that are chosen by their floor and cutting
+    off cycles until there is neither."""
+    alive = list(dict.fromkeys([*alive, *best]))
+    for mask in best:  # a heuristic's group need not be among the columns
+        cost.setdefault(mask, space.total([mask]).time_ps)
+    # A heuristic's group may cost less than the prices of other groups say.
+    holds = all(cost[mask] >= sum(duals[i] for i in bits(mask)) for mask in alive)
+    prices = duals if holds else ()
+    forbidden: list[tuple[Mask, ...]] = []
+    rounds = 0
+    while len(forbidden) <= MAX_ROUNDS:
+        index = {mask: k for k, mask in enumerate(alive)}
+        instance = Instance(
+            tuple(tuple(bits(m)) for m in alive),
+            tuple((cost[m], unpriced[m], 1) if m in unpriced else space.total([m]).objectives for m in alive),
+            space.n,
+            tuple(sorted(index[m] for m in best)),
+            max(expires_at - space.book.clock(), 0),
+            tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
+            prices,
+        )
+        try:
+            selection = exact_cover(instance)
+            space.book.work.spend(selection.counted_us)
+            if not selection.chosen:  # there is one: that of the heuristic
+                raise RuntimeError(f"{selection.engine} finds no cover: {selection.status}")
+        except FAILURES as error:
+            return Solved(best, bound, False, cost, duals, failure(error), steady=False)
+        bound = max(bound, selection.bound)
+        chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
+        asked = [mask for mask in chosen if mask in unpriced]
+        if asked:
+            rounds += 1
+            # Floors that are no good are not asked for one plan at a time.
+            for mask in asked if rounds < _MANY else [m for m in alive if m in unpriced]:
+                _price(space, mask, cost, unpriced)
+            alive = [mask for mask in alive if mask in cost]
+            if selection.status == "OPTIMAL":
+                continue
+            chosen = best
+        cycles = cyclic_sets(space.followers(chosen))
+        if not cycles:
+            optimal = selection.status == "OPTIMAL"
+            note = "" if optimal else ended_note(space, selection.is_late)
+            return Solved(chosen, bound, optimal, cost, duals, note)
+        after = space.successors(chosen)
+        for cycle in cycles:
+            forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))
+    note = f"{space.n} operations from {where(space)} on kept waiting for each other: heuristic groups"
+    return Solved(best, bound, False, cost, duals, note)
+
+
+def heuristic_plan(space: Space) -> list[Mask]:
+    """A good plan, found without enumerating groups."""
+    singles = space.singles
+    return better(space, singles, with_offers(space, best_first.merge(space)))
+
+
+def better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
+    """The cheaper of two partitions; the first where they are equal."""
+    return other if space.total(other) < space.total(one) else one

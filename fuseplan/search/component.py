@@ -1,0 +1,270 @@
+"""Solve one distinct component: which groups are searched, and what stands where time is short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from fuseplan.schedule.pricing import Nodes, Price
+from fuseplan.search import axis_cut as by_axis
+from fuseplan.search import best_first, greedy
+from fuseplan.search.candidates import Candidates, enumerate_groups
+from fuseplan.search.column_pricing import better, heuristic_plan, search
+from fuseplan.search.grouping import Budget, Stopwatch, heuristic_groups
+from fuseplan.search.presolve import absorb_moves, absorb_renames, contract
+from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
+from fuseplan.search.space import Mask, Space
+from fuseplan.search.symmetry import runs_of_twins
+from fuseplan.search.windows import improve
+from fuseplan.support.work import ENDED
+
+_SMALL = 128
+"""Positions of a component whose heuristic plans are made only where the relaxation does not lead
+to a plan: for more they can take longer than a deadline may be overrun."""
+
+_CROWDED = 6_000
+"""Of a component in which copies make more groups, a plan is kept in which all is computed once."""
+
+_MANY_GROUPS = 4_000
+"""Groups of a component after which others are looked for only if a plan of fewer is not as fast as
+its floor, and interchangeable operations are told apart no more: a training step's largest has half
+as many. What is proven of intervals of twins cannot be verified without the solver."""
+
+HEURISTICS = {"best_first": best_first, "greedy": greedy}
+"""The better first, the simpler last."""
+
+
+class Starts:
+    """The plans of the heuristic planners for each distinct component, as they would make them;
+    made when they are asked for, once. Or what is ``known``, which is no slower than these."""
+
+    def __init__(self, spaces: Sequence[Space], known: Sequence[Nodes] = ()) -> None:
+        self.spaces = spaces
+        self._made: dict[tuple[int, str], list[Mask]] = {}
+        self._cut: set[tuple[int, str]] = set()
+        """Those of ``_made`` that the deadline cut short."""
+        self.work = [0] * len(spaces)
+        """For each component, the counted work of its plans, which the caller adds to that of its search:
+        whether a plan is made may depend on what an earlier planning left in the memo."""
+        self._known: dict[int, list[Mask]] = {}
+        group_of = {n: group for group in known for n in group}
+        for kind, space in enumerate(spaces if known else ()):
+            if space.closure is None:  # It is solved as it was.
+                continue
+            groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
+            if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
+                self._known[kind] = [space.mask(group) for group in groups]
+
+    def plan(self, kind: int, name: str) -> list[Mask]:
+        """That of one heuristic for a component."""
+        if (kind, name) not in self._made:
+            work = self.spaces[kind].book.work
+            with work.uncounted():
+                before = work.spent
+                self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+                self.work[kind] += work.spent - before
+            if self.spaces[kind].book.was_late:
+                self._cut.add((kind, name))
+        return self._made[kind, name]
+
+    def named(self, kind: int, name: str) -> str:
+        """How a note calls the plan that ``best`` returns with ``name``."""
+        return (
+            f"{name}'s plan, which the deadline cut short," if (kind, name) in self._cut else f"{name}'s plan"
+        )
+
+    def given(self, kind: int) -> list[Mask] | None:
+        """What was known before, of a component that has copies."""
+        return self._known.get(kind)
+
+    def known(self, kind: int) -> list[Mask] | None:
+        """The best of them, if they have been made, or what was known before."""
+        if kind in self._known:
+            return self._known[kind]
+        made = [(kind, name) in self._made for name in HEURISTICS]
+        # Where the deadline cut the first heuristic short, the others are not made.
+        return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
+
+    def best(self, kind: int) -> tuple[list[Mask], str]:
+        """The best of them, and whose it is."""
+        if kind in self._known:
+            return self._known[kind], "the first search"
+        space = self.spaces[kind]
+        best = next(iter(HEURISTICS))
+        found = self.plan(kind, best)
+        for name in HEURISTICS:
+            if (
+                name != best
+                and not space.book.was_late
+                and space.total(self.plan(kind, name)) < space.total(found)
+            ):
+                found, best = self.plan(kind, name), name
+        return found, best
+
+
+def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
+    """Solve a component without what belongs to its readers anyway, and put that back."""
+    space = starts.spaces[kind]
+    if space.n == 1:
+        time_ps = space.total([1]).time_ps
+        return Solved([1], time_ps, True, duals=(time_ps,))
+    if space.is_ideal:
+        return Solved([space.everything], space.floor_ps, True)
+    if space.book.clock() >= expires_at:
+        known, name = starts.best(kind)
+        plan = starts.named(kind, name)
+        note = f"{ended_note(space)}: {plan} stands there" if budget.deadline_s > 0 else ""
+        return Solved(known, space.floor_ps, False, note=note)
+    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
+    given = starts.known(kind)
+    folded = _folded(space, given, small) if given is not None else None
+
+    def heuristic() -> list[Mask] | None:
+        return _folded(space, starts.best(kind)[0], small)
+
+    solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
+    if small is not space:
+        duals = [0] * space.n
+        for k, dual in enumerate(solved.duals):
+            duals[space.position[_main(space, small.members[k])]] = dual
+        solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
+        solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
+        solved.duals = tuple(duals) if solved.duals else ()
+    if not solved.optimal:
+        # A plan that is not proven is no slower than the heuristics' plans, as far as these were made.
+        known, name = starts.best(kind)
+        solved.groups = better(space, solved.groups, known)
+        if solved.groups == known and solved.note.startswith(ENDED):
+            solved.note += f": {starts.named(kind, name)} stands there"
+        if solved.bound_ps == space.total(solved.groups).time_ps:
+            # However it was found, nothing is faster.
+            solved.optimal, solved.note, solved.columns, solved.duals = True, "", {}, ()
+    return solved
+
+
+def _main(space: Space, members: Nodes) -> int:
+    """Of nodes that share a kernel for nothing, the one that the kernel is for: a kernel that has the
+    others only, or it only, then pays no more than their prices (``fuseplan.verify.report`` asks). It is none
+    that is free alone, as a bitcast is: alone it would be given more than it takes."""
+    nodes = space.book.graph.nodes
+    busy = [n for n in members if not nodes[n].bitcast] or list(members)
+    if space.book.absorbs_moves:
+        return busy[-1]
+    return next((n for n in busy if not space.book.renames(n)), busy[0])
+
+
+def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None:
+    """``groups`` as groups of ``small``, unless they cut what is one position there."""
+    if small is space:
+        return groups
+    folded = [small.mask(space.nodes(mask)) for mask in groups]
+    return folded if sum(mask.bit_count() for mask in folded) == small.n else None
+
+
+def _solve_space(
+    space: Space,
+    known: list[Mask] | None,
+    heuristic: Callable[[], list[Mask] | None],
+    budget: Budget,
+    expires_at: float,
+    watch: Stopwatch,
+) -> Solved:
+    singles = space.singles
+    if space.n == 1:
+        time_ps = space.total(singles).time_ps
+        return Solved(singles, time_ps, True, duals=(time_ps,))
+    floor_ps = space.floor_ps
+    # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
+    best = known or (heuristic_plan(space) if space.n > _SMALL else singles)
+    watch.lap("heuristics")
+    offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
+    always = [*best, *singles, *offers]
+    few = min(budget.max_groups, _MANY_GROUPS)
+    # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
+    of_loops = bool(space.offers) and space.book.absorbs_moves
+    most = few if of_loops else budget.max_groups
+    crowds = space.closure is not None and known is not None
+    found, by_runs = _legal_groups(space, _CROWDED if crowds else few, expires_at)
+    watch.lap("enumerate")
+    note = ""
+    if crowds and not found.complete:
+        if space.book.clock() >= expires_at:
+            return Solved(best, floor_ps, False, note=ended_note(space))
+        what = f"{space.n} operations from {where(space)} on, with copies,"
+        note = f"{what} have more than {_CROWDED:,} legal groups"
+        return Solved(best, floor_ps, False, note=note, crowded=True)
+    if not found.complete:
+        best = better(space, best, heuristic() or heuristic_plan(space))
+        best = _divided(space, best) if space.book.clock() < expires_at else best
+        watch.lap("heuristics")
+        fewer, note = _fewer_groups(space, few, most, expires_at)
+        watch.lap("enumerate")
+        result = _search(space, [*best, *always, *fewer], best, expires_at)
+        watch.lap("solve")
+        best = result.groups
+        # What is as fast as its floor needs no more groups for its proof.
+        if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
+            found, by_runs = _legal_groups(space, most, expires_at)
+            watch.lap("enumerate")
+    if found.complete:
+        result = _search(space, [*best, *always, *found.groups], best, expires_at)
+        if by_runs:  # Prices that hold for these groups need not hold for others.
+            result.by_runs, result.duals = True, ()
+    else:
+        result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
+        if result.steady:
+            result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
+            # Groups that were not enumerated in time need not be too many.
+            result.note = ended_note(space) if space.book.clock() >= expires_at else note
+    watch.lap("solve")
+    result.bound_ps = max(result.bound_ps, floor_ps)
+    if result.bound_ps == space.total(result.groups).time_ps:
+        result.optimal, result.note = True, ""
+        if not found.complete:  # not what a joint search may rely on
+            result.columns, result.duals = {}, ()
+    return result
+
+
+def _divided(space: Space, best: list[Mask]) -> list[Mask]:
+    """``best``, or a better plan that divides the component by axes; that the solver cannot be used
+    is told where it proves plans."""
+    try:
+        return better(space, best, by_axis.merge(space) or best)
+    except FAILURES:
+        return best
+
+
+def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
+    """The cheapest partition into ``columns``, or ``best`` where the solver cannot be used."""
+    try:
+        return search(space, tuple(dict.fromkeys(columns)), best, expires_at)
+    except FAILURES as error:
+        return Solved(best, 0, False, note=failure(error), steady=False)
+
+
+def _legal_groups(space: Space, max_groups: int, expires_at: float) -> tuple[Candidates, bool]:
+    """The legal groups; if they are many, intervals of twins only, and whether that is so."""
+    runs = runs_of_twins(space)
+    plain = min(max_groups, _MANY_GROUPS) if runs else max_groups
+    found = enumerate_groups(space, plain, expires_at, space.book.clock)
+    by_runs = bool(runs) and not found.complete and space.book.clock() < expires_at
+    if by_runs:
+        found = enumerate_groups(space, max_groups, expires_at, space.book.clock, runs)
+    return found, by_runs
+
+
+def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) -> tuple[list[Mask], str]:
+    """Those of the contracted component, if they are not too many either, and what to tell the user
+    should that be all."""
+    if space.book.clock() >= expires_at:
+        return [], ended_note(space)
+    smaller = contract(space)
+    some = enumerate_groups(smaller, few, expires_at, space.book.clock)
+    too_many = f"{space.n} operations from {where(space)} on have more than {max_groups:,} legal groups"
+    searched = (
+        "only those that keep single-use producers with their consumer were searched"
+        if some.complete
+        else "only some were searched"
+    )
+    # Some of many differ from each other in little: better plans are found in windows.
+    groups = [space.mask(smaller.nodes(mask)) for mask in some.groups] if some.complete else []
+    return groups, f"{too_many}: {searched}"

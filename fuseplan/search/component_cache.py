@@ -1,0 +1,199 @@
+"""Components that have been solved before, recalled and checked: planning again is quick.
+
+The key is a digest of all that a solution follows from. What is recalled is not trusted all
+the same: its groups must partition the component, be able to run, and cost at today's prices
+what they cost then. What does not is solved anew, and replaced.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import index
+from typing import TYPE_CHECKING
+
+from fuseplan.schedule.pricing import FREE, Price
+from fuseplan.search import cache as memo
+from fuseplan.search.cache import Entry
+from fuseplan.search.grouping import Budget, Parts
+from fuseplan.search.result import renumbered
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.errors import Verdict
+
+if TYPE_CHECKING:
+    from fuseplan.search.result import Solved
+
+_MARGIN_S = 0.05
+"""What ends so shortly before the deadline may have been ended by it."""
+
+
+class Remembered:
+    """What the memo knows of the kinds of one planning, and what it is told about them."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        planner: str,
+        budget: Budget,
+        expires_at: float,
+        given: Sequence[list[Mask] | None],
+    ) -> None:
+        self._parts = parts
+        self._expires_at = expires_at
+        self._solved = budget.solved if budget.solved is not None else set()
+        self._memo = memo.current() if budget.deadline_s > 0 else None
+        self._keys: dict[int, bytes] = {}
+        if self._memo is not None:
+            for kind, space in enumerate(parts.kinds):
+                # Of one operation nothing is to be decided.
+                key = _key(space, planner, budget, given[kind]) if space.n > 1 else None
+                if key is not None:
+                    self._keys[kind] = key
+        found = self._memo.recall(self._keys.values()) if self._memo is not None and self._keys else {}
+        self._found = {kind: found[key] for kind, key in self._keys.items() if key in found}
+        self._new: dict[int, Entry] = {}
+        self.recalled: dict[int, Entry] = {}
+        """By kind, those that are used."""
+
+    def recall(self, kind: int) -> Entry | None:
+        """The remembered solution of a kind, with its note renumbered for this graph. None if there is none,
+        or if finding it anew would take more counted work than the search has left."""
+        entry = self._found.pop(kind, None)
+        space = self._parts.kinds[kind]
+        work = space.book.work
+        if entry is None or work.spent + entry.work >= work.limit:
+            return None
+        spent = work.spent
+        problem = _misfit(space, entry)
+        work.spent = spent + (0 if problem else entry.work)
+        if problem:
+            memo.note(f"a solution is ignored: {problem}")
+            return None
+        nodes = space.component.nodes
+        note = renumbered(entry.note, lambda i: nodes[i] if i < len(nodes) else i)
+        self.recalled[kind] = entry
+        return replace(entry, note=note)
+
+    def has(self, kind: int) -> bool:
+        """Whether there is a solution of a kind that has not been recalled yet."""
+        return kind in self._found
+
+    def keep(self, kind: int, solved: Solved, work: int) -> None:
+        """Remember the solution of a kind if it is reproducible, and the work that it took."""
+        space = self._parts.kinds[kind]
+        in_time = space.book.clock() < self._expires_at - _MARGIN_S
+        if kind not in self._keys or not solved.steady or not in_time:
+            return
+        total = space.total(solved.groups)
+        found = smallest_refusals(space)
+        place = {n: i for i, n in enumerate(space.component.nodes)}
+        entry = Entry(
+            tuple(solved.groups),
+            total.objectives,
+            solved.bound_ps,
+            solved.optimal,
+            tuple(map(index, solved.duals)),  # integers, of NumPy or not
+            max(len(solved.columns), 1),
+            renumbered(solved.note, lambda n: place.get(n, n)),
+            tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
+            crowded=solved.crowded,
+            work=work,
+        )
+        if not _misfit(space, entry):
+            self._new[kind] = entry
+
+    def close(self) -> None:
+        """Pass on what is new, in one step."""
+        self._solved.update(self._keys[kind] for kind in self._new)
+        if self._memo is not None and self._new:
+            self._memo.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
+
+    def of_earlier_plans(self) -> int:
+        """How many kinds have a solution that this planning did not find itself."""
+        return sum(self._keys[kind] not in self._solved for kind in self.recalled)
+
+    def slower(self) -> dict[int, set[str]]:
+        """By kind, the heuristics that are remembered to lose it. Nothing depends on that but what
+        is said of the plan."""
+        return {kind: set(entry.slower) for kind, entry in self.recalled.items() if entry.slower}
+
+    def add_slower(self, slower: Mapping[int, set[str]]) -> None:
+        """Remember those, too."""
+        known = {**self.recalled, **self._new}
+        more = {
+            self._keys[kind]: replace(known[kind], slower=tuple(sorted(names)))
+            for kind, names in slower.items()
+            if kind in known and names - set(known[kind].slower)
+        }
+        if self._memo is not None and more:
+            self._memo.keep(more)
+
+    def refusals(self) -> tuple[Verdict, ...]:
+        """For each component and rule, the smallest group that was refused when priced."""
+        found: list[Verdict] = []
+        for kind, space in enumerate(self._parts.kinds):
+            if kind in self.recalled:
+                refused = self.recalled[kind].refusals
+                found += [Verdict(rule, reason, space.nodes(mask)) for mask, rule, reason in refused]
+            else:
+                smallest = smallest_refusals(space).values()
+                found += [replace(verdict, nodes=space.nodes(mask)) for mask, verdict in smallest]
+        return tuple(found)
+
+
+def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
+    """By rule, the smallest group that was refused."""
+    found: dict[str, tuple[Mask, Verdict]] = {}
+    sizes: dict[str, tuple[int, tuple[int, ...]]] = {}
+    for mask, verdict in space.refusals:
+        nodes = space.nodes(mask)
+        size = (len(nodes), nodes)
+        if verdict.rule not in found or size < sizes[verdict.rule]:
+            found[verdict.rule], sizes[verdict.rule] = (mask, verdict), size
+    return found
+
+
+def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
+    """A digest of all that the solution of a component follows from, or None if its prices follow
+    from what cannot be told."""
+    component = space.component
+    imprint = space.book.imprint(component.nodes)
+    if imprint is None:
+        return None
+    apart = [f"{mask:x}" for mask in component.apart]
+    offers = [f"{mask:x}" for mask in space.offers]
+    start = [f"{mask:x}" for mask in given or ()]
+    # A plan that costs its floor has no other proof, and what else reads an array decides its floor.
+    limits = (memo.SCHEMA, planner, budget.max_groups, space.floor_ps)
+    words = (*limits, component.edges, component.siblings, apart, offers, start)
+    return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
+
+
+def _misfit(space: Space, entry: Entry) -> str:
+    """What is wrong with an entry, or nothing."""
+    covered = 0
+    total = FREE
+    for mask in entry.groups:
+        if mask <= 0 or mask & ~space.everything or mask & covered:
+            return "its groups are no partition"
+        covered |= mask
+        if mask not in space.offers and space.clashes(mask):
+            return "it has a group that cannot be"
+        price = space.price(mask)
+        if not isinstance(price, Price):
+            return f"it has a group that is refused: {price}"
+        total += price
+    if covered != space.everything:
+        return "its groups do not cover the component"
+    if total.objectives != entry.objectives:
+        return f"its groups cost {total.objectives}, not {entry.objectives}"
+    if not space.can_run(entry.groups):
+        return "its groups wait for each other"
+    if not 0 <= entry.bound_ps <= total.time_ps or (entry.optimal and entry.bound_ps != total.time_ps):
+        return f"its bound is {entry.bound_ps}, and its time {total.time_ps}"
+    if len(entry.duals) not in (0, space.n) or entry.candidates < 1:
+        return "it counts other operations"
+    if any(mask <= 0 or mask & ~space.everything for mask, _, _ in entry.refusals):
+        return "it refuses what is not there"
+    return ""

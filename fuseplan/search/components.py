@@ -1,0 +1,194 @@
+"""Split a graph into components that can be planned one by one.
+
+An edge is *crossable* if some legal group may hold both of its ends. Groups are connected by
+crossable edges and siblings, so no group spans two weakly connected components of them,
+and costs add up: components are planned apart, equal ones once. Only the order of
+execution couples them (``fuseplan.support.digraph``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, pairwise
+
+import rustworkx as rx
+
+from costmodel.graph import Graph
+from fuseplan.schedule.outside_paths import Edge, Place, paths_back
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scalar_hubs import wide_hubs
+from fuseplan.schedule.siblings import sibling_pairs
+from fuseplan.schedule.structure import Signatures
+from fuseplan.support.errors import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Crossable:
+    """``kept`` are the edges that some group may cross; ``barriers`` all others, with the
+    order of side effects. ``refusals`` has one verdict for each kind of dropped edge.
+    ``siblings`` are pairs that a group may hold because of what both read."""
+
+    kept: tuple[Edge, ...]
+    barriers: tuple[Edge, ...]
+    refusals: tuple[Verdict, ...]
+    siblings: tuple[Edge, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """Nodes connected by crossable edges and siblings. Positions index ``nodes``, which ascend."""
+
+    nodes: tuple[int, ...]
+    edges: tuple[Edge, ...]
+    """Crossable edges, by position."""
+    siblings: tuple[Edge, ...]
+    """Pairs of siblings, by position."""
+    apart: tuple[int, ...]
+    """For each position, the set (a bit a position) of those below it on a path through a
+    barrier: a group with both ends would not be convex."""
+
+    @property
+    def shape(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[int, ...]]:
+        return (self.edges, self.siblings, self.apart)
+
+
+def data_edges(graph: Graph) -> tuple[Edge, ...]:
+    """Each (producer, consumer) pair of nodes once, in order of the consumer."""
+    edges: dict[Edge, None] = {}
+    for node in graph.nodes:
+        for v in node.inputs:
+            producer = graph.values[v].producer
+            if producer >= 0:
+                edges[producer, node.id] = None
+    return tuple(edges)
+
+
+def effect_edges(graph: Graph) -> tuple[Edge, ...]:
+    """Nodes that wait for others though no value passes: those with side effects, each for the last,
+    and ``Graph.waits``."""
+    effects = [node.id for node in graph.nodes if node.effects]
+    return (*pairwise(effects), *graph.waits)
+
+
+def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
+    """Drop every edge that no legal group can cross: its ends are incompatible, or some
+    other path between them runs through a dropped edge.
+
+    One pass of the second rule is a fixed point: where a path runs through an edge that
+    the second rule dropped, another runs through the barrier that dropped it.
+    """
+    tally: dict[tuple[str, str], list] = {}
+    kept: list[Edge] = []
+    barriers: list[Edge] = list(effect_edges(graph))
+    hubs = _hub_edges(graph)
+    offered = _offered_edges(graph, book)
+    every = tuple(range(len(graph.nodes)))
+    # What allows a set allows every part of it.
+    all_allowed = len(every) > 1 and book.compatible(every) is None
+    for edge in data_edges(graph):
+        verdict = None if edge in offered else hubs.get(edge)
+        if verdict is None and not all_allowed and edge not in offered:
+            verdict = book.compatible(edge)
+        if verdict is None:
+            kept.append(edge)
+        else:
+            barriers.append(edge)
+            known = tally.get((verdict.rule, verdict.reason))
+            if known is None:
+                known = tally[verdict.rule, verdict.reason] = [replace(verdict, nodes=edge), 0]
+            known[1] += 1
+
+    enclosed = _enclosed(len(graph.nodes), kept, barriers)
+    if enclosed:
+        reason = "another path between the two leaves the group: its kernel would wait for itself"
+        first = min(enclosed)
+        tally["cycle", reason] = [Verdict("cycle", reason, first), len(enclosed)]
+        barriers += enclosed
+        kept = [edge for edge in kept if edge not in enclosed]
+    refusals = tuple(
+        replace(verdict, reason=f"{verdict.reason} ({count} such edges)") if count > 1 else verdict
+        for verdict, count in tally.values()
+    )
+    pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
+    siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
+    siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
+    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))
+
+
+def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
+    """What crossable edges and siblings connect, by lowest node."""
+    members = _connected(len(graph.nodes), crossable.kept + crossable.siblings)
+    place = _places(len(graph.nodes), members)
+    edges: list[list[Edge]] = [[] for _ in members]
+    pairs: list[list[Edge]] = [[] for _ in members]
+    for found, given in ((edges, crossable.kept), (pairs, crossable.siblings)):
+        for u, v in given:
+            found[place[u][0]].append((place[u][1], place[v][1]))
+    back = paths_back(members, place, crossable.kept, crossable.barriers)
+    return tuple(
+        Component(tuple(nodes), tuple(sorted(inner)), tuple(sorted(side)), back.below(nodes))
+        for nodes, inner, side in zip(members, edges, pairs, strict=True)
+    )
+
+
+def _connected(n_nodes: int, edges: Sequence[Edge]) -> list[list[int]]:
+    """Nodes that the edges connect, each set ascending, by lowest node."""
+    undirected: rx.PyGraph = rx.PyGraph(multigraph=False)
+    undirected.add_nodes_from(range(n_nodes))
+    undirected.add_edges_from_no_data(edges)
+    return sorted(sorted(nodes) for nodes in rx.connected_components(undirected))
+
+
+def _places(n_nodes: int, members: Sequence[Sequence[int]]) -> list[Place]:
+    places: list[Place] = [(0, 0)] * n_nodes
+    for c, nodes in enumerate(members):
+        for i, n in enumerate(nodes):
+            places[n] = (c, i)
+    return places
+
+
+def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> set[Edge]:
+    """The kept edges whose ends are also joined by a path through a barrier."""
+    members = _connected(n_nodes, kept)
+    place = _places(n_nodes, members)
+    back = paths_back(members, place, kept, barriers)
+    return {(u, v) for u, v in kept if back.join(u, v)}
+
+
+def component_key(signatures: Signatures, component: Component) -> tuple:
+    """Equal for components that are the same planning problem on other arrays."""
+    return (signatures.of(component.nodes).key, component.shape)
+
+
+def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:
+    """The edges inside groups that the scheduler offers."""
+    offered: set[Edge] = set()
+    for nodes in book.offers:
+        inside = set(nodes)
+        for n in nodes:
+            makers = {graph.values[v].producer for v in graph.nodes[n].inputs}
+            offered.update((u, n) for u in makers & inside)
+    return offered
+
+
+def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
+    """The edges through which a scalar ties more than ``hubs.MAX_PORTS`` operations together."""
+    hubs = wide_hubs(graph)
+    dropped: dict[Edge, Verdict] = {}
+    for node in graph.nodes:
+        if hubs.ports.keys().isdisjoint(node.inputs):
+            continue
+        by_array: set[Edge] = set()
+        for v in node.inputs:
+            edge = (graph.values[v].producer, node.id)
+            if v in hubs.ports and not (edge[0] in hubs.arithmetic and node.id in hubs.arithmetic):
+                reason = (
+                    f"a scalar that ties {hubs.ports[v]} operations together is passed between their kernels"
+                )
+                dropped[edge] = Verdict("producer-consumer", reason, edge)
+            else:
+                by_array.add(edge)
+        for edge in by_array:
+            dropped.pop(edge, None)
+    return dropped

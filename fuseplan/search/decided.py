@@ -1,0 +1,151 @@
+"""Decided: groups that another system would make, as the kernels that are possible here.
+
+A planner after another system follows that system's rules, not our prices, and asks for groups that no
+kernel of ours may hold: a sum along rows and one down columns, say. Such a group falls into pieces, each
+operation joining the piece of what it reads where that is legal, and a note says so. Whatever becomes of
+a group, the plan is legal, and its cost is that of what would run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+
+from costmodel.graph import Graph
+from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.grouping import Grouping, Stopwatch, break_cycles
+from fuseplan.search.space import Mask
+from fuseplan.search.ties import Ties
+from fuseplan.support.bitset import bits, pick
+from fuseplan.support.errors import InvalidArgumentError, Verdict
+
+Decide = Callable[[PriceBook], Iterable[Sequence[int]]]
+"""The groups of two operations and more of the graph of a price book. An operation in several is to be
+computed in each of them."""
+
+
+def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
+    """The plan of the groups that ``decide`` makes; what it leaves out is a kernel an operation.
+
+    Raises:
+        InvalidArgumentError: a group has a node that the graph has not.
+    """
+    watch = Stopwatch()
+    # Loops that are faster than all else are for planners that know of them.
+    book = PriceBook(graph, pricing.unsettled())
+    asked = tuple(tuple(sorted(set(group))) for group in decide(book))
+    _require_nodes(asked, len(graph.nodes))
+    wanted, repeated = _once(asked)
+    watch.lap("decide")
+    divided = _Divided(graph, book)
+    groups = [piece for group in wanted for piece in divided.pieces(group)]
+    inside = {n for group in wanted for n in group}
+    groups += [(node.id,) for node in graph.nodes if node.id not in inside]
+    ordered, broken = break_cycles(graph, book, groups)
+    watch.lap("join")
+    kernels = tuple(book.kernel(group) for group in ordered)
+    n = len(graph.nodes)
+    stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items()))
+    notes = divided.notes(broken)
+    if repeated:
+        notes += (f"{repeated} operations that several of its groups compute are computed once",)
+    refusals = tuple(divided.refusals)
+    return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, repeats=asked if repeated else ())
+
+
+def _require_nodes(groups: Sequence[Nodes], n_nodes: int) -> None:
+    strange = next((n for group in groups for n in group if not 0 <= n < n_nodes), None)
+    if strange is not None:
+        raise InvalidArgumentError(f"a group has node {strange}, but the graph has {n_nodes} nodes, from 0")
+
+
+def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
+    """The groups, each operation in the first only that has it, and how many stood in several."""
+    seen: set[int] = set()
+    kept: list[Nodes] = []
+    for group in groups:
+        kept.append(tuple(n for n in group if n not in seen))
+        seen.update(group)
+    repeated = {n for n, count in Counter(n for group in groups for n in group).items() if count > 1}
+    return [group for group in kept if group], len(repeated)
+
+
+class _Divided:
+    """Takes apart what cannot be one kernel; groups of one structure alike."""
+
+    def __init__(self, graph: Graph, book: PriceBook) -> None:
+        self.graph, self.book = graph, book
+        self.refusals: list[Verdict] = []
+        """Why each of the groups that were divided is none."""
+        self._known: dict[object, list[Nodes]] = {}
+        self._offers = frozenset(book.offers)
+        self._ties = Ties(graph, book.walked)
+        self._untied = 0
+
+    def pieces(self, group: Nodes) -> list[Nodes]:
+        """The group, or what it falls into."""
+        parts = self._ties.parts(group)
+        self._untied += len(parts) > 1
+        return [piece for part in parts for piece in self._kernels(part)]
+
+    def _kernels(self, group: Nodes) -> list[Nodes]:
+        refused = self._refuse(group)
+        if refused is None:
+            return [group]
+        self.refusals.append(refused)
+        key = self.book.signatures.of(group).key
+        if key not in self._known:
+            place = {n: i for i, n in enumerate(group)}
+            self._known[key] = [tuple(place[n] for n in piece) for piece in self._divide(group)]
+        return [tuple(group[i] for i in piece) for piece in self._known[key]]
+
+    def _refuse(self, group: Nodes) -> Verdict | None:
+        """Why the group is no kernel: what the rules refuse is one only if the scheduler offers it, for
+        what its loops are priced at is not what they take (test_peers.py::test_loops_that_nobody_offers)."""
+        if len(group) == 1:
+            return None
+        verdict = None if group in self._offers else self.book.compatible(group)
+        price = self.book.price(group) if verdict is None else verdict
+        return price if isinstance(price, Verdict) else None
+
+    def notes(self, broken: int) -> tuple[str, ...]:
+        """What became of the groups, in words."""
+        found = []
+        if self.refusals:
+            count, first = len(self.refusals), self.refusals[0]
+            found.append(f"{count} of its groups are several kernels here, the first because {first.reason}")
+        if self._untied:
+            found.append(f"{self._untied} of its groups are several kernels here: nothing ties their parts")
+        if broken:
+            found.append(f"{broken} groups that would wait for each other were taken apart")
+        return tuple(found)
+
+    def _divide(self, group: Nodes) -> list[Nodes]:
+        """Pieces of a group: each operation joins those of what it reads, the last first."""
+        place = {n: i for i, n in enumerate(group)}
+        above = [0] * len(group)
+        owner: dict[int, Mask] = {}
+        for i, n in enumerate(group):
+            makers = {place[m] for v in self.graph.nodes[n].inputs if (m := self._maker(v)) in place}
+            for j in makers:
+                above[i] |= above[j] | 1 << j
+            piece = owner[i] = 1 << i
+            for j in sorted(makers, reverse=True):
+                both = piece | owner[j]
+                if both != piece and self._is_kernel(group, both, above):
+                    piece = both
+                    owner.update(dict.fromkeys(bits(both), both))
+        return [tuple(pick(mask, group)) for mask in sorted(set(owner.values()), key=lambda m: m & -m)]
+
+    def _maker(self, v: int) -> int:
+        return self.graph.values[v].producer
+
+    def _is_kernel(self, group: Nodes, mask: Mask, above: Sequence[Mask]) -> bool:
+        """Whether a kernel may hold these positions of a group, and nothing between them is elsewhere."""
+        between = 0
+        for i in bits(mask):
+            between |= above[i]
+        if any(above[i] & mask for i in bits(between & ~mask)):
+            return False
+        return self._refuse(tuple(pick(mask, group))) is None

@@ -1,0 +1,153 @@
+"""Prices of groups of copies: what a kernel costs that computes some operations again for itself.
+
+A group of a split graph (``fuseplan.search.duplicates``) is a kernel of the whole graph's operations, each
+once, that writes a value only if some copy of it has a reader outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import cached_property
+
+from costmodel.axes import Conflict
+from costmodel.boundary import Boundary, boundary
+from costmodel.floor import Floor
+from costmodel.floors import Floors
+from costmodel.graph import OpKind
+from costmodel.kernel import Access
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.footprint import Residency
+from fuseplan.schedule.pricing import Nodes, Pricing
+from fuseplan.schedule.prologues import gated, refuse_leak
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.spec import is_nest
+from fuseplan.schedule.structure import Signatures
+from fuseplan.search.duplicates import Copies
+from fuseplan.support.errors import Verdict
+
+
+class Recomputing(Pricing):
+    """``Pricing`` of the graph with copies, by ``scheduler``, which knows the whole graph."""
+
+    merges_copies = True
+
+    def __init__(self, copies: Copies, scheduler: Scheduler) -> None:
+        self.graph = copies.graph
+        self.residency = Residency(copies.graph, scheduler.device)
+        self._whole, self._node, self._value = copies.whole, copies.node, copies.value
+        self._scheduler = scheduler
+        self._gated = gated(copies.graph)
+        nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
+        self._floor = Floor(copies.graph, scheduler.device, nested)
+        self.offers = copies.lifted(scheduler.offers)
+        self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
+
+    def unsettled(self) -> Recomputing:
+        """As ``Scheduler.unsettled``."""
+        other = copy(self)
+        other._scheduler, other.settled = self._scheduler.unsettled(), frozenset()
+        return other
+
+    def floor(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor``."""
+        return self._floor(nodes)
+
+    def least(self, nodes: Nodes) -> int:
+        """As ``Pricing.least``."""
+        return self._floor.one_kernel(nodes)
+
+    def floor_bytes(self, nodes: Nodes) -> int:
+        """As ``Pricing.floor_bytes``."""
+        return self._floor.parts(nodes, together=True)[1]
+
+    def floors(self, members: Sequence[Nodes]) -> Floors:
+        """As ``Pricing.floors``."""
+        return Floors(self._floor, members)
+
+    def walked(self, n: int) -> tuple[int, ...]:
+        """As ``Pricing.walked``: copies of an array are one."""
+        return self._scheduler.walked(self._node[n])
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._scheduler.renames(self._node[n])
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        refused = self._scheduler.compatible(self._once(nodes), self._gates(nodes))
+        return None if refused is None else self._here(nodes, refused)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        values = frozenset([self._value[v] for v in crossing])
+        refused = self._scheduler.oversized(self._once(nodes), values)
+        return None if refused is None else self._here(nodes, refused)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """As ``Pricing.price``."""
+        once, edge = self._once(nodes), self._boundary(nodes)
+        answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor.one_kernel(nodes))
+        if isinstance(answer, Verdict):
+            return self._here(nodes, answer)
+        refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)
+        if refused is not None:
+            return self._here(nodes, refused)
+        name = {self._value[v]: v for n in reversed(nodes) for v in self._touched(n)}
+
+        def here(accesses: Iterable[Access]) -> tuple[Access, ...]:
+            return tuple([Access(name[a.value], a.axes) for a in accesses])
+
+        spec = answer.spec
+        return Kernel(
+            replace(spec, nodes=nodes, reads=here(spec.reads), writes=here(spec.writes)), answer.cost
+        )
+
+    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.imprint``."""
+        if signatures.graph is not self.graph:
+            signatures = self._signatures
+        masks = self._scheduler.behind_masks(self._once(nodes))
+        if masks is None or not signatures.are_told(nodes):
+            return None
+        return "\n".join([self._scheduler.settings, signatures.text(nodes), *masks])
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.graph)
+
+    def _once(self, nodes: Nodes) -> Nodes:
+        """The operations of a group, each once, as nodes of the whole graph."""
+        return tuple(sorted({self._node[n] for n in nodes}))
+
+    def _touched(self, n: int) -> tuple[int, ...]:
+        node = self.graph.nodes[n]
+        return node.inputs + node.outputs
+
+    def _gates(self, nodes: Nodes) -> dict[int, bool]:
+        """Whether all that follows from an operation passes through one contraction, as far as it is
+        computed for these readers. What then is also needed beside it has no price."""
+        gates: dict[int, bool] = {}
+        for n in nodes:
+            gates[self._node[n]] = self._gated[n] and gates.get(self._node[n], True)
+        return gates
+
+    def _boundary(self, nodes: Nodes) -> Boundary:
+        edge, value = boundary(self.graph, nodes), self._value
+        made = {value[v] for n in nodes for v in self.graph.nodes[n].outputs}
+        reads = dict.fromkeys([value[v] for v in edge.reads])
+        writes = dict.fromkeys([value[v] for v in edge.writes])
+        return Boundary(tuple([v for v in reads if v not in made]), tuple(writes))
+
+    def _leak(self, once: Nodes, edge: Boundary) -> Verdict | None:
+        members = [self._whole.nodes[n] for n in once]
+        anchor = next((m for m in members if m.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+        axes = self._scheduler.axes(once)
+        if anchor is None or len(once) == 1 or isinstance(axes, Conflict):
+            return None
+        return refuse_leak(members, anchor, axes, edge.writes)
+
+    def _here(self, nodes: Nodes, verdict: Verdict) -> Verdict:
+        """A verdict about nodes of the whole graph, about their copies among ``nodes``."""
+        return replace(verdict, nodes=tuple([n for n in nodes if self._node[n] in verdict.nodes]))

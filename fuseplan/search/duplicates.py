@@ -1,0 +1,209 @@
+"""Copies: operations that may be computed again for each of their readers.
+
+A value that several kernels read is written once and read by each; or each of them computes it
+for itself, from what it reads anyway or from less, and it is never written. To leave that to the
+solver, each operation worth it is split into *copies*, one a reader: whatever a reader needs
+stands before it, so that a partition of the copies says who computes what. A kernel that holds
+several copies of an operation computes it once; that is what makes "computed once, for all" one
+of these partitions, and everything between that and "computed by everyone" others (as
+rematerialisation: Chen et al., arXiv:1604.06174; partial duplication of producers: XLA's
+PriorityFusion copies into all users or none).
+
+What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.search.rematerialise``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from costmodel.device import DeviceSpec
+from costmodel.duplicates import whole
+from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.picoseconds import bytes_in
+from fuseplan.frontend.compared import needed_once
+
+MAX_COPIES = 4
+"""An operation is split for so many readers at most: groups of copies are subsets of them."""
+
+_WORTH = 10
+"""Values are split that take at least the tenth part of a launch to read: for less, no kernel
+becomes noticeably faster."""
+
+_FEEDS = 2
+"""What copies read may be so many times as large as what they make. A copy saves its reader a
+read, and the last one also the write."""
+
+Copy = tuple[int, int]
+"""A node of the whole graph, and which of its copies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """A graph whose operations stand once, and one in which some stand once a reader."""
+
+    whole: Graph
+    graph: Graph
+    node: tuple[int, ...]
+    """For each node of ``graph``, that of ``whole``."""
+    value: tuple[int, ...]
+    """For each value of ``graph``, that of ``whole``."""
+    copies: tuple[int, ...]
+    """For each node of ``whole``, how often it stands in ``graph``."""
+    roots: tuple[int, ...]
+    """Those that are split for readers of their own; others lead to them."""
+
+    @property
+    def places(self) -> list[list[int]]:
+        """For each node of ``whole``, its copies."""
+        every: list[list[int]] = [[] for _ in self.whole.nodes]
+        for c, n in enumerate(self.node):
+            every[n].append(c)
+        return every
+
+    def lifted(self, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+        """Groups of nodes of ``whole``, each with all copies of its nodes."""
+        every = self.places
+        return tuple(tuple(sorted(c for n in nodes for c in every[n])) for nodes in groups)
+
+
+def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
+    """The operations that may be worth computing again.
+
+    These are elementwise operations, broadcasts and moves with two to ``MAX_COPIES`` readers (the
+    caller of the function counts as one), whose result takes a tenth of a launch of ``device``
+    to read, and that can be computed, by operations of these kinds alone, from at most ``_FEEDS``
+    times the bytes they make.
+    """
+    min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH
+    large = [
+        (node.id, made)
+        for node in graph.nodes
+        if (made := sum([graph.values[v].nbytes for v in node.outputs])) >= min_bytes
+        and _is_cheap(node)
+        and 1 < _n_readers(graph, node) <= MAX_COPIES
+    ]
+    fed_bytes = _feeds(graph) if large else []
+    return tuple([n for n, made in large if fed_bytes[n] <= _FEEDS * made])
+
+
+def _n_readers(graph: Graph, node: Node) -> int:
+    readers = {r for v in node.outputs for r in graph.consumers[v]}
+    return len(readers) + (not graph.results.isdisjoint(node.outputs))
+
+
+def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> Copies | None:
+    """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
+    there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; none of
+    the nodes ``once`` or ``needed_once``. None if that is the graph itself."""
+    once = needed_once(graph).union(once)
+    copies = readers_of_copies(graph, frozenset(roots) - once, once)
+    if all(len(readers) == 1 for readers in copies):
+        return None
+    return built(graph, copies, roots)
+
+
+def readers_of_copies(
+    graph: Graph, roots: frozenset[int], once: frozenset[int] = frozenset()
+) -> list[list[tuple[Copy, ...]]]:
+    """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
+    copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
+    for node in reversed(graph.nodes):
+        readers = [r for v in node.outputs for r in graph.consumers[v]]
+        found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
+        if not graph.results.isdisjoint(node.outputs):
+            found.insert(0, (-1, 0))
+        wanted = node.id in roots or (_n_readers(graph, node) == 1 and node.id not in once)
+        splits = _is_cheap(node) and wanted and 1 < len(found) <= MAX_COPIES
+        copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
+    return copies
+
+
+def _is_cheap(node: Node) -> bool:
+    return node.kind <= OpKind.INJECTIVE and not node.effects and bool(node.backends)
+
+
+def _feeds(graph: Graph) -> list[int]:
+    """For each cheap node, the bytes that it can be computed from by cheap ones alone: none for what
+    is made of indices, more than there are for what follows from too many arrays."""
+    fed: list[int] = []
+    sources: list[frozenset[int] | None] = []
+    for node in graph.nodes:
+        feeding: list[frozenset[int] | None] = []
+        for v in node.inputs if _is_cheap(node) else ():
+            producer = graph.values[v].producer
+            leads = producer >= 0 and _is_cheap(graph.nodes[producer])
+            feeding.append(sources[producer] if leads else frozenset((v,)))
+        own = frozenset[int]().union(*(some for some in feeding if some is not None))
+        if None in feeding or len(own) > _MANY_SOURCES:
+            sources.append(None)
+            fed.append(1 << 62)
+        else:
+            sources.append(own)
+            fed.append(sum(graph.values[v].nbytes for v in own))
+    return fed
+
+
+_MANY_SOURCES = 16
+"""What follows from more arrays than these is not worth computing again."""
+
+
+def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
+    """The graph with copies, given the readers of each copy of each node (``readers_of_copies``)."""
+    values: list[Value] = []
+    nodes: list[Node] = []
+    value_of: list[int] = []
+    node_of: list[int] = []
+    origins: list[int] = []
+    ids: dict[tuple[int, int], int] = {}  # of a value of one of its maker's copies
+
+    def add(v: int, k: int, producer: int) -> int:
+        ids[v, k] = len(values)
+        values.append(replace(graph.values[v], id=len(values), producer=producer))
+        value_of.append(v)
+        return ids[v, k]
+
+    def read(v: int, reader: Copy) -> int:
+        producer = graph.values[v].producer
+        if producer < 0:
+            return ids[v, 0]
+        k = next(k for k, readers in enumerate(copies[producer]) if reader in readers)
+        return ids[v, k]
+
+    placed: list[range] = []
+    inputs = [add(v, 0, -1) for v in graph.inputs]
+    for node in graph.nodes:
+        first = len(nodes)
+        for k in range(len(copies[node.id])):
+            new = len(nodes)
+            reads = tuple([read(v, (node.id, k)) for v in node.inputs])
+            writes = tuple([add(v, k, new) for v in node.outputs])
+            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
+            node_of.append(node.id)
+            origins.append(first)
+        placed.append(range(first, len(nodes)))
+    results = [read(v, (-1, 0)) for v in graph.outputs]
+    waits = [(c, d) for u, v in graph.waits for c in placed[u] for d in placed[v]]
+    split_graph = check_graph(make_graph(values, nodes, inputs, results, origins, waits))
+    counts = tuple(map(len, copies))
+    split_roots = tuple(sorted(n for n in roots if counts[n] > 1))
+    return Copies(graph, split_graph, tuple(node_of), tuple(value_of), counts, split_roots)
+
+
+def operations_of(graph: Graph) -> list[tuple[int]]:
+    """For each node, the one of ``whole(graph)``."""
+    number = {n: i for i, n in enumerate(sorted(set(graph.origins)))}
+    return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
+
+
+def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> Copies | None:
+    """Rebuild, from the graph of a plan, the graph with copies that was searched for it; None if no operation
+    could be computed twice.
+
+    Args:
+        graph: the graph of the plan.
+        roots: ``Copies.roots`` of the search.
+        origins: for each node of ``graph``, the first that computes the same operation of the graph that
+            was searched, where that is not ``graph.origins`` (``fuseplan.plan.certificate.Proof.origins``).
+    """
+    return split(whole(replace(graph, origins=origins or graph.origins)), roots)

@@ -1,0 +1,271 @@
+"""What every planner takes and returns, and the frame that most of them share."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from costmodel.graph import Graph
+from fuseplan.plan.certificate import Proof
+from fuseplan.plan.fusion_plan import Kernel, PlanStats
+from fuseplan.schedule.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.search.components import (
+    Component,
+    Crossable,
+    component_key,
+    components,
+    crossable_edges,
+    data_edges,
+    effect_edges,
+)
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
+from fuseplan.support.errors import Verdict
+from fuseplan.support.work import LATE, Work
+
+MAX_GROUPS = 40_000
+"""Candidate groups of one component: the right-hand side of the shallow-water equations has 34,000,
+which take a second, and where there are more they are soon too many for any limit: 60 random
+elementwise operations have over a million."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much a planner may spend. A deadline of 0 asks for the best heuristic plan."""
+
+    deadline_s: float = 30.0
+    """Wall-clock seconds of all stages of the planner together. The deadline cannot cut short the division
+    into components, nor the first, counted part of the heuristics' work (``PriceBook.is_late``)."""
+    max_groups: int = MAX_GROUPS
+    """Candidate groups of one component."""
+    asked_s: float | None = None
+    """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the
+    deadline use this one, since it does not depend on the machine's speed. None: it is ``deadline_s``."""
+    work: Work | None = None
+    """What the searches may do that share it. None: each may do as much as ``limit_of`` the deadline says."""
+    known: tuple[Nodes, ...] = ()
+    """The groups of a plan no slower than the heuristics', which the solver starts from."""
+    solved: set[bytes] | None = None
+    """Collects the keys of components that the searches of one planning solve."""
+
+    @property
+    def whole_s(self) -> float:
+        """The deadline of the whole planning."""
+        return self.deadline_s if self.asked_s is None else self.asked_s
+
+    def until(self, expires_at: float) -> Budget:
+        """The same with the time that is left until ``expires_at``, by ``time.monotonic``."""
+        return replace(self, deadline_s=left_s(expires_at), asked_s=self.whole_s)
+
+
+Components = Sequence[tuple[int, Nodes]]
+"""For each component of a graph, its kind and its nodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grouping:
+    """A planner's answer: kernels in an order that can run, and how sure it is."""
+
+    kernels: tuple[Kernel, ...]
+    status: str = "FEASIBLE"
+    bound_ps: int | None = None
+    refusals: tuple[Verdict, ...] = ()
+    notes: tuple[str, ...] = ()
+    stats: PlanStats = field(default_factory=PlanStats)
+    proof: Proof | None = None
+    """What ``bound_ps`` rests on."""
+    components: Components = ()
+    """Those of the graph, where they are known."""
+    crowded: frozenset[int] = frozenset()
+    """Nodes of components of which only the plan that was known is, for they have too many groups."""
+    repeats: tuple[Nodes, ...] = ()
+    """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
+    ``kernels`` compute it once."""
+    is_ordered: bool = False
+    """Whether the order of the kernels is part of the answer."""
+
+    @property
+    def groups(self) -> tuple[Nodes, ...]:
+        return tuple(kernel.spec.nodes for kernel in self.kernels)
+
+    @property
+    def time_ps(self) -> int:
+        return sum(k.cost.time_ps for k in self.kernels)
+
+    def uncertified(self) -> Grouping:
+        """The same without the name of a heuristic whose plan is as fast, which holds only of this plan and
+        this search space."""
+        return replace(self, stats=replace(self.stats, certified=""))
+
+    def unproven(self, why: str) -> Grouping:
+        """The same kernels without bound and proof; ``why`` is added to the notes."""
+        bare = self.uncertified()
+        return replace(bare, status="FEASIBLE", bound_ps=None, proof=None, notes=(*bare.notes, why))
+
+
+PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
+"""What a planner is: it says which nodes of a graph share a kernel."""
+
+CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
+
+_LARGE = 1_000
+"""Operations of a component that a heuristic merges in rounds rather than one by one."""
+
+_AT_ONCE_S = 1e-6
+"""What is left of a deadline that has passed: 0 would say that none was wanted."""
+
+
+def left_s(expires_at: float) -> float:
+    """Seconds until a time of ``time.monotonic``, never 0."""
+    return max(expires_at - time.monotonic(), _AT_ONCE_S)
+
+
+class Stopwatch:
+    """Seconds by stage, in order."""
+
+    def __init__(self) -> None:
+        self.started = self._last = time.monotonic()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, stage: str) -> None:
+        """What passed since the last lap belongs to ``stage``."""
+        now = time.monotonic()
+        self.laps[stage] = self.laps.get(stage, 0.0) + now - self._last
+        self._last = now
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """A graph in components: ``kinds[k]`` has the space of the k-th distinct component, and
+    ``instances`` lists, for every component, its kind and its nodes."""
+
+    crossable: Crossable
+    kinds: tuple[Space, ...]
+    instances: tuple[tuple[int, Nodes], ...]
+
+    @property
+    def copies(self) -> Counter[int]:
+        return Counter(kind for kind, _ in self.instances)
+
+
+def take_apart(graph: Graph, book: PriceBook) -> Parts:
+    """Partition the graph; equal components share a kind."""
+    crossable = crossable_edges(graph, book)
+    known: dict[tuple, int] = {}
+    examples: list[Component] = []
+    instances: list[tuple[int, Nodes]] = []
+    for component in components(graph, crossable):
+        key = component_key(book.signatures, component)
+        kind = known.setdefault(key, len(known))
+        if kind == len(examples):
+            examples.append(component)
+        instances.append((kind, component.nodes))
+    return Parts(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
+
+
+def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:
+    """Groups of positions as groups of the nodes of one instance."""
+    return [tuple([nodes[i] for i in bits(mask)]) for mask in mask_groups]
+
+
+def order_groups(graph: Graph, groups: Iterable[Nodes]) -> tuple[list[Nodes], list[set[int]]]:
+    """The groups by lowest node, and who waits for whom."""
+    ranked = sorted(groups)
+    return ranked, group_successors(data_edges(graph) + effect_edges(graph), ranked)
+
+
+def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tuple[list[Nodes], int]:
+    """Groups that can run in the order returned, and how many had to be taken apart.
+
+    Of the groups that wait for each other, the one that saves the least is split into its
+    nodes, until nothing waits in a circle. Single nodes never do, so this ends.
+    """
+    ranked, after = order_groups(graph, groups)
+    broken = 0
+    while cycles := cyclic_sets(after):
+        victims: list[Nodes] = []
+        for cycle in cycles:
+            several = (ranked[g] for g in cycle if len(ranked[g]) > 1)
+            victims.append(min(several, key=lambda nodes: (_saving(book, nodes), nodes)))
+        broken += len(victims)
+        whole = [nodes for nodes in ranked if nodes not in victims]
+        ranked, after = order_groups(graph, whole + [(n,) for nodes in victims for n in nodes])
+    return [ranked[g] for g in execution_order(after)], broken
+
+
+def _saving(book: PriceBook, group: Nodes) -> int:
+    together = book.price(group)
+    assert isinstance(together, Price), together
+    return sum_prices(book, [(n,) for n in group]).time_ps - together.time_ps
+
+
+def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
+    """The cost of groups that all have a price."""
+    return total_of(map(book.price, groups))
+
+
+def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
+    """``groups`` with each offered group that is cheaper than what it replaces; a group that
+    it takes only a part of falls into its nodes."""
+    for offer in space.offers:
+        if not isinstance(space.price(offer), Price):
+            continue
+        apart = [mask for mask in groups if mask & offer]
+        rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
+        new = [mask for mask in groups if not mask & offer] + [offer, *rest]
+        if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
+            groups = new
+    return groups
+
+
+def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
+    """A heuristic's groups of a component; where the component is large, or the deadline cut the heuristic
+    short, a single kernel if that is better."""
+    if space.is_ideal:
+        return [space.everything]
+    together = space.known_price(space.everything)
+    if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
+        # There is no time to merge so many.
+        singles = space.singles
+        return [space.everything] if _is_cheaper(space, together, singles) else singles
+    groups = with_offers(space, merge(space))
+    may_be_better = space.n >= _LARGE or space.book.was_late
+    if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
+        return [space.everything]
+    return groups
+
+
+def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:
+    """Whether ``price`` is below that of ``groups``, of which no more are priced than it takes to tell."""
+    total = FREE
+    return any(price < (total := total_of((total, space.price(mask)))) for mask in groups)
+
+
+def plan_apart(
+    graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]], budget: Budget | None = None
+) -> Grouping:
+    """Plan each distinct component by ``merge`` and join the results: the frame of the
+    heuristic planners."""
+    watch = Stopwatch()
+    book = PriceBook(graph, pricing)
+    budget = budget or Budget()
+    book.expires_at = watch.started + budget.deadline_s
+    book.work = budget.work or book.work
+    parts = take_apart(graph, book)
+    watch.lap("partition")
+    merged = [heuristic_groups(space, merge) for space in parts.kinds]
+    watch.lap("merge")
+    groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
+    ordered, broken = break_cycles(graph, book, groups)
+    kernels = tuple(book.kernel(g) for g in ordered)
+    watch.lap("join")
+    notes = [f"{broken} groups that would wait for each other were taken apart"] if broken else []
+    notes += [CUT_SHORT] if book.was_late else []
+    stats = PlanStats(
+        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
+    )
+    refusals = parts.crossable.refusals
+    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)

@@ -1,0 +1,188 @@
+"""Packs: kernels that do several things to small arrays which have no more in common than a scalar.
+
+Each *piece* of a pack is what a kernel could do by itself. Pieces of one *line* are ports of one hub
+(``fuseplan.schedule.scalar_hubs``), in some order, and no two of them read one array or exchange a value, but
+that the first may hold the hub's arithmetic: it takes scalars from the others or makes some for them. A pack
+is a run of pieces that follow each other there.
+
+**A pack runs on one core.** An axis that is cut among cores indexes all that a kernel writes
+(``fuseplan.schedule.layout.axis_roles``). Axes are tied by arrays alone, so no axis of one piece indexes what
+another writes. So there is one tile, which has all of every axis (``Scheduler.in_one_tile``). By
+``costmodel.roofline.estimate`` it waits for its first block once, and of every resource of its core it
+takes what its pieces take together:
+
+    launch + max over resources r of (sum over pieces i of r(i)),
+
+a floor that is known without scheduling it (``Line.least_ps``), and not a sum of the pieces' times: a
+piece that is slow on one core is free beside pieces that are bound by another resource. So there is
+no size from which a piece could not gain in a pack. Only where one resource bounds all of them does a
+piece lose for sure that needs it longer than it takes alone.
+
+**What does not fit does not fit with more in it.** One more piece adds its blocks to what is on chip,
+and to what is alive at a time, and changes no block of the others. But what a pack without the first
+piece writes for that one, with it a pack need not write: other pieces may fit with it only.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+
+from costmodel.boundary import Boundary, boundary
+from costmodel.device import DeviceSpec
+from costmodel.graph import Graph, OpKind
+from costmodel.picoseconds import time_ps
+from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.pricing import Nodes, Pricing
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.support.errors import Verdict
+
+MAX_ARRAYS = 96
+"""Arrays that a pack may read and write: what XLA allows a fusion on a GPU, whose launch passes a
+pointer to each (``MaxOperandsAndOutputsPerFusion``)."""
+
+
+def may_pack(graph: Graph, nodes: Nodes, arrays: bool = True) -> bool:
+    """Whether ``nodes`` may be in a piece: they work on arrays that are not empty, or, without
+    ``arrays``, on scalars alone; there is no contraction among them."""
+    members = [graph.nodes[n] for n in nodes]
+    simple = (node.kind <= OpKind.REDUCTION and not node.effects and 0 not in node.dims for node in members)
+    return all(simple) and (not arrays or any(node.dims and not node.bitcast for node in members))
+
+
+def arrays_read(graph: Graph, edge: Boundary) -> list[int]:
+    """The values of more than one element that a piece reads from outside: what may tie axes."""
+    return [v for v in edge.reads if graph.values[v].size > 1]
+
+
+class InOneTile(Pricing):
+    """``Pricing`` of packs by ``scheduler``: it answers for kernels of one tile alone."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        self._scheduler = scheduler
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        """As ``Pricing.compatible``."""
+        return self._scheduler.compatible(nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        """As ``Pricing.oversized``."""
+        return self._scheduler.oversized(nodes, crossing)
+
+    def renames(self, n: int) -> bool:
+        """As ``Pricing.renames``."""
+        return self._scheduler.renames(n)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        """As ``Pricing.price``."""
+        return self._scheduler.in_one_tile(nodes)
+
+
+class Line:
+    """Pieces in an order, and a floor under the time of each run of them.
+
+    Raises:
+        ValueError: the pieces are no line, and the message says why.
+    """
+
+    def __init__(self, graph: Graph, device: DeviceSpec, pieces: Sequence[Nodes]) -> None:
+        self.pieces = tuple(pieces)
+        self._device = device
+        edges = [boundary(graph, nodes) for nodes in pieces]
+        self._check(graph, edges)
+        first, others = edges[0], edges[1:]
+        readers = Counter(v for edge in edges for v in edge.reads)
+        made = {v for edge in edges for v in edge.writes}
+        shared = {v for v, count in readers.items() if count > 1}
+        inner = made & readers.keys()
+        line = {n for nodes in pieces for n in nodes}
+        # What nobody needs but the others of the line need not be written.
+        kept = {v for v in inner if v in graph.results or not line.issuperset(graph.consumers[v])}
+
+        def nbytes(values: Iterable[int]) -> int:
+            return sum(graph.values[v].nbytes for v in values)
+
+        def up_to(counts: Iterable[int]) -> tuple[int, ...]:
+            return tuple(accumulate(counts, initial=0))
+
+        def each(values: Callable[[Boundary], Iterable[int]]) -> tuple[int, ...]:
+            return up_to(nbytes(values(edge)) for edge in edges)
+
+        flops = [[graph.nodes[n].flops for n in nodes] for nodes in pieces]
+        self._read = each(lambda edge: set(edge.reads) - shared - inner)
+        self._written = each(lambda edge: [v for v in edge.writes if v not in inner or v in kept])
+        self._given = each(lambda edge: [v for v in edge.writes if v in inner and edge is not first])
+        self._only_given = each(lambda edge: inner.difference(kept, first.writes).intersection(edge.writes))
+        # Of what only some of them read, nothing is counted.
+        self._common_bytes = nbytes(v for v in shared - inner if readers[v] == len(pieces))
+        self._from_first_bytes = nbytes(v for v in first.writes if readers[v] == len(others) > 0)
+        self._vector = up_to(sum(f.vector for f in some) for some in flops)
+        self._transcendental = up_to(sum(f.transcendental for f in some) for some in flops)
+        self._arrays = up_to(len(set(edge.reads) - shared - inner) + len(edge.writes) for edge in edges)
+        self._n_shared, self._n_given = len(shared), len(inner.intersection(first.reads))
+
+    def _check(self, graph: Graph, edges: Sequence[Boundary]) -> None:
+        operations = [n for nodes in self.pieces for n in nodes]
+        if len(set(operations)) < len(operations):
+            raise ValueError("two pieces hold one operation")
+        maker = {v: k for k, edge in enumerate(edges) for v in edge.writes}
+        reader: dict[int, int] = {}
+        for k, (nodes, edge) in enumerate(zip(self.pieces, edges, strict=True)):
+            if not may_pack(graph, nodes) or not edge.writes:
+                raise ValueError(f"the piece of n{nodes[0]} is none that a pack may hold")
+            for v in edge.reads:
+                if v in maker and (graph.values[v].size > 1 or (k and maker[v])):
+                    raise ValueError(f"the piece of n{nodes[0]} reads v{v}, which another makes")
+            for v in arrays_read(graph, edge):
+                if reader.setdefault(v, k) != k:
+                    raise ValueError(f"two pieces read v{v}")
+
+    def allows(self, start: int, end: int) -> bool:
+        """Whether the pack of the pieces from ``start`` to before ``end`` has no more arrays than it
+        may; if not, nor has a longer one."""
+        shared = self._n_shared + (0 if start else self._n_given)
+        return self._arrays[end] - self._arrays[start] + shared <= MAX_ARRAYS
+
+    def nodes(self, start: int, end: int) -> Nodes:
+        """The operations of that pack, ascending."""
+        return tuple(sorted([n for nodes in self.pieces[start:end] for n in nodes]))
+
+    def hbm_bytes(self, start: int, end: int) -> int:
+        """Bytes that the pack moves at least."""
+        written = self._written[end] - self._written[start]
+        given = self._only_given[end] - self._only_given[start] if start else 0
+        return self._moved(start, end) + written + given
+
+    def _moved(self, start: int, end: int) -> int:
+        """Bytes that it reads at least."""
+        inside = self._given[end] - self._given[start]
+        scalars = self._from_first_bytes if start else self._given[-1] - inside
+        return self._read[end] - self._read[start] + self._common_bytes + scalars
+
+    def least_ps(self, start: int, end: int) -> int:
+        """Picoseconds that the pack takes at least."""
+        return self._device.launch_ps + max(self.busy_ps(start, end), self._wait_ps(start, end))
+
+    def busy_ps(self, start: int, end: int) -> int:
+        """Picoseconds that one core's most used resource is busy with it at least."""
+        device = self._device
+        cores = device.core_count
+        memory_ps = time_ps(self.hbm_bytes(start, end), device.hbm_bytes_per_s)
+        if device.sequential_grid:  # a core's DMA engine is its share of the memory
+            return max(cores * memory_ps, self._compute_ps(start, end))
+        cache_ps = cores * time_ps(self._moved(start, end), device.cache_bytes_per_s)
+        return max(memory_ps, cache_ps, self._compute_ps(start, end))
+
+    def _compute_ps(self, start: int, end: int) -> int:
+        device = self._device
+        vector_ps = time_ps(self._vector[end] - self._vector[start], device.vector_flops_per_s)
+        transcendental = self._transcendental[end] - self._transcendental[start]
+        return device.core_count * (vector_ps + time_ps(transcendental, device.transcendental_per_s))
+
+    def _wait_ps(self, start: int, end: int) -> int:
+        """What it takes at least because loads, or a step of the grid, take time of their own."""
+        if self._device.sequential_grid:
+            return self._compute_ps(start, end) + TPU_STEP_PS
+        return HBM_LATENCY_PS

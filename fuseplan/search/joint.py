@@ -1,0 +1,151 @@
+"""Put the kernels of all components in order; solve those together that wait for each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from costmodel.graph import Graph
+from fuseplan.plan.certificate import Joint
+from fuseplan.schedule.pricing import Nodes, Price, PriceBook
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.component import HEURISTICS, Starts
+from fuseplan.search.grouping import MAX_GROUPS, Parts, break_cycles, order_groups, place, sum_prices
+from fuseplan.search.result import FAILURES, MAX_ROUNDS, Solved, failure
+from fuseplan.search.set_partitioning import Instance, exact_cover
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import cyclic_sets, execution_order, shortest_cycle
+
+
+def join(
+    graph: Graph,
+    book: PriceBook,
+    parts: Parts,
+    starts: Starts,
+    solved: dict[int, Solved],
+    expires_at: float,
+    complete: Callable[[int], bool],
+) -> tuple[list[Nodes], int, bool, str, Joint | None]:
+    """Groups in execution order, the bound, whether it is proven, a note if not, and what was
+    proven of components that wait for each other. ``complete`` finds the columns of a kind that
+    was recalled, which are remembered nowhere."""
+    chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
+    bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
+    optimal = all(s.optimal for s in solved.values())
+    involved: set[int] = set()
+    cuts: list[tuple[Nodes, ...]] = []
+    joint_bound = 0
+    proven: frozenset[int] = frozenset()
+    failed = ""
+    for _ in range(MAX_ROUNDS):
+        ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
+        cycles = cyclic_sets(after)
+        outside = sum(b for i, b in enumerate(bounds) if i not in proven)
+        if not cycles:
+            ordered = [ranked[g] for g in execution_order(after)]
+            return ordered, outside + joint_bound, optimal, "", _joint(parts, proven, joint_bound)
+        if book.clock() >= expires_at or not optimal:
+            break
+        instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
+        for cycle in cycles:
+            circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
+            cuts.append(circle)
+            involved.update(instance_of[group[0]] for group in circle)
+        if not all(complete(kind) for kind in sorted({parts.instances[i][0] for i in involved})):
+            break
+        # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
+        hint: dict[int, list[Nodes]] = {i: [] for i in involved}
+        fallback, _ = break_cycles(graph, book, ranked)
+        for group in fallback:
+            if instance_of[group[0]] in involved:
+                hint[instance_of[group[0]]].append(group)
+        try:
+            joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at)
+        except FAILURES as error:
+            joint, failed = None, failure(error)
+        if joint is None:
+            break
+        groups, joint_bound = joint
+        proven = frozenset(involved)
+        for i in involved:
+            chosen[i] = [g for g in groups if instance_of[g[0]] == i]
+    fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
+    for name in HEURISTICS:
+        # A heuristic's own groups may have fewer circles, and lose less.
+        others = [place(starts.plan(kind, name), nodes) for kind, nodes in parts.instances]
+        apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
+        if sum_prices(book, apart) < sum_prices(book, fallback):
+            fallback, broken = apart, count
+    note = failed or f"{broken} groups that would wait for each other were taken apart"
+    outside = sum(b for i, b in enumerate(bounds) if i not in proven)
+    if sum(bounds) >= outside + joint_bound:
+        return fallback, sum(bounds), False, note, None
+    return fallback, outside + joint_bound, False, note, _joint(parts, proven, joint_bound)
+
+
+def _joint(parts: Parts, proven: frozenset[int], bound_ps: int) -> Joint | None:
+    return Joint(bound_ps, tuple(sorted(parts.instances[i][1][0] for i in proven))) if proven else None
+
+
+def _solve_jointly(
+    book: PriceBook,
+    parts: Parts,
+    solved: dict[int, Solved],
+    hint: dict[int, list[Nodes]],
+    cuts: Sequence[tuple[Nodes, ...]],
+    expires_at: float,
+) -> tuple[list[Nodes], int] | None:
+    """The cheapest groups of several components together that avoid all ``cuts``, and a
+    bound; None if that could not be proven in time."""
+    if any(solved[parts.instances[i][0]].by_runs for i in hint):
+        return None  # Who waits for twins outside may tell them apart.
+    known = [g for groups in hint.values() for g in groups]
+    gap = sum_prices(book, known).time_ps
+    for i in hint:
+        kind = parts.instances[i][0]
+        if not solved[kind].columns:
+            found = _all_columns(parts.kinds[kind], expires_at)
+            if found is None:
+                return None
+            solved[kind].columns = found
+            solved[kind].duals = (0,) * parts.kinds[kind].n
+        if not solved[kind].duals:  # only some of its groups are known
+            return None
+        gap -= sum(solved[kind].duals)
+    columns: dict[Nodes, tuple[int, int, int]] = {}
+    for i in sorted(hint):
+        kind, nodes = parts.instances[i]
+        result = solved[kind]
+        for mask, time_ps in result.columns.items():
+            if book.clock() >= expires_at:
+                return None
+            if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
+                price = parts.kinds[kind].price(mask)
+                if isinstance(price, Price):
+                    columns[place([mask], nodes)[0]] = price.objectives
+    for group in known:
+        columns.setdefault(group, sum_prices(book, [group]).objectives)
+    item = {n: k for k, n in enumerate(sorted(n for i in hint for n in parts.instances[i][1]))}
+    index = {group: k for k, group in enumerate(columns)}
+    selection = exact_cover(
+        Instance(
+            tuple(tuple(item[n] for n in group) for group in columns),
+            tuple(columns.values()),
+            len(item),
+            tuple(sorted(index[g] for g in known)),
+            max(expires_at - book.clock(), 0),
+            tuple(tuple(sorted(index[g] for g in cut)) for cut in cuts if all(g in index for g in cut)),
+        )
+    )
+    book.work.spend(selection.counted_us)
+    if selection.status != "OPTIMAL":
+        return None
+    groups = list(columns)
+    return [groups[k] for k in selection.chosen], selection.bound
+
+
+def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
+    """Columns of a component whose plan was certified without enumerating them; None if they are too many
+    or a limit comes first."""
+    found = enumerate_groups(space, MAX_GROUPS, expires_at, space.book.clock)
+    return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

@@ -1,0 +1,185 @@
+"""From groups of copies to a program in which the copies that were chosen are operations.
+
+A planner of a split graph (``fuseplan.search.duplicates``) says which kernels compute which copies. Those of
+one operation in one kernel are one operation again; those in several kernels stand once in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from costmodel.boundary import boundary
+from costmodel.graph import Graph
+from costmodel.kernel import Access
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import ORIGINAL, Item, Rewriter
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.pricing import Nodes, Pricing
+from fuseplan.search.duplicates import Copies, searched
+from fuseplan.search.grouping import Grouping
+from fuseplan.search.result import renumbered
+from fuseplan.support.errors import Verdict
+
+NO_PROOF = (
+    "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
+    "the plan is not reported as proven"
+)
+
+
+def realised(
+    lowered: Lowered, copies: Copies, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
+) -> tuple[Lowered, Grouping, list[list[int]]]:
+    """The program that a planner's answer about ``copies.graph`` asks for, the answer about it, and for
+    each operation of ``copies.whole`` the nodes of the program that compute it.
+
+    Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
+    ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
+    """
+    places = _Places(copies, grouping.groups)
+    program, node_id = places.program(lowered)
+    proof = grouping.proof
+    if proof is not None:
+        proof = replace(proof, roots=copies.roots, origins=_origins(copies, node_id))
+        # Prices are given node by node of the graph with copies, which no plan holds.
+        again = searched(program.graph, proof.roots, proof.origins)
+        if again is None or again.graph != copies.graph:
+            grouping, proof = grouping.unproven(NO_PROOF), None
+    kernels: list[Kernel] = []
+    pricing: Pricing | None = None
+    for g, kernel in enumerate(grouping.kernels):
+        moved = places.moved(kernel, g, program.graph, node_id)
+        nodes = moved.spec.nodes
+        is_whole = len(nodes) == len(moved.spec.node_axes)
+        if is_whole and {a.value for a in moved.spec.writes} == set(boundary(program.graph, nodes).writes):
+            kernels.append(moved)
+            continue
+        # No plan of least cost has such a kernel, but for what ties it together.
+        pricing = pricing or make_pricing(program)
+        kernels += _priced_anew(pricing, nodes)
+    number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
+    answer = replace(
+        grouping,
+        kernels=tuple(kernels),
+        components=(),
+        refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
+        notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
+        stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
+        proof=proof,
+    )
+    return program, answer, _by_operation(copies, node_id)
+
+
+def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:
+    """The program in which each of ``groups``, a partition of the copies, computes what its copies are of
+    once; and for each operation of ``copies.whole`` the nodes that compute it."""
+    program, node_id = _Places(copies, groups).program(lowered)
+    return program, _by_operation(copies, node_id)
+
+
+def _origins(copies: Copies, node_id: dict[Item, int]) -> Nodes:
+    """For each node of the program, the first that computes the same operation of ``copies.whole``; empty
+    where that is what the program's graph says, because nothing stood twice in ``copies.whole``."""
+    if not copies.whole.origins:
+        return ()
+    first: dict[int, int] = {}
+    ordered = sorted(node_id.items(), key=lambda item: item[1])
+    return tuple(first.setdefault(n, node) for (n, _), node in ordered)
+
+
+def _by_operation(copies: Copies, node_id: dict[Item, int]) -> list[list[int]]:
+    found: list[list[int]] = [[] for _ in copies.whole.nodes]
+    for (n, _), node in node_id.items():
+        found[n].append(node)
+    return found
+
+
+def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
+    kernel = pricing.price(nodes) if nodes else None
+    apart = [kernel] if isinstance(kernel, Kernel) else [pricing.price((n,)) for n in nodes]
+    for one in apart:
+        assert isinstance(one, Kernel), "an operation alone always has a price"
+        yield one
+
+
+def _renumbered(verdict: Verdict, number: dict[int, int]) -> Verdict:
+    return replace(verdict, nodes=tuple(sorted({number[n] for n in verdict.nodes})))
+
+
+class _Places:
+    """Which kernel computes what. An operation, or a value, and a kernel are an item."""
+
+    def __init__(self, copies: Copies, groups: Sequence[Nodes]) -> None:
+        self.copies = copies
+        graph = copies.graph
+        kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
+        self.items: list[Item] = [(copies.node[n], kernel_of[n]) for n in range(len(graph.nodes))]
+        """For each copy, what it is part of."""
+        self._source: dict[tuple[int, int | None], Item] = {}
+        """For each value that a kernel reads, whose it is: of several the first, for all readers."""
+        for node in graph.nodes:
+            g = kernel_of[node.id]
+            for v in node.inputs:
+                maker = graph.values[v].producer
+                inside = maker >= 0 and kernel_of[maker] == g
+                made_by = ORIGINAL if maker < 0 else kernel_of[maker]
+                if inside or (copies.value[v], g) not in self._source:
+                    self._source[copies.value[v], g] = (copies.value[v], made_by)
+        self.results = {
+            copies.value[v]: kernel_of[p] if (p := graph.values[v].producer) >= 0 else ORIGINAL
+            for v in graph.outputs
+        }
+        """For each result of the program, whose it is."""
+        self._whole = copies.whole
+
+    def source(self, g: int | None, v: int) -> Item:
+        """The item that kernel ``g`` reads as value ``v``."""
+        return self._source[v, g]
+
+    def program(self, lowered: Lowered) -> tuple[Lowered, dict[Item, int]]:
+        """The program with an operation for each item that is needed, and the ids of those."""
+        whole = self._whole
+        every = dict.fromkeys(self.items)
+        if len(every) == len(whole.nodes):
+            return lowered, {item: item[0] for item in every}
+        rewriter = Rewriter(lowered)
+        origin = whole.origins or range(len(whole.nodes))
+        node_id: dict[Item, int] = {}
+        origins: list[int] = []
+        first: dict[int, int] = {}
+        for n, g in self._alive(every):
+            new = node_id[n, g] = rewriter.add(n, g, partial(self.source, g))
+            origins.append(first.setdefault(origin[n], new))
+        return rewriter.finish(lambda v: (v, self.results[v]), tuple(origins)), node_id
+
+    def _alive(self, every: dict[Item, None]) -> list[Item]:
+        """The items whose results someone needs, in order."""
+        needed = {(v, g) for v, g in self.results.items()}
+        alive: list[Item] = []
+        for n, g in sorted(every, reverse=True):
+            node = self._whole.nodes[n]
+            if node.effects or any((v, g) in needed for v in node.outputs):
+                alive.append((n, g))
+                needed.update(self.source(g, v) for v in node.inputs)
+        return alive[::-1]
+
+    def moved(self, kernel: Kernel, g: int, graph: Graph, node_id: dict[Item, int]) -> Kernel:
+        """A kernel of copies as one of the program's operations."""
+        value, spec = self.copies.value, kernel.spec
+        whole = self._whole
+        items = sorted({self.items[n] for n in spec.nodes} & node_id.keys())
+        made = {
+            v: w
+            for n, g in items
+            for v, w in zip(whole.nodes[n].outputs, graph.nodes[node_id[n, g]].outputs, strict=True)
+        }
+        inputs = {
+            v: w
+            for n, g in items
+            for v, w in zip(whole.nodes[n].inputs, graph.nodes[node_id[n, g]].inputs, strict=True)
+        }
+        reads = [Access(inputs[v], a.axes) for a in spec.reads if (v := value[a.value]) in inputs]
+        writes = [Access(made[v], a.axes) for a in spec.writes if (v := value[a.value]) in made]
+        nodes = tuple(sorted(node_id[item] for item in items))
+        return Kernel(replace(spec, nodes=nodes, reads=tuple(reads), writes=tuple(writes)), kernel.cost)

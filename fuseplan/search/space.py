@@ -1,0 +1,323 @@
+"""One component to plan: who reads whom as bitmasks of positions, legality, prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+
+from fuseplan.schedule.pricing import Price, PriceBook, total_of
+from fuseplan.search.capacity import Room
+from fuseplan.search.components import Component
+from fuseplan.search.duplicate_rules import Closure
+from fuseplan.search.nogoods import Monotone
+from fuseplan.support.bitset import bits, pick, transposed
+from fuseplan.support.digraph import cyclic_sets
+from fuseplan.support.errors import Verdict
+
+Mask = int
+
+
+class Space:
+    """One component: adjacency and reachability as bitmasks, answers and prices remembered.
+
+    ``below[i]`` and ``above[i]`` are the positions on paths from and to ``i``;
+    ``conflicts[i]`` those that can never share a group with it. ``made[i]`` and ``read[i]`` are
+    masks of ``values``, those that members make; ``kept`` are those that are needed outside,
+    ``given`` values from outside that members read.
+    """
+
+    def __init__(
+        self, component: Component, book: PriceBook, members: tuple[tuple[int, ...], ...] | None = None
+    ) -> None:
+        self.component = component
+        self.book = book
+        self.members = members or tuple((n,) for n in component.nodes)
+        """The nodes of the graph at each position: one, but in a contracted component."""
+        self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
+        self.n = n = len(self.members)
+        self.everything: Mask = (1 << n) - 1
+        self.neighbours = [0] * n
+        self.producers: list[list[int]] = [[] for _ in range(n)]
+        self.inner_below = [0] * n
+        for u, v in component.edges:
+            self.neighbours[u] |= 1 << v
+            self.neighbours[v] |= 1 << u
+            self.producers[v].append(u)
+        for u, v in component.siblings:
+            self.neighbours[u] |= 1 << v
+            self.neighbours[v] |= 1 << u
+        for v in reversed(range(n)):
+            for u in self.producers[v]:
+                self.inner_below[u] |= self.inner_below[v] | 1 << v
+        self.inner_above = [0] * n
+        for v in range(n):
+            for u in self.producers[v]:
+                self.inner_above[v] |= self.inner_above[u] | 1 << u
+        self.conflicts = [a | b for a, b in zip(component.apart, transposed(component.apart), strict=True)]
+        if book.offers:
+            # Only an offered group may hold both ends of an edge that the rules refuse.
+            for u, v in component.edges:
+                if book.compatible(self.members[u] + self.members[v]) is not None:
+                    self.conflicts[u] |= 1 << v
+                    self.conflicts[v] |= 1 << u
+        self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
+        """What waits for each position, on any path."""
+        self._exchange()
+        self.closure = Closure(book.graph, book.copies, self.members, book.renames) if book.copies else None
+        """What groups of copies must hold; None where no operation has any."""
+        if self.closure is not None and not self.closure.classes:
+            self.closure = None
+        self.offers = tuple(self._offered())
+        """Groups that the scheduler offers beside the compatible ones."""
+        self._rules = Monotone(self._clash, self.everything)
+        self._capacity = Monotone(self._overflow, 0)
+        self._room = self._make_room()
+        graph = book.graph
+        self._n_dims = [
+            sum(
+                len(graph.values[v].shape)
+                for n in nodes
+                for v in graph.nodes[n].inputs + graph.nodes[n].outputs
+            )
+            for nodes in self.members
+        ]
+        """For each position, the dimensions of its operands and results."""
+        self._prices: dict[Mask, Price | Verdict] = {}
+
+    def _exchange(self) -> None:
+        graph, outputs = self.book.graph, self.book.outputs
+        self.values = tuple(
+            v
+            for nodes in self.members
+            for n in nodes
+            for v in graph.nodes[n].outputs
+            if v in outputs or any(self.position.get(c) != self.position[n] for c in graph.consumers[v])
+        )
+        bit = {v: 1 << k for k, v in enumerate(self.values)}
+        self.made = [
+            sum(bit.get(v, 0) for n in nodes for v in graph.nodes[n].outputs) for nodes in self.members
+        ]
+        self.read = [0] * self.n
+        self.readers: list[Mask] = [0] * len(self.values)
+        """For each of ``values``, the positions that read it, but for the one that makes it."""
+        self.kept = 0
+        given: set[int] = set()
+        for i, nodes in enumerate(self.members):
+            for v in {v for n in nodes for v in graph.nodes[n].inputs}:
+                b = bit.get(v, 0) & ~self.made[i]
+                self.read[i] |= b
+                if b:
+                    self.readers[b.bit_length() - 1] |= 1 << i
+                if graph.values[v].producer not in self.position:
+                    given.add(v)
+        self.given = frozenset(given)
+        for v, b in bit.items():
+            if v in outputs or any(c not in self.position for c in graph.consumers[v]):
+                self.kept |= b
+
+    def _offered(self) -> Iterator[Mask]:
+        for nodes in self.book.offers:
+            if all(n in self.position for n in nodes):
+                mask = self.mask(nodes)
+                waits = any(self.component.apart[i] & mask for i in bits(mask))
+                if self.nodes(mask) == nodes and not waits:
+                    yield mask
+
+    @property
+    def singles(self) -> list[Mask]:
+        """The partition in which every operation is a kernel of its own, which computes it once."""
+        classes = self.closure.classes if self.closure is not None else []
+        copied = sum(classes)
+        return sorted(
+            [*classes, *(1 << i for i in range(self.n) if not copied >> i & 1)], key=lambda mask: mask & -mask
+        )
+
+    def nodes(self, mask: Mask) -> tuple[int, ...]:
+        """The nodes of the graph that ``mask`` stands for."""
+        if self.n == len(self.component.nodes):
+            return tuple(pick(mask, self.component.nodes))
+        return tuple(sorted([n for i in bits(mask) for n in self.members[i]]))
+
+    def mask(self, nodes: Iterable[int]) -> Mask:
+        """The positions of nodes of the graph."""
+        mask = 0
+        for n in nodes:
+            mask |= 1 << self.position[n]
+        return mask
+
+    def crossing(self, mask: Mask) -> Mask:
+        """Those of ``values`` that the group exchanges with other members or writes for others."""
+        made = read = 0
+        for i in bits(mask):
+            made |= self.made[i]
+            read |= self.read[i]
+        crossing = read & ~made | made & self.kept
+        for k in bits(made & ~self.kept):
+            if self.readers[k] & ~mask:
+                crossing |= 1 << k
+        return crossing
+
+    def refused(self, mask: Mask, crossing: Mask) -> bool:
+        """Whether the monotone rules refuse the group, and every larger one that still has to
+        read or write ``crossing`` (a mask of ``values``)."""
+        return self.breaks_rules(mask) or (self.is_tight(mask) and self.overflows(mask, crossing))
+
+    def breaks_rules(self, mask: Mask) -> bool:
+        """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
+        # XLA's loops are offered for sets of hundreds, from which nothing is to be learnt.
+        plain = self.offers and self.book.absorbs_moves
+        return self._clash(mask) is not None if plain else self._rules.refused(mask)
+
+    def is_tight(self, mask: Mask) -> bool:
+        """Whether the group may be too large for the chip, so that ``overflows`` is to be asked."""
+        if self.book.absorbs_moves:  # no kernel need fit
+            return False
+        return self._room is None or self._room.is_tight(mask)
+
+    def overflows(self, mask: Mask, crossing: Mask) -> bool:
+        """Whether the group, and every larger one that still has to read or write ``crossing``, is
+        too large for the chip (``Pricing.oversized``)."""
+        return self._capacity.refused(mask | crossing << self.n)
+
+    def is_known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:
+        """``overflows``, as far as that follows from groups that were asked about before."""
+        return self._capacity.holds_core(mask | crossing << self.n)
+
+    def _make_room(self) -> Room | None:
+        residency = self.book.residency
+        values = {v: 1 << k for k, v in enumerate(self.values)}
+        return None if residency is None else Room(residency, self.members, values, self.inner_above)
+
+    # Questions are counted though another component may have asked them of groups of such a structure: what
+    # a search may do does not depend on what was searched before.
+
+    def _clash(self, mask: Mask) -> Mask | None:
+        """None if the rules allow the group; else the positions that the refusal names."""
+        self.book.work.spend_rules(sum([self._n_dims[i] for i in bits(mask)]))
+        verdict = self.book.compatible(self.nodes(mask))
+        return None if verdict is None else mask & self.mask(verdict.nodes)
+
+    def _overflow(self, question: Mask) -> Mask | None:
+        """None if the group may fit on chip while it exchanges some values."""
+        mask = question & self.everything
+        if self._room is not None and self._room.is_roomy(mask, question >> self.n):
+            return None
+        self.book.work.spend_room(mask.bit_count(), loops=self._room is None)
+        return None if self._oversized(question) is None else question
+
+    def _oversized(self, question: Mask) -> Verdict | None:
+        mask, crossing = question & self.everything, question >> self.n
+        touched = 0
+        for i in bits(mask):
+            touched |= self.made[i] | self.read[i]
+        outside = self.given.union([self.values[k] for k in bits(crossing & touched)])
+        return self.book.oversized(self.nodes(mask), outside)
+
+    def price(self, mask: Mask) -> Price | Verdict:
+        """What the group costs, or why it is refused."""
+        if mask not in self._prices:
+            nodes = self.nodes(mask)
+            self.book.work.spend_price(len(nodes), loops=self._room is None)
+            self._prices[mask] = self.book.price(nodes)
+        return self._prices[mask]
+
+    def known_price(self, mask: Mask) -> Price | Verdict | None:
+        """The price of a group that has been asked for before, else None. What other components
+        asked for is not looked up: a plan must not depend on which of them are remembered."""
+        return self._prices.get(mask)
+
+    def floor(self, mask: Mask) -> int:
+        """Picoseconds that no partition of the group beats."""
+        return self.book.floor(self.nodes(mask))
+
+    def least(self, mask: Mask) -> int:
+        """Picoseconds that the group takes at least as one kernel."""
+        return self.book.least(self.nodes(mask))
+
+    def floor_bytes(self, mask: Mask) -> int:
+        """HBM bytes that the group moves at least, as one kernel."""
+        return self.book.floor_bytes(self.nodes(mask))
+
+    def floors(self, groups: Sequence[Mask]) -> list[tuple[int, int]]:
+        """For each group, ``least`` and ``floor_bytes``."""
+        floors = self.book.floors(self.members)
+        if floors is not None:
+            return floors.one_kernel(groups)
+        return [(self.least(mask), self.floor_bytes(mask)) for mask in groups]
+
+    def total(self, groups: Iterable[Mask]) -> Price:
+        """The cost of a partition, each group of which has a price."""
+        return total_of(map(self.price, groups))
+
+    @cached_property
+    def is_ideal(self) -> bool:
+        """Whether the component is one kernel that costs no more than any plan must.
+
+        One question instead of a search: the scalar arithmetic of a large optimizer is a thousand
+        operations that all fuse.
+        """
+        if self.clashes(self.everything) or self.refused(self.everything, self.kept):
+            return False
+        price = self.price(self.everything)
+        return isinstance(price, Price) and price.time_ps == self.floor_ps
+
+    @cached_property
+    def floor_ps(self) -> int:
+        """Picoseconds that no plan of the component beats."""
+        return self.floor(self.everything)
+
+    @property
+    def refusals(self) -> list[tuple[Mask, Verdict]]:
+        """The smallest groups that the rules refuse, and those that have no price."""
+        found: list[tuple[Mask, Price | Verdict | None]] = list(self._prices.items())
+        found += [(core, self.book.compatible(self.nodes(core))) for core in self._rules.cores]
+        found += [(core & self.everything, self._oversized(core)) for core in self._capacity.cores]
+        return [(mask, verdict) for mask, verdict in found if isinstance(verdict, Verdict)]
+
+    def clashes(self, mask: Mask) -> bool:
+        """Whether two members can never share a group."""
+        return any(self.conflicts[i] & mask for i in bits(mask))
+
+    def followers(self, groups: Sequence[Mask]) -> list[set[int]]:
+        """For each group of a partition, by index, the groups that directly wait for it: those that read from
+        it, or that a path outside of the component leads to. Its transitive closure is that of
+        ``successors``, so both give the same orders and cycles."""
+        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
+        after: list[set[int]] = [set() for _ in groups]
+        for u, v in self.component.edges:
+            after[owner[u]].add(owner[v])
+        for u, v in self._far_edges:
+            after[owner[u]].add(owner[v])
+        for g, later in enumerate(after):
+            later.discard(g)
+        return after
+
+    @cached_property
+    def _far_edges(self) -> tuple[tuple[int, int], ...]:
+        """Pairs of positions that, with the edges inside, imply all paths through the outside."""
+        readers = [0] * self.n
+        for u, v in self.component.edges:
+            readers[u] |= 1 << v
+        apart = self.component.apart
+        found: list[tuple[int, int]] = []
+        for u, far in enumerate(apart):
+            fresh = far
+            for v in bits(readers[u]) if far else ():
+                fresh &= ~apart[v]
+            found += [(u, v) for v in bits(fresh) if not any(far >> p & 1 for p in self.producers[v])]
+        return tuple(found)
+
+    def can_run(self, groups: Sequence[Mask]) -> bool:
+        """Whether the groups of a partition can run in some order: none wait for each other in a cycle."""
+        return not cyclic_sets(self.followers(groups))
+
+    def successors(self, groups: Sequence[Mask]) -> list[set[int]]:
+        """For each group of a partition, the groups that wait for it, by index."""
+        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
+        after: list[set[int]] = []
+        for g, mask in enumerate(groups):
+            reach = 0
+            for i in bits(mask):
+                reach |= self.below[i]
+            after.append({owner[i] for i in bits(reach & ~mask)} - {g})
+        return after

@@ -1,0 +1,113 @@
+"""Other groups for the nodes of a plan: are they possible, and what would they cost?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from costmodel.graph import Graph
+from fuseplan.plan.constraints import Resolved
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.schedule.pricing import Nodes, PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.constrained_pricing import limited
+from fuseplan.search.ties import Ties
+from fuseplan.support.digraph import cyclic_sets, group_successors
+from fuseplan.support.errors import Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Some kernels of a plan replaced by other groups of the same nodes."""
+
+    groups: tuple[Nodes, ...]
+    extra_ps: int
+    extra_hbm_bytes: int
+
+
+class Regrouping:
+    """What other groups of a plan's nodes would cost; prices are remembered."""
+
+    def __init__(self, plan: FusionPlan) -> None:
+        self.plan = plan
+        self.graph: Graph = plan.graph
+        self.loops = plan.device.backend == "xla"
+        """Whether groups may be tiled loops, which break rules that others keep."""
+        self.constraints = plan.constraints or Resolved()
+        scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
+        self.book = PriceBook(*limited(plan.graph, scheduler, self.constraints))
+        self.ties = Ties(plan.graph, self.book.walked)
+        self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
+        self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
+
+    def merge(self, kernels: Iterable[int]) -> Change | Verdict:
+        """Those kernels, and all between them, as one."""
+        chosen = set(kernels)
+        while True:
+            closure = self.ties.between({n for k in chosen for n in self.groups[k]})
+            wider = {self.kernel_of[n] for n in closure}
+            if wider == chosen:
+                break
+            chosen = wider
+        nodes = tuple(sorted(closure))
+        refused = self.why_no_kernel(nodes)
+        if refused is not None:
+            return refused
+        return self.change(chosen, [nodes])
+
+    def why_no_kernel(self, nodes: Nodes) -> Verdict | None:
+        """Why ``nodes`` cannot be one kernel, by a rule or for want of a schedule."""
+        if len(nodes) > 1 and len(self.ties.parts(nodes)) > 1:
+            return Verdict(
+                "producer-consumer",
+                "no value passes between them, nor do they walk one array side by side",
+                nodes,
+            )
+        # Of what fits no kernel there may be tiled loops: the price knows both.
+        refused = None if self.loops else self.book.compatible(nodes)
+        price = refused or self.book.price(nodes)
+        return price if isinstance(price, Verdict) else None
+
+    def change(self, kernels: Iterable[int], groups: Sequence[Nodes]) -> Change | Verdict:
+        """Replace ``kernels`` by ``groups``, if the rest can then still run."""
+        cut = next((t for group in groups if (t := self.constraints.cut(group)) is not None), None)
+        if cut is not None:
+            return Verdict("constraint", cut.text, cut.nodes)
+        gone = set(kernels)
+        others = [g for k, g in enumerate(self.groups) if k not in gone]
+        after = group_successors(self.ties.edges, [*groups, *others])
+        if cyclic_sets(after):
+            return Verdict("cycle", "the kernels would wait for each other", groups[0])
+        time_ps = hbm_bytes = 0
+        for group in groups:
+            price = self.book.price(group)
+            if isinstance(price, Verdict):
+                return price
+            time_ps += price.time_ps
+            hbm_bytes += price.hbm_bytes
+        now = [self.plan.kernels[k].cost for k in gone]
+        return Change(
+            tuple(groups),
+            time_ps - sum(c.time_ps for c in now),
+            hbm_bytes - sum(c.hbm_bytes for c in now),
+        )
+
+    def pieces(self, nodes: Iterable[int]) -> list[Nodes]:
+        """``nodes`` as kernels: what holds together and has a price; else one by one."""
+        pieces: list[Nodes] = []
+        for part in self.ties.parts(tuple(nodes)):
+            convex = set(part) == self.ties.between(set(part))
+            if convex and self.why_no_kernel(part) is None:
+                pieces.append(part)
+            else:
+                pieces += [(n,) for n in part]
+        return pieces
+
+    def split_out(self, nodes: Nodes) -> Change | Verdict:
+        """A kernel of exactly ``nodes``; what it takes from other kernels leaves them in pieces."""
+        refused = self.why_no_kernel(nodes)
+        if refused is not None:
+            return refused
+        kernels = {self.kernel_of[n] for n in nodes}
+        rest = {n for k in kernels for n in self.groups[k]} - set(nodes)
+        return self.change(kernels, [nodes, *self.pieces(rest)])

@@ -1,0 +1,72 @@
+"""What can be set: options of one call, and the ``FUSEPLAN_*`` environment variables
+(``FUSEPLAN_MEMO`` is ``fuseplan.search.cache``'s)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from costmodel.device import DeviceSpec, UnknownDeviceError
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.features import ALL_FEATURES, Features
+from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.planners import get_planner
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.targets.calibrate import measured
+from fuseplan.targets.detect import find_device, local_device
+
+
+def make_options(
+    device: str | DeviceSpec | None = None,
+    planner: str = "solver",
+    deadline_s: float = DEFAULT_DEADLINE_S,
+    strict: bool = False,
+    constraints: Constraints | None = None,
+    features: Features = ALL_FEATURES,
+) -> Options:
+    """Resolve and check options.
+
+    ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
+    device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
+    not a number of seconds, at least zero, or constraints or features of another type.
+    """
+    if not isinstance(planner, str):
+        raise InvalidArgumentError(
+            f"planner expects the name of one planner, got {planner!r}; fuseplan.compare takes several"
+        )
+    get_planner(planner)
+    if isinstance(deadline_s, bool) or not isinstance(deadline_s, (int, float)) or not deadline_s >= 0:
+        raise InvalidArgumentError(
+            f"deadline_s expects a number of seconds >= 0, got {deadline_s!r}. "
+            "With 0 the planner answers at once with a heuristic's plan."
+        )
+    if constraints is not None and not isinstance(constraints, Constraints):
+        raise InvalidArgumentError(
+            f"constraints expects a fuseplan.Constraints, got {type(constraints).__name__}: write "
+            "fuseplan.Constraints(must_fuse=[...], never_fuse=[...])"
+        )
+    if not isinstance(features, Features):
+        raise InvalidArgumentError(
+            f"features expects a fuseplan.Features, got {type(features).__name__}: write "
+            "fuseplan.Features(siblings=False)"
+        )
+    return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None, features)
+
+
+def with_figures(options: Options) -> Options:
+    """``options`` with a device whose figures prices can rest on: a CPU that has not been measured is
+    measured now, which takes seconds."""
+    return replace(options, device=measured(options.device))
+
+
+def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:
+    """The device of that name; None is the device JAX runs on by default."""
+    if device is None:
+        return local_device()
+    if not isinstance(device, (str, DeviceSpec)):
+        raise InvalidArgumentError(
+            f"device expects a name such as 'h200' or a costmodel.DeviceSpec, got {type(device).__name__}"
+        )
+    try:
+        return find_device(device)
+    except UnknownDeviceError as error:
+        raise UnknownNameError(str(error)) from None

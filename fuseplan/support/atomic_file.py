@@ -1,0 +1,45 @@
+"""Files that appear whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from os import PathLike
+from pathlib import Path
+
+from fuseplan.support.errors import FuseplanError
+
+
+class OutputError(FuseplanError, OSError):
+    """A file cannot be written."""
+
+
+def check_writable(path: str | PathLike[str]) -> Path:
+    """``path`` if a file can be made there, asked before long work. Raises ``OutputError``."""
+    target = Path(path)
+    if target.is_dir():
+        raise OutputError(f"expected a file to write, but {target} is a folder")
+    folder = target.parent
+    if not folder.is_dir():
+        raise OutputError(f"cannot write {target}: there is no folder {folder}")
+    if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
+        raise OutputError(f"cannot write {target}: permission denied")
+    return target
+
+
+def write_text(path: str | PathLike[str], text: str) -> Path:
+    """Write ``text`` in one step: a reader sees the old file or the new one. Raises
+    ``OutputError``."""
+    target = check_writable(path)
+    if target.exists() and not target.is_file():  # a pipe or a device: nothing to replace
+        target.write_text(text, encoding="utf-8")
+        return target
+    part = target.with_name(f".{target.name}.{os.getpid()}.part")
+    try:
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, target)
+        finally:
+            part.unlink(missing_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot write {target}: {error.strerror or error}") from None
+    return target

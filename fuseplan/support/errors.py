@@ -1,0 +1,111 @@
+"""Errors a user can act on, and the reasons behind decisions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+class FuseplanError(Exception):
+    """Base of every error that fuseplan raises: what was expected, what came, and the
+    remedy."""
+
+
+class UnknownNameError(FuseplanError, ValueError):
+    """A device, planner, workload or backend of that name is not known."""
+
+
+class InvalidArgumentError(FuseplanError, TypeError):
+    """An argument has the wrong type or value."""
+
+
+class UnsupportedOperationError(FuseplanError, NotImplementedError):
+    """An equation has no rule and ``strict=True`` asked for one."""
+
+
+class InvalidPlanError(FuseplanError, ValueError):
+    """A plan (read from a file, say) is illegal or does not belong to this function."""
+
+
+class ConstraintError(FuseplanError, ValueError):
+    """A constraint selects nothing, or cannot hold together with the rules or another one."""
+
+
+class MismatchError(FuseplanError, AssertionError):
+    """``FUSEPLAN_CHECK=1`` found that a fused result differs from JAX's own."""
+
+
+class MemoryLimitError(FuseplanError, ValueError):
+    """No plan was found whose temporaries fit in ``limit_bytes`` at once.
+
+    ``smallest_bytes`` is the lowest peak of any plan that was found, ``least_bytes`` what every
+    plan needs: the two are equal where the lowest is proven to be. ``bound_ps``, if there is one,
+    is a bound on the time of every plan. ``ended`` begins a sentence on the limit that cut the search short,
+    if one did (``fuseplan.support.work.ENDED``).
+    """
+
+    def __init__(
+        self,
+        limit_bytes: int,
+        smallest_bytes: int,
+        least_bytes: int,
+        bound_ps: int | None = None,
+        ended: str = "",
+    ) -> None:
+        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps, ended)
+        self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
+        self.least_bytes, self.bound_ps = least_bytes, bound_ps
+        self.ended = ended
+
+    def joined(self, other: MemoryLimitError) -> MemoryLimitError:
+        """What holds where either of two graphs may be planned."""
+        bounds = (self.bound_ps, other.bound_ps)
+        return MemoryLimitError(
+            self.limit_bytes,
+            min(self.smallest_bytes, other.smallest_bytes),
+            min(self.least_bytes, other.least_bytes),
+            min(b for b in bounds if b is not None) if None not in bounds else None,
+            self.ended or other.ended,
+        )
+
+    @property
+    def proven(self) -> bool:
+        """Whether no plan has a lower peak than ``smallest_bytes``."""
+        return self.least_bytes >= self.smallest_bytes
+
+    def __str__(self) -> str:
+        if self.proven:
+            known = f"the smallest possible peak is {self.smallest_bytes:,} bytes"
+        else:
+            known = f"the smallest peak found is {self.smallest_bytes:,} bytes"
+            known += f", and none is below {self.least_bytes:,}" if self.least_bytes else ""
+        found = "exists" if self.limit_bytes < self.least_bytes else "was found"
+        cut = f"{self.ended} the search had ended: a longer deadline_s may find less" if self.ended else ""
+        return (
+            f"no plan {found} whose temporaries need at most {self.limit_bytes:,} bytes at once: {known}. "
+            f"Allow max_peak_bytes={self.smallest_bytes}, use a smaller batch, or recompute intermediates "
+            f"(jax.checkpoint){'; ' if cut else ''}{cut}."
+        )
+
+
+class FuseplanWarning(UserWarning):
+    """Something was left to XLA, or a limit was reached; the result is still right."""
+
+
+class CompilerRefusalWarning(FuseplanWarning):
+    """A device's compiler refused a fused kernel; another plan, or XLA, takes its place."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why a group is refused: the rule it breaks, and the particulars.
+
+    ``rule`` is one of ``producer-consumer``, ``cycle``, ``shapes``, ``side-effects``,
+    ``on-chip``, ``opaque``, ``backend``, ``constraint``.
+    """
+
+    rule: str
+    reason: str
+    nodes: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.reason}"

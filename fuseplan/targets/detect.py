@@ -1,0 +1,71 @@
+"""The devices by name, and the one that JAX runs on here, as the cost model knows them."""
+
+from __future__ import annotations
+
+import warnings
+
+import jax
+
+from costmodel.device import DeviceSpec, get_device, with_backend
+from fuseplan.support.errors import FuseplanWarning
+from fuseplan.targets.calibrate import local_cpu, unmeasured_cpu
+
+# What jax.Device.device_kind says of each device, lower case.
+_KINDS = {
+    "a100": "a100",
+    "h100": "h100",
+    "h200": "h200",
+    "b200": "b200",
+    "l4": "l4",
+    "rtx 4090": "rtx4090",
+    "tpu v4": "tpu_v4",
+    "tpu v5 lite": "tpu_v5e",
+    "tpu v5e": "tpu_v5e",
+    "tpu v5p": "tpu_v5p",
+    "tpu v5": "tpu_v5p",
+    "tpu v6 lite": "tpu_v6e",
+    "tpu v6e": "tpu_v6e",
+}
+_NEAREST = {"gpu": "h100", "tpu": "tpu_v5e"}
+
+
+def local_platform() -> str:
+    """``cpu``, ``gpu`` or ``tpu``: the platform of JAX's default backend."""
+    platform = jax.default_backend()
+    return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+
+
+def find_device(name: str | DeviceSpec) -> DeviceSpec:
+    """``costmodel.get_device``, but ``cpu`` is this machine's as XLA drives it.
+
+    Raises:
+        costmodel.UnknownDeviceError: no such device, or no such backend of it.
+    """
+    device, _, backend = str(name).partition(":")
+    return with_backend(local_cpu(), backend) if device == "cpu" else get_device(name)
+
+
+def unmeasured_device(device: str | DeviceSpec | None) -> str | DeviceSpec | None:
+    """``device``, but this machine's CPU as far as it is known without measuring it."""
+    is_here = device == "cpu" or (device is None and local_platform() == "cpu")
+    return unmeasured_cpu() if is_here else device
+
+
+def local_device() -> DeviceSpec:
+    """The default backend's device; one that is not in the table is planned for as its
+    nearest known relative, with a warning."""
+    platform = local_platform()
+    if platform == "cpu":
+        return local_cpu()
+    kind = jax.devices()[0].device_kind.lower()
+    for text, name in _KINDS.items():
+        if text in kind:
+            return get_device(name)
+    nearest = _NEAREST.get(platform, "cpu")
+    warnings.warn(
+        f"fuseplan does not know the device {kind!r} and plans for {nearest!r}; "
+        "pass device= with a costmodel.DeviceSpec of your own to say what it can do",
+        FuseplanWarning,
+        stacklevel=2,
+    )
+    return find_device(nearest)

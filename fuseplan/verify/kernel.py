@@ -1,0 +1,273 @@
+"""Check one kernel: it is legal, its schedule is possible, and it costs what it claims.
+
+What is asked of a kernel depends on its nodes, its schedule, which of its values are needed
+outside, what may be computed inside a contraction, and which of its nodes are ports of one hub, and
+on nothing else of the plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from costmodel.axes import NodeAxes, Unifier, compose
+from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.memory import footprint
+from costmodel.roofline import estimate
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.schedule.layout import contraction_axes
+from fuseplan.schedule.legality import refuse, refuse_nest
+from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
+from fuseplan.schedule.scalar_hubs import Hubs
+from fuseplan.schedule.siblings import walked
+from fuseplan.schedule.spec import is_nest
+from fuseplan.schedule.streaming import walks_in_passes
+from fuseplan.support.errors import InvalidPlanError
+
+
+def check_kernel(
+    plan: FusionPlan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool], hubs: Hubs
+) -> None:
+    """Raise ``InvalidPlanError`` unless kernel ``k`` is what it should be; ``results`` are those
+    of the function, ``is_gated`` what may be computed inside a contraction, ``hubs`` those of the graph."""
+    graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
+    where = name_of(plan, k)
+    walks = walks_in_passes(device.backend) or not kernel.spec.passes
+    require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
+    if kernel.spec.compiled is None:
+        _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
+    _check_boundary(graph, kernel.spec, results, where)
+    _check_axes(graph, kernel.spec, where)
+    need = footprint(graph, kernel.spec, device)
+    require(
+        need.fits(device),
+        f"{where} needs {need.onchip_bytes:,} bytes on chip and {need.register_bytes:,} bytes of "
+        f"registers a tile; {device.name} has {device.onchip_bytes:,} and "
+        f"{device.register_bytes:,}, of which values may use half",
+    )
+    cost = estimate(graph, kernel.spec, device, need)
+    require(
+        cost == kernel.cost,
+        f"{where} claims {kernel.cost.time_ps:,} ps and {kernel.cost.hbm_bytes:,} bytes but costs "
+        f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
+    )
+    nodes = kernel.spec.nodes
+    if kernel.spec.compiled is not None:  # What XLA's own kernels hold is XLA's to say.
+        whole = kernel.spec.backend == "xla" and not kernel.spec.axes
+        require(whole, f"{where} is XLA's own and has a schedule of ours")
+        return
+    refused = refuse(graph, device.backend, nodes, unifier, is_gated)
+    if is_nest(graph, kernel.spec):
+        require(
+            refused is not None or kernel.spec.backend == "loops",
+            f"{where} walks an axis in passes beside a contraction that streams its own",
+        )
+        refused = refuse_nest(graph, kernel.spec.backend, nodes, unifier)
+    require(refused is None, f"{where} breaks a rule: {refused}")
+
+
+def require(ok: bool, what: str) -> None:
+    """Raise ``InvalidPlanError`` with ``what`` unless ``ok``."""
+    if not ok:
+        raise InvalidPlanError(what)
+
+
+def name_of(plan: FusionPlan, k: int) -> str:
+    """Kernel ``k`` as messages call it."""
+    nodes = plan.kernels[k].spec.nodes
+    ops = [plan.graph.nodes[n].op for n in nodes[:3]]
+    more = f", … {len(nodes) - 3} more" if len(nodes) > 3 else ""
+    return f"kernel {k} ({', '.join(ops)}{more}; nodes {', '.join(map(str, nodes[:6]))})"
+
+
+def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) -> None:
+    """Values that pass inside the kernel, arrays that several of its nodes walk, or scalars that tie
+    more together than that (of kernels with tiles) connect it; what must be alone is alone."""
+    if len(spec.nodes) == 1:
+        return
+    inside = set(spec.nodes)
+    near: dict[int, list[int]] = {n: [] for n in inside}
+    walker: dict[int, int] = {}
+    port: dict[int, int] = {}
+    for n in inside:
+        node = graph.nodes[n]
+        if node.kind == OpKind.OPAQUE:
+            require(False, f"{where} holds {node.op}, which must be alone")
+        others = [m for v in node.inputs if (m := graph.values[v].producer) in inside]
+        if hubs is not None:
+            others += [walker.setdefault(v, n) for v in walked(graph, node)]
+            others += [port.setdefault(hub, n) for hub in hubs.at[n]]
+        near[n] += others
+        for other in others:
+            near[other].append(n)
+    found, queue = {spec.nodes[0]}, [spec.nodes[0]]
+    while queue:
+        new = set(near[queue.pop()]) - found
+        found |= new
+        queue += new
+    require(found == inside, f"{where} is not connected: nothing ties {sorted(inside - found)[:5]} to it")
+
+
+def _check_boundary(graph: Graph, spec: KernelSpec, results: frozenset[int], where: str) -> None:
+    """It reads exactly what comes from outside and writes exactly what is needed outside."""
+    inside = set(spec.nodes)
+    made = {v for n in inside for v in graph.nodes[n].outputs}
+    live_in = {v for n in inside for v in graph.nodes[n].inputs} - made
+    live_out = {v for v in made if v in results or not inside.issuperset(graph.consumers[v])}
+    for verb, accesses, expected in (("reads", spec.reads, live_in), ("writes", spec.writes, live_out)):
+        values = {a.value for a in accesses}
+        require(
+            values == expected,
+            f"{where} {verb} {_names(values)}, expected {_names(expected)}",
+        )
+        require(len(set(accesses)) == len(accesses), f"{where} {verb} one block twice")
+    require(len(spec.writes) == len(live_out), f"{where} writes a value twice")
+
+
+def _names(values: set[int]) -> str:
+    return ", ".join(f"v{v}" for v in sorted(values)) or "nothing"
+
+
+def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """The axes cover each node's iteration space, the accesses are those of the nodes, and
+    no tile needs what another tile computes."""
+    require(len(spec.node_axes) == len(spec.nodes), f"{where} must give axes for each of its nodes")
+    if not spec.axes:
+        return
+    for axis in spec.axes:
+        require(axis.tile >= 1, f"{where} has an axis with tiles of {axis.tile}")
+        require(
+            axis.role != AxisRole.RESIDENT or axis.tile == whole_tile(axis.size, spec.backend),
+            f"{where} keeps an axis of {axis.size} resident in tiles of {axis.tile}",
+        )
+        require(
+            axis.tile == whole_tile(axis.tile, spec.backend),
+            f"{where} has tiles of {axis.tile}; those of {spec.backend} kernels are powers of two",
+        )
+    streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
+    if spec.backend == "loops":
+        _check_passes(graph, spec, where)
+    else:
+        require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
+        (_check_passes if spec.passes else _check_loop)(graph, spec, where)
+    reads: set[Access] = set()
+    writes: set[Access] = set()
+    outside = {a.value for a in spec.reads}
+    written = {a.value for a in spec.writes}
+    checked: set[object] = set()
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
+        # All that the check of a node's tiles follows from: most nodes of a kernel are alike in it.
+        key = (own, node.dims, node.roles, node.kind, node.input_maps, node.output_maps, of_reads)
+        if key not in checked:
+            checked.add(key)
+            _check_tiles(spec, node, own, of_reads, where)
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            if v in outside:
+                reads.add(Access(v, compose(dim_map, own)))
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            if v in written:
+                writes.add(Access(v, compose(dim_map, own)))
+    require(reads == set(spec.reads), f"{where} does not read the blocks that its nodes need")
+    require(writes == set(spec.writes), f"{where} does not write the blocks that its nodes make")
+    for access in spec.writes:
+        for a, axis in enumerate(spec.axes):
+            require(
+                axis.role != AxisRole.PARALLEL or axis.n_tiles == 1 or a in access.axis_set,
+                f"{where} writes v{access.value} from each of {axis.n_tiles} tiles of an axis that does "
+                "not index it",
+            )
+
+
+def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, where: str) -> None:
+    """The axes ``own`` cover the iteration space of ``node``, and tiles cut it only where it can be cut;
+    ``of_reads``: it is a contraction of arrays from memory."""
+    what = f"{where}: n{node.id} {node.op}"
+    require(len(own) == len(node.dims), f"{what} has {len(node.dims)} dimensions, not {len(own)}")
+    for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
+        require(
+            all(0 <= a < len(spec.axes) for a in axes)
+            and math.prod(spec.axes[a].size for a in axes) == extent,
+            f"{what}: the axes {axes} do not make up its extent {extent}",
+        )
+        require(
+            role != DimRole.WHOLE or all(spec.axes[a].tile == spec.axes[a].size for a in axes[1:]),
+            f"{what} needs {extent} elements whole, but its block has gaps between them",
+        )
+        for axis in (spec.axes[a] for a in axes if spec.axes[a].n_tiles > 1):
+            loops = axis.role == AxisRole.STREAMED or (axis.role == AxisRole.INNER and of_reads)
+            accumulates = role == DimRole.REDUCED and loops
+            need = "combined" if role == DimRole.REDUCED else "whole"
+            require(
+                (role == DimRole.PARALLEL and axis.role != AxisRole.INNER) or accumulates,
+                f"{what} needs an axis of {axis.size} {need}, but it is cut in tiles of {axis.tile}",
+            )
+    _check_blocks(spec, node, own, where)
+
+
+def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
+    """The elements of each block of ``node`` are where its operation, and what loads and stores it, look
+    for them (``fuseplan.schedule.padding``)."""
+    sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
+    counts = regroups(node)
+    for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+        access = Access(v, compose(dim_map, own))
+        require(
+            spec.backend == "triton" or all(is_contiguous(sizes, tiles, dims) for dims in access.axes),
+            f"{where}: the block {list(spec.block_shape(access))} of v{v} has gaps between its elements",
+        )
+        require(
+            not counts or keeps_ranks(sizes, tiles, order(access.axes)),
+            f"{where}: n{node.id} {node.op} counts the elements of v{v} in row-major order, but its block "
+            f"{list(spec.block_shape(access))} has padding between them",
+        )
+
+
+def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """The one loop of a kernel needs no result that it completes, and what it makes on each
+    tile stays inside."""
+    streamed = spec.streamed
+    if streamed is None:
+        return
+    complete: set[int] = set()
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        waits = not complete.isdisjoint(node.inputs)
+        carries = any(streamed in axes for axes in own)
+        require(
+            not (waits and carries),
+            f"{where}: n{n} {node.op} walks the streamed axis again after a reduction of it",
+        )
+        sums = any(
+            streamed in axes and role == DimRole.REDUCED for axes, role in zip(own, node.roles, strict=True)
+        )
+        if waits or sums:
+            complete.update(node.outputs)
+    for access in spec.writes:
+        require(
+            streamed not in access.axis_set,
+            f"{where} writes v{access.value} from inside its loop over an axis of {spec.axes[streamed].size}",
+        )
+
+
+def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
+    """A kernel has the passes that it claims, and skips no more tiles than there are; what it
+    multiplies on a tile are two matrices, or a CPU's arrays."""
+    tiles = tuple(axis.tile for axis in spec.axes)
+    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
+        node = graph.nodes[n]
+        flat = spec.backend == "loops" or not node.flops.matrix or contraction_axes(node, own).is_flat(tiles)
+        require(flat, f"{where}: a tile of n{n} {node.op} is no product of two matrices")
+    program = program_of(graph, spec)
+    require(program is not None, f"{where} needs a result before the loops that complete it are over")
+    assert program is not None
+    passes = tuple(p.loop for p in program.passes)
+    require(passes == spec.passes, f"{where} claims passes {spec.passes}, expected {passes}")
+    every = math.prod(a.n_tiles for a in spec.axes)
+    require(
+        not spec.walked or (len(spec.walked) == len(passes) and all(1 <= n <= every for n in spec.walked)),
+        f"{where} claims to walk {spec.walked} of {every} tiles in {len(passes)} passes",
+    )

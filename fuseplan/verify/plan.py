@@ -1,0 +1,240 @@
+"""Check a plan from scratch: nothing here shares code with the planners, but for the
+statement of the rules (``legality``), of the cost (``costmodel``) and of a nest's passes.
+
+Run after every planner and on every plan read from a file. Each message names the kernel
+and says what was expected and what came. Kernels that differ in nothing but which arrays
+they work on are checked as one (``check_kernel`` asks for nothing else).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from operator import attrgetter
+from typing import Any
+
+from costmodel.axes import Unifier
+from costmodel.graph import Graph, Node
+from costmodel.kernel import KernelSpec
+from fuseplan.frontend.compared import copies_apart
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction, read_plan
+from fuseplan.schedule.prologues import gated
+from fuseplan.schedule.scalar_hubs import Hubs, wide_hubs
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.kernel import check_kernel, name_of, require
+
+
+def check_plan(plan: FusionPlan) -> FusionPlan:
+    """Return ``plan`` unchanged if every kernel is legal, they can run in the order given,
+    costs and bound are what they claim, and constraints hold.
+
+    Raises:
+        InvalidPlanError: otherwise.
+    """
+    _check_cover(plan)
+    _check_order(plan)
+    _check_comparisons(plan)
+    is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
+    describe = _Describer(plan.graph, is_gated, hubs)
+    unifier = Unifier(plan.graph)
+    checked: set[Any] = set()
+    for k, kernel in enumerate(plan.kernels):
+        key = describe(kernel)
+        if key not in checked:
+            check_kernel(plan, k, describe.results, unifier, is_gated, hubs)
+            checked.add(key)
+    _check_bound(plan)
+    _check_constraints(plan)
+    return plan
+
+
+_NOT_CHECKED = ("id", "inputs", "outputs", "source", "scope", "signature")
+
+
+class _Describer:
+    """All that is checked of a kernel, with its values and hubs numbered by first appearance. What
+    describes a node, a schedule or a cost is every field of it that does not say where it stands. Parameters
+    and literals (``signature``) are not checked here."""
+
+    _of_node = attrgetter(*(f.name for f in fields(Node) if f.name not in _NOT_CHECKED))
+    _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
+
+    def __init__(self, graph: Graph, is_gated: Sequence[bool], hubs: Hubs) -> None:
+        self.graph, self.hubs = graph, hubs
+        self.results = frozenset(graph.outputs)
+        shapes: dict[Any, int] = {}
+        arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
+        known: dict[Any, int] = {}
+        of_node = self._of_node
+        self.kinds = [
+            known.setdefault(
+                (of_node(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
+            )
+            for node, inside in zip(graph.nodes, is_gated, strict=True)
+        ]
+
+    def __call__(self, kernel: Kernel) -> tuple[Any, ...]:
+        graph, spec = self.graph, kernel.spec
+        inside = set(spec.nodes)
+        number: dict[int, int] = {}
+        key: list[Any] = [len(spec.nodes)]
+        for n in spec.nodes:
+            node = graph.nodes[n]
+            key.append(self.kinds[n])
+            hubs = [number.setdefault(-1 - hub, len(number)) for hub in self.hubs.at[n]]
+            key.append(tuple(hubs))
+            for v in node.inputs:
+                key.append(number.setdefault(v, len(number)))
+            for v in node.outputs:
+                key.append(number.setdefault(v, len(number)))
+                key.append(v in self.results or not inside.issuperset(graph.consumers[v]))
+        for accesses in (spec.reads, spec.writes):
+            key.append(len(accesses))
+            for access in accesses:
+                key.append(number.setdefault(access.value, len(number)))
+                key.append(access.axes)
+        return (*key, self._of_spec(spec), kernel.cost)
+
+
+def _check_cover(plan: FusionPlan) -> None:
+    """Every node is computed exactly once."""
+    n_nodes = len(plan.graph.nodes)
+    times = Counter([n for kernel in plan.kernels for n in kernel.spec.nodes])
+    unknown = [n for n in times if not 0 <= n < n_nodes]
+    require(not unknown, f"the plan computes nodes {unknown[:5]}, but the graph has {n_nodes} nodes")
+    twice = sorted(n for n, count in times.items() if count > 1)
+    require(not twice, f"nodes {twice[:5]} are computed by more than one kernel")
+    missing = [n for n in range(n_nodes) if n not in times]
+    require(not missing, f"nodes {missing[:5]} are computed by no kernel")
+    for k, kernel in enumerate(plan.kernels):
+        nodes = kernel.spec.nodes
+        if not nodes or list(nodes) != sorted(nodes):
+            require(False, f"kernel {k} must list its nodes in ascending order, got {nodes}")
+
+
+def _check_comparisons(plan: FusionPlan) -> None:
+    """No comparison reads one value as two kernels compute it, but where both are XLA's own."""
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    for node in copies_apart(plan.graph):
+        k = kernel_of[node.id]
+        require(
+            plan.kernels[k].spec.compiled is not None,
+            f"{name_of(plan, k)}: n{node.id} {node.op} compares values that follow from two copies of one "
+            "operation, which may round differently",
+        )
+
+
+def _check_order(plan: FusionPlan) -> None:
+    """Each kernel reads only what is there, and side effects keep their order."""
+    graph = plan.graph
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    last_effect = -1
+    for k, kernel in enumerate(plan.kernels):
+        for n in kernel.spec.nodes:
+            node = graph.nodes[n]
+            for v in node.inputs:
+                producer = graph.values[v].producer
+                if producer < 0 or kernel_of[producer] <= k:
+                    continue
+                later, where = kernel_of[producer], name_of(plan, k)
+                require(
+                    not _leads_to(plan, kernel_of, k, later),
+                    f"{where} is not convex: it needs v{v} of kernel {later}, which waits for it",
+                )
+                require(False, f"{where} reads v{v}, which kernel {later} makes only later")
+            if node.effects:
+                where = name_of(plan, k)
+                require(
+                    len(kernel.spec.nodes) == 1,
+                    f"{where} holds {node.op}, which has side effects and must be alone",
+                )
+                require(n > last_effect, f"{where} has side effects that must come before n{last_effect}'s")
+                last_effect = n
+
+
+def _leads_to(plan: FusionPlan, kernel_of: dict[int, int], start: int, goal: int) -> bool:
+    """Whether kernel ``goal`` needs, directly or not, a result of kernel ``start``."""
+    graph = plan.graph
+    seen, queue = {goal}, [goal]
+    while queue:
+        for n in plan.kernels[queue.pop()].spec.nodes:
+            for v in graph.nodes[n].inputs:
+                producer = graph.values[v].producer
+                before = kernel_of[producer] if producer >= 0 else -1
+                if before == start:
+                    return True
+                if before >= 0 and before not in seen:
+                    seen.add(before)
+                    queue.append(before)
+    return False
+
+
+def _check_bound(plan: FusionPlan) -> None:
+    objective_ps = plan.objective_ps
+    require(
+        plan.status in ("OPTIMAL", "FEASIBLE"), f"status must be OPTIMAL or FEASIBLE, got {plan.status!r}"
+    )
+    if plan.bound_ps is not None:
+        require(
+            plan.bound_ps <= objective_ps,
+            f"the bound of {plan.bound_ps:,} ps exceeds the plan's own {objective_ps:,} ps",
+        )
+    require(
+        plan.status != "OPTIMAL" or plan.bound_ps == objective_ps,
+        f"an OPTIMAL plan of {objective_ps:,} ps needs a bound that equals it, got {plan.bound_ps}",
+    )
+
+
+def _check_constraints(plan: FusionPlan) -> None:
+    """The kernels obey the constraints that the plan claims to obey."""
+    limits = plan.constraints
+    if limits is None:
+        return
+    most = limits.max_peak_bytes
+    require(
+        most is None or plan.peak_bytes <= most,
+        f"temporaries need {plan.peak_bytes:,} bytes at once, max_peak_bytes allows {most}",
+    )
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    for together in limits.together:
+        kernels = sorted({kernel_of[n] for n in together.nodes})
+        require(len(kernels) <= 1, f"kernels {kernels[:5]} share what one is to hold: {together.text}")
+    for k, kernel in enumerate(plan.kernels):
+        spec, where = kernel.spec, name_of(plan, k)
+        if len(spec.nodes) == 1:
+            continue
+        for apart in limits.apart:
+            others = set(spec.nodes if apart.b is None else apart.b).intersection(spec.nodes)
+            one = set(apart.a).intersection(spec.nodes)
+            require(not (one and others) or len(one | others) == 1, f"{where}: {apart.text}")
+        most = limits.max_group_size
+        require(
+            most is None or len(spec.nodes) <= most,
+            f"{where} holds {len(spec.nodes)} operations, max_group_size allows {most}",
+        )
+        arrays = len({a.value for a in spec.reads}) + len({a.value for a in spec.writes})
+        most = limits.max_kernel_args
+        require(
+            most is None or arrays <= most,
+            f"{where} reads and writes {arrays} arrays, max_kernel_args allows {most}",
+        )
+
+
+def checked_plan_from_json(text: str) -> FusionPlan:
+    """The plan that ``plan_to_json`` wrote, checked.
+
+    Raises:
+        InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the field
+        or
+            kernel at fault.
+    """
+    plan = read_plan(text)
+    try:
+        check_plan(plan)
+    except InvalidPlanError:
+        raise
+    except CONTRADICTIONS as error:
+        raise InvalidPlanError(f"{contradiction(error)}. Write it anew with Plan.to_json") from None
+    return plan

@@ -1,0 +1,217 @@
+"""Verify a plan without the planner that made it: legality, order, costs, and the bound.
+
+Nothing here imports a planner, the solver, or OR-Tools. Kernels are checked by
+``fuseplan.verify.plan``; the bound is recomputed from the plan's ``Proof`` by
+``fuseplan.verify.bound``, which says what it trusts. What a file does not hold cannot be
+checked: the loop nests that were offered for a CPU, for one.
+"""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from costmodel.device import DEVICES, UnknownDeviceError, get_device
+from costmodel.graph import Graph
+from fuseplan.frontend.lower import Lowered
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.constrained_pricing import limited
+from fuseplan.search.duplicate_pricing import Recomputing
+from fuseplan.search.duplicates import operations_of, roots_of, searched
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.support.format import time_text
+from fuseplan.verify.bound import Counts, NotCheckedError, RefutedError, verify_proof
+from fuseplan.verify.horizontal import faults
+from fuseplan.verify.plan import check_plan
+
+VERIFIED, REFUTED, NOT_CHECKED = "verified", "refuted", "bound not re-checked"
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What came of verifying a plan; ``str`` of it is a report in 80 columns."""
+
+    status: str
+    """``verified``; ``refuted``: something is not as the plan says; ``bound not re-checked``: the
+    kernels are as it says, and the bound is its own word."""
+    reason: str
+    """What is wrong, or was not checked; empty if all is well."""
+    device: str
+    claims: str
+    """The plan's status, ``OPTIMAL`` or ``FEASIBLE``."""
+    kernels: int
+    objective_us: float
+    bound_us: float | None
+    """The bound that holds: verified, or None."""
+    components: int
+    distinct_components: int
+    groups: int
+    """Legal groups of the distinct components, each compared with the proof's prices."""
+    groups_priced: int
+    """Of these, those that had to be scheduled for that."""
+    covers: int
+    """Partial plans searched where prices alone do not reach the bound."""
+    seconds: float
+
+    def __bool__(self) -> bool:
+        """Whether all of it holds: ``if plan.verify():`` asks just that."""
+        return self.status == VERIFIED
+
+    def as_dict(self) -> dict[str, Any]:
+        """Every field, for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [f"{self.status}: {self.claims} plan for {self.device}, {time_text(self.objective_us)} µs"]
+        if self.reason:
+            lines += textwrap.wrap(self.reason, 78, initial_indent="  ", subsequent_indent="  ")
+        if self.status != REFUTED:
+            lines.append(f"  kernels     {self.kernels:,}: legal, in order, at the cost they claim")
+        if self.bound_us is not None:
+            lines.append(
+                f"  bound       {time_text(self.bound_us)} µs: no plan of the search space is faster"
+            )
+        if self.components:
+            lines.append(f"  components  {self.components:,}, {self.distinct_components:,} distinct")
+            lines.append(
+                f"  groups      {self.groups:,} legal ones, none cheaper than its nodes' prices "
+                f"({self.groups_priced:,} priced)"
+                if self.status == VERIFIED
+                else f"  groups      {self.groups:,} looked at"
+            )
+        if self.covers:
+            lines.append(f"  covers      {self.covers:,} partial ones searched: none is below the bound")
+        lines.append(f"  seconds     {self.seconds:.2f}")
+        return "\n".join(lines)
+
+
+def verify_plan(
+    plan: FusionPlan,
+    lowered: Lowered | None = None,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+) -> Verification:
+    """Check everything that ``plan`` claims: that its kernels are legal, can run in their order and
+    cost what they say, and that no plan of the search space beats its bound.
+
+    Args:
+        plan: any plan; that it is a sound graph has been seen to when it was read.
+        lowered: what the graph was lowered from. Plans for a CPU cannot do without: the tiled
+            loops that are offered there follow from it. The bound is then that of this graph:
+            plans that compute a value anew, which the planner also tries there, have another.
+        tell: told how many of how many distinct components are done.
+    """
+    started = time.perf_counter()
+    counts = Counts()
+    status, reason, bound_ps = VERIFIED, "", None
+    try:
+        _check_device(plan)
+        _check_kernels(plan)
+        if plan.bound_ps is not None:
+            bound_ps = _verified_bound(plan, lowered, counts, tell)
+    except (InvalidPlanError, RefutedError) as error:
+        status, reason = REFUTED, str(error)
+    except NotCheckedError as error:
+        status, reason = NOT_CHECKED, str(error)
+    else:
+        if lowered is None and any(kernel.spec.walked for kernel in plan.kernels):
+            reason = "how many tiles its masks leave out is taken from the file"
+        if bound_ps is None:
+            reason = f"the planner {plan.planner!r} claims no bound: a faster plan may exist"
+        if any(kernel.spec.compiled is not None for kernel in plan.kernels):
+            reason = "what XLA's own program launches and moves is taken from the plan"
+    return Verification(
+        status,
+        reason,
+        plan.device.name,
+        plan.status,
+        len(plan.kernels),
+        plan.objective_us,
+        None if bound_ps is None else bound_ps / 1e6,
+        counts.components,
+        counts.distinct,
+        counts.groups,
+        counts.priced,
+        counts.covers,
+        time.perf_counter() - started,
+    )
+
+
+def _check_kernels(plan: FusionPlan) -> None:
+    try:
+        check_plan(plan)
+    except InvalidPlanError:
+        raise
+    except CONTRADICTIONS as error:
+        raise RefutedError(contradiction(error)) from None
+
+
+def _check_device(plan: FusionPlan) -> None:
+    """A device that fuseplan knows has the figures that fuseplan knows."""
+    device = plan.device
+    if device.name.partition(":")[0] not in DEVICES:
+        return
+    try:
+        known = get_device(device.name)
+    except UnknownDeviceError as error:
+        raise RefutedError(str(error)) from None
+    for field in fields(device):
+        given, own = getattr(device, field.name), getattr(known, field.name)
+        if given != own:
+            raise RefutedError(
+                f"the plan's {device.name} is not fuseplan's: its {field.name} is {given!r}, not {own!r}"
+            )
+
+
+def _verified_bound(
+    plan: FusionPlan, lowered: Lowered | None, counts: Counts, tell: Callable[[int, int], None]
+) -> int:
+    """The plan's bound, once it is proven."""
+    assert plan.bound_ps is not None
+    limits, proof = plan.constraints, plan.proof
+    if plan.device.backend == "xla" and lowered is None:
+        raise NotCheckedError(
+            "a plan for a CPU may hold tiled loops, and which ones were offered is not in the file"
+        )
+    if limits is not None and limits.together:
+        raise NotCheckedError("must_fuse makes several operations one, and prices are known of those only")
+    if proof is None:
+        raise NotCheckedError(f"the planner {plan.planner!r} gave a bound and no proof of it")
+    if proof.bound_ps < plan.bound_ps:
+        if limits is not None and limits.max_peak_bytes is not None:
+            raise NotCheckedError("a bound under max_peak_bytes is the work of another search")
+        raise RefutedError(
+            f"the plan claims that none takes less than {plan.bound_ps:,} ps, but its proof adds up to "
+            f"{proof.bound_ps:,} ps"
+        )
+    if proof.packs:
+        scheduler = Scheduler(plan.graph, plan.device, lowered, plan.features)
+        for fault in faults(proof.packs, plan.graph, scheduler):
+            raise RefutedError(fault)
+    graph, pricing = _pricing(plan, lowered)
+    verify_proof(proof, PriceBook(graph, pricing), counts, tell)
+    return plan.bound_ps
+
+
+def _pricing(plan: FusionPlan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
+    """The graph and prices of the search space that the plan is from."""
+    if plan.proof is not None and plan.proof.roots:
+        copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
+        if copies is None or copies.roots != plan.proof.roots:
+            raise RefutedError("the proof is about computing again what has one reader")
+        graph = copies.whole
+        if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
+            raise RefutedError("the proof is about computing again what is not worth that")
+        pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
+        limits = plan.constraints
+        if limits is not None:
+            origins = plan.proof.origins or plan.graph.origins
+            operations = operations_of(replace(plan.graph, origins=origins))
+            limits = limits.moved(operations).moved(copies.places)
+        return limited(copies.graph, pricing, limits)
+    return limited(plan.graph, Scheduler(plan.graph, plan.device, lowered, plan.features), plan.constraints)

@@ -1,0 +1,134 @@
+"""Workloads whose intermediates are many times their arguments: scores, logits, pairs of points,
+hidden layers. In small size an extent is a hundred or so, which takes several ragged tiles."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+
+from fuseplan.workloads import attention, functions, gpt2, optimizer, pairwise
+from fuseplan.workloads.workload import (
+    Built,
+    Program,
+    Workload,
+    array,
+    classes_args,
+    fixed,
+    gated_mlp_args,
+    heads_args,
+)
+
+_SMALL_HEADS = {"batch": 2, "tokens": 133, "heads": 4, "width": 10}
+
+
+def _attention(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
+    sizes = {"batch": 1, "tokens": 4096, "heads": 8, "width": 64}
+    count = 4 if cotangent else 3
+    make = fixed(f, heads_args(count))
+    return Workload(name, description, sizes, {"batch": 2, "tokens": 133, "heads": 3, "width": 10}, make)
+
+
+def _grouped(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
+    def make(dtype: str, batch: int, tokens: int, heads: int, shared: int, width: int) -> Built:
+        queries, keys = (array(dtype, batch, tokens, n, width) for n in (heads, shared))
+        return f, (queries, keys, keys, queries)[: 3 + cotangent]
+
+    sizes = {"batch": 1, "tokens": 4096, "heads": 8, "shared": 2, "width": 64}
+    return Workload(name, description, sizes, {**_SMALL_HEADS, "shared": 2}, make)
+
+
+def _window(dtype: str, batch: int, tokens: int, heads: int, width: int, window: int) -> Built:
+    f = partial(attention.window_attention, window=window)
+    return f, (array(dtype, batch, tokens, heads, width),) * 3
+
+
+def _pairs(name: str, description: str, f: Program, args: str, m: int, n: int, features: int = 3) -> Workload:
+    """``args`` has a letter for each argument: ``x`` points ``[M, D]``, ``y`` points ``[N, D]``, ``b``
+    weights ``[N]``, ``g`` a cotangent ``[M]``."""
+
+    def make(dtype: str, m: int, n: int, features: int) -> Built:
+        shapes = {"x": (m, features), "y": (n, features), "b": (n,), "g": (m,)}
+        return f, tuple(array(dtype, *shapes[letter]) for letter in args)
+
+    sizes = {"m": m, "n": n, "features": features}
+    small = {"m": 131 if "y" in args else 139, "n": 139, "features": features}
+    return Workload(name, description, sizes, small, make)
+
+
+def _block(dtype: str, heads: int, **sizes: int) -> Built:
+    config = gpt2.Config(layers=1, heads=heads, **sizes)
+    x = array(dtype, config.batch, config.tokens, config.width)
+    return partial(gpt2.block, heads=heads), (gpt2.block_params(config, dtype), x)
+
+
+def _block_train(dtype: str, heads: int, **sizes: int) -> Built:
+    _, (params, x) = _block(dtype, heads, **sizes)
+    state = jax.eval_shape(optimizer.adam_init, params)
+    return partial(gpt2.block_train_step, heads=heads), (params, state, x, x)
+
+
+_BLOCK = {"width": 768, "heads": 12, "tokens": 2048, "batch": 1}
+_SMALL_BLOCK = {"width": 30, "heads": 3, "tokens": 133, "batch": 2}
+_POINTS = 20_000
+
+_ALL = (
+    _attention("full_attention", "softmax attention without a mask", functions.attention),
+    _attention("full_attention_vjp", "it and its three gradients", attention.full_attention_vjp, True),
+    _attention("causal_attention_vjp", "causal attention and its three gradients",
+               attention.causal_attention_vjp, True),
+    _attention("alibi_attention", "causal attention with ALiBi's linear bias", attention.alibi_attention),
+    _grouped("grouped_attention", "causal attention, 4 query heads to each key head",
+             attention.grouped_attention),
+    _grouped("grouped_attention_vjp", "it and its three gradients", attention.grouped_attention_vjp, True),
+    Workload(
+        "window_attention",
+        "causal attention to the last 512 keys",
+        {"batch": 1, "tokens": 4096, "heads": 8, "width": 64, "window": 512},
+        {**_SMALL_HEADS, "window": 17},
+        _window,
+    ),
+    Workload(
+        "gated_mlp_768",
+        "the SwiGLU feed-forward layer at GPT-2's width",
+        {"m": 4096, "n": 768, "hidden": 3072},
+        {"m": 131, "n": 34, "hidden": 150},
+        fixed(
+            functions.gated_mlp,
+            gated_mlp_args,
+        ),
+    ),
+    Workload(
+        "token_losses",
+        "projection to the classes and the cross-entropy of each row",
+        {"m": 4096, "n": 512, "classes": 131_072},
+        {"m": 131, "n": 34, "classes": 150},
+        fixed(
+            functions.linear_token_losses,
+            classes_args,
+        ),
+    ),
+    _pairs("gaussian_gram", "Gaussian kernel sum, Gram form", pairwise.gaussian_gram,
+           "xyb", _POINTS, _POINTS),
+    _pairs("gaussian_gram_vjp", "its three gradients", pairwise.gaussian_gram_vjp, "xybg", _POINTS, _POINTS),
+    _pairs("gaussian_differences", "Gaussian kernel sum from differences", pairwise.gaussian_differences,
+           "xyb", _POINTS, _POINTS),
+    _pairs("laplacian", "Laplacian kernel sum", pairwise.laplacian, "xyb", _POINTS, _POINTS),
+    _pairs("laplacian_vjp", "its three gradients", pairwise.laplacian_vjp, "xybg", _POINTS, _POINTS),
+    _pairs("inverse_distance", "a sum of weights over distances", pairwise.inverse_distance,
+           "xyb", _POINTS, _POINTS),
+    _pairs("distance_logsumexp", "log-sum-exp of squared distances", pairwise.distance_logsumexp,
+           "xy", _POINTS, _POINTS),
+    _pairs("distance_logsumexp_vjp", "its two gradients", pairwise.distance_logsumexp_vjp,
+           "xyg", _POINTS, _POINTS),
+    _pairs("nearest_neighbour", "the index of the nearest point", pairwise.nearest, "xy", _POINTS, _POINTS),
+    _pairs("kmeans_assign", "the assignment step of k-means", pairwise.nearest, "xy", 100_000, 1024, 16),
+    _pairs("nbody", "softened gravity on each body", pairwise.nbody, "xb", 16_384, 16_384),
+    _pairs("nbody_energy_grad", "potential energy of bodies and its gradient", pairwise.nbody_energy_grad,
+           "xb", 16_384, 16_384),
+    Workload("block_2048", "a transformer block of GPT-2 at 2,048 tokens", _BLOCK, _SMALL_BLOCK, _block),
+    Workload("block_2048_train", "its training step: loss, gradients, Adam", _BLOCK, _SMALL_BLOCK,
+             _block_train),
+)  # fmt: skip
+
+LARGE: dict[str, Workload] = {workload.name: workload for workload in _ALL}
