@@ -3,17 +3,9 @@
 Knows no JAX: the standard library and NumPy only.
 """
 
-from costmodel.device import (
-    DEVICES,
-    TEST_DEVICE,
-    DeviceSpec,
-    UnknownDeviceError,
-    backends_of,
-    device_names,
-    get_device,
-    with_backend,
-)
+from costmodel.device import DeviceSpec, UnknownDeviceError
 from costmodel.device_fields import InvalidDeviceError
+from costmodel.devices import DEVICES, TEST_DEVICE, backends_of, device_names, get_device, with_backend
 from costmodel.graph import (
     DimMap,
     DimRole,

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from costmodel.device import DEVICES
+from costmodel.devices import DEVICES
 from experiments.rows import results_lines
 from fuseplan.planners import planner_names
 from fuseplan.report.divergence import FACTOR, are_apart

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.device import DEVICES, DeviceSpec, backends_of, get_device
+from costmodel.device import DeviceSpec
+from costmodel.devices import DEVICES, backends_of, get_device
 from experiments.greedy_vs_solver import ZOO
 from experiments.rows import RowFile
 from fuseplan.bench.machine import machine_columns

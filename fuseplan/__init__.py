@@ -22,6 +22,7 @@ from fuseplan.plan.features import Features
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.planners import planner_names, register_planner
 from fuseplan.public_plan import Plan
+from fuseplan.report.frames import devices_frame
 from fuseplan.support.errors import (
     CompilerRefusalWarning,
     ConstraintError,
@@ -72,6 +73,5 @@ except PackageNotFoundError:  # Imported from a checkout that was never installe
 def devices() -> pd.DataFrame:
     """A frame of the known devices: memory, bandwidth, rates, and where the numbers come
     from (``frame.attrs["sources"]``). ``cpu`` is measured on the first call."""
-    from fuseplan.report.frames import devices_frame
 
     return devices_frame()

@@ -20,6 +20,7 @@ from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.features import ALL_FEATURES, Features
 from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
 from fuseplan.public_plan import Plan
+from fuseplan.report.frames import compare_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.cache_key import Calls
@@ -35,6 +36,7 @@ from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.support.environment import is_checked, is_disabled
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.targets.compile_only import compiler_for, lower_for
 from fuseplan.targets.detect import local_platform, unmeasured_device
 
 if TYPE_CHECKING:
@@ -231,7 +233,6 @@ class JitFused:
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)
-        from fuseplan.targets.compile_only import compiler_for, lower_for
 
         other = JitFused(self._f, device, *self._planning[1:], self._jit_options)
         name = device if isinstance(device, str) else device.name
@@ -346,7 +347,6 @@ def compare(
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
-        from fuseplan.report.frames import compare_frame
 
         if measure:
             require_measurable(options, args, kwargs)

@@ -20,6 +20,7 @@ from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.notes import assumed_text
 from fuseplan.report.comparison import Compared, baseline_of, gains_text, speed_up
 from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.page import Page, Study, Table, write_page
 from fuseplan.report.text import bound_lines, bound_text, grid, makes, status_text, tile
 from fuseplan.runtime.compare import compare_plan, default_planners
 from fuseplan.runtime.tolerance import check_results, largest_difference
@@ -186,7 +187,6 @@ def _temp_bytes(compiled: Any) -> int | None:
 
 
 def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> None:
-    from fuseplan.report.page import Page, Study, Table, write_page
 
     head, rows = _run_rows(runs)
     measured = Table(

@@ -12,6 +12,8 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import plan_to_json
 from fuseplan.report import explain as explanations
 from fuseplan.report import text
+from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
+from fuseplan.report.page import write_plan_page
 from fuseplan.verify.buffers import plan_buffers
 from fuseplan.verify.plan import checked_plan_from_json
 from fuseplan.verify.report import Verification, verify_plan
@@ -72,7 +74,6 @@ class Plan(FusionPlan):
         device's peaks, over its modelled time), ``source`` (``file:line (function)`` of its main
         operation).
         """
-        from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
 
         return kernels_frame(self)
 
@@ -100,7 +101,6 @@ class Plan(FusionPlan):
 
         The file appears whole or not at all. Raises ``OutputError`` if it cannot be written.
         """
-        from fuseplan.report.page import write_plan_page
 
         write_plan_page(self, path, title)
 

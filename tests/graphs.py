@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.graph import DimMap, DimRole, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.graph import Graph
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler

@@ -30,7 +30,7 @@ from jax import lax
 
 from costmodel.axes import Unifier
 from costmodel.boundary import boundary
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.kernel import KernelSpec
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace

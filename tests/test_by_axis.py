@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner

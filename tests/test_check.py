@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.graph import DimRole, make_graph
 from costmodel.kernel import Access, Axis, AxisRole
 from fuseplan import Kernel, Plan

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.graph import make_graph
 from fuseplan import Plan
 from fuseplan.frontend.compared import copies_apart, needed_once

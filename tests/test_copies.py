@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.duplicates import copies_of, whole
 from costmodel.graph import GraphError, OpKind, check_graph
 from fuseplan import Features, Plan

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from costmodel.calibrate import described_cpu
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.kernel import BOUNDS, Cost
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.calibrate import described_cpu
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.floor import Floor
 from costmodel.floors import Floors
 from costmodel.roofline import estimate

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from costmodel.device import DEVICES
+from costmodel.devices import DEVICES
 from experiments import gpu_rows
 from fuseplan.bench.cpu import Row
 from fuseplan.bench.cpu_text import summary_lines

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners.solver import plan_groups

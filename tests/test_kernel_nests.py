@@ -13,7 +13,7 @@ import pytest
 import fuseplan
 from costmodel.axes import Conflict, unify
 from costmodel.boundary import boundary
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
 from fuseplan import Features, Plan

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel.device import DEVICES, DeviceSpec
+from costmodel.device import DeviceSpec
+from costmodel.devices import DEVICES
 from costmodel.graph import Graph
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.traffic import bytes_moved

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 import fuseplan
 from costmodel.calibrate import described_cpu
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Constraints
 from fuseplan.cli import app
 from fuseplan.frontend.lower import lower

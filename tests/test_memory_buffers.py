@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 
 import fuseplan
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from fuseplan import Plan
 from fuseplan.memory.allocation import Buffer, alive_bytes, arena_bytes, pack, place_buffers
 from fuseplan.support.errors import InvalidPlanError

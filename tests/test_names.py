@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan import Plan
 from fuseplan.codegen.naming import kernel_name as emitted_name
 from fuseplan.frontend.lower import lower

@@ -9,7 +9,7 @@ import pytest
 import fuseplan
 from costmodel.axes import unify
 from costmodel.boundary import boundary
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.features import Features

@@ -12,7 +12,7 @@ import pytest
 import fuseplan
 from costmodel.axes import unify
 from costmodel.boundary import boundary
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace

@@ -14,8 +14,11 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import Rule, register_rule, rules
 from fuseplan.frontend.ops.movement import common_factors
 from fuseplan.frontend.trace import trace
+from fuseplan.runtime.executor import make_runner
+from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.workloads import WORKLOADS, get_workload
+from tests.plans import plan_traced
 
 X = jax.ShapeDtypeStruct((4, 6), "float32")
 Y = jax.ShapeDtypeStruct((6, 5), "float32")
@@ -170,3 +173,18 @@ def test_register_rule_wants_a_rule():
         assert nodes(jnp.tanh, X)[0].kind == OpKind.OPAQUE
     finally:
         register_rule("tanh", before)
+
+
+@pytest.mark.parametrize("device", ["cpu", "h200", "h200:mosaic_gpu", "tpu_v5e"])
+def test_a_product_with_a_scalar_scales(device):
+    """``jnp.vdot``'s gradient multiplies by a literal with ``dot_general``, which then contracts nothing."""
+
+    def gradient(weights, x):
+        return jax.grad(lambda y: jnp.vdot(weights, jnp.tanh(y) * weights))(x)
+
+    weights, x = jnp.linspace(1, 2, 300), jnp.linspace(-2, 2, 300)
+    lowered, plan = plan_traced(trace(gradient, weights, x), make_options(device))
+    run = make_runner(lowered, plan, platform="cpu", interpret=device != "cpu")
+    np.testing.assert_allclose(run(*lowered.consts, weights, x)[0], gradient(weights, x), rtol=1e-5)
+    products = [node.kind for node in lowered.graph.nodes if node.op == "dot_general"]
+    assert products == [OpKind.ELEMENTWISE]

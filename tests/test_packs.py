@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Kernel, Plan
 from fuseplan.plan.features import Features
 from fuseplan.planners.solver import plan_groups

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan import Kernel, Plan

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.graph import make_graph
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scalar_hubs import MAX_PORTS

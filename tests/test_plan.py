@@ -11,7 +11,7 @@ import pytest
 
 import fuseplan
 from costmodel.calibrate import described_cpu
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.kernel import Axis, AxisRole, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan import InvalidArgumentError, InvalidPlanError, Plan

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.graph import OpKind
 from fuseplan import Kernel
 from fuseplan.frontend.lower import lower

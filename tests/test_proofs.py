@@ -10,7 +10,7 @@ from functools import cache
 import pytest
 
 from costmodel.calibrate import described_cpu
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from experiments.verify_all import SLOW, ZOO, device_names, in_share, verify_one
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.recompute_streams import along_streams

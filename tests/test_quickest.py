@@ -6,7 +6,7 @@ import random
 import pytest
 
 from costmodel.axes import unify
-from costmodel.device import DEVICES
+from costmodel.devices import DEVICES
 from costmodel.graph import OpKind
 from costmodel.memory import Footprint
 from costmodel.roofline import estimate

@@ -14,7 +14,7 @@ import pytest
 
 import fuseplan
 from costmodel.calibrate import described_cpu
-from costmodel.device import DEVICES
+from costmodel.devices import DEVICES
 from fuseplan.report.comparison import Compared
 from fuseplan.report.frames import compare_frame, devices_frame
 from fuseplan.report.page import Page, Study, Table, render_page, write_page

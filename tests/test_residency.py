@@ -10,7 +10,7 @@ import pytest
 
 from costmodel.axes import unify
 from costmodel.boundary import boundary
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import PriceBook

@@ -6,7 +6,7 @@ import pytest
 import rustworkx as rx
 from hypothesis import given, settings
 
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan import pipeline as planner
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

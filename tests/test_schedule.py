@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import footprint
 from costmodel.roofline import estimate

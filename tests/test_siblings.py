@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.features import Features

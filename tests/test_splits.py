@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan import pipeline as planner
 from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import lower

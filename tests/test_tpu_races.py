@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
 
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.codegen import emit
 from fuseplan.codegen.body import live_ins
 from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from costmodel.device import TEST_DEVICE, get_device
+from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Constraints, Kernel, Plan
 from fuseplan.cli import app
 from fuseplan.frontend.lower import lower

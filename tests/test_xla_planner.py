@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import fuseplan
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from costmodel.graph import check_graph
 from costmodel.kernel import Compiled, Cost
 from costmodel.roofline import estimate

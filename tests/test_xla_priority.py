@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 
 import fuseplan
-from costmodel.device import TEST_DEVICE
+from costmodel.devices import TEST_DEVICE
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.features import Features

@@ -20,7 +20,8 @@ import jax
 import numpy as np
 
 import fuseplan
-from costmodel.device import DeviceSpec, get_device
+from costmodel.device import DeviceSpec
+from costmodel.devices import get_device
 from experiments.fuzz.operations import OPERATIONS
 from experiments.fuzz.program import Program, is_float
 from experiments.fuzz.reference import MORE_SAMPLES, Expected, difference, evaluate, expected_results

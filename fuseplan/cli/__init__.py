@@ -1,4 +1,4 @@
-"""The command ``fuseplan``: a file for each command. What a command needs is imported when it runs."""
+"""The command ``fuseplan``: a file for each command."""
 
 from __future__ import annotations
 

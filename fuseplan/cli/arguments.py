@@ -6,12 +6,14 @@ import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
-if TYPE_CHECKING:
-    from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.constraints import Constraints
+from fuseplan.support.atomic_file import check_writable
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
+from fuseplan.workloads import get_workload
 
 DEADLINE_S = 20.0
 """As ``fuseplan.plan.options.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
@@ -19,8 +21,6 @@ DEADLINE_S = 20.0
 
 def writable(path: Path | None) -> Path | None:
     """The path of a file to write, refused before the work if it cannot be written."""
-    from fuseplan.support.atomic_file import check_writable
-
     return None if path is None else check_writable(path)
 
 
@@ -82,8 +82,6 @@ Out = Annotated[
 
 def names_in(text: str, option: str) -> list[str]:
     """The names that ``option`` lists with commas between: one at least."""
-    from fuseplan.support.errors import InvalidArgumentError
-
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InvalidArgumentError(f"{option} expects one or more names with commas between, got {text!r}")
@@ -104,7 +102,6 @@ def constraints_of(
     max_kernel_args: int | None,
 ) -> Constraints:
     """What the five options of constraints ask for."""
-    from fuseplan.plan.constraints import Constraints
 
     def entries(texts: list[str] | None, option: str) -> list[Any]:
         found = [[operation(name) for name in names_in(text, option)] for text in texts or ()]
@@ -121,11 +118,7 @@ def constraints_of(
 
 def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """The function and its arguments: of a named workload, or of ``package.module:function``."""
-    from fuseplan.support.errors import InvalidArgumentError
-
     if ":" not in workload:
-        from fuseplan.workloads import get_workload
-
         return get_workload(workload).build(dtype, small=small)
     if dtype != "float32" or small:
         raise InvalidArgumentError(f"--dtype and --small are for named workloads, not for {workload}")
@@ -140,8 +133,6 @@ def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tu
 
 def _function(workload: str) -> Callable[[], Any]:
     """What ``package.module:function`` names."""
-    from fuseplan.support.errors import UnknownNameError
-
     module_name, _, function = workload.partition(":")
     sys.path.insert(0, "")  # as `python -m` does: a module of the current folder
     try:

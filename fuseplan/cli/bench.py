@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from fuseplan.bench.cpu import Case, bench_cases
+from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
+from fuseplan.bench.machine import machine_columns
+from fuseplan.bench.planning import Printable, csv_of, csv_text, plan_table, time_plan
+from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
+from fuseplan.bench.solver_text import solver_tables
 from fuseplan.cli.arguments import (
     DEADLINE_S,
     Deadline,
@@ -20,15 +26,18 @@ from fuseplan.cli.arguments import (
     load,
     names_in,
 )
+from fuseplan.console import is_terminal, print_json, print_table, progress
+from fuseplan.settings import make_options
+from fuseplan.support.atomic_file import write_text
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads.cpu import get_cases
+from fuseplan.workloads.sampling import make_args
 
-if TYPE_CHECKING:
-    from fuseplan.bench.planning import Printable
-
-bench_app = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
+bench = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
 
 
-@bench_app.command("plan")
-def bench_plan(
+@bench.command()
+def plan(
     workloads: Annotated[
         str, typer.Option("--workloads", metavar="NAME,…", help="As WORKLOAD of the other commands.")
     ] = "gpt2_block,gpt2_block_grad,gpt2_train_4,gpt2_train_24",
@@ -42,11 +51,6 @@ def bench_plan(
     json: Json = False,
 ) -> None:
     """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
-    from fuseplan.bench.planning import csv_text, plan_table, time_plan
-    from fuseplan.console import print_json, progress
-    from fuseplan.settings import make_options
-    from fuseplan.support.atomic_file import write_text
-
     options = make_options(device, planner, deadline)
     programs = _programs(workloads, dtype, small)
     rows = []
@@ -61,8 +65,8 @@ def bench_plan(
         _print_tables(plan_table(rows))
 
 
-@bench_app.command("solver")
-def bench_solver(
+@bench.command()
+def solver(
     workloads: Annotated[
         str | None, typer.Option("--workloads", metavar="NAME,…", help="Default: those made for it.")
     ] = None,
@@ -85,15 +89,6 @@ def bench_solver(
     json: Json = False,
 ) -> None:
     """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
-    from fuseplan.bench.machine import machine_columns
-    from fuseplan.bench.planning import csv_of
-    from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
-    from fuseplan.bench.solver_text import solver_tables
-    from fuseplan.console import print_json, progress
-    from fuseplan.settings import make_options
-    from fuseplan.support.atomic_file import write_text
-    from fuseplan.support.errors import InvalidArgumentError
-
     options = make_options(device, "solver", deadline)
     if options.device.backend == "xla":
         raise InvalidArgumentError(
@@ -118,8 +113,8 @@ def bench_solver(
             print("–: within the deadline; !: over it by more than 0.1 s and a tenth.")
 
 
-@bench_app.command("cpu")
-def bench_cpu(
+@bench.command()
+def cpu(
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="[WORKLOAD]...", help="As of the other commands. Default: all."),
@@ -134,14 +129,6 @@ def bench_cpu(
 
     Exit code 1 if a result is wrong or a workload fails; a missed goal is a finding, not an error.
     """
-    from fuseplan.bench.cpu import Case, bench_cases
-    from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
-    from fuseplan.bench.planning import csv_of
-    from fuseplan.console import is_terminal, print_json, progress
-    from fuseplan.support.atomic_file import write_text
-    from fuseplan.workloads.cpu import get_cases
-    from fuseplan.workloads.sampling import make_args
-
     own = [name for name in names or () if ":" in name]
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
     cases += [Case(name, *load(name, "float32", small=False)) for name in own]
@@ -176,8 +163,6 @@ def _programs(
 
 
 def _print_tables(tables: Iterable[Printable]) -> None:
-    from fuseplan.console import print_table
-
     for i, (head, rows, right) in enumerate(tables):
         if i:
             print()
@@ -185,8 +170,6 @@ def _print_tables(tables: Iterable[Printable]) -> None:
 
 
 def _seconds(text: str, option: str) -> list[float]:
-    from fuseplan.support.errors import InvalidArgumentError
-
     try:
         seconds = [float(part) for part in text.split(",") if part.strip()]
     except ValueError:

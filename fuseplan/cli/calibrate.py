@@ -6,7 +6,11 @@ from typing import Annotated
 
 import typer
 
+from costmodel.calibrate import FIGURES, figure_of
 from fuseplan.cli.arguments import Json
+from fuseplan.console import print_json, print_table, progress
+from fuseplan.support.format import wrapped
+from fuseplan.targets.calibrate import cache_file, recalibrate_cpu
 
 
 def calibrate(
@@ -21,11 +25,6 @@ def calibrate(
     A figure is taken when its timings agree. Exit code 1: some did not in time;
     they keep the values of an earlier measurement, or stay assumed.
     """
-    from costmodel.calibrate import FIGURES, figure_of
-    from fuseplan.console import print_json, print_table, progress
-    from fuseplan.support.format import wrapped
-    from fuseplan.targets.calibrate import cache_file, recalibrate_cpu
-
     with progress(1) as steps:
         steps.start("measuring")
         found = recalibrate_cpu(deadline)

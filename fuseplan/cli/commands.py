@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import sys
 import warnings
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
 import typer.core
 
-from fuseplan.cli.bench import bench_app
+from fuseplan.cli.bench import bench
 from fuseplan.cli.calibrate import calibrate
 from fuseplan.cli.compare import compare
 from fuseplan.cli.demo import demo
@@ -18,14 +19,13 @@ from fuseplan.cli.memo import memo
 from fuseplan.cli.plan import plan
 from fuseplan.cli.report import report
 from fuseplan.cli.verify import verify
+from fuseplan.support.errors import FuseplanError, FuseplanWarning
 
 
 class _Commands(typer.core.TyperGroup):
     """Commands whose ``FuseplanError`` is one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        from fuseplan.support.errors import FuseplanError
-
         try:
             return super().invoke(ctx)
         except FuseplanError as error:
@@ -43,7 +43,7 @@ app = typer.Typer(
 )
 for _command in (demo, compare, plan, verify, report, devices, calibrate, memo):
     app.command()(_command)
-app.add_typer(bench_app, name="bench")
+app.add_typer(bench, name="bench")
 
 
 def main() -> None:
@@ -57,16 +57,12 @@ def _one_line(error: Exception) -> str:
 
 
 def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> None:
-    from fuseplan.support.errors import FuseplanWarning
-
     if issubclass(category, FuseplanWarning):
         print(f"warning: {_one_line(message)}", file=sys.stderr)
 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import PackageNotFoundError, version
-
         try:
             print(f"fuseplan {version('fuseplan')}")
         except PackageNotFoundError:
@@ -76,7 +72,7 @@ def _show_version(asked: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
+    show_version: Annotated[
         bool,
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit."),
     ] = False,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fuseplan.bench.planning import csv_of
 from fuseplan.cli.arguments import (
     DEADLINE_S,
     Deadline,
@@ -25,10 +26,18 @@ from fuseplan.cli.arguments import (
     load,
 )
 from fuseplan.cli.plans import OfDevice, options_of, plan_all
-
-if TYPE_CHECKING:
-    from fuseplan.plan.constraints import Constraints
-    from fuseplan.report.comparison import Compared, Timing
+from fuseplan.console import print_json, print_table, progress
+from fuseplan.plan.constraints import Constraints
+from fuseplan.planners import decides_nothing
+from fuseplan.report.comparison import Compared, Timing, baseline_of, gains_text, speed_up
+from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.frames import compare_frame, records
+from fuseplan.report.text import bound_lines, bound_text
+from fuseplan.runtime.compare import time_rows
+from fuseplan.runtime.compare_timing import require_measurable
+from fuseplan.support.atomic_file import write_text
+from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
+from fuseplan.workloads.sampling import make_args
 
 
 def compare(
@@ -48,12 +57,6 @@ def compare(
     json: Json = False,
 ) -> None:
     """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
-    from fuseplan.bench.planning import csv_of
-    from fuseplan.console import print_json, print_table
-    from fuseplan.report.frames import compare_frame, records
-    from fuseplan.support.atomic_file import write_text
-    from fuseplan.support.format import wrapped
-
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     asked = (workload, device, planners, dtype, small, deadline, constraints)
     run = _to_run(*asked) if measure else None
@@ -96,9 +99,6 @@ def _to_run(
     constraints: Constraints,
 ) -> tuple[Any, Any]:
     """The function and random arguments; refused before anything is planned."""
-    from fuseplan.runtime.compare_timing import require_measurable
-    from fuseplan.workloads.sampling import make_args
-
     options = options_of(device, planners, deadline, constraints)
     f, shapes = load(workload, dtype, small)
     args = make_args(shapes)
@@ -108,9 +108,6 @@ def _to_run(
 
 def _timed(f: Any, args: Any, of_device: OfDevice) -> list[Timing]:
     """Each planner's program against ``jax.jit``'s."""
-    from fuseplan.console import progress
-    from fuseplan.runtime.compare import time_rows
-
     running = time_rows(f, args, {}, of_device.options, of_device.rows)
     timings = []
     with progress(len(of_device.rows)) as steps:
@@ -127,8 +124,6 @@ _Printable = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable:
     """The table of measured times and temporaries, over ``jax.jit``'s."""
-    from fuseplan.support.format import time_text
-
     head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
     return head, [
         (
@@ -144,10 +139,6 @@ def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable
 
 def _plans(rows: Sequence[Compared]) -> _Printable:
     """The table of the plans of one function on one device."""
-    from fuseplan.report.comparison import baseline_of, speed_up
-    from fuseplan.report.text import bound_text
-    from fuseplan.support.format import seconds_text, time_text, times_text
-
     baseline = baseline_of(row.plan for row in rows if row.plan is not None)
     over = "" if baseline is None else f"over {baseline.planner}"
     head = ("planner", "kernels", "µs", over, "HBM MB", "peak MB", "bound", "planning")
@@ -175,9 +166,6 @@ def _plans(rows: Sequence[Compared]) -> _Printable:
 
 def _gains(rows: Sequence[Compared]) -> _Printable:
     """The table of what rewriting gains each planner that decides."""
-    from fuseplan.planners import decides_nothing
-    from fuseplan.support.format import time_text, times_text
-
     head = ("planner", "as traced µs", "rewritten µs", "rewriting gains")
     return head, [
         (
@@ -193,10 +181,6 @@ def _gains(rows: Sequence[Compared]) -> _Printable:
 
 def _sentences(of_device: OfDevice, timings: Sequence[Timing] | None) -> list[str]:
     """The sentences below the tables of a device: gains, bounds, differences from measured times, notes."""
-    from fuseplan.report.comparison import gains_text
-    from fuseplan.report.divergence import divergence_lines
-    from fuseplan.report.text import bound_lines
-
     rows = of_device.rows
     found = [gains_text(rows)] if gains_text(rows) else []
     found += bound_lines((row.planner, row.plan) for row in rows if row.plan is not None)

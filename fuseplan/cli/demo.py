@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from fuseplan.cli.arguments import DEADLINE_S, Deadline, Dtype, Json, Small, load, writable
+from fuseplan.console import print_json, progress
+from fuseplan.demo import Program, print_demo, run_demo
+from fuseplan.workloads.sampling import make_args
 
 
 def demo(
@@ -20,10 +23,6 @@ def demo(
     json: Json = False,
 ) -> None:
     """Plan a GPT-2 block and its gradient for three devices, and run both here."""
-    from fuseplan.console import print_json, progress
-    from fuseplan.demo import Program, print_demo, run_demo
-    from fuseplan.workloads.sampling import make_args
-
     programs = []
     for name in ("gpt2_block", "gpt2_block_grad"):
         f, args = load(name, dtype, small)

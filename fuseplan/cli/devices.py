@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from fuseplan.cli.arguments import Json
+from fuseplan.console import print_json, print_table
+from fuseplan.report.frames import devices_frame, records
+from fuseplan.support.format import wrapped
 
 
 def devices(json: Json = False) -> None:
     """List the known devices; --json adds the source of each figure."""
-    from fuseplan.console import print_json, print_table
-    from fuseplan.report.frames import devices_frame, records
-    from fuseplan.support.format import wrapped
-
     frame = devices_frame()
     known = records(frame.reset_index())
     if json:

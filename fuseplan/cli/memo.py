@@ -7,6 +7,10 @@ from typing import Annotated
 import typer
 
 from fuseplan.cli.arguments import Json
+from fuseplan.console import print_json
+from fuseplan.search.cache import memo_file, open_disk, setting
+from fuseplan.support.atomic_file import OutputError
+from fuseplan.support.format import bytes_text
 
 
 def memo(
@@ -14,11 +18,6 @@ def memo(
     json: Json = False,
 ) -> None:
     """Show how many solutions of earlier plans are kept on disk (with FUSEPLAN_MEMO=1)."""
-    from fuseplan.console import print_json
-    from fuseplan.search.cache import memo_file, open_disk, setting
-    from fuseplan.support.atomic_file import OutputError
-    from fuseplan.support.format import bytes_text
-
     path, used = memo_file(), setting() not in ("", "0")
     disk = open_disk(path)
     if clear and disk is not None and not disk.clear():

@@ -25,6 +25,12 @@ from fuseplan.cli.arguments import (
     load,
     operation,
 )
+from fuseplan.console import progress
+from fuseplan.pipeline import plan_function
+from fuseplan.public_plan import Plan
+from fuseplan.settings import make_options
+from fuseplan.support.atomic_file import write_text
+from fuseplan.support.errors import InvalidArgumentError
 
 
 def plan(
@@ -48,12 +54,6 @@ def plan(
     json: Json = False,
 ) -> None:
     """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
-    from fuseplan.console import progress
-    from fuseplan.pipeline import plan_function
-    from fuseplan.public_plan import Plan
-    from fuseplan.settings import make_options
-    from fuseplan.support.atomic_file import write_text
-
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     options = make_options(device, planner, deadline, strict, constraints)
     ends = None if explain is None else _two_operations(explain)
@@ -75,8 +75,6 @@ def plan(
 
 
 def _two_operations(text: str) -> tuple[int | str, int | str]:
-    from fuseplan.support.errors import InvalidArgumentError
-
     ends = text.split(",")
     if len(ends) != 2:
         raise InvalidArgumentError(f"--explain expects two operations, such as 3,7 or exp,mul; got {text!r}")

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from costmodel.device import DeviceSpec
 from fuseplan.cli.arguments import load, names_in
-
-if TYPE_CHECKING:
-    from costmodel.device import DeviceSpec
-    from fuseplan.plan.constraints import Constraints
-    from fuseplan.plan.options import Options
-    from fuseplan.report.comparison import Compared
+from fuseplan.console import progress
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.options import Options
+from fuseplan.report.comparison import Compared
+from fuseplan.runtime.compare import compare_plan, default_planners
+from fuseplan.settings import make_options, resolve_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,6 @@ def options_of(
     device: str | None, planners: str | None, deadline: float, constraints: Constraints
 ) -> list[list[Options]]:
     """For each device, the options of each planner."""
-    from fuseplan.runtime.compare import default_planners
-    from fuseplan.settings import make_options, resolve_device
-
     chosen: list[str | None] = list(names_in(device, "--device")) if device is not None else [None]
     named = names_in(planners, "--planners") if planners is not None else None
     return [
@@ -51,11 +50,6 @@ def plan_all(
     constraints: Constraints,
 ) -> list[OfDevice]:
     """Trace a function once, and plan it for each device by each planner."""
-    from fuseplan.console import progress
-    from fuseplan.frontend.lower import lower
-    from fuseplan.frontend.trace import trace
-    from fuseplan.runtime.compare import compare_plan
-
     options = options_of(device, planners, deadline, constraints)
     f, args = load(workload, dtype, small)
     result = []

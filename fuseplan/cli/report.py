@@ -24,6 +24,9 @@ from fuseplan.cli.arguments import (
     constraints_of,
 )
 from fuseplan.cli.plans import plan_all
+from fuseplan.console import print_json
+from fuseplan.report.page import Page, Study, write_page
+from fuseplan.support.atomic_file import check_writable
 
 
 def report(
@@ -45,10 +48,6 @@ def report(
     json: Json = False,
 ) -> None:
     """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
-    from fuseplan.console import print_json
-    from fuseplan.report.page import Page, Study, write_page
-    from fuseplan.support.atomic_file import check_writable
-
     target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
     by_device = plan_all(workload, device, planners, dtype, small, deadline, constraints)

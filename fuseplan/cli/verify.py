@@ -9,6 +9,10 @@ from typing import Annotated
 import typer
 
 from fuseplan.cli.arguments import Json
+from fuseplan.console import print_json, progress
+from fuseplan.plan.json_codec import read_plan
+from fuseplan.support.errors import InvalidPlanError
+from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
 
 
 def verify(
@@ -25,10 +29,6 @@ def verify(
     Exit code 0: all of it holds. 1: refuted, with the reason. 2: not a plan.
     3: the kernels are right, but the bound was not re-checked.
     """
-    from fuseplan.console import print_json, progress
-    from fuseplan.plan.json_codec import read_plan
-    from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
-
     made = read_plan(_read_text(file))
     with progress(1) as steps:
         steps.start(f"verifying {file}")
@@ -49,8 +49,6 @@ def verify(
 
 
 def _read_text(file: Path) -> str:
-    from fuseplan.support.errors import InvalidPlanError
-
     try:
         return sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -21,7 +21,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
 
-from costmodel.device import DeviceSpec, get_device
+from costmodel.device import DeviceSpec
+from costmodel.devices import get_device
 from costmodel.graph import Flops, Graph, Node, OpKind
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pandas as pd
-
-from costmodel.device import DEVICES, DeviceSpec, backends_of, device_names
+from costmodel.device import DeviceSpec
+from costmodel.devices import DEVICES, backends_of, device_names
 from costmodel.graph import Graph
 from costmodel.roofline import estimate
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -17,6 +16,9 @@ from fuseplan.report.comparison import NO_PLAN, Compared, Timing, baseline_of
 from fuseplan.report.text import grid, makes, parts_text, skipped, tile
 from fuseplan.schedule.spec import whole_array_spec
 from fuseplan.targets.detect import find_device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def figures(plan: FusionPlan) -> dict[str, Any]:
@@ -51,7 +53,7 @@ def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = N
         }
         for row in rows
     ]
-    frame = pd.DataFrame(lines, columns=_COMPARE)
+    frame = _frame(lines, _COMPARE)
     if timings is not None:
         frame["measured_us"] = [_number(t.time_s) * 1e6 for t in timings]
         frame["measured_ratio"] = [_number(t.time_ratio) for t in timings]
@@ -127,7 +129,7 @@ def kernels_frame(plan: FusionPlan) -> pd.DataFrame:
                 "source": anchor(graph, spec.nodes).source,
             }
         )
-    return pd.DataFrame(rows, columns=_KERNELS)
+    return _frame(rows, _KERNELS)
 
 
 _KERNELS = [
@@ -177,7 +179,7 @@ def devices_frame(measure_cpu: bool = True) -> pd.DataFrame:
     number comes from; ``assumed`` names the fields whose numbers are neither measured nor published. The
     CPU is measured on the first call, which takes some seconds; ``measure_cpu=False`` leaves it out."""
     devices = [find_device(name) for name in device_names() if name in DEVICES or measure_cpu]
-    frame = pd.DataFrame([_device_row(device) for device in devices]).set_index("name")
+    frame = _frame([_device_row(device) for device in devices]).set_index("name")
     frame.attrs["sources"] = {device.name: dict(device.sources) for device in devices}
     return frame
 
@@ -200,3 +202,9 @@ def _device_row(device: DeviceSpec) -> dict[str, object]:
         "ridge_point": device.ridge_point,
         "assumed": ", ".join(device.assumed),
     }
+
+
+def _frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
+    import pandas as pd  # here, so that importing fuseplan does not take its half second
+
+    return pd.DataFrame(rows, columns=None if columns is None else list(columns))

@@ -11,8 +11,6 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from costmodel.device import DeviceSpec
 from costmodel.kernel import BOUNDS
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -27,7 +25,7 @@ from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import bytes_text, seconds_text, time_text
 
-_TEMPLATES = Path(__file__).resolve().parent.parent / "templates"
+_TEMPLATES = Path(__file__).resolve().parent / "templates"
 
 _NAMES = {"xla": "XLA's own plan", "unfused": "each operation by itself"}
 
@@ -100,6 +98,8 @@ def write_page(page: Page, path: str | PathLike[str]) -> Path:
 
 def render_page(page: Page) -> str:
     """The page as HTML."""
+    import jinja2  # here, so that importing fuseplan does not load it
+
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=True,

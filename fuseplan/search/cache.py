@@ -21,13 +21,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from costmodel.calibrate import cache_path
+from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
-
-if TYPE_CHECKING:
-    from fuseplan.search.cache_sqlite import Disk
 
 SCHEMA = 4
 """Of keys and entries: raised with every change of what they say."""
@@ -187,10 +185,8 @@ def current() -> Memo | None:
 
 def open_disk(path: Path) -> Disk | None:
     """The file at ``path``, which need not be there yet; None where Python lacks SQLite."""
-    try:
-        from fuseplan.search.cache_sqlite import Disk
-    except ImportError as error:
-        note(f"solutions are kept in memory only: {error}")
+    if not IS_AVAILABLE:
+        note("solutions are kept in memory only: this Python has no sqlite3")
         return None
     return Disk(path, note)
 

@@ -9,11 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+
+try:
+    import sqlite3
+except ImportError:  # Python can be built without it.
+    IS_AVAILABLE = False
+else:
+    IS_AVAILABLE = True
 
 LAYOUT = 1
 """Of the table: a file of another layout is set aside."""

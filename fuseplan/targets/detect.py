@@ -6,7 +6,8 @@ import warnings
 
 import jax
 
-from costmodel.device import DeviceSpec, get_device, with_backend
+from costmodel.device import DeviceSpec
+from costmodel.devices import get_device, with_backend
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.targets.calibrate import local_cpu, unmeasured_cpu
 

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from costmodel.device import DEVICES, UnknownDeviceError, get_device
+from costmodel.device import UnknownDeviceError
+from costmodel.devices import DEVICES, get_device
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from costmodel import dtypes
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.memory import block_bytes, onchip_bytes
 from costmodel.tpu_layout import array_bytes
 from experiments import compiled

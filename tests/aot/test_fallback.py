@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from fuseplan.support.errors import CompilerRefusalWarning
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]

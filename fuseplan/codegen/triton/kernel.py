@@ -16,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
-from costmodel.device import get_device
+from costmodel.devices import get_device
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from costmodel.memory import footprint

@@ -1,10 +1,11 @@
-"""The table of primitives: one ``Rule`` each, grouped by what they do."""
+"""What fuseplan knows of each primitive of JAX: one ``Rule`` each, a file a family.
+
+In: an equation. Out: its kind, iteration space, flops, and how a kernel evaluates it on one tile. ``rule``
+says what a rule is, ``registry`` looks one up and takes new ones. Open ``rule`` first, then ``elementwise``.
+"""
 
 from __future__ import annotations
 
-from jax.extend import core as jex_core
-
-from costmodel.graph import Flops, OpKind
 from fuseplan.frontend.ops import (
     contraction,
     control,
@@ -16,62 +17,10 @@ from fuseplan.frontend.ops import (
     scans,
     slices,
 )
-from fuseplan.frontend.ops.rule import Rule, in_size, out_size, whole_space
-from fuseplan.frontend.trace import Equation
-from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.frontend.ops.registry import has_rule, register_rule, rule_of, rules
 
-_RULES: dict[str, Rule] = {
-    **elementwise.RULES,
-    **movement.RULES,
-    **slices.RULES,
-    **reduction.RULES,
-    **scans.RULES,
-    **contraction.RULES,
-    **indexing.RULES,
-    **control.RULES,
-    **random.RULES,
-}
+__all__ = ["has_rule", "register_rule", "rule_of", "rules"]
 
-_WITHOUT_RULE = Rule(
-    OpKind.OPAQUE,
-    whole_space,
-    # Nothing is known of it: one operation an element touched, so that it is never free.
-    lambda eqn: Flops(vector=in_size(eqn) + out_size(eqn)),
-)
-
-
-def rule_of(eqn: Equation) -> Rule:
-    """The rule of an equation's primitive, or of the equation itself where its parameters and
-    shapes say more; one without a rule is OPAQUE, never free."""
-    rule = _RULES.get(eqn.primitive.name, _WITHOUT_RULE)
-    special = rule.special(eqn) if rule.special is not None else None
-    return special or rule
-
-
-def has_rule(eqn: Equation) -> bool:
-    """Whether its primitive is declared."""
-    return eqn.primitive.name in _RULES
-
-
-def rules() -> dict[str, Rule]:
-    """Every declared primitive by name (a copy)."""
-    return dict(_RULES)
-
-
-def register_rule(primitive: jex_core.Primitive | str, rule: Rule) -> None:
-    """Declare a primitive, or replace what is known of one.
-
-    Plans made afterwards use it. Raises ``InvalidArgumentError`` for anything but a
-    ``Rule``.
-
-    Example:
-        >>> from fuseplan.frontend.ops import register_rule, rules
-        >>> register_rule("my_gelu", rules()["tanh"])
-    """
-    if not isinstance(rule, Rule):
-        raise InvalidArgumentError(
-            f"register_rule expects a fuseplan.frontend.ops.Rule, got {type(rule).__name__}. "
-            "Build one with fuseplan.frontend.ops.elementwise.elementwise(...) or Rule(kind, space, flops, block)."
-        )
-    name = primitive if isinstance(primitive, str) else primitive.name
-    _RULES[name] = rule
+for _family in (elementwise, movement, slices, reduction, scans, contraction, indexing, control, random):
+    for _name, _rule in _family.RULES.items():
+        register_rule(_name, _rule)

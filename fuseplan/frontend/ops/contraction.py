@@ -11,6 +11,7 @@ from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from costmodel.products import exchanges
+from fuseplan.frontend.ops.elementwise import elementwise
 from fuseplan.frontend.ops.reduction import accumulator, masked
 from fuseplan.frontend.ops.rule import (
     PALLAS,
@@ -196,6 +197,21 @@ def _dot_supports(eqn: Equation, backend: str) -> bool:
     return True
 
 
+def _scale_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+    dtype = eqn.out_avals[0].dtype
+    lhs, rhs = (jnp.asarray(x).astype(dtype) for x in args)
+    return [lhs * rhs]
+
+
+_SCALE = elementwise(block=_scale_block, supports=known_dtypes)
+
+
+def _scaling(eqn: Equation) -> Rule | None:
+    """The rule of a product with a scalar, as in the gradient of ``jnp.vdot``: it contracts nothing, and one
+    of its sides may be a literal."""
+    return _SCALE if any(aval.ndim == 0 for aval in eqn.in_avals) else None
+
+
 def _conv_space(eqn: Equation) -> Space:
     """Batch and output channels are parallel; windows slide over whole images."""
     numbers = eqn.params["dimension_numbers"]
@@ -235,6 +251,7 @@ RULES: dict[str, Rule] = {
         _dot_block,
         reduction=Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator),
         supports=_dot_supports,
+        special=_scaling,
     ),
     "conv_general_dilated": Rule(OpKind.OUT_ELEMENTWISE_FUSABLE, _conv_space, _conv_flops, None),
     "ragged_dot_general": Rule(OpKind.OPAQUE, whole_space, _ragged_flops, None, PALLAS),

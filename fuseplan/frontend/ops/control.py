@@ -8,13 +8,12 @@ from typing import Any
 from jax.extend import core as jex_core
 
 from costmodel.graph import Flops, OpKind
+from fuseplan.frontend.ops.registry import rule_of
 from fuseplan.frontend.ops.rule import PALLAS, Rule, in_size, no_flops, out_size, whole_space
 from fuseplan.frontend.trace import Equation, flatten
 
 
 def _inside(jaxpr: Any) -> Flops:
-    from fuseplan.frontend.ops import rule_of
-
     closed = jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
     total = Flops()
     for eqn in flatten(closed).equations:

@@ -7,7 +7,8 @@ from typing import Any
 
 import jax
 
-from costmodel.device import DEVICES, DeviceSpec
+from costmodel.device import DeviceSpec
+from costmodel.devices import DEVICES
 from fuseplan.frontend.evaluate import FlatFunction, evaluator, run_equations
 from fuseplan.frontend.lower import Lowered
 from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
