@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from costmodel.backends import Backend, backend_of
 from costmodel.device_fields import check_fields
 
 # How a dtype finds its matrix rate: exact name first, then the family whose unit runs it.
@@ -116,6 +117,11 @@ class DeviceSpec:
                     if family in rates:
                         return rates[family]
         return self.vector_flops_per_s
+
+    @property
+    def capabilities(self) -> Backend:
+        """What kernels of its backend can do."""
+        return backend_of(self.backend)
 
     @property
     def ridge_point(self) -> float:

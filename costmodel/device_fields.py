@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import dataclasses
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from costmodel.backends import backend_names
 
 
 class InvalidDeviceError(ValueError):
@@ -66,16 +68,20 @@ class Text:
     """A text that is not empty; one of ``choices`` if there are any."""
 
     remedy: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
+
+    @property
+    def _known(self) -> tuple[str, ...]:
+        return self.choices() if callable(self.choices) else self.choices
 
     @property
     def accepted(self) -> str:
         """The range in words."""
-        return f"one of {', '.join(map(repr, self.choices))}" if self.choices else "a text that is not empty"
+        return f"one of {', '.join(map(repr, self._known))}" if self.choices else "a text that is not empty"
 
     def check(self, field: str, value: Any) -> str:
         """``value`` as it is."""
-        if not isinstance(value, str) or not value or (self.choices and value not in self.choices):
+        if not isinstance(value, str) or not value or (self.choices and value not in self._known):
             raise _refused(field, self.accepted, value, self.remedy)
         return str(value)
 
@@ -156,7 +162,7 @@ FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
     "platform": Text("choose the platform on which JAX runs it", ("gpu", "tpu", "cpu")),
     "backend": Text(
         "choose what its kernels are written in; 'xla' leaves all of them to XLA",
-        ("triton", "mosaic_gpu", "mosaic_tpu", "xla"),
+        backend_names,
     ),
     "core_count": Whole(1, 10**7, "cores", "count a GPU's SMs, a TPU's TensorCores or a CPU's cores"),
     "hbm_capacity_bytes": _size(1, "80 GB are 80 * 10**9"),

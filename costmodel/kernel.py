@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from costmodel.backends import Backend, backend_of
 from costmodel.graph import DimMap, Flops
 
 
@@ -103,6 +104,11 @@ class KernelSpec:
     leaves nothing of some."""
     compiled: Compiled | None = None
     """What XLA made of the group, where its program was looked at; None: that each array is moved once."""
+
+    @property
+    def capabilities(self) -> Backend:
+        """What kernels of its backend can do."""
+        return backend_of(self.backend)
 
     @property
     def grid(self) -> tuple[int, ...]:

@@ -89,16 +89,16 @@ class Occupancy:
     block; a tiling only has to give the symbols their bytes."""
 
     def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec) -> None:
-        self._empty = not spec.axes or spec.backend == "loops"
+        self._empty = not spec.axes or spec.capabilities.loop_nest
         if self._empty:
             return
-        self._warpgroups = spec.backend == "mosaic_gpu"
+        self._warpgroups = spec.capabilities.warpgroup_blocks
         self._rows = _rows(graph, spec) if self._warpgroups else None
         self._tiled = tiled = device.sequential_grid
         blocks = self._blocks = _Blocks()
         bits = {a.value: dtypes.bits(graph.values[a.value].dtype) for a in spec.reads + spec.writes}
         read = {a: blocks.symbol(a.axes, bits[a.value]) for a in spec.reads}
-        if spec.backend in ("triton", "mosaic_gpu"):
+        if spec.capabilities.in_registers:
             shared, loaded = _shared(graph, spec, read, blocks)
             self._onchip: tuple[int, ...] = (shared,)
             self._registers = _scan_all(graph, spec, loaded, tiled, blocks)
@@ -316,7 +316,11 @@ def _scan(
         # A TPU's vector unit computes in 32 bits: narrower intermediates are kept so (v5e and
         # older; test_planned_functions.py::test_compiles[gelu_exact-tpu_v5e-bfloat16]).
         composed = bool(node.temporaries)  # of operations that are computed in float32
-        scans = spec.backend == "triton" and node.kind == OpKind.REDUCTION and DimRole.WHOLE in node.roles
+        scans = (
+            spec.capabilities.scans_by_joining
+            and node.kind == OpKind.REDUCTION
+            and DimRole.WHOLE in node.roles
+        )
         floor = _ACCUMULATOR_BITS if carried or node.flops.matrix or tiled or composed or scans else 0
         made = freed = 0
         for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
@@ -344,7 +348,9 @@ def _scan(
             scratch += _stacked(graph, node, node_axes, blocks)
         if scans:  # what was joined lies beside what is made of it (ops.folds)
             scratch += made
-        if node.flops.matrix and spec.backend == "triton":  # made in one layout, multiplied in another
+        if (
+            node.flops.matrix and spec.capabilities.relayouts_operands
+        ):  # made in one layout, multiplied in another
             scratch += live.get(node.inputs[0], 0)
             scratch += _by_hand(graph, node, node_axes, blocks)
         peaks[now + made + scratch - in_place] = None

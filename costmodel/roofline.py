@@ -62,7 +62,7 @@ def estimate(
     """
     if is_bitcast(graph, spec) if spec.compiled is None else spec.compiled == _NOTHING:
         return Cost()
-    if spec.backend == "loops":
+    if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
     assert not isinstance(work, NestWork), "of a CPU's nest"
     if need is None:

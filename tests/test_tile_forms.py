@@ -31,7 +31,7 @@ class LoopTile:
     """A tile as the loop nest cuts it: for each iteration dimension, where it starts, how many
     of its elements an earlier tile had, and its extent."""
 
-    backend = "loops"
+    language = "loops"
 
     def __init__(self, eqn, space, extents, starts, had):
         self.space, self.extents, self.starts, self.had = space, extents, starts, had

@@ -227,7 +227,7 @@ def _compile(case: Case, args: Args, found: dict[str, Any]) -> tuple[Any, Any]:
         "plan_status": plan.status,
         "predicted_ms": plan.objective_us / 1000,
         "kernels": len(plan.kernels),
-        "tiled_kernels": sum(k.spec.backend == "loops" for k in plan.kernels),
+        "tiled_kernels": sum(k.spec.capabilities.loop_nest for k in plan.kernels),
     }
     compiled: list[Any] = []
     for name, jitted in (("fuseplan", fast), ("jax", jax.jit(case.f))):

@@ -90,7 +90,7 @@ def solver(
 ) -> None:
     """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
     options = make_options(device, "solver", deadline)
-    if options.device.backend == "xla":
+    if not options.device.capabilities.emits_kernels:
         raise InvalidArgumentError(
             f"on {options.device.name} XLA decides most itself: choose a GPU or TPU, such as --device h200"
         )

@@ -6,24 +6,12 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
+from costmodel.backends import backend_names
 from costmodel.kernel import KernelSpec
 from fuseplan.frontend.lower import Lowered
 from fuseplan.support.errors import UnknownNameError
 
 Emitter = Callable[..., Callable[..., tuple[Any, ...]]]
-
-_MODULES = {
-    "xla": "fuseplan.codegen.xla",
-    "loops": "fuseplan.codegen.cpu_loops.kernel",
-    "mosaic_gpu": "fuseplan.codegen.mosaic_gpu.kernel",
-    "mosaic_tpu": "fuseplan.codegen.mosaic_tpu.kernel",
-    "triton": "fuseplan.codegen.triton.kernel",
-}
-
-
-def backends() -> tuple[str, ...]:
-    """The names of the kernel backends."""
-    return tuple(_MODULES)
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Callable[..., tuple[Any, ...]]:
@@ -36,12 +24,12 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
     ``jax.experimental.pallas.tpu``, which tell races. XLA groups ignore it. Raises
     ``UnknownNameError`` for a backend that is not known.
     """
-    if spec.backend not in _MODULES:
+    if spec.backend not in backend_names():
         raise UnknownNameError(
-            f"expected a kernel for one of {', '.join(_MODULES)}, got one for {spec.backend!r}. "
+            f"expected a kernel for one of {', '.join(backend_names())}, got one for {spec.backend!r}. "
             "Use a device whose backend is among them."
         )
     # Imported on demand: Pallas takes a third of a second, and each process needs one backend.
-    module = importlib.import_module(_MODULES[spec.backend])
+    module = importlib.import_module(spec.capabilities.emitter)
     emitter: Emitter = module.emit
     return emitter(spec, lowered, interpret=interpret)

@@ -20,7 +20,7 @@ class BlockTile:
     """
 
     def __init__(self, spec: KernelSpec, step: Step, position: Sequence[Any]) -> None:
-        self.backend = spec.backend
+        self.language = spec.capabilities.language
         self._spec, self._step, self._position = spec, step, position
         self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
         self.out_shapes = tuple(block_shape(spec.axes, m) for m in step.out_axes)

@@ -40,10 +40,10 @@ class Nest:
         ]
         self.inner = [a for a, axis in enumerate(spec.axes) if axis.role == AxisRole.INNER]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
-        self.skips = skips_of(lowered, spec, program) if spec.backend == "loops" else []
+        self.skips = skips_of(lowered, spec, program) if spec.capabilities.loop_nest else []
         self.ranges: list[Range | None] = [None] * len(program.passes)
         """Of a GPU's or a TPU's kernel, the tiles that each pass walks."""
-        if spec.backend != "loops" and spec.walked:
+        if not spec.capabilities.loop_nest and spec.walked:
             self.ranges = ranges_of(lowered, spec, program)
 
     @property

@@ -143,7 +143,7 @@ class _Table:
         for k, a in enumerate(self.tiled):
             axis = axes[a]
             start = np.arange(axis.n_tiles) * axis.tile
-            if group.spec.backend == "loops":  # The last tile ends where the axis does.
+            if group.spec.capabilities.loop_nest:  # The last tile ends where the axis does.
                 start = np.minimum(start, axis.size - axis.tile)
             start = start.reshape([-1 if j == k else 1 for j in range(len(self.tiled))])
             cells[a] = (start, np.minimum(start + axis.tile, axis.size) - 1)

@@ -48,7 +48,7 @@ def along_streams(
     Raises:
         UndecidedError: ``work`` is over.
     """
-    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    first = batches_first(lowered) if device.capabilities.batches_lead else None
     found = _Streams(first or lowered, device, features, work or unlimited()).run()
     if found is None and first is not None and KernelNests(first.graph, device, first).offers:
         return first
@@ -58,7 +58,7 @@ def along_streams(
 def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
     """``lowered`` with all large values computed again that can be, whatever time that takes: by each
     contraction what follows from the results of others, and then these, too."""
-    first = batches_first(lowered) if device.backend == "mosaic_tpu" else None
+    first = batches_first(lowered) if device.capabilities.batches_lead else None
     for products in (False, True):
         found = _Streams(first or lowered, device, features, unlimited()).run(products, gains_only=False)
         if found is not None:

@@ -55,7 +55,7 @@ def rewritten_programs(
     traced = Program(lowered)
     if not may_rewrite(options):
         return [traced], ()
-    if options.device.backend != "xla":
+    if options.device.capabilities.emits_kernels:
         if not may_stream(options, lowered):
             return [traced], _no_time(options, lowered) if _has_streams(options) else ()
         until = time.monotonic() + left_s(expires_at) / 2
@@ -99,7 +99,7 @@ def may_rewrite(options: Options) -> bool:
 def may_recompute(options: Options) -> bool:
     """Whether there is a second search, which also decides what kernels compute again."""
     decides = may_rewrite(options) and options.features.recompute and options.deadline_s > 0
-    return decides and options.device.backend != "xla"
+    return decides and options.device.capabilities.emits_kernels
 
 
 def may_stream(options: Options, lowered: Lowered) -> bool:
@@ -124,7 +124,7 @@ def may_pack(options: Options) -> bool:
     one of XLA's own loops costs next to nothing, and not under constraints, which are about groups that
     are connected."""
     decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
-    return decides and options.device.backend != "xla" and options.constraints is None
+    return decides and options.device.capabilities.emits_kernels and options.constraints is None
 
 
 def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:

@@ -52,7 +52,7 @@ def split_sums(
         UndecidedError: ``work`` is over. Sums of one array are split together or not at all, lest it is read
             twice.
     """
-    if device.backend != "triton" or not features.splits:
+    if not device.capabilities.splits_reductions or not features.splits:
         return None
     return _Splits(lowered, device, features, work or unlimited()).run()
 

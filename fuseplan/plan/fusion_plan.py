@@ -26,7 +26,7 @@ class Kernel:
 def tile_bytes(kernel: Kernel) -> int:
     """HBM bytes that a kernel keeps to itself while it runs: the blocks of a CPU's loops are
     memory like any other."""
-    return kernel.cost.onchip_bytes if kernel.spec.backend == "loops" else 0
+    return kernel.cost.onchip_bytes if kernel.spec.capabilities.loop_nest else 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -214,14 +214,14 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     for axes in spec.node_axes:
         for own in axes:
             _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
-    if (spec.keeps and spec.backend != "loops") or (spec.walked and not spec.passes):
+    if (spec.keeps and not spec.capabilities.loop_nest) or (spec.walked and not spec.passes):
         raise InvalidPlanError(
             f"{where}: only a loop nest skips tiles or keeps products, and this is {_shown(spec.backend)}"
         )
-    walks = spec.backend == "loops" or (spec.backend != "xla" and spec.streamed is not None)
+    walks = spec.capabilities.loop_nest or (spec.capabilities.emits_kernels and spec.streamed is not None)
     if spec.passes and not walks:
         raise InvalidPlanError(f"{where}.passes: expected none of a kernel that streams no axis")
-    if spec.backend == "loops" and not spec.axes:
+    if spec.capabilities.loop_nest and not spec.axes:
         raise InvalidPlanError(f"{where}.axes: expected the axes of a loop nest, got none")
     for i, nodes in enumerate(spec.passes):
         _check_range(f"{where}.passes[{i}]", nodes, len(spec.nodes), "positions in its nodes")

@@ -168,7 +168,7 @@ def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
         return float("nan")
     ideal = estimate(graph, whole_array_spec(graph, kernel.spec.nodes), device)
     matrix_ps, vector_ps = ideal.matrix_ps, ideal.vector_ps + ideal.transcendental_ps
-    if kernel.spec.backend == "loops":
+    if kernel.spec.capabilities.loop_nest:
         matrix_ps = min(matrix_ps, cost.matrix_ps)
         vector_ps = min(vector_ps, cost.vector_ps + cost.transcendental_ps)
     return max(ideal.memory_ps, matrix_ps, vector_ps) / cost.time_ps

@@ -54,7 +54,7 @@ def grid(spec: KernelSpec) -> str:
     if not spec.axes:
         made = spec.compiled
         return "XLA" if made is None or made.launches == 1 else f"XLA, {made.launches}×"
-    counts = [a.n_tiles for a in spec.axes] if spec.backend == "loops" else spec.grid
+    counts = [a.n_tiles for a in spec.axes] if spec.capabilities.loop_nest else spec.grid
     return "×".join(str(n) for n in counts if n > 1) or "1"
 
 
@@ -63,12 +63,12 @@ def tile(spec: KernelSpec) -> str:
     they are if that is more than once."""
     parts = []
     for axis in spec.axes:
-        looped = spec.backend == "loops" and axis.n_tiles > 1
+        looped = spec.capabilities.loop_nest and axis.n_tiles > 1
         if axis.role == AxisRole.STREAMED or looped:
             parts.append(f"{axis.tile} of {axis.size}")
         elif axis.size > 1:
             parts.append(str(min(axis.tile, axis.size)))
-    return " × ".join(parts) + ("" if spec.backend == "loops" else _in_passes(spec))
+    return " × ".join(parts) + ("" if spec.capabilities.loop_nest else _in_passes(spec))
 
 
 def _in_passes(spec: KernelSpec) -> str:
@@ -250,7 +250,7 @@ def kernel_table(plan: FusionPlan) -> str:
         number = sum(r.count for r in hidden)
         lines.append(f"… and {number} cheaper kernels of {len(hidden)} kinds, {time_text(rest)} µs in all")
     for row in shown:
-        if row.kernel.spec.backend == "loops":
+        if row.kernel.spec.capabilities.loop_nest:
             lines += wrapped(f"{row.first}: {loops_line(row.kernel.spec)}", 80, "   ")
         elif len(row.kernel.spec.passes) > 1:
             lines += wrapped(f"{row.first}: tiles of {tile(row.kernel.spec)}", 80, "   ")

@@ -43,7 +43,7 @@ def make_runner(
         reads = tuple(dict.fromkeys(a.value for a in spec.reads))
         writes = tuple(a.value for a in spec.writes)
         kernel_of = emit(spec, lowered, interpret=interpret)
-        if spec.backend != "xla":
+        if spec.capabilities.emits_kernels:
             kernel_of = apart(kernel_of, [lowered.avals[v] for v in writes])
         steps.append((kernel_of, reads, writes))
     release = _last_readers(part.outputs, [reads for _, reads, _ in steps])

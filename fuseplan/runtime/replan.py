@@ -99,7 +99,7 @@ def plan_accepted(
 
 
 def _is_ours(kernel: Kernel) -> bool:
-    return kernel.spec.backend not in ("xla", "loops")
+    return kernel.spec.capabilities.is_compiled_apart
 
 
 def _planned(traced: Traced, options: Options) -> tuple[Lowered, FusionPlan] | None:

@@ -70,12 +70,12 @@ def may_loop_anywhere(flat: Flat, options: Options) -> bool:
 
 def runs_as_jax(plan: FusionPlan) -> bool:
     """Whether ``plan`` runs the very program that ``jax.jit`` runs: on a CPU, with no tiled loop in it."""
-    return is_on_cpu(plan.device) and not any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+    return is_on_cpu(plan.device) and not any(kernel.spec.capabilities.loop_nest for kernel in plan.kernels)
 
 
 def is_on_cpu(device: DeviceSpec) -> bool:
     """Whether the device is a CPU, whose kernels are XLA's own but for tiled loops."""
-    return device.backend == "xla" and device.platform == "cpu"
+    return not device.capabilities.emits_kernels and device.platform == "cpu"
 
 
 def _bytes(aval: Any) -> int:

@@ -51,7 +51,7 @@ class Schedules:
         ``is_wanted(picoseconds, rank)``, only those of which it holds, a contraction's most
         promising first. ``tried`` receives every tiling looked at."""
         device = self.device
-        if device.backend == "xla":
+        if not device.capabilities.emits_kernels:
             spec = whole_array_spec(self.graph, nodes, edge)
             yield (0, 0), spec, footprint(self.graph, spec, device)
             return

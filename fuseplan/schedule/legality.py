@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from costmodel.axes import Conflict, GroupAxes
+from costmodel.backends import backend_of
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.plan.features import ALL_FEATURES, Features
 from fuseplan.schedule.padding import refuse_regrouping
@@ -34,7 +35,7 @@ def refuse(
     if len(members) == 1:
         return None
     refused = _barriers(graph, members, backend) or _contractions(members, features, backend)
-    if refused is None and backend == "xla":
+    if refused is None and not backend_of(backend).emits_kernels:
         refused = _xla_loops(members)
     if refused is not None:
         return refused
@@ -65,7 +66,7 @@ def refuse_exchange(
 ) -> Verdict | None:
     """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
     a few bits. Not monotone: a larger group may make them and use them up."""
-    if backend == "mosaic_gpu" and any(graph.values[v].dtype == "bool" for v in values):
+    if not backend_of(backend).exchanges_bool and any(graph.values[v].dtype == "bool" for v in values):
         return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
     return None
 
@@ -98,7 +99,7 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
             tuple(n.id for n in anchors),
         )
     made = {v for n in members for v in n.outputs}
-    prologues = features.prologues and backend != "mosaic_gpu"
+    prologues = features.prologues and backend_of(backend).fuses_operands
     if not prologues and made.intersection(anchor.inputs):
         return Verdict("shapes", f"nothing is fused into the operands of {anchor.op}", (anchor.id,))
     if not features.epilogues and any(set(anchor.outputs).intersection(n.inputs) for n in members):

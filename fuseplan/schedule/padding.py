@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from costmodel.backends import backend_of
 from costmodel.graph import DimMap, Graph, Node, OpKind
 from fuseplan.support.errors import Verdict
 
@@ -28,7 +29,7 @@ def whole_tile(size: int, backend: str) -> int:
         >>> whole_tile(5, "triton"), whole_tile(5, "mosaic_tpu")
         (8, 5)
     """
-    return 1 << max(size - 1, 0).bit_length() if backend == "triton" else max(size, 1)
+    return 1 << max(size - 1, 0).bit_length() if backend_of(backend).power_of_two_tiles else max(size, 1)
 
 
 def is_contiguous(sizes: Sequence[int], tiles: Sequence[int], dims: Sequence[int]) -> bool:
@@ -84,7 +85,7 @@ def keeps_ranks(sizes: Sequence[int], tiles: Sequence[int], axes: Order) -> bool
 def can_regroup(node: Node, backend: str) -> bool:
     """Whether a kernel of ``backend`` can hold a node that ``regroups`` elements, all of which are in one
     block. A Mosaic GPU kernel cannot: each of its threads keeps the elements that it holds."""
-    if backend == "mosaic_gpu":
+    if not backend_of(backend).regroups_elements:
         return False
     tiles = [whole_tile(n, backend) for n in node.dims]
     return all(keeps_ranks(node.dims, tiles, order(m)) for m in (*node.input_maps, *node.output_maps))
@@ -95,7 +96,7 @@ def refuse_regrouping(graph: Graph, node: Node, backend: str) -> Verdict | None:
     if not regroups(node) or can_regroup(node, backend):
         return None
     source, result = graph.values[node.inputs[0]], graph.values[node.outputs[0]]
-    if backend == "mosaic_gpu":
+    if not backend_of(backend).regroups_elements:
         why = "needs elements of other threads"
     else:
         blocks = [_block(node, m, backend) for m in (node.input_maps[0], node.output_maps[0])]

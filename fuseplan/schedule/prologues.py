@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from costmodel.axes import GroupAxes
+from costmodel.backends import backend_names, backend_of
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from fuseplan.support.errors import Verdict
 
 Gates = Sequence[bool] | Mapping[int, bool]
 """By node, whether it is ``gated``."""
-
-_KERNELS = frozenset({"triton", "mosaic_tpu"})
 
 
 def gated(graph: Graph) -> tuple[bool, ...]:
@@ -30,10 +29,12 @@ def gated(graph: Graph) -> tuple[bool, ...]:
     """
     if not any(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in graph.nodes):
         return (False,) * len(graph.nodes)
+    fusing = {b for b in map(backend_of, backend_names()) if b.is_compiled_apart and b.fuses_operands}
+    kernels = {backend.name for backend in fusing}
     outputs = set(graph.outputs)
     gates: list[int | None] = [None] * len(graph.nodes)
     for node in reversed(graph.nodes):
-        if node.kind > OpKind.INJECTIVE or node.effects or not _KERNELS.intersection(node.backends):
+        if node.kind > OpKind.INJECTIVE or node.effects or not kernels.intersection(node.backends):
             continue
         if not outputs.isdisjoint(node.outputs):
             continue

@@ -39,7 +39,7 @@ _REMEMBERED = 1_000
 
 
 def _make_nests(graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> Nests:
-    return (CpuNests if device.backend == "xla" else KernelNests)(graph, device, lowered)
+    return (CpuNests if not device.capabilities.emits_kernels else KernelNests)(graph, device, lowered)
 
 
 class Scheduler(Pricing):
@@ -56,11 +56,11 @@ class Scheduler(Pricing):
     ) -> None:
         self.graph = graph
         self.device = device
-        self.absorbs_moves = device.backend == "xla"  # XLA's own loops hold no tile on chip.
+        self.absorbs_moves = not device.capabilities.emits_kernels  # XLA's own loops hold no tile on chip.
         self.features = features
         self._gated = gated(graph)
         self._nests = _make_nests(graph, device, lowered) if features.loop_nests else None
-        self.residency = None if device.backend == "xla" else Residency(graph, device)
+        self.residency = None if not device.capabilities.emits_kernels else Residency(graph, device)
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
         self._schedules = Schedules(graph, device, features, self.residency, self.axes)
@@ -92,7 +92,7 @@ class Scheduler(Pricing):
 
     def walked(self, n: int) -> tuple[int, ...]:
         """The arrays that node ``n`` walks; none for XLA, whose own loops each make one array."""
-        alone = self.device.backend == "xla" or not self.features.siblings
+        alone = not self.device.capabilities.emits_kernels or not self.features.siblings
         return () if alone else walked(self.graph, self.graph.nodes[n])
 
     def floor(self, nodes: tuple[int, ...]) -> int:
@@ -220,7 +220,7 @@ class Scheduler(Pricing):
         bitcast that only adds or drops dimensions of size one. Mosaic lays out the last two
         dimensions, so there it does change something."""
         node = self.graph.nodes[n]
-        if not node.bitcast or self.device.backend != "triton":
+        if not node.bitcast or not self.device.capabilities.ignores_unit_dims:
             return False
         source, result = (
             [d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs

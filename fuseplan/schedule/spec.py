@@ -24,7 +24,7 @@ def whole_array_spec(graph: Graph, nodes: tuple[int, ...], edge: Boundary | None
 def is_nest(graph: Graph, spec: KernelSpec) -> bool:
     """Whether the kernel is one of those that are offered beside what the rules allow: it has contractions,
     and makes more than one pass along their axis, or none."""
-    if spec.backend == "loops":
+    if spec.capabilities.loop_nest:
         return True
     products = any(graph.nodes[n].flops.matrix for n in spec.nodes)
     return products and bool(spec.axes) and (bool(spec.passes) or spec.streamed is None)

@@ -10,6 +10,7 @@ forbids it to a group forbids it to every larger one.
 
 from __future__ import annotations
 
+from costmodel.backends import backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, OpKind
 from fuseplan.schedule.axis_classes import Classes, axis_classes
@@ -18,7 +19,7 @@ from fuseplan.schedule.axis_classes import Classes, axis_classes
 def walks_in_passes(backend: str) -> bool:
     """Whether kernels of ``backend`` may walk a stream more than once, or hold several contractions. Of
     Mosaic GPU a kernel is one loop, if any, and its only contraction reads what lies in memory."""
-    return backend != "mosaic_gpu"
+    return backend_of(backend).walks_in_passes
 
 
 class Walks:

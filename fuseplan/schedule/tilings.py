@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+from costmodel.backends import backend_of
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from costmodel.tpu_layout import LANES, SUBLANES
@@ -24,23 +25,6 @@ _STREAM_TILES = (8, 64, 256, 1024)
 # A stream walked in passes is as long as a row that does not fit: each step waits for its loads.
 _PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
 _SMALL = 32
-
-_WARP_TILE = 16 * 512
-"""Elements that a block of 512 threads has 16 registers each for. Larger tiles read no less, but of twice as
-many elements ptxas spills some (tests/aot/test_compiled.py::test_no_kernel_spills), as it gives so many
-threads 64 registers each where it can."""
-
-# Tile sizes of a matmul that the compilers turn into full matrix instructions: 128 rows is
-# the systolic array of a TPU; warps of a GPU want at least 16 (mma.m16n8k16).
-_MATMUL_TILES = {
-    "triton": (32, 64, 128, 256),
-    "mosaic_gpu": (64, 128, 256),
-    "mosaic_tpu": (128, 256, 512),
-}
-_DEPTH_TILES = {"triton": (32, 64, 128), "mosaic_gpu": (64, 128), "mosaic_tpu": (128, 256, 512)}
-
-_HELD_TILES = (1024, 2048, 4096)
-"""Weights that are whole in VMEM are read once, and rows beside them are normed once."""
 
 Tiles = tuple[int, ...]
 
@@ -60,11 +44,11 @@ def tilings(
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
     found = False
-    most = _WARP_TILE if backend == "triton" else None
+    most = backend_of(backend).most_elements
     for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):
         found = True
         yield tiles
-    if not found and backend == "triton" and not in_passes:
+    if not found and backend_of(backend).gathers_blocks and not in_passes:
         yield from _scattered(options, layout)
 
 
@@ -180,7 +164,7 @@ def _matmul_options(
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.STREAMED:
-            depths = _DEPTH_TILES[backend]
+            depths = backend_of(backend).depth_tiles
             beside = math.prod(sizes[b] for b in extra_depth)
             options.append(
                 _several(size, beside, backend) if extra_depth else _dot_tiles(size, depths, backend)
@@ -190,7 +174,7 @@ def _matmul_options(
                 return None
             options.append((whole_tile(size, backend),))
         elif a in long:
-            options.append(_dot_tiles(size, _MATMUL_TILES[backend], backend))
+            options.append(_dot_tiles(size, backend_of(backend).matmul_tiles, backend))
         else:
             options.append((1,))
     return options
@@ -200,23 +184,23 @@ def _several(size: int, beside: int, backend: str) -> tuple[int, ...]:
     """How many of a contracted axis, such as heads, one step takes with all of another, of size ``beside``:
     a TPU's accumulators are in VMEM, and are read and written again by each of many shallow steps
     (tests/test_schedule.py::test_a_step_contracts_several_heads)."""
-    most = max(_DEPTH_TILES[backend]) // beside if backend == "mosaic_tpu" else 1
+    can = backend_of(backend)
+    most = max(can.depth_tiles) // beside if can.accumulates_in_memory else 1
     return tuple(t for t in range(1, size + 1) if t == 1 or (t <= most and size % t == 0))
 
 
 def dot_tiles(size: int, backend: str, held: bool = False) -> tuple[int, ...]:
     """Tiles of an axis along which a kernel of several contractions is cut; ``held``: beside one that is
     contracted whole."""
-    more = _HELD_TILES if held and backend == "mosaic_tpu" else ()
-    return _dot_tiles(size, _MATMUL_TILES[backend] + more, backend)
+    can = backend_of(backend)
+    return _dot_tiles(size, can.matmul_tiles + (can.held_tiles if held else ()), backend)
 
 
 def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """As ``_up_to``, but a GPU's matrix instructions want at least 16 of each (mma.m16n8k16):
     what is missing is masked."""
-    if backend != "triton":
-        return _up_to(size, tiles, backend)
-    return tuple(dict.fromkeys(max(t, 16) for t in _up_to(size, tiles, backend)))
+    least = backend_of(backend).least_dot_tile
+    return tuple(dict.fromkeys(max(t, least) for t in _up_to(size, tiles, backend)))
 
 
 def _lanes(layout: Layout) -> set[int | None]:
@@ -257,7 +241,7 @@ def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
 def _even(size: int, tile: int, backend: str) -> int:
     """As many tiles as ``tile`` makes, but of one length, as far as lanes go: a TPU computes what the last
     of them has past the end, too (test_schedule.py::test_tiles_of_a_tpu_are_even)."""
-    if backend != "mosaic_tpu" or tile < LANES:
+    if not backend_of(backend).lane_tiles or tile < LANES:
         return tile
     count = -(-size // tile)
     return -(-size // (count * LANES)) * LANES
@@ -298,9 +282,9 @@ def _blocks(layout: Layout) -> _Blocks:
 def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
     if not all(is_contiguous(sizes, tiles, dims) for dims in blocks.merged):
         return False
-    if backend == "mosaic_gpu":
+    if backend_of(backend).warpgroup_blocks:
         return is_addressable(sizes, tiles, blocks.every, blocks.depth)
-    if backend != "mosaic_tpu":
+    if not backend_of(backend).lane_tiles:
         return True
     return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(
         sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors

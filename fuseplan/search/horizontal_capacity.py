@@ -33,9 +33,7 @@ class Room:
 
     def __init__(self, graph: Graph, device: DeviceSpec, specs: Sequence[KernelSpec]) -> None:
         self._graph, self._tiled = graph, device.sequential_grid
-        limited = (
-            device.register_bytes // 2 if device.backend in ("triton", "mosaic_gpu") else device.onchip_bytes
-        )
+        limited = device.register_bytes // 2 if device.capabilities.in_registers else device.onchip_bytes
         self._limit_bytes = limited or None
         self._step = {n: t for t, n in enumerate(sorted(n for spec in specs for n in spec.nodes))}
         stride = -(-len(self._step) // _MOST_TIMES)

@@ -31,7 +31,7 @@ class Regrouping:
     def __init__(self, plan: FusionPlan) -> None:
         self.plan = plan
         self.graph: Graph = plan.graph
-        self.loops = plan.device.backend == "xla"
+        self.loops = not plan.device.capabilities.emits_kernels
         """Whether groups may be tiled loops, which break rules that others keep."""
         self.constraints = plan.constraints or Resolved()
         scheduler = Scheduler(plan.graph, plan.device, features=plan.features)

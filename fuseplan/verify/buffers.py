@@ -36,7 +36,7 @@ def check_buffers(plan: FusionPlan, buffers: tuple[Buffer, ...]) -> tuple[Buffer
                     home[v] = home[node.inputs[0]]
         for access in kernel.spec.reads + kernel.spec.writes:
             uses.setdefault(home[access.value], []).append(k)
-        if kernel.spec.backend == "loops" and kernel.cost.onchip_bytes:
+        if kernel.spec.capabilities.loop_nest and kernel.cost.onchip_bytes:
             tiles.append(Buffer(-1, 0, kernel.cost.onchip_bytes, k, k))
     kept = {*graph.inputs, *(home[v] for v in graph.outputs)}
     temporaries = {v: ks for v, ks in uses.items() if v not in kept and graph.values[v].nbytes}

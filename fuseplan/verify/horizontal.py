@@ -26,7 +26,7 @@ def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler)
     """What is not so, in words; nothing if the lines prove what they claim."""
     n_nodes = len(graph.nodes)
     kernels = [nodes for line in lines for piece in line for nodes in piece.kernels]
-    if scheduler.device.backend == "xla":
+    if not scheduler.device.capabilities.emits_kernels:
         yield "a CPU has no kernels of one tile to pack"
         return
     there = all(nodes and min(nodes) >= 0 and max(nodes) < n_nodes for nodes in kernels)

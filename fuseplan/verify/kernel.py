@@ -37,7 +37,7 @@ def check_kernel(
     walks = walks_in_passes(device.backend) or not kernel.spec.passes
     require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
     if kernel.spec.compiled is None:
-        _check_group(graph, kernel.spec, where, hubs if device.backend != "xla" else None)
+        _check_group(graph, kernel.spec, where, hubs if device.capabilities.emits_kernels else None)
     _check_boundary(graph, kernel.spec, results, where)
     _check_axes(graph, kernel.spec, where)
     need = footprint(graph, kernel.spec, device)
@@ -55,13 +55,13 @@ def check_kernel(
     )
     nodes = kernel.spec.nodes
     if kernel.spec.compiled is not None:  # What XLA's own kernels hold is XLA's to say.
-        whole = kernel.spec.backend == "xla" and not kernel.spec.axes
+        whole = not kernel.spec.capabilities.emits_kernels and not kernel.spec.axes
         require(whole, f"{where} is XLA's own and has a schedule of ours")
         return
     refused = refuse(graph, device.backend, nodes, unifier, is_gated)
     if is_nest(graph, kernel.spec):
         require(
-            refused is not None or kernel.spec.backend == "loops",
+            refused is not None or kernel.spec.capabilities.loop_nest,
             f"{where} walks an axis in passes beside a contraction that streams its own",
         )
         refused = refuse_nest(graph, kernel.spec.backend, nodes, unifier)
@@ -147,7 +147,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
             f"{where} has tiles of {axis.tile}; those of {spec.backend} kernels are powers of two",
         )
     streamed = [a for a in spec.axes if a.role == AxisRole.STREAMED]
-    if spec.backend == "loops":
+    if spec.capabilities.loop_nest:
         _check_passes(graph, spec, where)
     else:
         require(len(streamed) <= 1, f"{where} streams {len(streamed)} axes, at most one is possible")
@@ -216,7 +216,8 @@ def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> No
     for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
         access = Access(v, compose(dim_map, own))
         require(
-            spec.backend == "triton" or all(is_contiguous(sizes, tiles, dims) for dims in access.axes),
+            spec.capabilities.gathers_blocks
+            or all(is_contiguous(sizes, tiles, dims) for dims in access.axes),
             f"{where}: the block {list(spec.block_shape(access))} of v{v} has gaps between its elements",
         )
         require(
@@ -259,7 +260,9 @@ def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
     tiles = tuple(axis.tile for axis in spec.axes)
     for n, own in zip(spec.nodes, spec.node_axes, strict=True):
         node = graph.nodes[n]
-        flat = spec.backend == "loops" or not node.flops.matrix or contraction_axes(node, own).is_flat(tiles)
+        flat = (
+            spec.capabilities.loop_nest or not node.flops.matrix or contraction_axes(node, own).is_flat(tiles)
+        )
         require(flat, f"{where}: a tile of n{n} {node.op} is no product of two matrices")
     program = program_of(graph, spec)
     require(program is not None, f"{where} needs a result before the loops that complete it are over")

@@ -175,7 +175,7 @@ def _verified_bound(
     """The plan's bound, once it is proven."""
     assert plan.bound_ps is not None
     limits, proof = plan.constraints, plan.proof
-    if plan.device.backend == "xla" and lowered is None:
+    if not plan.device.capabilities.emits_kernels and lowered is None:
         raise NotCheckedError(
             "a plan for a CPU may hold tiled loops, and which ones were offered is not in the file"
         )

@@ -22,7 +22,7 @@ def in_float32(compute: BlockFn) -> BlockFn:
     """``compute`` on 16-bit floats in float32, rounded once at the end."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend in XLA or not any(_is_small(jnp.result_type(a)) for a in args):
+        if tile.language in XLA or not any(_is_small(jnp.result_type(a)) for a in args):
             return compute(tile, eqn, args)
         wide = [jnp.asarray(a, jnp.float32) if _is_small(jnp.result_type(a)) else a for a in args]
         results = compute(tile, eqn, wide)
@@ -42,12 +42,12 @@ XLA does (test_emit_body.py::test_sixteen_bit_math)."""
 def wide_on_tpu(compute: BlockFn) -> BlockFn:
     """``in_float32`` on a TPU alone."""
     wide = in_float32(compute)
-    return lambda tile, eqn, args: (wide if tile.backend == "mosaic_tpu" else compute)(tile, eqn, args)
+    return lambda tile, eqn, args: (wide if tile.language == "mosaic_tpu" else compute)(tile, eqn, args)
 
 
 def plain_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """The primitive itself. A TPU's scalar unit has no 16-bit arithmetic."""
-    scalar = tile.backend == "mosaic_tpu" and not tile.out_shapes[0]
+    scalar = tile.language == "mosaic_tpu" and not tile.out_shapes[0]
     return (wide_block if scalar else bind)(tile, eqn, args)
 
 
@@ -55,7 +55,7 @@ def on_vectors(compute: BlockFn) -> BlockFn:
     """``compute``, which only the vector unit can; of a scalar, on an array of one element."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend in XLA | MOSAIC_GPU or tile.out_shapes[0]:
+        if tile.language in XLA | MOSAIC_GPU or tile.out_shapes[0]:
             return compute(tile, eqn, args)
         return [lax.reshape(x, ()) for x in compute(tile, eqn, [jnp.full((1, 1), a) for a in args])]
 
@@ -69,7 +69,7 @@ def composed_block(compute: Callable[..., Any], lacking: frozenset[str]) -> Bloc
     """``compute(x, **params)`` on the backends that lack the primitive."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend not in lacking:
+        if tile.language not in lacking:
             return bind(tile, eqn, args)
         params = {"method": eqn.params["rounding_method"]} if "rounding_method" in eqn.params else {}
         return [compute(args[0], **params)]
@@ -80,7 +80,7 @@ def composed_block(compute: Callable[..., Any], lacking: frozenset[str]) -> Bloc
 def instead(compute: Callable[..., Any], native: BlockFn) -> BlockFn:
     """``compute`` of floats, in float32, on Mosaic GPU, which lacks the primitive; elsewhere ``native``."""
     own = in_float32(lambda tile, eqn, args: [compute(*args)])
-    return lambda tile, eqn, args: (own if tile.backend == "mosaic_gpu" else native)(tile, eqn, args)
+    return lambda tile, eqn, args: (own if tile.language == "mosaic_gpu" else native)(tile, eqn, args)
 
 
 def extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, Any], Any]) -> BlockFn:
@@ -89,9 +89,9 @@ def extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, A
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dtype = eqn.out_avals[0].dtype
-        if dtype == jnp.bool_ and tile.backend not in XLA:
+        if dtype == jnp.bool_ and tile.language not in XLA:
             return [logical(args[0], args[1])]
-        if dtype == jnp.uint32 and tile.backend == "mosaic_tpu":
+        if dtype == jnp.uint32 and tile.language == "mosaic_tpu":
             return [jnp.where(exceeds(args[0], args[1]), args[0], args[1])]
         return plain_block(tile, eqn, args)
 
@@ -100,7 +100,7 @@ def extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, A
 
 def _in_order(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Of unsigned integers, a TPU's by the order of signed ones (``composed.unsigned_greater``)."""
-    if tile.backend == "mosaic_tpu" and jnp.uint32 in (jnp.result_type(a) for a in args):
+    if tile.language == "mosaic_tpu" and jnp.uint32 in (jnp.result_type(a) for a in args):
         args = [composed.in_signed_order(a) for a in args]
     return bind(tile, eqn, args)
 
@@ -113,7 +113,7 @@ compare_block = wide_on_tpu(_in_order)
 
 def clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Of unsigned integers, a TPU's by the order of signed ones."""
-    if eqn.out_avals[0].dtype != jnp.uint32 or tile.backend != "mosaic_tpu":
+    if eqn.out_avals[0].dtype != jnp.uint32 or tile.language != "mosaic_tpu":
         return plain_block(tile, eqn, args)
     low, x, high = args
     raised = jnp.where(composed.unsigned_greater(x, low), x, low)
@@ -122,12 +122,12 @@ def clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
 
 def add_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Of gradients, too, which Mosaic GPU knows no sum of."""
-    return [lax.add(*args)] if tile.backend == "mosaic_gpu" else plain_block(tile, eqn, args)
+    return [lax.add(*args)] if tile.language == "mosaic_gpu" else plain_block(tile, eqn, args)
 
 
 def neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """``-x``, zeros and all."""
-    if tile.backend in TRITON | MOSAIC_GPU and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
+    if tile.language in TRITON | MOSAIC_GPU and jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
         # Pallas would compute 0 - x, which loses the sign of zero.
         return [args[0] * np.asarray(-1, eqn.out_avals[0].dtype)[()]]
     return plain_block(tile, eqn, args)
@@ -135,7 +135,7 @@ def neg_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 
 def _opposite(tile: Tile, x: Any) -> Any:
     """``~x`` of booleans, which Mosaic GPU would widen and cut off again."""
-    return x ^ np.True_ if tile.backend == "mosaic_gpu" else ~x
+    return x ^ np.True_ if tile.language == "mosaic_gpu" else ~x
 
 
 def not_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -148,7 +148,7 @@ def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
     """Kernels know two cases; more are nested. Booleans are selected by logic."""
     which, *cases = args
     boolean = eqn.out_avals[0].dtype == jnp.bool_
-    if tile.backend in XLA or (len(cases) == 2 and not boolean):
+    if tile.language in XLA or (len(cases) == 2 and not boolean):
         return bind(tile, eqn, args)
     result = cases[0]
     for i, case in enumerate(cases[1:], start=1):
@@ -173,9 +173,9 @@ def identity_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[A
 def cast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """To Mosaic GPU the last bit would say whether a number is true."""
     x, dtype = args[0], eqn.params["new_dtype"]
-    if tile.backend == "mosaic_gpu" and dtype == jnp.bool_:
+    if tile.language == "mosaic_gpu" and dtype == jnp.bool_:
         return [x != np.zeros((), eqn.in_avals[0].dtype)[()]]
-    if tile.backend in XLA or dtypes_of(eqn).isdisjoint(float8.NAMES):
+    if tile.language in XLA or dtypes_of(eqn).isdisjoint(float8.NAMES):
         return bind(tile, eqn, args)
     x = float8.from_float8(x) if str(x.dtype) in float8.NAMES else x.astype(jnp.float32)
     return [float8.to_float8(x, dtype) if str(dtype) in float8.NAMES else x.astype(dtype)]
@@ -184,7 +184,7 @@ def cast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 def bits_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Counts of bits: Triton knows those of signed integers."""
     dtype = eqn.out_avals[0].dtype
-    if tile.backend != "triton" or not jnp.issubdtype(dtype, jnp.unsignedinteger):
+    if tile.language != "triton" or not jnp.issubdtype(dtype, jnp.unsignedinteger):
         return bind(tile, eqn, args)
     (count,) = bind(tile, eqn, [args[0].astype(f"int{8 * dtype.itemsize}")])
     return [count.astype(dtype)]
@@ -198,7 +198,7 @@ def keeps_all(eqn: Equation) -> bool:
 
 def precision_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """``reduce_precision``: kernels round the bits of the mantissa."""
-    if tile.backend in XLA:
+    if tile.language in XLA:
         return bind(tile, eqn, args)
     if keeps_all(eqn):
         return [args[0]]
@@ -208,7 +208,7 @@ def precision_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[
 def integer_pow(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Mosaic GPU knows no powers below two."""
     (x,), y = args, eqn.params["y"]
-    if tile.backend != "mosaic_gpu" or y > 1:
+    if tile.language != "mosaic_gpu" or y > 1:
         return bind(tile, eqn, args)
     power = lax.integer_pow(x, -y) if y < -1 else x
     return [jnp.ones_like(x) if y == 0 else x if y == 1 else 1.0 / power]
@@ -217,6 +217,6 @@ def integer_pow(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
 def sign_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """Of a NaN and of zeros it is themselves, but not to Mosaic GPU."""
     x, (sign,) = args[0], plain_block(tile, eqn, args)
-    if tile.backend != "mosaic_gpu" or not jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
+    if tile.language != "mosaic_gpu" or not jnp.issubdtype(eqn.out_avals[0].dtype, jnp.floating):
         return [sign]
     return [jnp.where(jnp.abs(x) > 0, sign, x)]

@@ -61,7 +61,7 @@ def _dot_flops(eqn: Equation) -> Flops:
 
 def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """One tile's partial product."""
-    return (_whole_dot if tile.backend in XLA else _flat_dot)(tile, eqn, args)
+    return (_whole_dot if tile.language in XLA else _flat_dot)(tile, eqn, args)
 
 
 def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -73,7 +73,7 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
     # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
     lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
-    if tile.backend == "loops" and _may_exchange(eqn):
+    if tile.language == "loops" and _may_exchange(eqn):
         space = _dot_space(eqn)
         maps = (*space.input_maps, *space.output_maps)
         if exchanges(maps, _extents(space, (lhs.shape, rhs.shape))):
@@ -120,7 +120,7 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         [d for d in range(x.ndim) if d not in (*contracts[i], *batches[i])] for i, x in enumerate(args)
     ]
     single = any(all(x.shape[d] == 1 for d in free) for x, free in zip(args, every_free, strict=True))
-    if tile.backend == "mosaic_tpu" and single:
+    if tile.language == "mosaic_tpu" and single:
         # One row gains nothing from narrow operands, and not every compiler takes or masks them.
         dtype = accumulate
     for i, (x, free) in enumerate(zip(args, every_free, strict=True)):
@@ -155,10 +155,10 @@ def _by_hand(tile: Tile, lhs: Side, rhs: Side) -> bool:
     Tensor cores take at least 16 rows, columns and contracted elements (mma.m16n8k16);
     Mosaic lowers no product of 16-bit rows with one vector.
     """
-    if tile.backend == "triton":
+    if tile.language == "triton":
         return min(*lhs[0].shape, *rhs[0].shape) < 16
     vector = rhs[0].shape[0] == 1 and not lhs[1] and not rhs[1]
-    return tile.backend == "mosaic_tpu" and vector and lhs[0].dtype != jnp.float32
+    return tile.language == "mosaic_tpu" and vector and lhs[0].dtype != jnp.float32
 
 
 def _multiply_and_sum(lhs: Side, rhs: Side, dtype: Any) -> Any:
@@ -180,19 +180,19 @@ def _sum(x: Any, axis: int) -> Any:
     return lax.reduce_sum(x, axes=(axis,)) if x.shape[axis] != 1 else lax.squeeze(x, (axis,))
 
 
-def _dot_supports(eqn: Equation, backend: str) -> bool:
+def _dot_supports(eqn: Equation, language: str) -> bool:
     """Floats, and int8 into int32. Mosaic takes one precision for both sides."""
     lhs, rhs = (str(a.dtype) for a in eqn.in_avals)
-    if backend == "mosaic_gpu":
+    if language == "mosaic_gpu":
         # Of 32 bits, tensor cores take operands that lie along the contracted axis alone (wgmma.m64nNk8).
         plain = not isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset))
-        return plain and lhs == rhs in ("bfloat16", "float16") and known_dtypes(eqn, backend)
+        return plain and lhs == rhs in ("bfloat16", "float16") and known_dtypes(eqn, language)
     if lhs.startswith(("int", "uint")) or rhs.startswith(("int", "uint")):
         return lhs == rhs == "int8" and str(eqn.out_avals[0].dtype) == "int32"
-    if "bool" in (lhs, rhs) or not known_dtypes(eqn, backend):
+    if "bool" in (lhs, rhs) or not known_dtypes(eqn, language):
         return False
     precision = eqn.params["precision"]
-    if backend == "mosaic_tpu":
+    if language == "mosaic_tpu":
         return precision is None or (isinstance(precision, tuple) and precision[0] == precision[1])
     return True
 

@@ -83,8 +83,8 @@ def _composite(
     """A function that ``lacking`` backends get from others, in float32: so not of 64 bits. Those that
     it ``lacks`` have not even these."""
 
-    def supports(eqn: Equation, backend: str) -> bool:
-        return known_dtypes(eqn, backend) and not (backend in lacking and "float64" in dtypes_of(eqn))
+    def supports(eqn: Equation, language: str) -> bool:
+        return known_dtypes(eqn, language) and not (language in lacking and "float64" in dtypes_of(eqn))
 
     block = composed_block(compute, lacking)
     return elementwise(
@@ -117,39 +117,39 @@ def elementwise(
 _NARROW = frozenset({"int8", "int16", "uint8", "uint16"})
 
 
-def _cast_supports(eqn: Equation, backend: str) -> bool:
+def _cast_supports(eqn: Equation, language: str) -> bool:
     """Mosaic converts narrow integers, though it computes with none. Numbers of eight bits are
     rounded once, from 32."""
     dtypes = dtypes_of(eqn)
     if not dtypes.isdisjoint(float8.NAMES):
-        scalar = backend == "mosaic_tpu" and not eqn.out_avals[0].ndim
-        if scalar or backend == "mosaic_gpu" or eqn.in_avals[0].dtype == jnp.float64:
+        scalar = language == "mosaic_tpu" and not eqn.out_avals[0].ndim
+        if scalar or language == "mosaic_gpu" or eqn.in_avals[0].dtype == jnp.float64:
             return False
         dtypes -= float8.NAMES
-    if backend == "mosaic_tpu":
+    if language == "mosaic_tpu":
         dtypes -= _NARROW
-    return dtypes <= kernel_dtypes(backend)
+    return dtypes <= kernel_dtypes(language)
 
 
 def _of_dtypes(*names: str) -> Callable[[Equation, str], bool]:
-    return lambda eqn, backend: known_dtypes(eqn, backend) and dtypes_of(eqn) <= set(names)
+    return lambda eqn, language: known_dtypes(eqn, language) and dtypes_of(eqn) <= set(names)
 
 
-def _precision_supports(eqn: Equation, backend: str) -> bool:
+def _precision_supports(eqn: Equation, language: str) -> bool:
     """Kernels drop bits of the mantissa alone; those of Mosaic GPU, which has no bits of scalars, none."""
     exponent, dtype = eqn.params["exponent_bits"], eqn.out_avals[0].dtype
-    drops = exponent == 8 and dtype == jnp.float32 and backend != "mosaic_gpu"
+    drops = exponent == 8 and dtype == jnp.float32 and language != "mosaic_gpu"
     kept = keeps_all(eqn) or drops
-    return kept and known_dtypes(eqn, backend)
+    return kept and known_dtypes(eqn, language)
 
 
 def _is_integer(eqn: Equation) -> bool:
     return bool(jnp.issubdtype(eqn.out_avals[0].dtype, jnp.integer))
 
 
-def _rem_supports(eqn: Equation, backend: str) -> bool:
+def _rem_supports(eqn: Equation, language: str) -> bool:
     """Mosaic GPU has the remainder of integers alone."""
-    return known_dtypes(eqn, backend) and not (backend == "mosaic_gpu" and not _is_integer(eqn))
+    return known_dtypes(eqn, language) and not (language == "mosaic_gpu" and not _is_integer(eqn))
 
 
 # A polynomial with its branches, evaluated block by block (Mosaic): partial sums, powers and

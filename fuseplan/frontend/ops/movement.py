@@ -74,7 +74,7 @@ def _transpose_space(eqn: Equation) -> Space:
 
 def _transpose_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     x, order = args[0], tuple(int(d) for d in eqn.params["permutation"])
-    if tile.backend != "mosaic_tpu":
+    if tile.language != "mosaic_tpu":
         return [lax.transpose(x, order)]
     # Transposed bits choose between no rows and columns of a TPU (tests/aot/test_compile_primitives.py).
     return [moved(tile, x, lambda x: _turned(x, order)) if x.dtype == bool else _turned(x, order)]
@@ -168,10 +168,10 @@ def _bitcast_space(eqn: Equation) -> Space:
     return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
 
 
-def _of_one_width(eqn: Equation, backend: str) -> bool:
+def _of_one_width(eqn: Equation, language: str) -> bool:
     """The scalar unit of a TPU has registers for each type. To Mosaic GPU what moves is what it was."""
-    scalar = backend == "mosaic_tpu" and not eqn.out_avals[0].ndim
-    return known_dtypes(eqn, backend) and not scalar and backend != "mosaic_gpu"
+    scalar = language == "mosaic_tpu" and not eqn.out_avals[0].ndim
+    return known_dtypes(eqn, language) and not scalar and language != "mosaic_gpu"
 
 
 def _regrouped(eqn: Equation) -> Rule | None:

@@ -204,7 +204,7 @@ def _adding(pick: Pick) -> Rule:
         update = _aligned(args[2], pick.window, x.shape, pick.dim)
         hit, added = _hit(tile, eqn, pick, index, x.shape), x + update
         # As in select_n, in 32 bits.
-        wide = accumulator(x.dtype) if tile.backend == "mosaic_tpu" else x.dtype
+        wide = accumulator(x.dtype) if tile.language == "mosaic_tpu" else x.dtype
         return [jnp.where(hit, added.astype(wide), x.astype(wide)).astype(x.dtype)]
 
     # XLA runs a scatter on its own, as a loop over its updates.

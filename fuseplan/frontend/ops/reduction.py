@@ -66,7 +66,7 @@ def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) 
 def _bound(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
     """The primitive itself, along ``axes``."""
     params = {**eqn.params, "axes": axes}
-    if tile.backend != "mosaic_tpu" or x.dtype != jnp.uint32:
+    if tile.language != "mosaic_tpu" or x.dtype != jnp.uint32:
         return eqn.primitive.bind(x, **params)
     if eqn.primitive.name == "reduce_sum":
         return eqn.primitive.bind(x.astype(jnp.int32), **params).astype(jnp.uint32)
@@ -87,15 +87,15 @@ def _reduce(
         dims = sorted(_reduced_dims(eqn))
         x = jnp.asarray(args[0], accumulator(eqn.out_avals[0].dtype))
         x = masked(tile, 0, dims, x, neutral(x.dtype))
-        if tile.backend == "loops":
+        if tile.language == "loops":
             # Of some fusions with dimensions of one, XLA:CPU makes kernels ten times as slow.
             long = [d for d in range(x.ndim) if x.shape[d] != 1]
             x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
         # Dimensions of size one are dropped by a reshape: nothing is combined there.
         real = tuple(d for d in dims if x.shape[d] != 1)
-        if tile.backend == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
+        if tile.language == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
             x = _added_rows(x, len(real))
-        elif folds and tile.backend not in XLA:
+        elif folds and tile.language not in XLA:
             for d in real:
                 x = folded(tile, x, d, combine)
         elif real:
@@ -138,7 +138,7 @@ def _quantifier(
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(_reduced_dims(eqn))
-        native = tile.backend in XLA
+        native = tile.language in XLA
         x = args[0] if native else args[0].astype(jnp.int32)
         x = masked(tile, 0, dims, x, neutral)
         real = tuple(d for d in dims if x.shape[d] != 1)

@@ -10,12 +10,9 @@ from typing import Any, Protocol
 from jax import lax
 from jax import numpy as jnp
 
+from costmodel.backends import backend_names, backend_of
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.trace import Equation
-
-BACKENDS = ("mosaic_tpu", "triton", "mosaic_gpu", "xla", "loops")
-"""Every backend that can emit a kernel: ``xla`` evaluates a group as it is, ``loops`` on one
-tile after another."""
 
 TRITON = frozenset({"triton"})
 MOSAIC_GPU = frozenset({"mosaic_gpu"})
@@ -40,7 +37,8 @@ class Space:
 class Tile(Protocol):
     """What a rule sees of the kernel when its equation is evaluated on one tile."""
 
-    backend: str
+    language: str
+    """``costmodel.backends.Backend.language`` of the kernel."""
     in_shapes: tuple[tuple[int, ...], ...]
     """Block shape of each operand; the true shape for operands that are literals."""
     out_shapes: tuple[tuple[int, ...], ...]
@@ -101,14 +99,14 @@ def dtypes_of(eqn: Equation) -> set[str]:
     return {str(getattr(a, "dtype", "token")) for a in (*eqn.in_avals, *eqn.out_avals)}
 
 
-def kernel_dtypes(backend: str) -> frozenset[str]:
+def kernel_dtypes(language: str) -> frozenset[str]:
     """The dtypes that kernels of a Pallas backend compute with."""
-    return _DTYPES[backend]
+    return _DTYPES[language]
 
 
-def known_dtypes(eqn: Equation, backend: str) -> bool:
+def known_dtypes(eqn: Equation, language: str) -> bool:
     """Whether kernels of ``backend`` compute with the equation's dtypes."""
-    return dtypes_of(eqn) <= _DTYPES[backend]
+    return dtypes_of(eqn) <= _DTYPES[language]
 
 
 def _real(eqn: Equation) -> bool:
@@ -145,16 +143,16 @@ class Rule:
 
     def backends(self, eqn: Equation) -> tuple[str, ...]:
         """The backends that can emit ``eqn`` inside a fused kernel."""
-        return tuple(b for b in BACKENDS if b not in self.lacks and self._emits(eqn, b))
+        return tuple(b for b in backend_names() if self._emits(eqn, backend_of(b).language))
 
-    def _emits(self, eqn: Equation, backend: str) -> bool:
-        if self.kind == OpKind.OPAQUE:
+    def _emits(self, eqn: Equation, language: str) -> bool:
+        if self.kind == OpKind.OPAQUE or language in self.lacks:
             return False
-        if backend == "xla":
+        if language == "xla":
             return True
         if self.block is None:
             return False
-        return _real(eqn) if backend == "loops" else self.supports(eqn, backend)
+        return _real(eqn) if language == "loops" else self.supports(eqn, language)
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -172,7 +170,7 @@ def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
 def moved(tile: Tile, x: Any, move: Callable[[Any], Any]) -> Any:
     """``move(x)``, which puts a dimension of size one last; of narrow numbers on a TPU in 32 bits, since not
     every compiler for it turns packed rows into columns (tests/aot/test_compile_primitives.py)."""
-    if tile.backend != "mosaic_tpu" or x.dtype.itemsize >= 4:
+    if tile.language != "mosaic_tpu" or x.dtype.itemsize >= 4:
         return move(x)
     wide = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
     return move(x.astype(wide)).astype(x.dtype)

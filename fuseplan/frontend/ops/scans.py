@@ -43,7 +43,7 @@ def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> 
     """A result for each element of all before it, or behind it."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        if tile.backend in XLA:
+        if tile.language in XLA:
             return bind(tile, eqn, args)
         x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
         x = masked(tile, 0, (dim,), x, neutral(x.dtype))
@@ -57,9 +57,9 @@ _LONGEST_SCAN = 4096
 """Elements of a row that one block holds: each doubling is a step of the kernel's code."""
 
 
-def _scan_supports(eqn: Equation, backend: str) -> bool:
+def _scan_supports(eqn: Equation, language: str) -> bool:
     short = eqn.in_avals[0].shape[int(eqn.params["axis"])] <= _LONGEST_SCAN
-    return short and known_dtypes(eqn, backend)
+    return short and known_dtypes(eqn, language)
 
 
 def _log_add(a: Any, b: Any) -> Any:

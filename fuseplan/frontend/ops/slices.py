@@ -154,10 +154,10 @@ def _without(dim_map: DimMap, eqn: Equation) -> DimMap:
 def _windowed(space: Callable[[Equation], Space], block: BlockFn, find: Find) -> Rule:
     """A rule that cuts blocks, as threads of Mosaic GPU, each with its own elements, do not."""
 
-    def supports(eqn: Equation, backend: str) -> bool:
+    def supports(eqn: Equation, language: str) -> bool:
         rank = max(a.ndim for a in (*eqn.in_avals, *eqn.out_avals))
         windows = [(rank - d, w) for d, several in _found(find, eqn).items() for w in several]
-        return known_dtypes(eqn, backend) and all(is_cut_in_kernels(w, d, backend) for d, w in windows)
+        return known_dtypes(eqn, language) and all(is_cut_in_kernels(w, d, language) for d, w in windows)
 
     return Rule(
         OpKind.INJECTIVE,

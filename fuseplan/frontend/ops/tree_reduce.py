@@ -22,7 +22,7 @@ def folded(tile: Tile, x: Any, dim: int, combine: Combine) -> Any:
     rest: list[Any] = []
     while (n := x.shape[dim]) > 1:
         half = n // 2
-        if tile.backend == "triton":
+        if tile.language == "triton":
             sides = cut(x, dim, 2)
         else:
             sides = [lax.slice_in_dim(x, i * half, (i + 1) * half, axis=dim) for i in (0, 1)]
@@ -35,7 +35,7 @@ def folded(tile: Tile, x: Any, dim: int, combine: Combine) -> Any:
 
 def scanned(tile: Tile, x: Any, dim: int, combine: Combine, reverse: bool) -> Any:
     """Each element of ``x`` combined with all before it along ``dim``, or behind it."""
-    return (_by_blocks if tile.backend == "triton" else _by_shifts)(x, dim, combine, reverse)
+    return (_by_blocks if tile.language == "triton" else _by_shifts)(x, dim, combine, reverse)
 
 
 def _by_blocks(x: Any, dim: int, combine: Combine, reverse: bool) -> Any:

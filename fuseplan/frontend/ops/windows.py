@@ -129,7 +129,7 @@ def _merged(x: Any, dim: int) -> Any:
 def taken(tile: Tile, x: Any, dim: int, w: Window) -> Any:
     """The block of the short array out of the block ``x`` of the long one."""
     pieces: Sequence[Any]
-    if tile.backend == "triton":
+    if tile.language == "triton":
         if w.stride > 1:
             x = lax.reshape(x, _interleaved(x, dim, _power(w.stride)))
             x = _merged(cut(x, dim + 1, _power(w.stride))[w.phase], dim)
@@ -146,7 +146,7 @@ def taken(tile: Tile, x: Any, dim: int, w: Window) -> Any:
 def placed(tile: Tile, shorts: Sequence[Any], dim: int, windows: Sequence[Window], fill: Any) -> Any:
     """The block of the long array with those of ``shorts``, which are in order, in their windows and
     ``fill`` around them."""
-    w, by_pairs = windows[0], tile.backend == "triton"
+    w, by_pairs = windows[0], tile.language == "triton"
     pieces: list[Any] = []
     end = 0
     if by_pairs:
@@ -176,9 +176,9 @@ def _gap(x: Any, dim: int, size: int, fill: Any) -> list[Any]:
     return [jnp.full(shape, fill, x.dtype)] if size else []
 
 
-def is_cut_in_kernels(w: Window, minor: int, backend: str) -> bool:
+def is_cut_in_kernels(w: Window, minor: int, language: str) -> bool:
     """Whether a backend cuts the ``minor``-th dimension from the last so."""
-    if backend == "triton":
+    if language == "triton":
         return _power(w.parts) * _power(w.stride) <= _MOST_PIECES
     # In the registers of a TPU a run of two is as long as a vector, or as many rows.
     return w.stride == 1 or minor > 2

@@ -14,6 +14,7 @@ import itertools
 from collections.abc import Iterator
 
 from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.backends import backend_of
 from costmodel.boundary import Boundary
 from costmodel.graph import Graph, OpKind
 from costmodel.kernel import AxisRole, KernelSpec
@@ -38,7 +39,7 @@ def kernel_nests(
     layout = group_layout(graph, nodes, axes, edge)
     dots = _contractions(graph, nodes, axes.node_axes)
     can_address = addressing(layout, backend, lifts=True)
-    inner = _inner(graph, nodes, axes, edge) if backend == "triton" else set()
+    inner = _inner(graph, nodes, axes, edge) if backend_of(backend).loops_inside else set()
     for roles in _roles(layout, axes, dots, inner):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         if AxisRole.STREAMED in roles:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 
+from costmodel.backends import backend_of
 from costmodel.boundary import boundary
 from costmodel.graph import Graph, OpKind
 from fuseplan.schedule.nests.connected import Nodes, loopable, tied_at_any_level
@@ -45,7 +46,7 @@ def _is_new(graph: Graph, nodes: Nodes, backend: str) -> bool:
     something else is reduced beside (``fuseplan.schedule.legality``); on a CPU, any."""
     kinds = [graph.nodes[n].kind for n in nodes]
     several = OpKind.OUT_ELEMENTWISE_FUSABLE in kinds and sum(k >= OpKind.REDUCTION for k in kinds) > 1
-    return several or backend == "loops"
+    return several or backend_of(backend).loop_nest
 
 
 def _expands(graph: Graph, nodes: Nodes) -> bool:
