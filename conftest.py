@@ -8,7 +8,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 
 # Nor read or write what the user keeps of plans.
-os.environ.pop("FUSEPLAN_MEMO", None)
+os.environ.pop("FUSEPLAN_CACHE", None)
 
 from collections.abc import Iterator
 
@@ -26,11 +26,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _own_memo() -> Iterator[None]:
+def _own_cache() -> Iterator[None]:
     """Each test plans anew, whatever others have planned before it."""
-    from fuseplan.search.cache import Memo, using
+    from fuseplan.search.cache import SolutionCache, using
 
-    with using(Memo()):
+    with using(SolutionCache()):
         yield
 
 

@@ -34,9 +34,9 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
     from costmodel.calibrate import described_cpu
 
     f, args = _first_of("fuseplan.workloads", "experiments.workloads").get_workload(workload).build()
-    memo = _first_of("fuseplan.search.cache", "fuseplan.memo")
+    cache = _first_of("fuseplan.search.cache", "fuseplan.cache")
     spec = described_cpu() if device == "cpu" else device
-    with memo.using(memo.Memo()):
+    with cache.using(cache.SolutionCache()):
         try:
             plan = fuseplan.make_plan(f, device=spec, planner=planner, deadline_s=DEADLINE_S)(*args)
         except fuseplan.FuseplanError as error:

@@ -1,5 +1,5 @@
 """What can be set: options of one call, and the ``FUSEPLAN_*`` environment variables
-(``FUSEPLAN_MEMO`` is ``fuseplan.search.cache``'s)."""
+(``FUSEPLAN_CACHE`` is ``fuseplan.search.cache``'s)."""
 
 from __future__ import annotations
 

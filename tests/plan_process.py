@@ -15,7 +15,7 @@ from experiments.deadlines import norms, sums, web
 from fuseplan import Plan
 from fuseplan.plan.constraints import Constraints
 from fuseplan.planners import Budget, get_planner
-from fuseplan.search import cache as memo
+from fuseplan.search import cache
 from fuseplan.search.grouping import Grouping
 from fuseplan.settings import make_options
 from fuseplan.support.errors import MemoryLimitError
@@ -54,11 +54,13 @@ def _limits(name: str) -> Constraints | None:
     return Constraints(max_peak_bytes=MOST_BYTES[name]) if name in MOST_BYTES else None
 
 
-def planned(name: str, device: str, deadline_s: float = 20.0, kept: memo.Memo | None = None) -> Answer:
+def planned(
+    name: str, device: str, deadline_s: float = 20.0, kept: cache.SolutionCache | None = None
+) -> Answer:
     """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has."""
     f, args = PROGRAMS[name]()
     options = make_options(device, "solver", deadline_s, constraints=_limits(name))
-    with memo.using(memo.Memo() if kept is None else kept):
+    with cache.using(cache.SolutionCache() if kept is None else kept):
         try:
             return plan_function(f, args, {}, options)[1]
         except MemoryLimitError as error:
@@ -68,7 +70,7 @@ def planned(name: str, device: str, deadline_s: float = 20.0, kept: memo.Memo | 
 def planned_together(budget: Budget | None = None) -> Grouping:
     """Kernels of components that wait for each other."""
     g = graph(*CIRCLE)
-    with memo.using(memo.Memo()):
+    with cache.using(cache.SolutionCache()):
         return get_planner("solver")(g, Bytes(g), budget or Budget())
 
 
@@ -84,9 +86,9 @@ def digest(answer: Answer | Grouping) -> str:
     return hashlib.sha256(json.dumps(read, sort_keys=True).encode()).hexdigest()
 
 
-def digests(device: str, kept: memo.Memo | None = None) -> list[str]:
+def digests(device: str, kept: cache.SolutionCache | None = None) -> list[str]:
     """Of all plans."""
-    plans = [planned(name, device, kept=memo.Memo() if kept is None else kept) for name in PROGRAMS]
+    plans = [planned(name, device, kept=cache.SolutionCache() if kept is None else kept) for name in PROGRAMS]
     return [digest(plan) for plan in (*plans, planned_together())]
 
 

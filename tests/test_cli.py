@@ -36,7 +36,7 @@ def process(*args, cwd=ROOT, stdin=None):
     )  # fmt: skip
 
 
-COMMANDS = ("demo", "compare", "plan", "verify", "report", "devices", "calibrate", "memo", "bench")
+COMMANDS = ("demo", "compare", "plan", "verify", "report", "devices", "calibrate", "cache", "bench")
 
 
 def test_help_lists_every_command():

@@ -20,7 +20,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.duplicate_pricing import Recomputing
 from fuseplan.search.duplicates import MAX_COPIES, roots_of, split
@@ -265,7 +265,7 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
 
 def test_too_many_groups_of_copies_leave_the_plan_without(monkeypatch):
     monkeypatch.setattr("fuseplan.search.component._CROWDED", 10)
-    monkeypatch.setenv("FUSEPLAN_MEMO", "0")
+    monkeypatch.setenv("FUSEPLAN_CACHE", "0")
     plan = planned("gpt2_block")
     assert (plan.recomputed, plan.status, plan.proof.roots) == ((), "OPTIMAL", ())
 
@@ -278,7 +278,7 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
         "until",
         lambda budget, _: dataclasses.replace(budget, deadline_s=1e-6, asked_s=budget.whole_s),
     )
-    with using(Memo()):
+    with using(SolutionCache()):
         plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps

@@ -17,7 +17,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from tests.body_programs import PROGRAMS, build, signatures
 
 CPU = described_cpu()
@@ -51,7 +51,7 @@ def test_signatures_follow_from_what_bodies_say(name):
 def test_two_plannings_write_the_same(name):
     def written():
         f, args = build(name)
-        with using(Memo()):
+        with using(SolutionCache()):
             plan = fuseplan.make_plan(f, device="h200")(*args)
         return [(n.op, n.signature) for n in plan.graph.nodes]
 
@@ -147,7 +147,7 @@ def test_what_holds_a_function_is_known_in_its_graph_only():
     names = Signatures(graph)
     assert not names.alike(0, 1), "two functions"
     assert [n.signature for n in calls(other, one).nodes] == [n.signature for n in graph.nodes]
-    assert Scheduler(graph, CPU).imprint((0, 1), names) is None, "so it is no key of the memo"
+    assert Scheduler(graph, CPU).imprint((0, 1), names) is None, "so it is no key of the cache"
     told = lower(trace(lambda x: lax.scan(lambda c, t: (c + t, c), x[0], x), X)).graph
     every = tuple(range(len(told.nodes)))
     assert Scheduler(told, CPU).imprint(every, Signatures(told)) is not None

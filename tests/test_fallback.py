@@ -94,7 +94,7 @@ def compiler(monkeypatch):
     monkeypatch.setattr(runtime, "emit", fake.inside)
     monkeypatch.setattr(fallback, "emit", fake.by_itself)
     monkeypatch.setattr(fallback, "plan_traced", plan_traced)
-    monkeypatch.setattr(fallback, "_known", {})
+    fallback._tried.clear()
     return fake
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.search import cache as memo
+from fuseplan.search import cache
 from fuseplan.search.component import Starts, solve_component
 from fuseplan.search.grouping import Budget, Stopwatch, take_apart
 from fuseplan.support import work
@@ -33,7 +33,7 @@ CASES = [
 
 
 def in_process(times, seed, device):
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu", "FUSEPLAN_MEMO": ""}
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu", "FUSEPLAN_CACHE": ""}
     command = [sys.executable, "-m", "tests.plan_process", str(times), device]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
@@ -45,7 +45,7 @@ def test_a_busy_machine_and_another_hash_seed_plan_the_same():
 
 
 def test_what_is_remembered_is_what_would_be_found():
-    kept = memo.Memo()
+    kept = cache.SolutionCache()
     first = digests("tpu_v5e", kept)
     assert len(kept) > 0
     again = digests("tpu_v5e", kept)
@@ -108,7 +108,7 @@ def test_every_deadline_that_lets_the_search_end_gives_one_plan(monkeypatch, nam
 
 @pytest.mark.parametrize(("name", "device"), CASES[:-1])
 def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkeypatch, name, device):
-    kept = memo.Memo()
+    kept = cache.SolutionCache()
     whole = planned(name, device, kept=kept)
     assert not says(whole)
     told = 0
@@ -116,7 +116,7 @@ def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkey
         with monkeypatch.context() as patch:
             patch.setattr(work, "UNITS_PER_S", work.SHARE * limit / LEAST_S)
             assert limit_of(LEAST_S) == limit
-            small = memo.Memo()
+            small = cache.SolutionCache()
             cut = planned(name, device, kept=small)
             # What a longer search has found is not known before a short one would find it.
             assert digest(planned(name, device, kept=kept)) == digest(cut)
@@ -124,7 +124,7 @@ def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkey
         assert digest(cut) == digest(whole) or says(cut) == SPENT, f"limit {limit}"
         # Nor does a longer one take for found what a short one was left with.
         assert digest(planned(name, device, kept=small)) == digest(whole)
-        kept = memo.Memo()
+        kept = cache.SolutionCache()
         planned(name, device, kept=kept)
     assert told > 0
 

@@ -14,9 +14,8 @@ from fuseplan.plan.features import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import cache as memo
 from fuseplan.search import rematerialise as again
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.duplicate_pricing import Recomputing
@@ -147,7 +146,7 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
     monkeypatch.setattr(Remembered, "keep", kept)
     # What is offered follows from more than a sample shows.
     g, scheduler = lowered.graph, Scheduler(lowered.graph, H200, lowered, Features(loop_nests=False))
-    with using(Memo()):
+    with using(SolutionCache()):
         budget = Budget(solved=set())
         once = counted(g, scheduler, budget)
         answer = again.plan_again(lowered, scheduler, lambda limits: counted, once, budget, Clock())
@@ -158,7 +157,7 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
     assert not last
     assert n_sample < n_whole / 2
     copies = split(g, worth_again(g, scheduler, once.components, once.groups))
-    with using(Memo()):
+    with using(SolutionCache()):
         alone = SOLVE(copies.graph, Recomputing(copies, scheduler), Budget())
     assert plan.status == alone.status == "OPTIMAL"
     assert plan.bound_ps == alone.bound_ps < once.bound_ps
@@ -168,16 +167,16 @@ def test_the_sample_knows_the_plan_of_the_whole(lowered, monkeypatch):
 def test_what_one_planning_finds_is_not_remembered_from_an_earlier_one():
     options = make_options("h200", "solver")
     traced = stacked(3, 512, 512)
-    with using(Memo()):
+    with using(SolutionCache()):
         first, second = (planner.plan_traced(traced, options)[1] for _ in range(2))
     assert first.stats.remembered == 0 < second.stats.remembered
     assert first.stats.distinct_components == second.stats.distinct_components
 
 
-def test_without_a_memo_the_sample_is_of_use_all_the_same(monkeypatch):
-    monkeypatch.setattr(memo, "_used", None)
-    monkeypatch.setenv("FUSEPLAN_MEMO", "0")
+def test_without_a_cache_the_sample_is_of_use_all_the_same(monkeypatch):
+    monkeypatch.setenv("FUSEPLAN_CACHE", "0")
     options, traced = make_options("h200", "solver"), stacked(3, 512, 512)
-    first, second = (planner.plan_traced(traced, options)[1] for _ in range(2))
+    with using(None):
+        first, second = (planner.plan_traced(traced, options)[1] for _ in range(2))
     assert first.stats.remembered == second.stats.remembered == 0
     assert first.objective_us == second.objective_us

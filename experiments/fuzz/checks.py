@@ -33,7 +33,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.schedule import tilings as tiles
 from fuseplan.schedule.nests import accelerator_tilings as kernels
 from fuseplan.schedule.nests import cpu_tilings as nest
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.settings import make_options
 from fuseplan.verify.report import verify_plan
 
@@ -153,7 +153,7 @@ def check_program(
     """
     report = Report()
     tiling = small_tiles() if small else nullcontext()
-    with jax.enable_x64(program.x64), using(Memo()), np.errstate(all="ignore"), tiling:
+    with jax.enable_x64(program.x64), using(SolutionCache()), np.errstate(all="ignore"), tiling:
         _Checks(program, report, "solver" if solver else "best_first").run(backends, gradient, small)
     return report
 

@@ -17,13 +17,13 @@ from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.options import Options
 from fuseplan.report.text import bound_text
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.support.format import seconds_text
 
 _FOLDED = {
     "trace": ("trace",),
     "lower": ("lower",),
-    "enumerate": ("partition", "memo", "heuristics", "merge", "copies", "enumerate"),
+    "enumerate": ("partition", "cache", "heuristics", "merge", "copies", "enumerate"),
     "solve": ("solve", "join", "packs", "order"),
     "check": ("check",),
 }
@@ -75,7 +75,7 @@ def time_plan(
     steps.start(f"planning {name}")
     started = time.perf_counter()
     traced = trace(f, *args)
-    with using(Memo()):  # what is remembered of earlier plans is not what is timed
+    with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
         plan = plan_traced(traced, options, time.perf_counter() - started)[1]
     total_s = time.perf_counter() - started
     steps.done()

@@ -21,7 +21,7 @@ from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.cache import Memo, using
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.support.errors import Verdict
 from fuseplan.support.stage_timer import Clock
 
@@ -42,7 +42,7 @@ SLACK_S, SLACK_SHARE = 0.1, 0.1
 STAGES = {
     "trace": ("trace",),
     "lower": ("lower",),
-    "part": ("partition", "memo", "copies"),
+    "part": ("partition", "cache", "copies"),
     "heuristics": ("heuristics", "merge"),
     "enumerate": ("enumerate",),
     "solve": ("solve", "join", "packs"),
@@ -177,7 +177,7 @@ def bench_solver(
     def plan(text: str, traced: Traced, option: Options) -> tuple[FusionPlan, float]:
         steps.start(f"{name}: {text}")
         clock, started = Clock(), time.perf_counter()
-        with using(Memo()):  # what is remembered of earlier plans is not what is timed
+        with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
             lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
             made = plan_best(lowered, option, clock)[1]
         steps.done()
@@ -248,7 +248,7 @@ def _count_priced(traced: Traced, options: Options) -> int:
     """Distinct groups that are scheduled and priced; the planning is one of its own."""
     lowered = lower(traced, strict=options.strict)
     counted = _Counted(Scheduler(lowered.graph, options.device, lowered, options.features))
-    with using(Memo()):
+    with using(SolutionCache()):
         get_planner(options.planner)(lowered.graph, counted, Budget(options.deadline_s))
     return counted.count
 

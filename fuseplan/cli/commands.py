@@ -11,11 +11,11 @@ import typer
 import typer.core
 
 from fuseplan.cli.bench import bench
+from fuseplan.cli.cache import cache
 from fuseplan.cli.calibrate import calibrate
 from fuseplan.cli.compare import compare
 from fuseplan.cli.demo import demo
 from fuseplan.cli.devices import devices
-from fuseplan.cli.memo import memo
 from fuseplan.cli.plan import plan
 from fuseplan.cli.report import report
 from fuseplan.cli.verify import verify
@@ -41,7 +41,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Decide which operations of a JAX function share a kernel, with a proof.",
 )
-for _command in (demo, compare, plan, verify, report, devices, calibrate, memo):
+for _command in (demo, compare, plan, verify, report, devices, calibrate, cache):
     app.command()(_command)
 app.add_typer(bench, name="bench")
 

@@ -38,7 +38,7 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``memo``, ``enumerate``, ``solve``, ``packs``,
+    """Pairs of stage name (``trace``, ``lower``, ``cache``, ``enumerate``, ``solve``, ``packs``,
     ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
     """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if

@@ -64,11 +64,11 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book.work = budget.work or Work(limit_of(budget.whole_s))
     starts = Starts(parts.kinds, budget.known)
     given = [starts.given(kind) for kind in range(len(parts.kinds))]
-    memo = Remembered(parts, "solver", budget, expires_at, given)
+    cache = Remembered(parts, "solver", budget, expires_at, given)
     # Small ones first, so that one that hits the deadline costs no other its proof.
     smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
     for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
-        if not memo.has(kind):
+        if not cache.has(kind):
             starts.best(kind)
     watch.lap("heuristics")
     solved: dict[int, Solved] = {}
@@ -79,10 +79,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         book.work.spend(starts.work[kind])
         solved[kind] = solve_component(kind, starts, budget, expires_at, watch)
         with book.work.uncounted():
-            memo.keep(kind, solved[kind], book.work.spent - before)
+            cache.keep(kind, solved[kind], book.work.spent - before)
 
     for kind in smallest_first:
-        known = memo.recall(kind)
+        known = cache.recall(kind)
         if known is None:
             solve(kind)
         else:
@@ -90,13 +90,13 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             solved[kind] = Solved(
                 groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
             )
-    memo.close()
-    refusals = memo.refusals()  # before others ask for groups that the search did not
-    watch.lap("memo")
+    cache.close()
+    refusals = cache.refusals()  # before others ask for groups that the search did not
+    watch.lap("cache")
 
     def complete(kind: int) -> bool:
         """Find all columns of a kind, and tell whether they are."""
-        entry = memo.recalled.pop(kind, None)
+        entry = cache.recalled.pop(kind, None)
         if entry is not None:
             with book.work.uncounted():  # It was counted when it was recalled.
                 book.work.spent -= entry.work
@@ -126,9 +126,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     certified = ""
     if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
         with book.work.uncounted():  # How much of it is known depends on what is remembered.
-            slower = memo.slower()
+            slower = cache.slower()
             certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
-            memo.add_slower(slower)
+            cache.add_slower(slower)
     if budget.deadline_s > 0 and book.clock() >= expires_at and not ended(notes):
         notes.append(f"{SPENT if book.work.is_spent else LATE} the search had ended")
     stats = PlanStats(
@@ -136,12 +136,12 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         len(parts.instances),
         len(parts.kinds),
         sum(
-            memo.recalled[kind].candidates if kind in memo.recalled else max(len(s.columns), 1)
+            cache.recalled[kind].candidates if kind in cache.recalled else max(len(s.columns), 1)
             for kind, s in solved.items()
         ),
         tuple(watch.laps.items()),
         certified,
-        memo.of_earlier_plans(),
+        cache.of_earlier_plans(),
     )
     return Grouping(
         kernels,

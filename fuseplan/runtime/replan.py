@@ -33,6 +33,7 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.search.duplicates import operations_of
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.support.format import bytes_text
+from fuseplan.support.lru import LruCache
 from fuseplan.verify.plan import check_plan
 
 MAX_REPLANS = 2
@@ -43,8 +44,11 @@ Compile = Callable[[Callable[..., Any], Sequence[Any]], object]
 
 Refused = tuple[tuple[Kernel, Refusal], ...]
 
-_known: dict[Hashable, Refusal | None] = {}
-"""What came of each kernel that was tried by itself, by its structure: equal layers have one."""
+_tried: LruCache[Hashable, Refusal | str] = LruCache(4096)
+"""The refusal of each kernel that was compiled by itself, or ``_ACCEPTED``, by its structure: equal layers
+have one."""
+
+_ACCEPTED = "accepted"
 
 
 def compile_here(kernel: Callable[..., Any], avals: Sequence[Any]) -> object:
@@ -70,9 +74,12 @@ def plan_accepted(
     lowered, plan = plan_traced(traced, options, trace_s)
     if not has_kernels(plan, platform):
         return lowered, plan
-    tightened, notes, count, known = options, [], 0, len(_known)
+    tightened, notes, count = options, [], 0
+    is_new = False
     for replans in range(MAX_REPLANS + 1):
-        refused = tuple(_refused(lowered, plan, compile_kernel))
+        found = tuple(_refused(lowered, plan, compile_kernel))
+        is_new = is_new or any(new for *_, new in found)
+        refused = tuple((kernel, refusal) for kernel, refusal, _ in found)
         if not refused:
             break
         count += len(refused)
@@ -93,7 +100,7 @@ def plan_accepted(
         stats = replace(plan.stats, refused=count, replans=replans)
         plan = check_plan(replace(plan, notes=(*plan.notes, *notes), stats=stats))
         report_refused(plan, notes)
-        if len(_known) > known:  # Else it has been said.
+        if is_new:  # Else it has been said.
             warnings.warn("; ".join(notes), CompilerRefusalWarning, stacklevel=2)
     return lowered, plan
 
@@ -110,19 +117,22 @@ def _planned(traced: Traced, options: Options) -> tuple[Lowered, FusionPlan] | N
         return None
 
 
-def _refused(lowered: Lowered, plan: FusionPlan, compile_kernel: Compile) -> Iterator[tuple[Kernel, Refusal]]:
-    """The kernels that do not compile by themselves, each with the reason."""
+def _refused(
+    lowered: Lowered, plan: FusionPlan, compile_kernel: Compile
+) -> Iterator[tuple[Kernel, Refusal, bool]]:
+    """The kernels that do not compile by themselves, each with the reason, and whether it was found now."""
     signatures = Signatures(plan.graph)
     for kernel in filter(_is_ours, plan.kernels):
         key = (compile_kernel, plan.device.platform, described(kernel.spec, signatures))
-        if key not in _known:
-            _known[key] = _tried(kernel.spec, lowered, compile_kernel)
-        refusal = _known[key]
-        if refusal is not None:
-            yield kernel, refusal
+        known = _tried.get(key)
+        refusal = known or _refusal(kernel.spec, lowered, compile_kernel) or _ACCEPTED
+        if known is None:
+            _tried.update([(key, refusal)])
+        if isinstance(refusal, Refusal):
+            yield kernel, refusal, known is None
 
 
-def _tried(spec: KernelSpec, lowered: Lowered, compile_kernel: Compile) -> Refusal | None:
+def _refusal(spec: KernelSpec, lowered: Lowered, compile_kernel: Compile) -> Refusal | None:
     avals = [lowered.avals[v] for v in live_ins(spec)]
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     try:

@@ -1,9 +1,9 @@
 """What has been solved before, by what it follows from: in memory, and on disk where wanted.
 
 A component of a graph is solved once in a process: planning again after a change of a shape or
-of a constraint solves only the components that the change touches. ``FUSEPLAN_MEMO=1`` keeps
-solutions in the cache folder for later processes, ``FUSEPLAN_MEMO=FOLDER`` elsewhere, and
-``FUSEPLAN_MEMO=0`` remembers nothing. On disk nothing is kept unasked: a home folder on a
+of a constraint solves only the components that the change touches. ``FUSEPLAN_CACHE=1`` keeps
+solutions in the cache folder for later processes, ``FUSEPLAN_CACHE=FOLDER`` elsewhere, and
+``FUSEPLAN_CACHE=0`` remembers nothing. On disk nothing is kept unasked: a home folder on a
 network may not lock files. Who recalls a solution checks it (``fuseplan.search.component_cache``).
 """
 
@@ -14,10 +14,9 @@ import importlib.util
 import json
 import os
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import Any
 from costmodel.calibrate import cache_path
 from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
+from fuseplan.support.lru import LruCache
 
 SCHEMA = 4
 """Of keys and entries: raised with every change of what they say."""
@@ -115,29 +115,21 @@ def _text(value: Any) -> str:
     return value
 
 
-class Memo:
+class SolutionCache:
     """Entries by key: the last ``max_entries`` in memory, and, with a disk, those on it."""
 
     def __init__(self, disk: Disk | None = None, max_entries: int = MAX_ENTRIES) -> None:
         self.disk = disk
-        self.max_entries = max_entries
-        self._entries: OrderedDict[bytes, Entry] = OrderedDict()
-        self._lock = threading.Lock()  # jitted functions may be called by several threads
+        self._entries: LruCache[bytes, Entry] = LruCache(max_entries)
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def recall(self, keys: Iterable[bytes]) -> dict[bytes, Entry]:
         """The entries that there are."""
-        found: dict[bytes, Entry] = {}
-        missing: list[bytes] = []
-        with self._lock:
-            for key in keys:
-                if key in self._entries:
-                    self._entries.move_to_end(key)
-                    found[key] = self._entries[key]
-                else:
-                    missing.append(key)
+        looked_up = [(key, self._entries.get(key)) for key in keys]
+        found = {key: entry for key, entry in looked_up if entry is not None}
+        missing = [key for key, entry in looked_up if entry is None]
         program = program_digest() if self.disk is not None and missing else None
         if self.disk is not None and program is not None:
             named = {_on_disk(program, key): key for key in missing}
@@ -147,40 +139,42 @@ class Memo:
                     read[named[name]] = Entry.from_json(text)
                 except ValueError as error:
                     note(f"an entry is ignored: {error}")
-            self._remember(read)
+            self._entries.update(read.items())
             found |= read
         return found
 
+    def clear(self) -> None:
+        """Forget all entries in memory."""
+        self._entries.clear()
+
     def keep(self, entries: Mapping[bytes, Entry]) -> None:
         """Add entries, or replace them."""
-        self._remember(entries)
+        self._entries.update(entries.items())
         program = program_digest() if self.disk is not None and entries else None
         if self.disk is not None and program is not None:
             self.disk.write({_on_disk(program, key): entry.to_json() for key, entry in entries.items()})
 
-    def _remember(self, entries: Mapping[bytes, Entry]) -> None:
-        with self._lock:
-            for key, entry in entries.items():
-                self._entries[key] = entry
-                self._entries.move_to_end(key)
-            while len(self._entries) > self.max_entries:
-                self._entries.popitem(last=False)
+
+_memory = SolutionCache()
+_used: ContextVar[SolutionCache | None] = ContextVar("used", default=None)
 
 
-_memory = Memo()
-_used: Memo | None = None
-
-
-def current() -> Memo | None:
-    """The memo of this process as the environment has it, or None if nothing is remembered."""
-    if _used is not None:
-        return _used
+def current() -> SolutionCache | None:
+    """The cache of this process as the environment has it, or None if nothing is remembered."""
+    used = _used.get()
+    if used is not None:
+        return used
     if setting() == "0":
         return None
-    path = memo_file() if setting() else None
+    path = cache_file() if setting() else None
     if path is None or _memory.disk is None or _memory.disk.path != path:
         _memory.disk = None if path is None else open_disk(path)
     return _memory
+
+
+def clear() -> None:
+    """Forget what this process has solved, but not what is on disk."""
+    _memory.clear()
 
 
 def open_disk(path: Path) -> Disk | None:
@@ -192,42 +186,32 @@ def open_disk(path: Path) -> Disk | None:
 
 
 @contextmanager
-def using(memo: Memo) -> Iterator[Memo]:
-    """Plan with another memo meanwhile; ``using(Memo())`` starts with none and writes nothing."""
-    global _used
-    before, _used = _used, memo
+def using(cache: SolutionCache | None) -> Iterator[SolutionCache | None]:
+    """Plan with another cache meanwhile, in this thread: ``SolutionCache()`` starts with none and writes
+    nothing, None is the cache that the environment asks for."""
+    token = _used.set(cache)
     try:
-        yield memo
+        yield cache
     finally:
-        _used = before
-
-
-@contextmanager
-def kept() -> Iterator[None]:
-    """Remember meanwhile, if only for as long: one search of a planning uses what another has found."""
-    if current() is not None:
-        yield
-        return
-    with using(Memo()):
-        yield
+        _used.reset(token)
 
 
 def setting() -> str:
-    """``FUSEPLAN_MEMO``: ``0``, ``1``, a folder, or nothing."""
-    return os.environ.get("FUSEPLAN_MEMO", "").strip()
+    """``FUSEPLAN_CACHE``: ``0``, ``1``, a folder, or nothing."""
+    return os.environ.get("FUSEPLAN_CACHE", "").strip()
 
 
-def memo_file() -> Path:
+def cache_file() -> Path:
     """Where solutions are kept, or would be if they were."""
     text = setting()
     folder = cache_path().parent if text in ("", "0", "1") else Path(os.path.expanduser(text))
-    return folder / f"memo-{SCHEMA}.sqlite3"
+    return folder / f"solutions-{SCHEMA}.sqlite3"
 
 
 def note(text: str) -> None:
-    """Say on stderr why the memo is of no use, if ``FUSEPLAN_DEBUG`` asks for it."""
+    """Say on stderr why the cache is of no use, if ``FUSEPLAN_DEBUG`` asks for it."""
     if debug_level() >= 1 and sys.stderr is not None:
-        print(f"memo: {text}", file=sys.stderr)
+        print(f"cache: {text}", file=sys.stderr)
 
 
 def _on_disk(program: bytes, key: bytes) -> bytes:

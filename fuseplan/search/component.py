@@ -44,7 +44,7 @@ class Starts:
         """Those of ``_made`` that the deadline cut short."""
         self.work = [0] * len(spaces)
         """For each component, the counted work of its plans, which the caller adds to that of its search:
-        whether a plan is made may depend on what an earlier planning left in the memo."""
+        whether a plan is made may depend on what an earlier planning left in the cache."""
         self._known: dict[int, list[Mask]] = {}
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):

@@ -14,7 +14,7 @@ from operator import index
 from typing import TYPE_CHECKING
 
 from fuseplan.schedule.pricing import FREE, Price
-from fuseplan.search import cache as memo
+from fuseplan.search import cache
 from fuseplan.search.cache import Entry
 from fuseplan.search.grouping import Budget, Parts
 from fuseplan.search.result import renumbered
@@ -29,7 +29,7 @@ _MARGIN_S = 0.05
 
 
 class Remembered:
-    """What the memo knows of the kinds of one planning, and what it is told about them."""
+    """What the cache knows of the kinds of one planning, and what it is told about them."""
 
     def __init__(
         self,
@@ -42,15 +42,15 @@ class Remembered:
         self._parts = parts
         self._expires_at = expires_at
         self._solved = budget.solved if budget.solved is not None else set()
-        self._memo = memo.current() if budget.deadline_s > 0 else None
+        self._cache = budget.known_solutions if budget.deadline_s > 0 else None
         self._keys: dict[int, bytes] = {}
-        if self._memo is not None:
+        if self._cache is not None:
             for kind, space in enumerate(parts.kinds):
                 # Of one operation nothing is to be decided.
                 key = _key(space, planner, budget, given[kind]) if space.n > 1 else None
                 if key is not None:
                     self._keys[kind] = key
-        found = self._memo.recall(self._keys.values()) if self._memo is not None and self._keys else {}
+        found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}
         self._found = {kind: found[key] for kind, key in self._keys.items() if key in found}
         self._new: dict[int, Entry] = {}
         self.recalled: dict[int, Entry] = {}
@@ -68,7 +68,7 @@ class Remembered:
         problem = _misfit(space, entry)
         work.spent = spent + (0 if problem else entry.work)
         if problem:
-            memo.note(f"a solution is ignored: {problem}")
+            cache.note(f"a solution is ignored: {problem}")
             return None
         nodes = space.component.nodes
         note = renumbered(entry.note, lambda i: nodes[i] if i < len(nodes) else i)
@@ -106,8 +106,8 @@ class Remembered:
     def close(self) -> None:
         """Pass on what is new, in one step."""
         self._solved.update(self._keys[kind] for kind in self._new)
-        if self._memo is not None and self._new:
-            self._memo.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
+        if self._cache is not None and self._new:
+            self._cache.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
 
     def of_earlier_plans(self) -> int:
         """How many kinds have a solution that this planning did not find itself."""
@@ -126,8 +126,8 @@ class Remembered:
             for kind, names in slower.items()
             if kind in known and names - set(known[kind].slower)
         }
-        if self._memo is not None and more:
-            self._memo.keep(more)
+        if self._cache is not None and more:
+            self._cache.keep(more)
 
     def refusals(self) -> tuple[Verdict, ...]:
         """For each component and rule, the smallest group that was refused when priced."""
@@ -165,7 +165,7 @@ def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -
     offers = [f"{mask:x}" for mask in space.offers]
     start = [f"{mask:x}" for mask in given or ()]
     # A plan that costs its floor has no other proof, and what else reads an array decides its floor.
-    limits = (memo.SCHEMA, planner, budget.max_groups, space.floor_ps)
+    limits = (cache.SCHEMA, planner, budget.max_groups, space.floor_ps)
     words = (*limits, component.edges, component.siblings, apart, offers, start)
     return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
 

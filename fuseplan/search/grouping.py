@@ -11,6 +11,7 @@ from costmodel.graph import Graph
 from fuseplan.plan.certificate import Proof
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.schedule.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.search.cache import SolutionCache, current
 from fuseplan.search.components import (
     Component,
     Crossable,
@@ -50,6 +51,13 @@ class Budget:
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
     """Collects the keys of components that the searches of one planning solve."""
+    cache: SolutionCache | None = None
+    """Solutions of components that were planned before. None: those that the environment asks for."""
+
+    @property
+    def known_solutions(self) -> SolutionCache | None:
+        """``cache``, or that of the environment; None where nothing is remembered."""
+        return current() if self.cache is None else self.cache
 
     @property
     def whole_s(self) -> float:

@@ -16,7 +16,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import cache as memo
+from fuseplan.search.cache import SolutionCache
 from fuseplan.search.duplicate_pricing import Recomputing
 from fuseplan.search.duplicates import Copies, roots_of, split
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
@@ -58,15 +58,17 @@ def plan_again(
     uncut_s = _UNCUT_S * len(graph.nodes)
     if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
+    # What is found in the sample is recalled for the whole.
+    known = budget.known_solutions
+    budget = replace(budget, cache=SolutionCache() if known is None else known)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
-    with memo.kept():  # what is found in the sample is recalled for the whole
-        roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
-        if roots and components and (limits is None or not limits.shapes_groups):
-            sample = clock.time("partition", lambda: sample_of(graph, components, roots))
-            small, some = sample.scheduler(scheduler), sample.here(groups)
-            tried = search(sample.graph, small, some, sample.first(roots), None)
-            roots = sample.everywhere(tried[0].roots) if tried is not None else ()
-        found = search(graph, scheduler, groups, roots, limits)
+    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
+    if roots and components and (limits is None or not limits.shapes_groups):
+        sample = clock.time("partition", lambda: sample_of(graph, components, roots))
+        small, some = sample.scheduler(scheduler), sample.here(groups)
+        tried = search(sample.graph, small, some, sample.first(roots), None)
+        roots = sample.everywhere(tried[0].roots) if tried is not None else ()
+    found = search(graph, scheduler, groups, roots, limits)
     if found is None:
         return Answer(lowered, once, limits)
     copies, again = found

@@ -1,4 +1,4 @@
-"""What each of several processes does to one memo, in a file that is quickly imported."""
+"""What each of several processes does to one cache, in a file that is quickly imported."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from costmodel.devices import TEST_DEVICE
 from costmodel.graph import Graph
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import cache_sqlite as memo_disk
-from fuseplan.search.cache import Memo, using
+from fuseplan.search import cache_sqlite
+from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.cache_sqlite import Disk
 from tests.graphs import GraphBuilder
 
@@ -31,7 +31,7 @@ def chain(
 def work(path: Path, own: int, count: int) -> None:
     """Write entries of its own, and some that all write; plan and remember that."""
     # On a slow disk another process's transaction can take longer than a planning waits.
-    memo_disk._WAIT_S = 60.0
+    cache_sqlite._WAIT_S = 60.0
     said: list[str] = []
     disk = Disk(path, said.append)
     for k in range(count):
@@ -39,6 +39,6 @@ def work(path: Path, own: int, count: int) -> None:
         read = disk.read([f"{own} {j}".encode() for j in range(k + 1)])
         assert len(read) == k + 1, (k, said)
     g = chain()
-    with using(Memo(disk)):
+    with using(SolutionCache(disk)):
         get_planner("solver")(g, Scheduler(g, TEST_DEVICE), Budget())
     assert not said, said

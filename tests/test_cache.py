@@ -1,4 +1,4 @@
-"""The memo: plans are the same with and without it, and nothing that happens to it is an error."""
+"""The cache: plans are the same with and without it, and nothing that happens to it is an error."""
 
 import dataclasses
 import json
@@ -29,15 +29,14 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search import cache as memo
-from fuseplan.search import cache_sqlite as memo_disk
+from fuseplan.search import cache, cache_sqlite
 from fuseplan.search import component_cache as remembered
-from fuseplan.search.cache import Entry, Memo, using
+from fuseplan.search.cache import Entry, SolutionCache, using
 from fuseplan.search.cache_sqlite import Disk
 from fuseplan.search.grouping import take_apart
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.workloads import get_workload
-from tests.memo_process import chain, work
+from tests.cache_process import chain, work
 from tests.small_graphs import Bytes, graph, graphs
 from tests.test_planners import SOLVE, layers, programs
 
@@ -80,11 +79,11 @@ WORKLOADS = ("cross_entropy_grad", "adam_update", "causal_attention_grad")
 
 @pytest.mark.parametrize("device", [get_device("h200"), get_device("tpu_v5e"), CPU], ids=lambda d: d.name)
 def test_a_remembered_plan_is_the_plan(device):
-    shared = Memo()
+    shared = SolutionCache()
     for name in WORKLOADS[device is CPU :]:
         f, args = get_workload(name).build("float32", small=device is not CPU)
         plan = fuseplan.make_plan(f, device=device)
-        with using(Memo()):
+        with using(SolutionCache()):
             first, again = plan(*args), plan(*args)
         with using(shared):  # which knows of other workloads
             third = plan(*args)
@@ -93,12 +92,12 @@ def test_a_remembered_plan_is_the_plan(device):
         assert first.status == "OPTIMAL"
 
 
-SHARED = Memo(max_entries=300)
+SHARED = SolutionCache(max_entries=300)
 
 
 def both(plan):
-    """Plan without a memo, with one of many plans, and once more with that."""
-    with using(Memo()):
+    """Plan without a cache, with one of many plans, and once more with that."""
+    with using(SolutionCache()):
         fresh = plan()
     with using(SHARED):
         return fresh, plan(), plan()
@@ -123,7 +122,7 @@ def test_graphs_whose_groups_wait_for_each_other_are_planned_the_same(g, max_nod
 def test_what_is_solved_jointly_is_the_same():
     # The smallest graph whose best groups wait for each other (test_planners.py).
     g = graph("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])
-    with using(Memo()):
+    with using(SolutionCache()):
         first, again = (SOLVE(g, Known(g), Budget()) for _ in range(2))
     assert plain(first) == plain(again)
     assert again.stats.remembered == 0  # their columns are needed, and found anew
@@ -131,7 +130,7 @@ def test_what_is_solved_jointly_is_the_same():
 
 @settings(max_examples=60)
 @given(programs(), st.data())
-def test_constraints_are_obeyed_with_a_memo_too(g, data):
+def test_constraints_are_obeyed_with_a_cache_too(g, data):
     nodes = st.sets(st.integers(0, len(g.nodes) - 1), min_size=1, max_size=3).map(lambda s: tuple(sorted(s)))
     apart = data.draw(st.lists(st.tuples(nodes, st.none() | nodes), max_size=2))
     limits = Resolved(
@@ -262,7 +261,7 @@ def test_masks_from_outside_of_a_component_are_part_of_its_key():
 
 def test_a_pricing_that_does_not_say_what_it_follows_from_is_not_remembered():
     g = layers(2)
-    with using(Memo()) as m:
+    with using(SolutionCache()) as m:
         assert SOLVE(g, Bytes(g), Budget()).stats.remembered == 0
         assert SOLVE(g, Bytes(g), Budget()).stats.remembered == 0
         assert len(m) == 0
@@ -270,7 +269,7 @@ def test_a_pricing_that_does_not_say_what_it_follows_from_is_not_remembered():
 
 def test_what_the_deadline_ended_is_not_remembered(monkeypatch):
     g = chain()
-    with using(Memo()) as m:
+    with using(SolutionCache()) as m:
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=0))
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=1e-9))
         assert len(m) == 0
@@ -283,10 +282,10 @@ def test_what_the_deadline_ended_is_not_remembered(monkeypatch):
 
 @pytest.fixture(params=["memory", "disk"])
 def disk_or_memory(request, tmp_path):
-    """What gives a memo that has all that the one before was given."""
-    shared = Memo()
-    path = tmp_path / "memo.sqlite3"
-    return (lambda: shared) if request.param == "memory" else lambda: Memo(Disk(path, memo.note))
+    """What gives a cache that has all that the one before was given."""
+    shared = SolutionCache()
+    path = tmp_path / "cache.sqlite3"
+    return (lambda: shared) if request.param == "memory" else lambda: SolutionCache(Disk(path, cache.note))
 
 
 def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
@@ -310,14 +309,14 @@ def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
     g = chain()
     monkeypatch.setattr("fuseplan.search.component.search", missing)
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
-    with using(Memo()) as m, pytest.warns(fuseplan.FuseplanWarning):
+    with using(SolutionCache()) as m, pytest.warns(fuseplan.FuseplanWarning):
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
     assert len(m) == 0
 
 
 def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
-    with using(Memo()) as m:
+    with using(SolutionCache()) as m:
         for before, expected in ((0, "(n0)"), (3, "(n3)")):
             g = chain(before=before)
             plan = SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(max_groups=2))
@@ -327,7 +326,7 @@ def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
 
 
 def test_the_least_recently_used_go_first():
-    m = Memo(max_entries=2)
+    m = SolutionCache(max_entries=2)
     entries = {bytes([k]): Entry((1,), (1, 1, 1), 1, True) for k in range(3)}
     for k in (0, 1):
         m.keep({bytes([k]): entries[bytes([k])]})
@@ -338,8 +337,8 @@ def test_the_least_recently_used_go_first():
 
 
 def test_no_more_than_so_many_are_kept_on_disk(tmp_path, monkeypatch):
-    monkeypatch.setattr(memo_disk, "MAX_ENTRIES", 20)
-    disk = Disk(tmp_path / "memo")
+    monkeypatch.setattr(cache_sqlite, "MAX_ENTRIES", 20)
+    disk = Disk(tmp_path / "cache")
     for k in range(30):
         disk.write({bytes([k]): "{}"})
     assert 10 <= disk.count() <= 20
@@ -352,7 +351,7 @@ def test_no_more_than_so_many_are_kept_on_disk(tmp_path, monkeypatch):
 def disk(tmp_path):
     """A file with one solution, and what was said about it since."""
     said = []
-    made = Disk(tmp_path / "folder" / "memo.sqlite3", said.append)
+    made = Disk(tmp_path / "folder" / "cache.sqlite3", said.append)
     made.said = said
     planned(made)
     assert made.count() == 1
@@ -363,13 +362,13 @@ def disk(tmp_path):
 def planned(disk):
     """Plan in what might be another process: nothing is in memory."""
     g = chain()
-    with using(Memo(disk)):
+    with using(SolutionCache(disk)):
         return SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
 
 
 def assert_recovers(disk):
     """Planning is not disturbed, and the next planning finds what this one has written."""
-    with using(Memo()):
+    with using(SolutionCache()):
         expected = plain(planned(None))
     damaged = planned(disk)
     assert (plain(damaged), damaged.stats.remembered) == (expected, 0)
@@ -383,7 +382,7 @@ def rewrite(disk, change):
         ((key, text),) = db.execute("SELECT key, text FROM solved").fetchall()
         new = change(json.loads(text))
         data = (new if isinstance(new, str) else json.dumps(new)).encode()
-        db.execute("UPDATE solved SET text = ?, checksum = ?", (data, memo_disk._checksum(key, data)))
+        db.execute("UPDATE solved SET text = ?, checksum = ?", (data, cache_sqlite._checksum(key, data)))
     db.close()
 
 
@@ -468,16 +467,16 @@ def test_what_is_no_solution_is_replaced(disk, name):
 
 
 def test_another_program_finds_nothing(disk, monkeypatch):
-    monkeypatch.setattr(memo, "program_digest", lambda: b"other sources")
+    monkeypatch.setattr(cache, "program_digest", lambda: b"other sources")
     assert planned(disk).stats.remembered == 0
     assert disk.count() == 2
 
 
 def test_without_sources_nothing_is_read_or_written(disk, monkeypatch):
-    monkeypatch.setattr(memo, "program_digest", memo.program_digest.__wrapped__)
+    monkeypatch.setattr(cache, "program_digest", cache.program_digest.__wrapped__)
     for nowhere in (None, type("Spec", (), {"submodule_search_locations": ["/nowhere"]})):
-        monkeypatch.setattr(memo.importlib.util, "find_spec", lambda name, spec=nowhere: spec)
-        assert memo.program_digest() is None
+        monkeypatch.setattr(cache.importlib.util, "find_spec", lambda name, spec=nowhere: spec)
+        assert cache.program_digest() is None
         assert planned(disk).stats.remembered == 0
     assert disk.count() == 1
 
@@ -485,7 +484,7 @@ def test_without_sources_nothing_is_read_or_written(disk, monkeypatch):
 def test_any_flipped_byte_is_survived(disk):
     data = disk.path.read_bytes()
     rng = random.Random(0)
-    with using(Memo()):
+    with using(SolutionCache()):
         expected = plain(planned(None))
     for _ in range(25):
         damaged = bytearray(data)
@@ -499,16 +498,16 @@ def test_any_flipped_byte_is_survived(disk):
 
 
 def test_the_digest_of_the_program_is_quick_and_stable():
-    memo.program_digest.cache_clear()
+    cache.program_digest.cache_clear()
     started = time.process_time()
-    first = memo.program_digest()
+    first = cache.program_digest()
     assert time.process_time() - started < 0.2
-    memo.program_digest.cache_clear()
-    assert memo.program_digest() == first
+    cache.program_digest.cache_clear()
+    assert cache.program_digest() == first
 
 
 def test_a_locked_file_costs_only_the_entry(disk, monkeypatch):
-    monkeypatch.setattr(memo_disk, "_WAIT_S", 0.01)
+    monkeypatch.setattr(cache_sqlite, "_WAIT_S", 0.01)
     db = sqlite3.connect(disk.path, isolation_level=None)
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     db.execute("BEGIN EXCLUSIVE")
@@ -524,14 +523,14 @@ def test_a_locked_file_costs_only_the_entry(disk, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_costs_only_the_entry(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
-    (tmp_path / "folder" / "memo").mkdir(parents=True)
-    for path in (tmp_path / "file" / "memo", tmp_path / "folder" / "memo", tmp_path / "a\0b"):
+    (tmp_path / "folder" / "cache").mkdir(parents=True)
+    for path in (tmp_path / "file" / "cache", tmp_path / "folder" / "cache", tmp_path / "a\0b"):
         said = []
         disk = Disk(path, said.append)
         assert planned(disk).status == "OPTIMAL"
         assert said
         assert (disk.count(), disk.read([b"key"])) == (0, {})
-    monkeypatch.setattr(memo_disk, "_create", full)
+    monkeypatch.setattr(cache_sqlite, "_create", full)
     disk = Disk(tmp_path / "new")
     assert planned(disk).status == planned(disk).status == "OPTIMAL"
 
@@ -553,7 +552,7 @@ def test_a_read_only_file_is_read(disk):
 
 
 def test_two_processes_at_once(tmp_path):
-    path, count = tmp_path / "memo", 30
+    path, count = tmp_path / "cache", 30
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=work, args=(path, own, count)) for own in range(2)]
     for process in processes:
@@ -572,50 +571,51 @@ def test_two_processes_at_once(tmp_path):
 
 @pytest.fixture
 def by_environment(tmp_path, monkeypatch):
-    """The memo that the environment asks for, in a cache folder of its own."""
-    monkeypatch.setattr(memo, "_used", None)
-    monkeypatch.setattr(memo, "_memory", Memo())
+    """The cache that the environment asks for, in a cache folder of its own."""
+    cache.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return monkeypatch
+    with using(None):
+        yield monkeypatch
+    cache.clear()
 
 
 def test_on_disk_only_what_is_asked_for(by_environment, tmp_path):
     assert norm_plan().stats.remembered == 0
     assert norm_plan().stats.remembered == 1
     assert not (tmp_path / "cache").exists()
-    by_environment.setenv("FUSEPLAN_MEMO", "0")
+    by_environment.setenv("FUSEPLAN_CACHE", "0")
     assert norm_plan().stats.remembered == 0
-    assert memo.current() is None
+    assert cache.current() is None
     for setting, folder in (
         ("1", tmp_path / "cache" / "fuseplan"),
         (str(tmp_path / "own"), tmp_path / "own"),
     ):
-        by_environment.setenv("FUSEPLAN_MEMO", setting)
-        by_environment.setattr(memo, "_memory", Memo())
+        by_environment.setenv("FUSEPLAN_CACHE", setting)
+        cache.clear()
         assert norm_plan().stats.remembered == 0
-        assert [path.name for path in folder.iterdir()] == [f"memo-{memo.SCHEMA}.sqlite3"]
-        by_environment.setattr(memo, "_memory", Memo())
+        assert [path.name for path in folder.iterdir()] == [f"solutions-{cache.SCHEMA}.sqlite3"]
+        cache.clear()
         assert norm_plan().stats.remembered == 1
 
 
 def test_it_says_why_it_is_of_no_use_only_when_asked(by_environment, tmp_path, capsys):
     (tmp_path / "file").write_text("")
-    by_environment.setenv("FUSEPLAN_MEMO", str(tmp_path / "file"))
+    by_environment.setenv("FUSEPLAN_CACHE", str(tmp_path / "file"))
     norm_plan()
     assert capsys.readouterr().err == ""
     by_environment.setenv("FUSEPLAN_DEBUG", "1")
     norm_plan(rows=64)
-    assert "memo: " in capsys.readouterr().err
+    assert "cache: " in capsys.readouterr().err
 
 
 def test_the_command_shows_and_clears(by_environment, tmp_path):
     def run(*args):
-        result = CliRunner().invoke(app, ["memo", *args])
+        result = CliRunner().invoke(app, ["cache", *args])
         assert result.exit_code == 0, result.output
         return result.stdout
 
-    assert "no: FUSEPLAN_MEMO=1" in run()
-    by_environment.setenv("FUSEPLAN_MEMO", "1")
+    assert "no: FUSEPLAN_CACHE=1" in run()
+    by_environment.setenv("FUSEPLAN_CACHE", "1")
     norm_plan()
     shown = json.loads(run("--json"))
     assert shown["used"] is True
