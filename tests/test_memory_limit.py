@@ -14,8 +14,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.devices import TEST_DEVICE
-from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import trace
 from fuseplan.memory import exact, limit
 from fuseplan.memory.exact import plan_exactly
 from fuseplan.memory.lagrangian import UNIT_BYTES, Penalised
@@ -25,7 +23,6 @@ from fuseplan.memory.order import least_peak
 from fuseplan.memory.plan_bound import least_peak_of_any
 from fuseplan.memory.repair import part, repair
 from fuseplan.plan.constraints import Constraints, Resolved
-from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.settings import make_options
@@ -35,7 +32,7 @@ from fuseplan.verify.plan import check_plan
 from fuseplan.workloads.functions import linear_cross_entropy_grad
 from tests import memory_graphs
 from tests.memory_graphs import peak
-from tests.plans import plan_function, plan_lowered
+from tests.plans import plan_function
 from tests.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex, siblings_of
 
 pytestmark = pytest.mark.one_python
@@ -366,29 +363,6 @@ def test_the_error_says_what_is_proven():
     assert other.proven
     both = found.joined(other)
     assert (both.smallest_bytes, both.least_bytes, both.bound_ps, both.proven) == (250, 200, None, False)
-
-
-def test_of_two_graphs_the_one_that_fits_is_taken(monkeypatch):
-    from fuseplan import pipeline as planner
-    from fuseplan.passes import rewriting
-
-    lowered = lower(trace(mlp, *SHAPES))
-    options = Options(TEST_CPU, constraints=Constraints(max_peak_bytes=10**9))
-    plan = plan_lowered(lowered, options)[1]
-    monkeypatch.setattr(rewriting, "recompute", lambda *_: lowered)
-    for impossible in (False, True):
-        answers = iter([MemoryLimitError(10**9, 2 * 10**9, 2 * 10**9 if impossible else 0, 5), plan])
-        monkeypatch.setattr(planner, "plan_lowered", lambda *_, it=answers: (lowered, raised(next(it))))
-        best = planner.plan_best(lowered, options)[1]
-        assert best.kernels == plan.kernels
-        assert (best.status, best.bound_ps) == (
-            ("OPTIMAL", plan.objective_ps) if impossible else ("FEASIBLE", 5)
-        )
-    answers = iter([MemoryLimitError(10, 300, 100), MemoryLimitError(10, 200, 150)])
-    monkeypatch.setattr(planner, "plan_lowered", lambda *_: (lowered, raised(next(answers))))
-    with pytest.raises(MemoryLimitError) as caught:
-        planner.plan_best(lowered, options)
-    assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)
 
 
 def test_what_follows_from_products_is_computed_again_under_a_limit():

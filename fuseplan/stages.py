@@ -1,0 +1,277 @@
+"""The passes that plan one program: each reads a ``Planning`` and writes to it, in the order of
+``PASSES``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from costmodel.graph import Graph
+from fuseplan.frontend.lower import Lowered
+from fuseplan.memory.limit import plan_within
+from fuseplan.memory.order import least_peak
+from fuseplan.memory.rematerialise import Within
+from fuseplan.passes.rewriting import may_pack, may_recompute
+from fuseplan.plan.constraints import Resolved
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.options import Options
+from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
+from fuseplan.schedule.pricing import Pricing
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.grouping import Budget, Grouping, PlanGroups, left_s
+from fuseplan.search.must_fuse import plan_constrained
+from fuseplan.search.overlapping import with_repeats
+from fuseplan.search.pack_pass import with_packs
+from fuseplan.search.rematerialise import Answer, plan_again
+from fuseplan.search.selectors import resolve
+from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
+from fuseplan.support.format import bytes_text
+from fuseplan.support.stage_timer import Clock
+from fuseplan.support.work import LATE, Work, limit_of
+from fuseplan.verify.plan import check_plan
+
+
+@dataclass(slots=True)
+class Planning:
+    """A program on its way to a plan: what the passes have found so far."""
+
+    lowered: Lowered
+    options: Options
+    clock: Clock
+    expires_at: float
+    """The deadline, by ``time.monotonic``."""
+    scheduler: Scheduler | None = None
+    """The scheduler of the program's graph, once there is one."""
+    limits: Resolved | None = None
+    """The constraints by node of the program."""
+    budget: Budget = field(default_factory=Budget)
+    """What the searches share."""
+    once: Grouping | None = None
+    """The groups in which everything is computed once; None where another compiler's plan was read."""
+    overlapping: Answer | None = None
+    """The groups of a planner in which several compute the same."""
+    answer: Answer | None = None
+    """The groups, the program that they are of, and the limits by its nodes."""
+    kernels: tuple[Kernel, ...] = ()
+    notes: tuple[str, ...] = ()
+    plan: FusionPlan | None = None
+
+    @property
+    def grouping(self) -> Grouping:
+        """The groups found so far."""
+        assert self.answer is not None, "the pass `search` comes first"
+        return self.answer.grouping
+
+    @property
+    def graph(self) -> Graph:
+        """The graph that the groups are of."""
+        return self.lowered.graph if self.answer is None else self.answer.lowered.graph
+
+    @property
+    def planner_of(self) -> Callable[[Resolved | None], PlanGroups]:
+        """The planner within constraints."""
+        return partial(_planner, self.options)
+
+    def scheduled(self) -> Scheduler:
+        """The scheduler of the graph that the groups are of."""
+        if self.scheduler is None or self.scheduler.graph is not self.graph:
+            lowered = self.lowered if self.answer is None else self.answer.lowered
+            self.scheduler = Scheduler(self.graph, self.options.device, lowered, self.options.features)
+        return self.scheduler
+
+    @property
+    def free_limits(self) -> Resolved | None:
+        """The constraints of the first searches: where values may be rematerialised, what memory allows is
+        seen to by ``fit_memory``."""
+        if self.limits is None or not may_recompute(self.options):
+            return self.limits
+        return replace(self.limits, max_peak_bytes=None)
+
+
+def constrain(state: Planning) -> None:
+    """Say which nodes the constraints are about."""
+    if state.options.constraints is not None:
+        state.limits = resolve(state.options.constraints, state.lowered)
+
+
+def search(state: Planning) -> None:
+    """Decide which operations share a kernel, each computed once."""
+    options = state.options
+    planner = get_planner(options.planner)
+    if isinstance(planner, ProgramPlanner):
+        state.answer = Answer(*planner.plan_program(state.lowered, options.device), state.limits)
+        state.clock.add(state.grouping.stats.seconds)
+        return
+    scheduler = state.clock.time("lower", state.scheduled) if state.scheduler is None else state.scheduler
+    until = until_deadline(state.expires_at, options)
+    state.budget = Budget(until.deadline_s, asked_s=until.asked_s, solved=set())
+    state.once = state.planner_of(state.free_limits)(state.graph, scheduler, state.budget)
+    state.clock.add(state.once.stats.seconds)
+    state.answer = Answer(state.lowered, state.once, state.limits)
+
+
+def duplicate(state: Planning) -> None:
+    """Give each of several groups that compute the same a copy of it, where the planner decided so."""
+    once = state.once
+    if once is None or not once.repeats or state.limits is not None or not state.options.features.recompute:
+        return
+    scheduler = state.scheduled()
+    state.overlapping = state.clock.time(
+        "copies", lambda: with_repeats(state.lowered, scheduler, once.repeats)
+    )
+    state.answer = state.overlapping or state.answer
+
+
+def rematerialise(state: Planning) -> None:
+    """Search again for plans that compute some values in several kernels; keep the faster."""
+    if state.once is None or not may_recompute(state.options):
+        return
+    left = replace(state.budget, deadline_s=left_s(state.expires_at))
+    assert state.scheduler is not None, "the search has made one"
+    found = plan_again(
+        state.lowered, state.scheduler, state.planner_of, state.once, left, state.clock, state.free_limits
+    )
+    if state.overlapping is None or found.grouping.time_ps < state.overlapping.grouping.time_ps:
+        state.answer = found
+
+
+def fit_memory(state: Planning) -> None:
+    """Find the fastest plan whose temporaries keep to ``max_peak_bytes``.
+
+    Raises:
+        MemoryLimitError: none was found.
+    """
+    limits = state.limits
+    if state.once is None or not may_recompute(state.options) or limits is None:
+        return
+    if limits.max_peak_bytes is None or state.answer is None or state.scheduler is None:
+        return
+    until = until_deadline(state.expires_at, state.options)
+    within = Within(
+        state.lowered, state.scheduler, state.planner_of, limits, limits.max_peak_bytes, until, state.clock
+    )
+    state.answer = within.plan(state.once, state.answer)
+
+
+def pack(state: Planning) -> None:
+    """Fuse small kernels horizontally that a scalar ties together."""
+    if may_pack(state.options):
+        scheduler, apart = state.scheduled(), state.grouping
+        work = Work(limit_of(state.options.whole_s), expires_at=state.expires_at)
+        packed = state.clock.time("packs", lambda: with_packs(state.graph, scheduler, apart, work))
+        assert state.answer is not None
+        state.answer = replace(state.answer, grouping=packed)
+
+
+def order(state: Planning) -> None:
+    """Put the kernels in the order in which temporaries need the least memory."""
+    found = state.grouping
+    state.kernels, state.notes = found.kernels, found.notes
+    if found.is_ordered:
+        return
+    ordered = state.clock.time(
+        "order", lambda: least_peak(state.graph, found.kernels, expires_at=state.expires_at)
+    )
+    state.kernels = ordered.kernels
+    if ordered.status != "OPTIMAL" and time.monotonic() >= state.expires_at:
+        state.notes += (f"{LATE} the order that needs the least memory was found",)
+
+
+def assemble(state: Planning) -> None:
+    """Make the plan of the kernels, with the notes that a user should read."""
+    found, options = state.grouping, state.options
+    assert state.answer is not None
+    plan = FusionPlan(
+        graph=state.graph,
+        device=options.device,
+        planner=options.planner,
+        kernels=state.kernels,
+        refusals=found.refusals,
+        status=found.status,
+        bound_ps=found.bound_ps,
+        notes=(*_switched_off(options), *_without_rule(state.answer.lowered), *state.notes),
+        stats=found.stats,
+        features=options.features,
+        proof=found.proof,
+    )
+    state.plan = plan if state.answer.limits is None else _with_limits(plan, state.answer.limits)
+
+
+def check(state: Planning) -> None:
+    """Check the plan without the code that made it.
+
+    Raises:
+        InvalidPlanError: it is not legal; the message names the planner.
+    """
+    plan = state.plan
+    assert plan is not None, "the pass `assemble` comes first"
+    try:
+        state.clock.time("check", lambda: check_plan(plan))
+    except InvalidPlanError as error:
+        raise InvalidPlanError(
+            f"the planner {state.options.planner!r} makes no legal plan: {error}"
+        ) from error
+
+
+PASSES = (constrain, search, duplicate, rematerialise, fit_memory, pack, order, assemble, check)
+"""The passes of one program, in order."""
+
+
+def until_deadline(expires_at: float, options: Options, shares: int = 1) -> Options:
+    """``options`` with the time that is left, or one of ``shares`` of it: never 0 where more was asked
+    for, so that the notes do not say that it was 0."""
+    left = left_s(expires_at) / shares if options.deadline_s > 0 else 0.0
+    return replace(options, deadline_s=left, asked_s=options.whole_s)
+
+
+def _with_limits(plan: FusionPlan, limits: Resolved) -> FusionPlan:
+    """``plan`` with notes on what of the constraints it does not hold to."""
+    if isinstance(get_planner(plan.planner), ProgramPlanner):
+        note = f"constraints do not hold: the planner {plan.planner!r} decides nothing"
+        return replace(plan, notes=(*plan.notes, note))
+    notes = []
+    if plan.planner == "unfused" and limits.together:
+        notes.append("must_fuse does not hold: the planner 'unfused' leaves every operation by itself")
+        limits = replace(limits, together=())
+    most = limits.max_peak_bytes
+    if most is not None and decides_nothing(plan.planner) and plan.peak_bytes > most:
+        notes.append(
+            f"temporaries occupy {bytes_text(plan.peak_bytes)} at the peak, more than max_peak_bytes allows "
+            f"({bytes_text(most)}): the planner 'unfused' decides nothing"
+        )
+        limits = replace(limits, max_peak_bytes=None)
+    return replace(plan, constraints=limits, notes=(*plan.notes, *notes))
+
+
+def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
+    """The planner, within the constraints: what must share a kernel is one node for whoever
+    looks for a plan that needs less memory."""
+    plan_groups: PlanGroups = partial(_answer, options.planner)
+    if limits is None or decides_nothing(options.planner):
+        return plan_groups
+    if limits.max_peak_bytes is not None:
+        plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)
+    return partial(plan_constrained, limits, plan_groups) if limits.shapes_groups else plan_groups
+
+
+def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
+    """What the planner of that name makes of a graph. Who calls ``register_planner`` may err."""
+    found = get_planner(name)(graph, pricing, budget)
+    if not isinstance(found, Grouping):
+        raise InvalidArgumentError(f"the planner {name!r} should return a Grouping, and returned {found!r}")
+    return found
+
+
+def _switched_off(options: Options) -> tuple[str, ...]:
+    names = options.features.switched_off
+    return (f"switched off: {', '.join(names)}",) if names else ()
+
+
+def _without_rule(lowered: Lowered) -> tuple[str, ...]:
+    return tuple(
+        f"{name} has no rule: {count} of them left to XLA as opaque steps "
+        "(fuseplan.register_rule declares one)"
+        for name, count in lowered.without_rule
+    )
