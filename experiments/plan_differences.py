@@ -34,9 +34,10 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
     from costmodel.calibrate import described_cpu
 
     f, args = _first_of("fuseplan.workloads", "experiments.workloads").get_workload(workload).build()
-    cache = _first_of("fuseplan.search.cache", "fuseplan.cache")
+    cache = _first_of("fuseplan.search.cache", "fuseplan.memo")
     spec = described_cpu() if device == "cpu" else device
-    with cache.using(cache.SolutionCache()):
+    empty = (getattr(cache, "SolutionCache", None) or cache.Memo)()
+    with cache.using(empty):
         try:
             plan = fuseplan.make_plan(f, device=spec, planner=planner, deadline_s=DEADLINE_S)(*args)
         except fuseplan.FuseplanError as error:
