@@ -10,12 +10,16 @@ by. Three examples, written ``operand, operand -> result``::
 
 That one piece of knowledge is all that legality, tiling, on-chip bytes and memory
 traffic are derived from. A dimension of size one is indexed by nothing, ``()``.
+
+Operations that a graph computes several times (``Graph.origins``): find them, and undo the duplication.
+
+The arrays that a group of operations reads and writes.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -324,3 +328,74 @@ def _map_misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
         if n != extent:
             return f"maps {extent} to dimensions of product {n}"
     return None
+
+
+def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
+    """The copies of each operation that stands more than once."""
+    by_origin: dict[int, list[int]] = {}
+    for n, origin in enumerate(graph.origins):
+        by_origin.setdefault(origin, []).append(n)
+    yield from (tuple(nodes) for nodes in by_origin.values() if len(nodes) > 1)
+
+
+def arrays_of(graph: Graph) -> list[int]:
+    """For each value, the one that the first copy of its maker makes: copies of an array are one."""
+    array = list(range(len(graph.values)))
+    for node, origin in zip(graph.nodes, graph.origins, strict=False):
+        for v, first in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
+            array[v] = first
+    return array
+
+
+def whole(graph: Graph) -> Graph:
+    """The graph in which each operation stands once, which ``graph`` has copies of."""
+    if not graph.origins:
+        return graph
+    firsts = sorted(set(graph.origins))
+    node_id = {n: i for i, n in enumerate(firsts)}
+    name: dict[int, int] = {v: i for i, v in enumerate(graph.inputs)}
+    values = [replace(graph.values[v], id=i) for v, i in name.items()]
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        first = graph.nodes[graph.origins[node.id]]
+        if first is node:
+            new = node_id[node.id]
+            reads = tuple([name[v] for v in node.inputs])
+            for v in node.outputs:
+                name[v] = len(values)
+                values.append(replace(graph.values[v], id=len(values), producer=new))
+            writes = tuple([name[v] for v in node.outputs])
+            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
+        name.update({v: name[w] for v, w in zip(node.outputs, first.outputs, strict=True)})
+    inputs, results = ([name[v] for v in ids] for ids in (graph.inputs, graph.outputs))
+    operation = [node_id[n] for n in graph.origins]
+    # Copies wait for copies: pair by pair it is one operation that waits for another.
+    waits = dict.fromkeys((operation[u], operation[v]) for u, v in graph.waits)
+    return check_graph(make_graph(values, nodes, inputs, results, waits=waits))
+
+
+@dataclass(frozen=True, slots=True)
+class Boundary:
+    """What a group exchanges with the rest: values read, and values that must be written."""
+
+    reads: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def boundary(graph: Graph, nodes: tuple[int, ...]) -> Boundary:
+    """Live-in values by first use, and live-out values by node order."""
+    inside = set(nodes)
+    all_nodes, consumers, results = graph.nodes, graph.consumers, graph.results
+    reads: dict[int, None] = {}
+    made: set[int] = set()
+    writes: list[int] = []
+    for n in nodes:
+        node = all_nodes[n]
+        for v in node.inputs:
+            if v not in made:
+                reads[v] = None
+        for v in node.outputs:
+            made.add(v)
+            if v in results or not inside.issuperset(consumers[v]):
+                writes.append(v)
+    return Boundary(tuple(reads), tuple(writes))

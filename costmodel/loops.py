@@ -5,20 +5,272 @@ tile is the sum of what its contractions, its other arithmetic and its traffic t
 traffic passes through the level of cache that a tile's blocks fit. What it saves is the
 traffic of large intermediates, and their memory: pages that a program touches for the first
 time cost far more than pages it reuses.
+
+Matrix products on a CPU: what one costs, and which side XLA had better be given first.
+
+XLA computes a product from rows of its left operand and columns of its right one; where an
+operand lies otherwise in memory, it transposes it first, and a large one for longer than the
+product takes. The two sides can change places instead: ``(rᵀ lᵀ)ᵀ = l r``.
+
+Count the arithmetic and the memory traffic of a loop nest, grouped by what costs the same on a tile of any
+size.
+
+Nests of one group that differ only in their tile sizes share these counts. Nodes that do the same work share
+one entry, so that pricing a nest takes time by the number of kinds of nodes, not of nodes.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from costmodel.axes import NodeAxes
+from costmodel import dtypes
+from costmodel.axes import NodeAxes, compose, made_map
 from costmodel.device import DeviceSpec
-from costmodel.graph import Flops, Graph, Node, OpKind
+from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec
-from costmodel.nest_work import NestWork, PartWork, nest_work
 from costmodel.picoseconds import time_ps
-from costmodel.products import Sides, product_ps
+
+Axes = tuple[int, ...]
+"""Some axes of a nest, ascending."""
+
+
+class Arithmetic(NamedTuple):
+    """The floating-point operations of a node, other than those of contractions."""
+
+    axes: Axes
+    vector: int
+    transcendental: int
+    reduced: int
+    """Input elements of a reduction."""
+
+
+class Block(NamedTuple):
+    """One tile's part of an array that some axes index."""
+
+    axes: Axes
+    bits: int
+    """Of an element."""
+
+
+class Moves(NamedTuple):
+    """The memory traffic of arrays whose blocks have one shape: their number, how often blocks of them are
+    read or written, and how many of the arrays the same nodes make."""
+
+    arrays: int
+    times: int
+    made: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartWork:
+    """The work of some nodes of a nest on one tile."""
+
+    nodes: int
+    """The number of nodes."""
+    arithmetic: tuple[tuple[Arithmetic, int], ...]
+    """Each kind of arithmetic, and the number of nodes that do it."""
+    products: Axes
+    """The contractions among the nodes, as positions in the group."""
+    reductions: int
+    """The number of reductions among the nodes."""
+    moved: tuple[tuple[Block, Moves], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class NestWork:
+    """The work of a loop nest, pass by pass."""
+
+    passes: tuple[PartWork, ...]
+    """The work of each pass along the streamed axis, on one tile."""
+    off: PartWork
+    """The work of the nodes outside of the passes, which run once for each outer tile."""
+    kept: tuple[Block, ...]
+    """Blocks of contraction results that one pass stores for a later pass, over the whole streamed axis."""
+
+
+def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
+    """The work of the nest ``spec``, and of every nest that differs from it only in tile sizes."""
+    nodes = _Nodes(graph, spec.nodes, spec.node_axes)
+    in_loop = {i for p in spec.passes for i in p}
+    off = [i for i in range(len(spec.nodes)) if i not in in_loop]
+    kept = _kept(graph, spec) if spec.keeps else ()
+    return NestWork(tuple(map(nodes.part, spec.passes)), nodes.part(off), kept)
+
+
+class _Nodes:
+    """The nodes of a nest, each with the kind of its arithmetic and of the blocks that it touches."""
+
+    def __init__(self, graph: Graph, nodes: Sequence[int], node_axes: Sequence[NodeAxes]) -> None:
+        self.nodes = [graph.nodes[n] for n in nodes]
+        arithmetic: dict[Arithmetic, int] = {}
+        blocks: dict[Block, int] = {}
+        bits = [dtypes.bits(value.dtype) for value in graph.values]
+        self.arithmetic: list[int] = []
+        """For each node, the index of its arithmetic in ``every_arithmetic``."""
+        self.blocks: list[list[tuple[int, int]]] = []
+        """For each node, the arrays that it reads and writes, each with the index of its block in
+        ``every_block``."""
+        for node, own in zip(self.nodes, node_axes, strict=True):
+            reduces = node.kind == OpKind.REDUCTION
+            done = Arithmetic(
+                _axes(own),
+                node.flops.vector,
+                node.flops.transcendental,
+                sum(graph.values[v].size for v in node.inputs) if reduces else 0,
+            )
+            self.arithmetic.append(arithmetic.setdefault(done, len(arithmetic)))
+            maps = zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True)
+            touched = [(v, Block(_axes(compose(dim_map, own)), bits[v])) for v, dim_map in maps]
+            self.blocks.append([(v, blocks.setdefault(block, len(blocks))) for v, block in touched])
+        self.every_arithmetic, self.every_block = list(arithmetic), list(blocks)
+
+    def part(self, positions: Sequence[int]) -> PartWork:
+        """The work of some of the nodes."""
+        block: dict[int, int] = {}
+        moved: Counter[int] = Counter()
+        products = []
+        reductions = 0
+        made = {v for i in positions for v in self.nodes[i].outputs}
+        for i in positions:
+            node = self.nodes[i]
+            block.update(self.blocks[i])
+            # XLA fuses the rest into these; what they read and make passes through memory.
+            if node.kind >= OpKind.REDUCTION:
+                moved.update(node.inputs + node.outputs)
+                reductions += node.kind == OpKind.REDUCTION
+                if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+                    products.append(i)
+            else:
+                for v in node.inputs:
+                    if v not in made:
+                        moved[v] += 1
+        sums: dict[int, list[int]] = {}
+        for v, times in moved.items():
+            counts = sums.setdefault(block[v], [0, 0, 0])
+            counts[0] += 1
+            counts[1] += times
+            counts[2] += v in made
+        kinds = Counter([self.arithmetic[i] for i in positions])
+        return PartWork(
+            len(positions),
+            tuple([(self.every_arithmetic[k], count) for k, count in kinds.items()]),
+            tuple(products),
+            reductions,
+            tuple([(self.every_block[b], Moves(*counts)) for b, counts in sums.items()]),
+        )
+
+
+def _axes(maps: DimMap) -> Axes:
+    return tuple(sorted({a for dims in maps for a in dims}))
+
+
+def _kept(graph: Graph, spec: KernelSpec) -> tuple[Block, ...]:
+    position = {n: i for i, n in enumerate(spec.nodes)}
+    first = {i: k for k, p in reversed(list(enumerate(spec.passes))) for i in p}
+    kept: dict[int, tuple[Node, NodeAxes]] = {}
+    for k, nodes in enumerate(spec.passes):
+        inside = set(nodes)
+        for i in nodes:
+            for v in graph.nodes[spec.nodes[i]].inputs:
+                j = position.get(graph.values[v].producer, -1)
+                if first.get(j, k) < k and j not in inside:
+                    kept[v] = graph.nodes[spec.nodes[j]], spec.node_axes[j]
+    every = [
+        Block(_axes(compose(made_map(maker, v), own)), dtypes.bits(graph.values[v].dtype))
+        for v, (maker, own) in kept.items()
+    ]
+    return tuple([block for block in every if spec.streamed in block.axes])
+
+
+_TOUCH_FLOPS = 10
+"""What XLA's matrix product spends on an element of its operands and of its result beside the
+flops, in flops: packing, and storing. Fitted within 20 % to float32 products of 3 to 20,000 on a
+side (two server cores, jax 0.10), with the time to hand them out: 128x64x128 runs at 100 GFLOP/s,
+512x64x512 at 180, 2048x768x768 at 200, of 210 at best."""
+
+
+_TRANSPOSE_FLOPS = 60
+"""And on an element that it transposes (measured: 0.1 to 0.5 ns at 200 GFLOP/s)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """A contraction by the dimensions that it sums over, and those that its result has.
+
+    Example:
+        >>> Sides.of((((0,), (1,)), ((2,), (1,)), ((0,), (2,))))
+        Sides(batch=frozenset(), rows=frozenset({0}), depth=frozenset({1}), columns=frozenset({2}))
+    """
+
+    batch: frozenset[int]
+    rows: frozenset[int]
+    depth: frozenset[int]
+    columns: frozenset[int]
+
+    @classmethod
+    def of(cls, maps: Sequence[DimMap]) -> Sides:
+        """Of the maps of its left operand, its right one and its result."""
+        left, right, result = (frozenset(d for dims in m for d in dims) for m in maps)
+        return cls(left & right & result, left & result - right, left - result, right & result - left)
+
+
+def exchanges(maps: Sequence[DimMap], extents: Sequence[int]) -> bool:
+    """Whether the product is faster as that of its right side with its left one.
+
+    Args:
+        maps: dimensions of the left operand, the right one and the result.
+        extents: of each dimension.
+
+    Example: ``x.T @ y``, of ``x[4096, 64]`` and ``y[4096, 512]``, and the other way round:
+        >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 64, 512))
+        False
+        >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 512, 64))
+        True
+    """
+    as_is, exchanged = _transposed(maps, extents)
+    return exchanged < as_is
+
+
+def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int] | None = None) -> int:
+    """The time of a contraction on a CPU, or of one tile of it: ``tile`` has the extent of
+    each of its dimensions. Flops, packing, transposing and storing, at the rate of its first
+    operand's dtype."""
+    rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
+    extents = node.dims if tile is None else tile
+    flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
+    if node.op == "dot_general" and len(node.inputs) == 2:
+        maps = (*node.input_maps, *node.output_maps)
+        flops += sum(_size({d for dims in m for d in dims}, extents) for m in maps) * _TOUCH_FLOPS
+        flops += min(_transposed(maps, extents)) * _TRANSPOSE_FLOPS
+    return time_ps(flops, rate)
+
+
+def _transposed(maps: Sequence[DimMap], extents: Sequence[int]) -> tuple[int, int]:
+    """How many elements are transposed if the product is computed as it is, and if its sides
+    change places."""
+    sides = Sides.of(maps)
+    if _size(sides.rows, extents) == 1 or _size(sides.columns, extents) == 1:
+        return 0, 0  # XLA reads a matrix by rows or by columns to multiply it with a vector
+    left, right, result = maps
+
+    def moved(dim_map: DimMap, *order: frozenset[int]) -> int:
+        dims = [d for dims in dim_map for d in dims if extents[d] > 1]
+        ranks = [next(i for i, group in enumerate(order) if d in group) for d in dims]
+        return 0 if ranks == sorted(ranks) else _size(dims, extents)
+
+    batch, rows, depth, columns = sides.batch, sides.rows, sides.depth, sides.columns
+    as_is = moved(left, batch, rows, depth) + moved(right, batch, depth, columns)
+    exchanged = moved(right, batch, columns, depth) + moved(left, batch, depth, rows)
+    return as_is, exchanged + moved(result, batch, columns, rows)
+
+
+def _size(dims: Sequence[int] | set[int] | frozenset[int], extents: Sequence[int]) -> int:
+    return math.prod(extents[d] for d in dims)
+
 
 _SPLIT_BYTES = 256 << 10
 """XLA runs a kernel with no larger block on one core (measured: jax 0.10 and 0.12)."""

@@ -16,12 +16,10 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Flops, Graph
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec
 from costmodel.library import library_matmul
-from costmodel.loops import fresh_ps, nest_cost, reduction_ps
+from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
-from costmodel.nest_work import NestWork
 from costmodel.passes import evaluations, pass_count
 from costmodel.picoseconds import time_ps
-from costmodel.products import product_ps
 from costmodel.traffic import bytes_moved
 
 HBM_LATENCY_PS = 600_000

@@ -14,14 +14,13 @@ from experiments.compiled_rows import ENDED, NOT_ASKED, Row, Task, compiler_vers
 from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
 from fuseplan.codegen import emit
 from fuseplan.codegen.body import live_ins
-from fuseplan.codegen.naming import kernel_name
+from fuseplan.codegen.step import kernel_name
 from fuseplan.frontend.lower import Lowered
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
-from fuseplan.runtime.compiler_errors import read_refusal
 from fuseplan.runtime.executor import left_to_xla
-from fuseplan.runtime.replan import described
+from fuseplan.runtime.replan import described, read_refusal
 from fuseplan.schedule.structure import Signatures
 from fuseplan.settings import make_options
 from fuseplan.workloads import get_workload

@@ -30,7 +30,7 @@ from pathlib import Path
 from costmodel.devices import DEVICES
 from experiments.rows import results_lines
 from fuseplan.planners import planner_names
-from fuseplan.report.divergence import FACTOR, are_apart
+from fuseplan.report.comparison import FACTOR, are_apart
 from fuseplan.support.format import bytes_text, factor_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent

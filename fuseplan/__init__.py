@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from fuseplan.api import JitFused, compare, jit, make_plan
 from fuseplan.frontend.ops import register_rule
 from fuseplan.plan.constraints import Constraints
-from fuseplan.plan.features import Features
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.options import Features
 from fuseplan.planners import planner_names, register_planner
 from fuseplan.public_plan import Plan
 from fuseplan.report.frames import devices_frame

@@ -17,15 +17,13 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
-from fuseplan.plan.features import ALL_FEATURES, Features
-from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.public_plan import Plan
 from fuseplan.report.frames import compare_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.cache_key import Calls
-from fuseplan.runtime.compare import compare_plan, default_planners, time_rows
-from fuseplan.runtime.compare_timing import require_measurable
+from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.guarded import Careful, lower_there

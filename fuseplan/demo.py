@@ -18,8 +18,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.notes import assumed_text
-from fuseplan.report.comparison import Compared, baseline_of, gains_text, speed_up
-from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.comparison import Compared, baseline_of, divergence_lines, gains_text, speed_up
 from fuseplan.report.page import Page, Study, Table, write_page
 from fuseplan.report.text import bound_lines, bound_text, grid, makes, status_text, tile
 from fuseplan.runtime.compare import compare_plan, default_planners

@@ -1,6 +1,6 @@
 """Extend fuseplan: declare operations, ways of deciding, devices and backends.
 
-- an operation: ``register_rule`` with a ``Rule``, or ``elementwise`` for one that computes element by element;
+- an operation: ``register_rule`` with a ``Rule``, or ``elementwise`` for elementwise ones;
 - a planner: ``register_planner`` with a function from a graph, prices and a budget to a ``Grouping``, or
   ``plan_decided`` for one that names groups and leaves the kernels to fuseplan;
 - a device: a ``DeviceSpec``, passed as ``device=``;

@@ -14,8 +14,7 @@ from fuseplan.report import explain as explanations
 from fuseplan.report import text
 from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
 from fuseplan.report.page import write_plan_page
-from fuseplan.verify.buffers import plan_buffers
-from fuseplan.verify.plan import checked_plan_from_json
+from fuseplan.verify.plan import checked_plan_from_json, plan_buffers
 from fuseplan.verify.report import Verification, verify_plan
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
 from fuseplan.plan.constraints import Constraints
-from fuseplan.plan.features import ALL_FEATURES, Features
-from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.planners import get_planner
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.targets.calibrate import measured

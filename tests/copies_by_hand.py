@@ -11,8 +11,7 @@ from dataclasses import replace
 from itertools import combinations
 
 from costmodel.device import DeviceSpec
-from costmodel.duplicates import copies_of
-from costmodel.graph import Graph, make_graph
+from costmodel.graph import Graph, copies_of, make_graph
 from fuseplan import Kernel
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import Verdict

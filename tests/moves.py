@@ -29,8 +29,8 @@ import numpy as np
 from jax import lax
 
 from costmodel.axes import Unifier
-from costmodel.boundary import boundary
 from costmodel.devices import get_device
+from costmodel.graph import boundary
 from costmodel.kernel import KernelSpec
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from costmodel.axes import Conflict, unify
-from costmodel.boundary import boundary
+from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
 from fuseplan.codegen.body import live_ins
@@ -20,7 +20,7 @@ from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, trace
 from fuseplan.schedule.layout import group_layout
 from fuseplan.schedule.nests.connected import loopable
-from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.nests.regions import regions
 from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import addressing

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from costmodel.axes import Conflict, unify
-from costmodel.boundary import boundary
+from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
 from fuseplan.codegen.body import live_ins
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.layout import group_layout, repeats
-from fuseplan.schedule.nests.cpu_tilings import passes_of
+from fuseplan.schedule.nests.cpu import passes_of
 from fuseplan.schedule.spec import SpecMaker
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT

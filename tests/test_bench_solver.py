@@ -14,7 +14,7 @@ from fuseplan.bench.solver import AtDeadline, SolverTiming, Spread, bench_solver
 from fuseplan.bench.solver_text import solver_tables
 from fuseplan.cli import app
 from fuseplan.console import Steps
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.settings import make_options
 from fuseplan.support.format import columns
 from fuseplan.workloads import HUGE, WORKLOADS, get_workload

@@ -16,11 +16,11 @@ from fuseplan import planners
 from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import planner_names
 from fuseplan.planners.hlo import compiled
 from fuseplan.report.text import bound_lines, status_text
-from fuseplan.runtime import compare_timing as contest
+from fuseplan.runtime import compare as contest
 from fuseplan.search import greedy
 from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidArgumentError, MismatchError

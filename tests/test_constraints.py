@@ -21,7 +21,7 @@ from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Apart, Resolved, Together
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner, planner_names
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler

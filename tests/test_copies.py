@@ -9,8 +9,7 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.devices import get_device
-from costmodel.duplicates import copies_of, whole
-from costmodel.graph import GraphError, OpKind, check_graph
+from costmodel.graph import GraphError, OpKind, check_graph, copies_of, whole
 from fuseplan import Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from costmodel.calibrate import described_cpu
 from costmodel.devices import TEST_DEVICE, get_device
-from costmodel.floor import Floor
-from costmodel.floors import Floors
+from costmodel.floor import Floor, Floors
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -18,7 +18,7 @@ from fuseplan.codegen import emit
 from fuseplan.runtime import executor as runtime
 from fuseplan.runtime import guarded as careful
 from fuseplan.runtime import replan as fallback
-from fuseplan.runtime.compiler_errors import is_refusal, read_refusal
+from fuseplan.runtime.replan import is_refusal, read_refusal
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 
 pytestmark = pytest.mark.one_python

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.workloads import get_workload
 

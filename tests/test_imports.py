@@ -1,6 +1,7 @@
 """Who may import whom, where import-linter cannot say it, and that importing stays cheap."""
 
 import ast
+import graphlib
 import statistics
 import subprocess
 import sys
@@ -133,3 +134,30 @@ def test_importing_fuseplan_costs_little_beside_jax():
         return statistics.median(float(run.stdout) for run in runs)
 
     assert seconds("fuseplan") - seconds("jax") <= 0.15
+
+
+def module_imports(path: Path) -> Iterator[str]:
+    """The project's modules that a file imports at the top: names of modules and of what is in them."""
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in (
+            "fuseplan",
+            "costmodel",
+        ):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield node.module or ""
+
+
+def test_no_modules_import_each_other():
+    paths = [path for folder in ("costmodel", "fuseplan") for path in (ROOT / folder).rglob("*.py")]
+    name_of = {
+        path: ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        for path in paths
+    }
+    known = set(name_of.values())
+    graph = {
+        name: {other for other in module_imports(path) if other in known and other != name}
+        for path, name in name_of.items()
+    }
+    for name, others in graph.items():  # a package's own modules are below its __init__
+        graph[name] = {other for other in others if not name.startswith(f"{other}.")}
+    tuple(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError with the circle

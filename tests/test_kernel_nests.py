@@ -12,8 +12,8 @@ import pytest
 
 import fuseplan
 from costmodel.axes import Conflict, unify
-from costmodel.boundary import boundary
 from costmodel.devices import get_device
+from costmodel.graph import boundary
 from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
 from fuseplan import Features, Plan
@@ -24,14 +24,13 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes import recompute_streams as streams
 from fuseplan.passes.recompute_streams import along_streams, with_less_memory
-from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.schedule import tilings as tiles
 from fuseplan.schedule.nests import offered
-from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
-from fuseplan.schedule.nests.cpu_tilings import program_of
-from fuseplan.schedule.nests.gated_contractions import joined
-from fuseplan.schedule.nests.regions import regions
-from fuseplan.schedule.nests.stream_ranges import walked_in_ranges
+from fuseplan.schedule.nests.accelerator import kernel_nests
+from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.live_tiles import walked_in_ranges
+from fuseplan.schedule.nests.regions import joined, regions
 from fuseplan.workloads import get_workload
 from tests.nest_cases import CASES, D, M, N, normal, with_gradient
 from tests.nests import assert_close, describe

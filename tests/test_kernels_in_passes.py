@@ -23,9 +23,9 @@ from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
 from fuseplan.codegen.mosaic_tpu.passes import made_in
 from fuseplan.codegen.nest import Nest
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.runtime.executor import make_runner
-from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan

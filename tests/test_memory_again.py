@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import fuseplan
-from costmodel.duplicates import whole
+from costmodel.graph import whole
 from fuseplan import Constraints, Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -16,7 +16,7 @@ from costmodel.devices import TEST_DEVICE
 from fuseplan import Plan
 from fuseplan.memory.allocation import Buffer, alive_bytes, arena_bytes, pack, place_buffers
 from fuseplan.support.errors import InvalidPlanError
-from fuseplan.verify.buffers import check_buffers
+from fuseplan.verify.plan import check_buffers
 from tests.memory_graphs import peak, programs
 
 pytestmark = pytest.mark.one_python

@@ -14,13 +14,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from costmodel.devices import TEST_DEVICE
-from fuseplan.memory import exact, limit
-from fuseplan.memory.exact import plan_exactly
-from fuseplan.memory.lagrangian import UNIT_BYTES, Penalised
-from fuseplan.memory.limit import plan_within
+from fuseplan.memory import limit
+from fuseplan.memory import region as exact
+from fuseplan.memory.limit import UNIT_BYTES, Penalised, plan_within
 from fuseplan.memory.liveness import lives_of, profile
 from fuseplan.memory.order import least_peak
 from fuseplan.memory.plan_bound import least_peak_of_any
+from fuseplan.memory.region import plan_exactly
 from fuseplan.memory.repair import part, repair
 from fuseplan.plan.constraints import Constraints, Resolved
 from fuseplan.planners import Budget, get_planner

@@ -11,9 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.memory.liveness import Lives, lives_of, peak, profile, window
-from fuseplan.memory.order import arrange, least_peak
-from fuseplan.memory.order_bound import peak_floor
-from fuseplan.memory.order_search import search
+from fuseplan.memory.order import arrange, least_peak, peak_floor, search
 from fuseplan.support.digraph import execution_order
 from tests.memory_graphs import kernel, least_peak_by_force, programs
 from tests.memory_graphs import peak as defined_peak

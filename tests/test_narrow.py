@@ -8,13 +8,13 @@ import pytest
 
 import fuseplan
 from costmodel.axes import unify
-from costmodel.boundary import boundary
 from costmodel.devices import get_device
+from costmodel.graph import boundary
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
-from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
-from fuseplan.schedule.nests.low_rank import narrow
+from fuseplan.plan.options import Features
+from fuseplan.schedule.nests.accelerator import kernel_nests
+from fuseplan.schedule.nests.regions import narrow
 from tests.nest_cases import normal
 from tests.test_kernel_nests import check, evaluated, in_float32, small_tiles  # noqa: F401
 

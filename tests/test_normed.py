@@ -11,14 +11,13 @@ import pytest
 
 import fuseplan
 from costmodel.axes import unify
-from costmodel.boundary import boundary
 from costmodel.devices import get_device
+from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule.nests.accelerator_tilings import kernel_nests
-from fuseplan.schedule.nests.gated_contractions import joined
-from fuseplan.schedule.nests.normalised_contractions import normed
+from fuseplan.schedule.nests.accelerator import kernel_nests
+from fuseplan.schedule.nests.regions import joined, normed
 from fuseplan.workloads.functions import layernorm, rmsnorm
 from tests.quickly import run_quickly
 from tests.specs import kernel_function

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 from costmodel.graph import DimRole, Flops, OpKind
+from fuseplan.extend import Rule, register_rule, rules
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.ops import Rule, register_rule, rules
 from fuseplan.frontend.ops.movement import common_factors
 from fuseplan.frontend.trace import trace
 from fuseplan.runtime.executor import make_runner

@@ -12,13 +12,12 @@ import pytest
 import fuseplan
 from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Kernel, Plan
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import scalar_hubs as hubs
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.horizontal import Line
-from fuseplan.search.horizontal_capacity import Room
+from fuseplan.search.horizontal import Line, Room
 from fuseplan.search.pack_pass import with_packs
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.work import LATE, SPENT, Work, ended, unlimited

@@ -10,7 +10,7 @@ from jax import lax
 import fuseplan
 from costmodel.calibrate import described_cpu
 from fuseplan import planners
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import planner_names
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Grouping

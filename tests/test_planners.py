@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from costmodel.devices import TEST_DEVICE
 from costmodel.floor import Floor
 from fuseplan import planners
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from costmodel.products import Sides, exchanges
+from costmodel.loops import Sides, exchanges
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import contraction
 from fuseplan.frontend.trace import trace

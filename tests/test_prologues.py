@@ -13,7 +13,7 @@ from costmodel.graph import OpKind
 from fuseplan import Kernel
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.schedule.prologues import behind, gated
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options

@@ -12,7 +12,7 @@ from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.recompute_streams import along_streams
-from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.planners import planner_names
 from fuseplan.workloads.published import (
     PUBLISHED,

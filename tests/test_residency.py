@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import pytest
 
 from costmodel.axes import unify
-from costmodel.boundary import boundary
 from costmodel.devices import TEST_DEVICE, get_device
+from costmodel.graph import boundary
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import PriceBook

@@ -10,7 +10,7 @@ from costmodel.devices import get_device
 from fuseplan import pipeline as planner
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
@@ -21,8 +21,7 @@ from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.duplicate_pricing import Recomputing
 from fuseplan.search.duplicates import roots_of, split
 from fuseplan.search.grouping import take_apart
-from fuseplan.search.remat_choice import worth_again
-from fuseplan.search.remat_sample import by_place, sample_of
+from fuseplan.search.remat_choice import by_place, sample_of, worth_again
 from fuseplan.settings import make_options
 from fuseplan.support.stage_timer import Clock
 from tests.test_copies import QUICK

@@ -10,8 +10,7 @@ import fuseplan
 from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
-from fuseplan.plan.options import Options
+from fuseplan.plan.options import Features, Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import PriceBook

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from costmodel.axes import Conflict, unify
-from costmodel.boundary import boundary
-from costmodel.graph import DimRole
+from costmodel.graph import DimRole, boundary
 from costmodel.kernel import AxisRole
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import Literal, trace

@@ -18,7 +18,7 @@ from fuseplan.frontend.rewrite import part
 from fuseplan.frontend.trace import trace
 from fuseplan.passes import split_reductions as splits
 from fuseplan.passes.split_reductions import Split, in_two_steps, split_sums
-from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.runtime.executor import make_runner
 from fuseplan.settings import make_options
 from fuseplan.verify.plan import check_plan

@@ -20,8 +20,8 @@ from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.constrained_pricing import Limited
 from fuseplan.search.grouping import Budget, take_apart
+from fuseplan.search.presolve import runs_of_twins
 from fuseplan.search.space import Space
-from fuseplan.search.symmetry import runs_of_twins
 from tests.small_graphs import Bytes, brute_force, graph, graphs
 
 pytestmark = pytest.mark.one_python
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.one_python
 @pytest.fixture(autouse=True)
 def short_runs(monkeypatch):
     """Runs that brute force can look at."""
-    monkeypatch.setattr("fuseplan.search.symmetry._SHORTEST", 2)
+    monkeypatch.setattr("fuseplan.search.presolve._SHORTEST", 2)
 
 
 def spaces(g, pricing):

@@ -27,7 +27,7 @@ from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search import materialise as recomputed
-from fuseplan.search.certify import make_proof
+from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import take_apart
 from fuseplan.verify.bound import Counts, RefutedError, verify_proof

@@ -13,7 +13,7 @@ from fuseplan import make_plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.recompute_streams import along_streams
-from fuseplan.plan.features import ALL_FEATURES
+from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.warpgroup import block_order, is_addressable
 from fuseplan.support.errors import InvalidPlanError

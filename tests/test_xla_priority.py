@@ -12,11 +12,11 @@ import fuseplan
 from costmodel.devices import TEST_DEVICE
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners.xla_priority import MAX_ARRAYS, _Queue, fuse_by_priority, plan_groups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.overlapping import copies_within
+from fuseplan.search.materialise import copies_within
 from tests.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python

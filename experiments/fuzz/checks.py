@@ -31,8 +31,8 @@ from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.runtime.executor import make_runner
 from fuseplan.schedule import tilings as tiles
-from fuseplan.schedule.nests import accelerator_tilings as kernels
-from fuseplan.schedule.nests import cpu_tilings as nest
+from fuseplan.schedule.nests import accelerator as kernels
+from fuseplan.schedule.nests import cpu as nest
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.settings import make_options
 from fuseplan.verify.report import verify_plan

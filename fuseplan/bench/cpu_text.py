@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fuseplan.bench.cpu import Row
-from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.comparison import divergence_lines
 from fuseplan.support.format import bytes_text, wrapped
 
 _WIDTHS = (25, 7, 7, 7, 4, 8, 8, 6)

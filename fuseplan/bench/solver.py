@@ -15,9 +15,8 @@ from fuseplan.console import Steps
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import Traced, trace
 from fuseplan.pipeline import plan_best
-from fuseplan.plan.features import Features
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
-from fuseplan.plan.options import Options
+from fuseplan.plan.options import Features, Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler

@@ -29,12 +29,10 @@ from fuseplan.cli.plans import OfDevice, options_of, plan_all
 from fuseplan.console import print_json, print_table, progress
 from fuseplan.plan.constraints import Constraints
 from fuseplan.planners import decides_nothing
-from fuseplan.report.comparison import Compared, Timing, baseline_of, gains_text, speed_up
-from fuseplan.report.divergence import divergence_lines
+from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence_lines, gains_text, speed_up
 from fuseplan.report.frames import compare_frame, records
 from fuseplan.report.text import bound_lines, bound_text
-from fuseplan.runtime.compare import time_rows
-from fuseplan.runtime.compare_timing import require_measurable
+from fuseplan.runtime.compare import require_measurable, time_rows
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
 from fuseplan.workloads.sampling import make_args

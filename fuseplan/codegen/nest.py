@@ -15,10 +15,9 @@ from fuseplan.codegen.cpu_loops.tiles import Position
 from fuseplan.codegen.step import Step, make_step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.dead_tiles import Skips
-from fuseplan.schedule.nests.cpu_tilings import program_of
-from fuseplan.schedule.nests.live_tiles import skips_of
+from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.live_tiles import Range, ranges_of, skips_of
 from fuseplan.schedule.nests.online_rescaling import reduced_axes
-from fuseplan.schedule.nests.stream_ranges import Range, ranges_of
 
 
 class Nest:

@@ -1,7 +1,11 @@
-"""One equation of a group, with the kernel axes of what it reads and makes."""
+"""One equation of a group, with the kernel axes of what it reads and makes.
+
+Names of emitted kernels, as profilers and compiler dumps show them.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +16,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.ops.rule import Rule
 from fuseplan.frontend.trace import Equation, Literal
+from fuseplan.plan import kernel_names as names
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +61,12 @@ def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
         tuple(None if m is None else compose(m, node_axes) for m in in_dims),
         tuple(compose(m, node_axes) for m in node.output_maps),
     )
+
+
+def kernel_name(spec: KernelSpec, lowered: Lowered) -> str:
+    """The name that tables give the kernel, in letters and digits, and how many operations it has.
+
+    Example: ``fuseplan_softmax_5``.
+    """
+    name = re.sub(r"\W+", "_", names.kernel_name(lowered.graph, spec.nodes), flags=re.ASCII).strip("_")
+    return f"fuseplan_{name}_{len(spec.nodes)}"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from costmodel.boundary import boundary
-from costmodel.graph import Node, Value, check_graph, make_graph
+from costmodel.graph import Node, Value, boundary, check_graph, make_graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Equation, Literal
 

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from costmodel.duplicates import arrays_of
-from costmodel.graph import Graph
+from costmodel.graph import Graph, arrays_of
 from costmodel.kernel import Access, KernelSpec
 from costmodel.memory import buffers
 from fuseplan.plan.fusion_plan import Kernel, tile_bytes

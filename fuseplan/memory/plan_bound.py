@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from costmodel.graph import Graph
 from fuseplan.memory.liveness import Lives
-from fuseplan.memory.order_bound import peak_floor
+from fuseplan.memory.order import peak_floor
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.support.bitset import bits

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from costmodel.device import DeviceSpec
 from fuseplan.frontend.lower import Lowered
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
-from fuseplan.search.overlapping import with_repeats
+from fuseplan.search.materialise import with_repeats
 from fuseplan.support.work import Work, unlimited
 
 

@@ -25,7 +25,7 @@ from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.rewrite import part
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
 from fuseplan.passes.estimate import quick_ps
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.connected import Nodes
 from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.structure import Signatures

@@ -67,7 +67,7 @@ class Proof:
     joint: Joint | None = None
     roots: tuple[int, ...] = ()
     """The operations that may be computed again, as nodes of the graph in which each stands once
-    (``costmodel.duplicates.whole``). Where there are any, all other numbers are those of nodes of the graph
+    (``costmodel.graph.whole``). Where there are any, all other numbers are those of nodes of the graph
     in which these are split."""
     origins: tuple[int, ...] = ()
     """For each node of the plan's graph, the first that computes the same operation of that graph, as

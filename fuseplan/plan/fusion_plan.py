@@ -11,7 +11,7 @@ from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
-from fuseplan.plan.features import ALL_FEATURES, Features
+from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.support.errors import Verdict
 
 

@@ -19,8 +19,7 @@ from dataclasses import dataclass
 
 import rustworkx as rx
 
-from costmodel.boundary import boundary
-from costmodel.graph import Graph, Node, OpKind
+from costmodel.graph import Graph, Node, OpKind, boundary
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.decided import plan_decided

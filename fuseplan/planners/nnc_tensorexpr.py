@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import rustworkx as rx
 
-from costmodel.boundary import boundary
-from costmodel.graph import Graph, Node, OpKind
+from costmodel.graph import Graph, Node, OpKind, boundary
 from fuseplan.planners.dynamic_shapes import DynamicShapes
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.components import data_edges, effect_edges

@@ -27,8 +27,7 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.scalar_hubs import MAX_PORTS, NOT_SEARCHED
-from fuseplan.search.certify import as_fast, make_proof
-from fuseplan.search.component import Starts, solve_component
+from fuseplan.search.component import Starts, as_fast, make_proof, solve_component
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.search.joint import join

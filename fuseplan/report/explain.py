@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodel.boundary import boundary
-from costmodel.graph import Graph
+from costmodel.graph import Graph, boundary
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.report.text import skipped

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from costmodel.duplicates import whole
-from costmodel.graph import Graph, Value
+from costmodel.graph import Graph, Value, whole
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from fuseplan.memory.allocation import arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -27,7 +26,7 @@ from fuseplan.support.format import (
     time_text,
     wrapped,
 )
-from fuseplan.verify.buffers import plan_buffers
+from fuseplan.verify.plan import plan_buffers
 
 _MAX_LINES = 40
 """Kernels listed one by one; a longer plan (about a screen) is grouped by equal kernels."""

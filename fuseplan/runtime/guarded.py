@@ -22,9 +22,8 @@ from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
 from fuseplan.runtime.cache_key import Calls
-from fuseplan.runtime.compiler_errors import is_refusal
 from fuseplan.runtime.primitive import PlanOf
-from fuseplan.runtime.replan import Compile, compile_here, has_kernels, plan_accepted
+from fuseplan.runtime.replan import Compile, compile_here, has_kernels, is_refusal, plan_accepted
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.targets.detect import local_platform

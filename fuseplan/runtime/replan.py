@@ -4,13 +4,16 @@ most, and in the end left to XLA.
 The model of what a kernel needs on chip is not the compiler's, and what Pallas can lower is not
 written down. Nothing is compiled twice for that where all goes well: kernels are tried one by
 one only once the whole program was refused, or where nobody would see that it is.
+
+What a device's compiler says when it refuses a kernel, and how much it would have needed.
 """
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -27,7 +30,6 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_refused
-from fuseplan.runtime.compiler_errors import Refusal, read_refusal
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.duplicates import operations_of
@@ -35,6 +37,81 @@ from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.support.format import bytes_text
 from fuseplan.support.lru import LruCache
 from fuseplan.verify.plan import check_plan
+
+_UNIT_BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+_SIZE = r"(0x[0-9a-f]+|[\d.]+[BKMG]?)"
+
+
+# Needed, then available.
+_ONCHIP = tuple(
+    re.compile(pattern)
+    for pattern in (
+        rf"Shared memory size limit exceeded: requested {_SIZE}, available: {_SIZE}",  # XLA, Triton
+        rf"smem_bytes={_SIZE} > max_smem_bytes={_SIZE}",  # Pallas, Mosaic GPU
+        rf"too much shared data \({_SIZE} bytes, {_SIZE} max\)",  # ptxas
+        rf"Scoped allocation with size {_SIZE} and limit {_SIZE}",  # XLA, TPU: what a kernel may ask for
+        rf"Used {_SIZE} of {_SIZE} vmem",  # XLA, TPU: all that there is
+    )
+)
+
+
+_REGISTERS = re.compile(r"(?i)too many registers|register allocation failed|out of registers")
+
+
+_PRIMITIVE = re.compile(r"Unimplemented primitive in Pallas [^:]*: (\w+)")
+
+
+_WORDS = ("Mosaic", "Triton", "triton", "ptxas", "Pallas", "pallas", "scoped vmem")
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why the compiler refused a kernel, as far as its message can be understood."""
+
+    said: str
+    """The first line of the message that tells it."""
+    needed_bytes: int = 0
+    """Of on-chip memory; 0 where that is not the reason."""
+    available_bytes: int = 0
+    registers: bool = False
+    primitive: str = ""
+    """The operation that the compiler does not know, if that is the reason."""
+
+
+def read_refusal(error: Exception) -> Refusal:
+    """The reason in an error that was raised while a kernel was compiled.
+
+    Example:
+        >>> read_refusal(ValueError("smem_bytes=4096 > max_smem_bytes=1024")).needed_bytes
+        4096
+    """
+    text = str(error)
+    lines = text.splitlines() or [type(error).__name__]
+    for pattern in _ONCHIP:
+        if found := pattern.search(text):
+            needed, available = map(_bytes, found.groups())
+            return Refusal(found.group(), needed, available)
+    if found := _PRIMITIVE.search(text):
+        return Refusal(lines[0], primitive=found.group(1))
+    return Refusal(lines[0], registers=bool(_REGISTERS.search(text)))
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an error is one of the compilers' of kernels, from its words alone."""
+    text = str(error)
+    told = any(pattern.search(text) for pattern in _ONCHIP)
+    return told or "pallas" in type(error).__module__ or any(word in text for word in _WORDS)
+
+
+def _bytes(text: str) -> int:
+    """``"458752"``, ``"0xd000"`` or ``"28.01M"`` as a number."""
+    if text.startswith("0x"):
+        return int(text, 16)
+    unit = text[-1] if text[-1] in _UNIT_BYTES else ""
+    return round(float(text.removesuffix(unit)) * _UNIT_BYTES[unit])
+
 
 MAX_REPLANS = 2
 """A tightened plan whose kernels are refused as well is tightened once more; then XLA takes over."""

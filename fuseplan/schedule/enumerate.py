@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from costmodel.axes import Conflict, GroupAxes
-from costmodel.boundary import Boundary
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
+from costmodel.graph import Boundary, Graph
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.memory import Footprint, Occupancy, footprint
-from fuseplan.plan.features import Features
+from fuseplan.plan.options import Features
 from fuseplan.schedule.footprint import Residency
 from fuseplan.schedule.layout import Layout, axis_roles, group_layout, roles_in_passes
-from fuseplan.schedule.nests.cpu_tilings import passes_of
+from fuseplan.schedule.nests.cpu import passes_of
 from fuseplan.schedule.spec import SpecMaker, whole_array_spec
 from fuseplan.schedule.tiling_bound import Rank, most_promising
 from fuseplan.schedule.tilings import Deeper, Tiles, largest_block, tilings

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose
-from costmodel.boundary import Boundary
-from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole
 
 

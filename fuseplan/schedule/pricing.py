@@ -13,9 +13,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.device import DeviceSpec
-from costmodel.duplicates import copies_of
-from costmodel.floors import Floors
-from costmodel.graph import Graph
+from costmodel.floor import Floors
+from costmodel.graph import Graph, copies_of
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Residency

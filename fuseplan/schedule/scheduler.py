@@ -7,17 +7,15 @@ from copy import copy
 from functools import cached_property, lru_cache
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
-from costmodel.boundary import Boundary, boundary
 from costmodel.device import DeviceSpec
-from costmodel.floor import Floor
-from costmodel.floors import Floors
-from costmodel.graph import Graph
+from costmodel.floor import Floor, Floors
+from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.memory import footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.frontend.lower import Lowered
-from fuseplan.plan.features import ALL_FEATURES, Features
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.enumerate import Schedules
 from fuseplan.schedule.footprint import Residency
 from fuseplan.schedule.layout import group_layout

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from costmodel.axes import GroupAxes
-from costmodel.boundary import Boundary, boundary
-from costmodel.graph import Graph
+from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.tilings import Tiles

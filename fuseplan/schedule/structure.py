@@ -13,8 +13,7 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any
 
-from costmodel.duplicates import copies_of
-from costmodel.graph import Graph, Node
+from costmodel.graph import Graph, Node, copies_of
 from fuseplan.schedule.prologues import gated
 
 Key = tuple[int, ...]

@@ -58,7 +58,7 @@ def enumerate_groups(
         max_groups: stop when so many have been found.
         expires_at: stop at this time of ``clock``, in seconds.
         clock: what tells the time.
-        runs: of these positions, groups hold intervals only (``fuseplan.search.symmetry``).
+        runs: of these positions, groups hold intervals only (``fuseplan.search.presolve``).
         within: of these positions alone, if given.
     """
     found: list[Mask] = []

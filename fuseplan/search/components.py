@@ -15,10 +15,9 @@ from itertools import combinations, pairwise
 import rustworkx as rx
 
 from costmodel.graph import Graph
-from fuseplan.schedule.outside_paths import Edge, Place, paths_back
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scalar_hubs import wide_hubs
-from fuseplan.schedule.siblings import sibling_pairs
+from fuseplan.schedule.siblings import Edge, Place, paths_back, sibling_pairs
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.errors import Verdict
 

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
-from costmodel.boundary import boundary
-from costmodel.duplicates import arrays_of
-from costmodel.graph import Graph, OpKind
+from costmodel.graph import Graph, OpKind, arrays_of, boundary
 from fuseplan.plan.constraints import Nodes, Resolved
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Pricing, PricingWrapper

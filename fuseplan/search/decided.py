@@ -15,8 +15,8 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.grouping import Grouping, Stopwatch, break_cycles
+from fuseplan.search.selectors import Ties
 from fuseplan.search.space import Mask
-from fuseplan.search.ties import Ties
 from fuseplan.support.bitset import bits, pick
 from fuseplan.support.errors import InvalidArgumentError, Verdict
 

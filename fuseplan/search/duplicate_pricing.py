@@ -12,10 +12,8 @@ from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import Conflict
-from costmodel.boundary import Boundary, boundary
-from costmodel.floor import Floor
-from costmodel.floors import Floors
-from costmodel.graph import OpKind
+from costmodel.floor import Floor, Floors
+from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Residency

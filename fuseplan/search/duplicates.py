@@ -18,8 +18,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.device import DeviceSpec
-from costmodel.duplicates import whole
-from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph, whole
 from costmodel.picoseconds import bytes_in
 from fuseplan.frontend.compared import needed_once
 

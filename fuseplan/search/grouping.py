@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from costmodel.graph import Graph
+from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.certificate import Proof
+from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.schedule.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.search.cache import SolutionCache, current
@@ -277,3 +279,12 @@ def plan_apart(
     )
     refusals = parts.crossable.refusals
     return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A program, its kernels, and the limits that they keep to, by node of the program."""
+
+    lowered: Lowered
+    grouping: Grouping
+    limits: Resolved | None

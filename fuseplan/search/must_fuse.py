@@ -17,8 +17,7 @@ from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.constrained_pricing import RULE, Limited, marked
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups, order_groups
-from fuseplan.search.selectors import joined
-from fuseplan.search.ties import Ties
+from fuseplan.search.selectors import Ties, joined
 from fuseplan.support.digraph import cyclic_sets, execution_order
 from fuseplan.support.errors import ConstraintError, Verdict
 

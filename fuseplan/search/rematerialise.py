@@ -1,7 +1,7 @@
 """What is computed again for some of its readers: a second search, on the graph with copies.
 
 What may be computed again is chosen before (``fuseplan.search.remat_choice``), and tried on one of each
-distinct region (``fuseplan.search.remat_sample``). Where copies make too many groups of a component, all in
+distinct region (``fuseplan.search.rematerialise``). Where copies make too many groups of a component, all in
 it is computed once.
 """
 
@@ -19,10 +19,9 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache
 from fuseplan.search.duplicate_pricing import Recomputing
 from fuseplan.search.duplicates import Copies, roots_of, split
-from fuseplan.search.grouping import Budget, Grouping, PlanGroups
+from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.materialise import realised
-from fuseplan.search.remat_choice import computed_once, worth_again
-from fuseplan.search.remat_sample import sample_of
+from fuseplan.search.remat_choice import computed_once, sample_of, worth_again
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import LATE
 
@@ -31,15 +30,6 @@ _UNCUT_S = 2e-4
 cannot be cut short (measured on a training step of GPT-2 of 24 and of 72 layers)."""
 
 NO_TIME = f"{LATE} plans that compute values again were searched: everything is computed once"
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A program, its kernels, and the limits that they keep to, by node of the program."""
-
-    lowered: Lowered
-    grouping: Grouping
-    limits: Resolved | None
 
 
 def plan_again(

@@ -1,4 +1,7 @@
-"""What is known of a component once it has been looked at, and how that is told."""
+"""What is known of a component once it has been looked at, and how that is told.
+
+From what the solver knows in the end to a proof that can be checked without it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class Solved:
     crowded: bool = False
     """Whether it has too many groups for copies of operations to be worth their search."""
     by_runs: bool = False
-    """Whether groups that only swap twins (``fuseplan.search.symmetry``) are left out of ``columns``."""
+    """Whether groups that only swap twins (``fuseplan.search.presolve``) are left out of ``columns``."""
 
 
 def failure(error: BaseException) -> str:

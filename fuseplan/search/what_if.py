@@ -11,7 +11,7 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
-from fuseplan.search.ties import Ties
+from fuseplan.search.selectors import Ties
 from fuseplan.support.digraph import cyclic_sets, group_successors
 from fuseplan.support.errors import Verdict
 

@@ -18,7 +18,7 @@ from costmodel.roofline import estimate
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.legality import refuse, refuse_nest
-from fuseplan.schedule.nests.cpu_tilings import program_of
+from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.scalar_hubs import Hubs
 from fuseplan.schedule.siblings import walked

@@ -17,14 +17,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from fuseplan.codegen import body as bodies
-from fuseplan.codegen.body import Body
+from fuseplan.codegen.body import Body, Totals, accumulated
 from fuseplan.codegen.mosaic_gpu.blocks import BlockRefs, Registers, position_of
 from fuseplan.codegen.mosaic_gpu.matmul import Product
 from fuseplan.codegen.mosaic_gpu.squeezed import squeeze_body, squeezed
-from fuseplan.codegen.naming import kernel_name
 from fuseplan.codegen.nest import neutral
-from fuseplan.codegen.register_loop import Totals, accumulated
-from fuseplan.codegen.step import make_step
+from fuseplan.codegen.step import kernel_name, make_step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.support import jax_compat
 

@@ -21,8 +21,8 @@ from fuseplan.codegen import body as bodies
 from fuseplan.codegen.body import Body
 from fuseplan.codegen.mosaic_tpu import blocks as blocks_of
 from fuseplan.codegen.mosaic_tpu import passes
-from fuseplan.codegen.naming import kernel_name
 from fuseplan.codegen.nest import Nest
+from fuseplan.codegen.step import kernel_name
 from fuseplan.frontend.lower import Lowered
 
 

@@ -21,10 +21,9 @@ from costmodel.graph import OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from costmodel.memory import footprint
 from fuseplan.codegen import body as bodies
-from fuseplan.codegen.body import Body
-from fuseplan.codegen.naming import kernel_name
+from fuseplan.codegen.body import Body, Totals, accumulated
 from fuseplan.codegen.nest import Nest, neutral
-from fuseplan.codegen.register_loop import Totals, accumulated
+from fuseplan.codegen.step import kernel_name
 from fuseplan.codegen.triton.blocks import BlockRefs
 from fuseplan.codegen.triton.passes import Passes
 from fuseplan.frontend.lower import Lowered

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
-from costmodel.products import exchanges
+from costmodel.loops import exchanges
 from fuseplan.frontend.ops.elementwise import elementwise
 from fuseplan.frontend.ops.reduction import accumulator, masked
 from fuseplan.frontend.ops.rule import (

@@ -7,9 +7,8 @@ from collections.abc import Iterable
 from functools import cached_property
 
 from costmodel.axes import Conflict, GroupAxes, unify
-from costmodel.boundary import Boundary, boundary
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
+from costmodel.graph import Boundary, Graph, boundary
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.index_ranges import IndexArithmetic
