@@ -1,6 +1,8 @@
 """fuseplan: ``jax.jit`` that first decides, by a cost model and a solver with a proof,
 which operations share a kernel, and then emits exactly those kernels.
 
+A name is imported from its module when it is first used, as the planner takes a third of a second to import.
+
 Example:
     >>> import fuseplan, jax, jax.numpy as jnp
     >>> @fuseplan.jit
@@ -12,32 +14,53 @@ Example:
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
-
-from fuseplan.api import JitFused, compare, jit, make_plan
-from fuseplan.frontend.ops import register_rule
-from fuseplan.plan.constraints import Constraints
-from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.plan.options import Features
-from fuseplan.planners import planner_names, register_planner
-from fuseplan.public_plan import Plan
-from fuseplan.report.frames import devices_frame
-from fuseplan.support.errors import (
-    CompilerRefusalWarning,
-    ConstraintError,
-    FuseplanError,
-    FuseplanWarning,
-    InvalidArgumentError,
-    InvalidPlanError,
-    MismatchError,
-    UnknownNameError,
-    UnsupportedOperationError,
-    Verdict,
-)
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from fuseplan.api import JitFused, compare, devices, jit, make_plan
+    from fuseplan.frontend.ops import register_rule
+    from fuseplan.plan.constraints import Constraints
+    from fuseplan.plan.fusion_plan import Kernel
+    from fuseplan.plan.options import Features
+    from fuseplan.planners import planner_names, register_planner
+    from fuseplan.public_plan import Plan
+    from fuseplan.support.errors import (
+        CompilerRefusalWarning,
+        ConstraintError,
+        FuseplanError,
+        FuseplanWarning,
+        InvalidArgumentError,
+        InvalidPlanError,
+        MismatchError,
+        UnknownNameError,
+        UnsupportedOperationError,
+        Verdict,
+    )
+
+_MODULES = {
+    "api": ("JitFused", "compare", "devices", "jit", "make_plan"),
+    "frontend.ops": ("register_rule",),
+    "plan.constraints": ("Constraints",),
+    "plan.fusion_plan": ("Kernel",),
+    "plan.options": ("Features",),
+    "planners": ("planner_names", "register_planner"),
+    "public_plan": ("Plan",),
+    "support.errors": (
+        "CompilerRefusalWarning",
+        "ConstraintError",
+        "FuseplanError",
+        "FuseplanWarning",
+        "InvalidArgumentError",
+        "InvalidPlanError",
+        "MismatchError",
+        "UnknownNameError",
+        "UnsupportedOperationError",
+        "Verdict",
+    ),
+}
+_MODULE_OF = {name: f"fuseplan.{module}" for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "CompilerRefusalWarning",
@@ -70,8 +93,12 @@ except PackageNotFoundError:  # Imported from a checkout that was never installe
     __version__ = "0+unknown"
 
 
-def devices() -> pd.DataFrame:
-    """A frame of the known devices: memory, bandwidth, rates, and where the numbers come
-    from (``frame.attrs["sources"]``). ``cpu`` is measured on the first call."""
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'fuseplan' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULE_OF[name]), name)
+    return value
 
-    return devices_frame()
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

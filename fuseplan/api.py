@@ -19,7 +19,7 @@ from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.public_plan import Plan
-from fuseplan.report.frames import compare_frame
+from fuseplan.report.frames import compare_frame, devices_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.cache_key import Calls
@@ -355,3 +355,9 @@ def compare(
         return compare_frame(rows, [*time_rows(f, args, kwargs, options, rows)])
 
     return compared
+
+
+def devices() -> pd.DataFrame:
+    """A frame of the known devices: memory, bandwidth, rates, and where the numbers come
+    from (``frame.attrs["sources"]``). ``cpu`` is measured on the first call."""
+    return devices_frame()

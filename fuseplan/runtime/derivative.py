@@ -17,7 +17,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.interpreters import ad, batching
+from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.constant_folding import fold
 from fuseplan.frontend.evaluate import evaluator
@@ -43,8 +43,6 @@ from fuseplan.runtime.screen import may_loop_anywhere
 from fuseplan.support import jax_compat
 
 linear_p = Primitive("fused_tangents")
-
-
 linear_p.multiple_results = True
 
 
@@ -81,6 +79,14 @@ def _evaluated(*flat: Any, linear: Linear) -> Any:
 @linear_p.def_effectful_abstract_eval
 def _shapes(*_: Any, linear: Linear) -> Any:
     return list(linear.out_avals), set(linear.effects)
+
+
+mlir.register_lowering(
+    linear_p, mlir.lower_fun(lambda *flat, linear: linear.push(*flat), multiple_results=True), cacheable=False
+)
+jax_compat.register_low(
+    linear_p, lambda *flat, linear: linear.push(*flat), lambda *avals, linear: linear.is_high
+)
 
 
 def _transposed(cotangents: Any, *flat: Any, linear: Linear) -> Any:
