@@ -39,7 +39,8 @@ def steps_of(
     stands beside it."""
     workload, device, dtype = task
     f, args = get_workload(workload).build(dtype=dtype)
-    lowered, plan = plan_function(f, args, {}, make_options(device, deadline_s=deadline_s))
+    plan = plan_function(f, args, {}, make_options(device, deadline_s=deadline_s))
+    lowered = plan.lowered
     kinds = _distinct(plan)
     for k, count in kinds[first:]:
         kernel = plan.kernels[k]

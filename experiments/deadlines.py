@@ -200,7 +200,7 @@ def runs(program: Program, devices: Sequence[str], deadlines_s: Sequence[float])
             options = make_options(device, deadline_s=deadline_s)
             with cache.using(cache.SolutionCache()), mock.patch.object(time, "monotonic", time.process_time):
                 before = time.process_time()
-                plan = plan_best(lowered, options)[1]
+                plan = plan_best(lowered, options)
                 after = time.process_time()
             yield Run(traced - started, lowered_at - traced, after - before, deadline_s, plan)
 

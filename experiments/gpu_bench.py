@@ -158,7 +158,8 @@ class Bench:
     def _ours(self, f: Callable[..., Any], args: Any, found: dict[str, Any]) -> tuple[Any, FusionPlan]:
         """Our program, compiled, and its plan; in the interpreter where there is no GPU."""
         if not self.on_gpu:
-            lowered, plan = plan_function(f, args, {}, make_options("h100"))
+            plan = plan_function(f, args, {}, make_options("h100"))
+            lowered = plan.lowered
             run = make_runner(lowered, plan, platform="cpu", interpret=True)
             tree = jax.tree.structure(jax.eval_shape(f, *args))
             return jax.jit(

@@ -81,14 +81,13 @@ def verify_one(lowered: Lowered, device: DeviceSpec, deadline_s: float = DEADLIN
     """The columns of ``Row`` that a plan of ``lowered`` for ``device`` has, once it was written and read."""
     started = time.process_time()
     try:
-        program, plan = plan_best(lowered, Options(device, "solver", deadline_s))
+        plan = plan_best(lowered, Options(device, "solver", deadline_s))
     except FuseplanError as error:
         return _columns("none", "none", " ".join(str(error).split()), 0, time.process_time() - started, 0.0)
     planned = time.process_time()
     text = plan_to_json(plan)
     again = read_plan(text)
-    # A CPU's tiled loops follow from the program, of which a file has the graph only.
-    found = verify_plan(again, program if device.backend == "xla" else None)
+    found = verify_plan(again)
     checked = time.process_time()
     if found.status == VERIFIED and found.bound_us is None:
         found = replace(found, status=REFUTED, reason="the solver gave no bound")

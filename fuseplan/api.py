@@ -199,7 +199,7 @@ class JitFused:
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
         flat = flatten(traced.jaxpr)
-        plan = Plan.of(plan_of(flat, with_figures(self._options), trace_s)[1])
+        plan = Plan.of(plan_of(flat, with_figures(self._options), trace_s))
         if not runs_as_jax(plan):
             return plan
         inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))
@@ -287,7 +287,7 @@ def make_plan(
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
-        return Plan.of(plan_function(f, args, kwargs, options)[1])
+        return Plan.of(plan_function(f, args, kwargs, options))
 
     return planned
 

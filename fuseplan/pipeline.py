@@ -41,9 +41,7 @@ PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSE
 """The names of all passes, in order."""
 
 
-def plan_function(
-    f: Callable[..., Any], args: Any, kwargs: Any, options: Options
-) -> tuple[Lowered, FusionPlan]:
+def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Options) -> FusionPlan:
     """Trace ``f`` at the shapes of its arguments, then plan it."""
     started = time.perf_counter()
     traced = trace(f, *args, **kwargs)
@@ -51,7 +49,7 @@ def plan_function(
 
 
 @collector_at_rest()
-def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> tuple[Lowered, FusionPlan]:
+def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionPlan:
     """Lower a traced function, then plan it."""
     clock = Clock(trace_s)
     lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
@@ -59,9 +57,8 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> tuple[L
 
 
 @collector_at_rest()
-def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> tuple[Lowered, FusionPlan]:
-    """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``); the faster plan, with its
-    program.
+def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> FusionPlan:
+    """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 
     The solver plans the program as traced, beside a rewritten one, only where that could be faster.
 
@@ -73,26 +70,23 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     programs, notes = rewritten_programs(lowered, options, clock, expires_at)
     plan_one = _Planner(lowered, options, expires_at, clock)
-    program, plan = plan_one.best(programs).required()
-    plan = _certified(plan, lowered)
+    plan = _certified(plan_one.best(programs).required(), lowered)
     stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
     plan = replace(plan, notes=(*plan.notes, *notes), stats=stats)
     report_plan(plan)
-    return program, plan
+    return plan
 
 
 def plan_lowered(
     lowered: Lowered, options: Options, clock: Clock | None = None, scheduler: Scheduler | None = None
-) -> tuple[Lowered, FusionPlan]:
-    """Plan one program, as it is, by the passes of ``fuseplan.stages``; with the program that the plan is of,
-    in which some values may be computed in several kernels."""
+) -> FusionPlan:
+    """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
     state = Planning(lowered, options, clock or Clock(), time.monotonic() + options.deadline_s, scheduler)
     for step in PROGRAM_PASSES:
         step(state)
     assert state.plan is not None
-    assert state.answer is not None
     stats = replace(state.plan.stats, seconds=tuple(state.clock.seconds.items()))
-    return state.answer.lowered, replace(state.plan, stats=stats)
+    return replace(state.plan, stats=stats)
 
 
 _MOST_PROGRAMS = 4
@@ -149,9 +143,9 @@ class _Planner:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         options = until_deadline(self.expires_at, self.options, shares)
         try:
-            return Attempt(*plan_lowered(program.lowered, options, self.clock, program.scheduler))
+            return Attempt(plan_lowered(program.lowered, options, self.clock, program.scheduler))
         except MemoryLimitError as error:
-            return Attempt(program.lowered, error)
+            return Attempt(error)
 
     def _needs_more(self, program: Program) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""

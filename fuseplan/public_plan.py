@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from dataclasses import fields
 from os import PathLike
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
 
 from fuseplan.memory.allocation import Buffer, arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -14,6 +17,8 @@ from fuseplan.report import explain as explanations
 from fuseplan.report import text
 from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
 from fuseplan.report.page import write_plan_page
+from fuseplan.runtime.executor import make_runner
+from fuseplan.targets.detect import local_platform
 from fuseplan.verify.plan import checked_plan_from_json, plan_buffers
 from fuseplan.verify.report import Verification, verify_plan
 
@@ -89,6 +94,30 @@ class Plan(FusionPlan):
                 message names the field or kernel at fault.
         """
         return cls.of(checked_plan_from_json(text))
+
+    def run(self, *args: Any) -> Any:
+        """Run the plan's kernels here, on arrays like the arguments of the function that it is of.
+
+        Kernels for another platform than JAX's default one are left to XLA, which gives the same results.
+
+        Returns:
+            the function's result.
+
+        Raises:
+            InvalidPlanError: the plan was read from a file that does not hold its program.
+            TypeError: the arrays are of other shapes or dtypes than the plan.
+        """
+        program = self.lowered
+        inputs = program.graph.inputs[len(program.consts) :]
+        arrays = [jnp.asarray(leaf) for leaf in jax.tree.leaves(args)]
+        expected = [program.graph.values[v] for v in inputs]
+        given = [f"{array.dtype}{list(array.shape)}" for array in arrays]
+        wanted = [f"{value.dtype}{list(value.shape)}" for value in expected]
+        if given != wanted:
+            raise TypeError(f"expected arrays {', '.join(wanted)}, got {', '.join(given) or 'none'}")
+        run = make_runner(program, self, platform=local_platform())
+        results = jax.jit(run)(*program.consts, *arrays)
+        return results if program.out_tree is None else jax.tree.unflatten(program.out_tree, results)
 
     def verify(self) -> Verification:
         """Check this plan without the planner that made it: kernels, costs, and the bound anew from

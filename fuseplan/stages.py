@@ -195,6 +195,7 @@ def assemble(state: Planning) -> None:
         stats=found.stats,
         features=options.features,
         proof=found.proof,
+        program=state.answer.lowered,
     )
     state.plan = plan if state.answer.limits is None else _with_limits(plan, state.answer.limits)
 

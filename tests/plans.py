@@ -9,20 +9,20 @@ from fuseplan.frontend.lower import Lowered
 
 
 def plan_function(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
-    lowered, plan = pipeline.plan_function(*args, **kwargs)
-    return lowered, Plan.of(plan)
+    plan = Plan.of(pipeline.plan_function(*args, **kwargs))
+    return plan.lowered, plan
 
 
 def plan_traced(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
-    lowered, plan = pipeline.plan_traced(*args, **kwargs)
-    return lowered, Plan.of(plan)
+    plan = Plan.of(pipeline.plan_traced(*args, **kwargs))
+    return plan.lowered, plan
 
 
 def plan_best(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
-    lowered, plan = pipeline.plan_best(*args, **kwargs)
-    return lowered, Plan.of(plan)
+    plan = Plan.of(pipeline.plan_best(*args, **kwargs))
+    return plan.lowered, plan
 
 
 def plan_lowered(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
-    lowered, plan = pipeline.plan_lowered(*args, **kwargs)
-    return lowered, Plan.of(plan)
+    plan = Plan.of(pipeline.plan_lowered(*args, **kwargs))
+    return plan.lowered, plan

@@ -42,6 +42,40 @@ def test_unspecified_shardings_are_recognised():
     assert not jax_compat.all_unspecified((given,))
 
 
+def test_primitives_are_found_by_name():
+    found = jax_compat.primitives()
+    for f in (
+        jnp.sin,
+        lambda x: x @ x,
+        lambda x: jnp.split(x, 2),
+        lambda x: jax.random.normal(jax.random.key(0)),
+    ):
+        for eqn in jax.make_jaxpr(f)(jnp.ones((2, 2))).jaxpr.eqns:
+            assert found[eqn.primitive.name] is eqn.primitive
+
+
+def test_a_jaxpr_is_made_of_its_parts():
+    closed = jax.make_jaxpr(lambda x, y: jnp.sin(x) * y)(1.0, 2.0)
+    (sin, mul), jaxpr = closed.jaxpr.eqns, closed.jaxpr
+    parts = [jax_compat.make_eqn(e.invars, e.outvars, e.primitive, e.params) for e in (sin, mul)]
+    made = jax_compat.make_jaxpr([], jaxpr.invars, jaxpr.outvars, parts)
+    (result,) = jax_compat.eval_jaxpr(made, [], 1.0, 2.0)
+    assert result == jnp.sin(1.0) * 2
+    jax.extend.core.check_jaxpr(made)
+
+
+def test_key_dtypes_are_found_by_their_text():
+    assert jax_compat.key_dtypes()["key<fry>"] == jax.random.key(0).dtype
+
+
+def test_what_an_inner_jit_was_not_told_is_recognised():
+    params = jax.make_jaxpr(jax.jit(jnp.sin))(1.0).jaxpr.eqns[0].params
+    assert jax_compat.is_unspecified(params["in_shardings"][0])
+    assert not jax_compat.is_unspecified(None)
+    mesh = params["ctx_mesh"]
+    assert jax_compat.empty_mesh(type(mesh).__name__) == mesh
+
+
 def test_eval_jaxpr_evaluates():
     closed = traced()
     (result,) = jax_compat.eval_jaxpr(closed.jaxpr, closed.consts, jnp.ones(3))

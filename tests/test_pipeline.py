@@ -39,7 +39,7 @@ def test_the_flow_that_is_documented_is_the_list(file):
 @pytest.fixture(scope="module")
 def found():
     lowered = lower(trace(jax.nn.softmax, X))
-    attempt = Attempt(*pipeline.plan_lowered(lowered, Options(TEST_DEVICE, "greedy")))
+    attempt = Attempt(pipeline.plan_lowered(lowered, Options(TEST_DEVICE, "greedy")))
     plan = replace(attempt.plan, bound_ps=attempt.plan.objective_ps - 10)
     return replace(attempt, outcome=plan)
 
@@ -73,16 +73,16 @@ def test_a_bound_at_the_time_is_a_proof(found):
 
 def test_a_program_that_cannot_fit_bounds_nothing(found):
     bound_ps = found.plan.bound_ps
-    impossible = Attempt(found.lowered, MemoryLimitError(100, 300, 200, 5))
+    impossible = Attempt(MemoryLimitError(100, 300, 200, 5))
     assert impossible.faster(found).plan.bound_ps == bound_ps
-    unknown = Attempt(found.lowered, MemoryLimitError(100, 300, 50, 5))
+    unknown = Attempt(MemoryLimitError(100, 300, 50, 5))
     assert unknown.faster(found).plan.bound_ps == 5
     assert found.faster(unknown).plan.status == "FEASIBLE"
 
 
 def test_where_nothing_fits_both_errors_are_joined(found):
-    one = Attempt(found.lowered, MemoryLimitError(10, 300, 100))
-    other = Attempt(found.lowered, MemoryLimitError(10, 200, 150))
+    one = Attempt(MemoryLimitError(10, 300, 100))
+    other = Attempt(MemoryLimitError(10, 200, 150))
     with pytest.raises(MemoryLimitError) as caught:
         one.faster(other).required()
     assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)
@@ -96,11 +96,11 @@ def test_a_search_that_was_cut_short_is_noted_once(found):
     assert cut.ended == LATE
     assert cut.cut_short(LATE) == cut
     assert found.faster(slower(found, 0, notes=(note,))).plan.notes[-1] == note
-    failed = Attempt(found.lowered, MemoryLimitError(10, 300, 100)).cut_short(LATE)
+    failed = Attempt(MemoryLimitError(10, 300, 100)).cut_short(LATE)
     assert failed.ended == LATE
 
 
 def test_a_bound_names_its_form_of_the_program(found):
     assert found.bound_of("as traced").plan.stats.bound_of == "as traced"
-    failed = Attempt(found.lowered, MemoryLimitError(10, 300, 100))
+    failed = Attempt(MemoryLimitError(10, 300, 100))
     assert failed.bound_of("as traced") == failed

@@ -316,7 +316,8 @@ def test_every_field_is_written(plan):
     document = json.loads(plan.to_json())
     assert document["format"] == FORMAT
     assert document["version"] == VERSION
-    assert document["plan"].keys() == {f.name for f in fields(Plan)}
+    assert document["plan"].keys() == {f.name for f in fields(Plan)} - {"program"}
+    assert document["program"]["equations"], "stands beside the plan"
 
 
 @pytest.mark.parametrize(
@@ -403,6 +404,7 @@ WRONG = (None, -1, 0, 1, 7, 10**30, 1.5, True, "", "float32", "n0", [], [0], [[]
 def test_no_edit_of_one_place_leads_to_another_error(plan):
     document = json.loads(plan.to_json())
     places = [p for p in leaves(document["plan"], ("plan",)) if len(p) > 1]
+    places += [p for p in leaves(document["program"], ("program",)) if len(p) > 1]
     rng = random.Random(0)
     refused = 0
     for _ in range(1500):

@@ -141,7 +141,7 @@ def test_the_derivative_of_what_is_handed_over_is_not_planned(monkeypatch):
 
     def noted(flat, settings):
         planners.append(settings.options.planner)
-        return plan_traced(flat, settings.options)
+        return plan_traced(flat, settings.options)[1]
 
     monkeypatch.setattr(derivative, "planned", noted)
     f = fuseplan.jit(small, device=CPU)
@@ -157,7 +157,7 @@ def test_a_derivative_with_something_to_gain_is_planned(monkeypatch):
     monkeypatch.setattr(
         derivative,
         "planned",
-        lambda flat, s: (planners.append(s.options.planner), plan_traced(flat, s.options))[1],
+        lambda flat, s: (planners.append(s.options.planner), plan_traced(flat, s.options)[1])[1],
     )
     n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
     x = jax.ShapeDtypeStruct((n, 8), "float32")
@@ -185,7 +185,7 @@ def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
 
     def noted(flat, settings):
         asked.append(flat)
-        return plan_traced(flat, settings.options)
+        return plan_traced(flat, settings.options)[1]
 
     monkeypatch.setattr(call, "planned", noted)
     f = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731

@@ -217,7 +217,8 @@ class _Checks:
         is left to XLA, as ``jax.jit`` has it."""
         counts = self.report.counts
         try:
-            lowered, plan = plan_traced(trace(f, *arguments), make_options(device, self.planner))
+            plan = plan_traced(trace(f, *arguments), make_options(device, self.planner))
+            lowered = plan.lowered
         except Exception as error:
             self._fail(name, "crash", _said(error))
             return None
@@ -242,7 +243,7 @@ class _Checks:
 
     def _verify(self, name: str, lowered: Lowered, plan: FusionPlan) -> None:
         try:
-            verification = verify_plan(plan, lowered)
+            verification = verify_plan(plan)
         except Exception as error:
             self._fail(f"verify the {name}", "crash", _said(error))
             return

@@ -76,7 +76,7 @@ def time_plan(
     started = time.perf_counter()
     traced = trace(f, *args)
     with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
-        plan = plan_traced(traced, options, time.perf_counter() - started)[1]
+        plan = plan_traced(traced, options, time.perf_counter() - started)
     total_s = time.perf_counter() - started
     steps.done()
     xla_s = None

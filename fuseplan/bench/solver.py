@@ -178,7 +178,7 @@ def bench_solver(
         clock, started = Clock(), time.perf_counter()
         with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
             lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
-            made = plan_best(lowered, option, clock)[1]
+            made = plan_best(lowered, option, clock)
         steps.done()
         return made, time.perf_counter() - started
 

@@ -60,7 +60,7 @@ def plan(
     f, args = load(workload, dtype, small)
     with progress(1) as steps:
         steps.start(f"planning {workload}")
-        made = Plan.of(plan_function(f, args, {}, options)[1])
+        made = Plan.of(plan_function(f, args, {}, options))
     answer = None if ends is None else made.explain(*ends)
     if out is not None:
         write_text(out, made.to_json())

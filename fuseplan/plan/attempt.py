@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import ended
@@ -13,9 +12,8 @@ from fuseplan.support.work import ended
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """A program, and its plan or the reason why it has none within a limit of memory."""
+    """The plan of a program, or the reason why it has none within a limit of memory."""
 
-    lowered: Lowered
     outcome: FusionPlan | MemoryLimitError
 
     @property
@@ -33,15 +31,15 @@ class Attempt:
         """Which limit cut the search short (one of ``fuseplan.support.work.ENDED``), or an empty text."""
         return ended(self.outcome.notes) if isinstance(self.outcome, FusionPlan) else self.outcome.ended
 
-    def required(self) -> tuple[Lowered, FusionPlan]:
-        """The program and its plan.
+    def required(self) -> FusionPlan:
+        """The plan.
 
         Raises:
             MemoryLimitError: there is no plan.
         """
         if isinstance(self.outcome, MemoryLimitError):
             raise self.outcome
-        return self.lowered, self.outcome
+        return self.outcome
 
     def faster(self, other: Attempt) -> Attempt:
         """The faster of two plans of one function, this one if they are equal. A bound of the result holds

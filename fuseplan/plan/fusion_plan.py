@@ -9,10 +9,11 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
+from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.options import ALL_FEATURES, Features
-from fuseplan.support.errors import Verdict
+from fuseplan.support.errors import InvalidPlanError, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,24 @@ class FusionPlan:
     """Which parts of the decision were taken."""
     proof: Proof | None = None
     """What ``bound_ps`` rests on: ``fuseplan.verify.report`` re-checks it without the solver."""
+
+    program: Lowered | None = field(default=None, compare=False, repr=False)
+    """The program that ``graph`` is of: the equations behind its nodes, from which kernels are emitted. None
+    in a plan that was read from a file that could not hold it."""
+
+    @property
+    def lowered(self) -> Lowered:
+        """``program``, which has to be there.
+
+        Raises:
+            InvalidPlanError: the plan was read from a file without its program.
+        """
+        if self.program is None:
+            raise InvalidPlanError(
+                "the plan's program is needed, and the file that it was read from does not hold it: plan the "
+                "function anew"
+            )
+        return self.program
 
     @property
     def objective_ps(self) -> int:

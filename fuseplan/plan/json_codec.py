@@ -15,9 +15,11 @@ import types
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
+from costmodel.backends import backend_names
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import Graph, GraphError, check_graph
 from costmodel.kernel import KernelSpec
+from fuseplan.frontend.program_codec import UnwritableError, program_from_data, program_to_data
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.support.errors import InvalidPlanError
 
@@ -28,8 +30,18 @@ VERSION = 2
 
 def plan_to_json(plan: FusionPlan) -> str:
     """See ``Plan.to_json``."""
-    document = {"format": FORMAT, "version": VERSION, "plan": _encode(plan)}
+    document = {"format": FORMAT, "version": VERSION, "plan": _encode(plan), **_program(plan)}
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def _program(plan: FusionPlan) -> dict[str, Any]:
+    """The plan's program, or why the file does not hold it."""
+    if plan.program is None:
+        return {}
+    try:
+        return {"program": program_to_data(plan.program)}
+    except UnwritableError as error:
+        return {"no_program": str(error)}
 
 
 CONTRADICTIONS = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError)
@@ -65,6 +77,8 @@ def read_plan(text: str) -> FusionPlan:
         raise InvalidPlanError(f"plan.graph: {error}") from None
     except CONTRADICTIONS as error:
         raise InvalidPlanError(f"{contradiction(error)}. Write it anew with Plan.to_json") from None
+    if "program" in document:
+        plan = dataclasses.replace(plan, program=program_from_data(document["program"], plan.graph))
     return plan
 
 
@@ -85,7 +99,7 @@ def _encode(value: Any) -> Any:
 @cache
 def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     """What makes up an object; fields derived from the others are not written."""
-    return {field.name: field for field in dataclasses.fields(cls) if field.init}
+    return {field.name: field for field in dataclasses.fields(cls) if field.init and field.name != "program"}
 
 
 @cache
@@ -208,6 +222,9 @@ def _check_ids(plan: FusionPlan) -> None:
 
 def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     _check_range(f"{where}.nodes", spec.nodes, len(graph.nodes), "nodes")
+    if spec.backend not in backend_names():
+        known = ", ".join(backend_names())
+        raise InvalidPlanError(f"{where}.backend: expected one of {known}, got {_shown(spec.backend)}")
     for i, axis in enumerate(spec.axes):
         _check_range(f"{where}.axes[{i}].size", (axis.size,), None, "")
         _check_range(f"{where}.axes[{i}].tile", (axis.tile,), None, "", low=1)

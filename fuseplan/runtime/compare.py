@@ -99,7 +99,7 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
     process holds its compiler, the row has no plan but the reason."""
     is_compiled = isinstance(get_planner(options.planner), ProgramPlanner)
     try:
-        plan = plan_best(lowered, options)[1]
+        plan = plan_best(lowered, options)
     except Exception as error:
         if not is_compiled:
             raise
@@ -110,7 +110,7 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
         return Compared(options.planner, plan, plan.objective_ps)
     as_traced = replace(options, features=replace(options.features, rewrites=False))
     try:
-        return Compared(options.planner, plan, plan_best(lowered, as_traced)[1].objective_ps)
+        return Compared(options.planner, plan, plan_best(lowered, as_traced).objective_ps)
     except MemoryLimitError:
         return Compared(options.planner, plan)
 

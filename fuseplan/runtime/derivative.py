@@ -220,9 +220,9 @@ class Derivative:
             return None
         if holds_tracer(traced):
             return None
-        lowered, plan = planned(traced, self._settings_for(traced))
+        plan = planned(traced, self._settings_for(traced))
         n_args = len(traced.consts) + len(self.avals)
-        cut = halves(lowered, plan, n_args, len(self.call.out_avals))
+        cut = halves(plan.lowered, plan, n_args, len(self.call.out_avals))
         report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)
         return cut, traced
 
@@ -300,7 +300,7 @@ class Derivative:
             self.call.effects,
             evaluator(cut.equations(part), part.inputs, part.outputs),
             functools.partial(cut.reaches, part),
-            lambda: runner_of(cut.lowered, cut.plan, settings, part),
+            lambda: runner_of(cut.plan, settings, part),
             n_args + len(traced.consts),
             traced.jaxpr,
             traced.low,

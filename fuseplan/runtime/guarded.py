@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 
-from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Traced
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -35,18 +34,18 @@ _kernels_made: ContextVar[bool] = ContextVar("_kernels_made", default=False)
 """Whether kernels were made for the call under way: only then may its failure be theirs."""
 
 
-def _plan_noted(platform: str | None, traced: Traced, options: Options) -> tuple[Lowered, FusionPlan]:
-    lowered, plan = plan_traced(traced, options)
+def _plan_noted(platform: str | None, traced: Traced, options: Options) -> FusionPlan:
+    plan = plan_traced(traced, options)
     # A program with side effects is not run twice unless the words of the error show that it did not run.
-    pure = not any(eqn.effects for eqn in lowered.equations)
+    pure = not any(eqn.effects for eqn in plan.lowered.equations)
     if pure and has_kernels(plan, platform or local_platform()):
         _kernels_made.set(True)
-    return lowered, plan
+    return plan
 
 
 def _plan_accepted(
     platform: str | None, compile_kernel: Compile, traced: Traced, options: Options, trace_s: float = 0.0
-) -> tuple[Lowered, FusionPlan]:
+) -> FusionPlan:
     return plan_accepted(traced, options, platform or local_platform(), compile_kernel, trace_s)
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.evaluate import FlatFunction, evaluator
-from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import Flat, Primitive, Traced, depends_on, trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -35,7 +35,7 @@ fused_p = Primitive("fused")
 fused_p.multiple_results = True
 
 
-PlanOf = Callable[..., tuple[Lowered, FusionPlan]]
+PlanOf = Callable[..., FusionPlan]
 """Plans, as ``planner.plan_traced``."""
 
 
@@ -133,8 +133,8 @@ class Call:
         return jax.jit(self.run)
 
 
-def planned(flat: Flat, settings: Settings) -> tuple[Lowered, FusionPlan]:
-    """The plan of a program, with the program that it is of."""
+def planned(flat: Flat, settings: Settings) -> FusionPlan:
+    """The plan of a program."""
     options = settings.options
     if not decides_nothing(options.planner):  # else no figure decides anything
         options = with_figures(options)
@@ -188,9 +188,9 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 
     def make() -> FlatFunction:
         if may_loop(flat, settings.options):
-            lowered, plan = planned(flat, settings)
+            plan = planned(flat, settings)
             if not runs_as_jax(plan):
-                return runner_of(lowered, plan, settings)
+                return runner_of(plan, settings)
         else:
             report_left()
         equations = with_planned_bodies(flat.equations, _fuse_body(settings))
@@ -201,10 +201,9 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
     return make
 
 
-def runner_of(
-    lowered: Lowered, plan: FusionPlan, settings: Settings, part: Part | None = None
-) -> FlatFunction:
+def runner_of(plan: FusionPlan, settings: Settings, part: Part | None = None) -> FlatFunction:
     """The function of a plan's kernels, or of a part of them, on the platform that is meant."""
+    lowered = plan.lowered
     if plan.device.platform == settings.platform:
         equations = with_planned_bodies(lowered.equations, _fuse_body(settings))
         lowered = replace(lowered, equations=equations)

@@ -140,7 +140,7 @@ def has_kernels(plan: FusionPlan, platform: str) -> bool:
 
 def plan_accepted(
     traced: Traced, options: Options, platform: str, compile_kernel: Compile, trace_s: float = 0.0
-) -> tuple[Lowered, FusionPlan]:
+) -> FusionPlan:
     """``plan_traced``, but every kernel of the plan is one that its compiler accepts.
 
     Where some are refused the plan is made anew, twice at most: with as much less on-chip memory
@@ -148,13 +148,13 @@ def plan_accepted(
     refused even then are left to XLA, operation by operation. The plan's notes and
     ``stats.refused`` tell, and a ``CompilerRefusalWarning``.
     """
-    lowered, plan = plan_traced(traced, options, trace_s)
+    plan = plan_traced(traced, options, trace_s)
     if not has_kernels(plan, platform):
-        return lowered, plan
+        return plan
     tightened, notes, count = options, [], 0
     is_new = False
     for replans in range(MAX_REPLANS + 1):
-        found = tuple(_refused(lowered, plan, compile_kernel))
+        found = tuple(_refused(plan.lowered, plan, compile_kernel))
         is_new = is_new or any(new for *_, new in found)
         refused = tuple((kernel, refusal) for kernel, refusal, _ in found)
         if not refused:
@@ -169,7 +169,7 @@ def plan_accepted(
             plan = _without(plan, {kernel.spec.nodes for kernel, _ in refused})
             notes.append(f"{len(refused)} refused kernels are left to XLA")
             break
-        lowered, plan = again
+        plan = again
         kept_apart = tightened.constraints != before.constraints
         notes.append(f"planned anew {'with it kept apart' if kept_apart else f'for {plan.device.name}'}")
     if notes:
@@ -179,14 +179,14 @@ def plan_accepted(
         report_refused(plan, notes)
         if is_new:  # Else it has been said.
             warnings.warn("; ".join(notes), CompilerRefusalWarning, stacklevel=2)
-    return lowered, plan
+    return plan
 
 
 def _is_ours(kernel: Kernel) -> bool:
     return kernel.spec.capabilities.is_compiled_apart
 
 
-def _planned(traced: Traced, options: Options) -> tuple[Lowered, FusionPlan] | None:
+def _planned(traced: Traced, options: Options) -> FusionPlan | None:
     """A plan under the tightened options, unless there is none."""
     try:
         return plan_traced(traced, options)

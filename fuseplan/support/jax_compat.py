@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,24 +16,33 @@ import jax.numpy as jnp
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
+from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax.lax import optimization_barrier_p
+from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
 
 __all__ = [
+    "UNSPECIFIED",
     "all_unspecified",
     "as_compiled",
     "axis_effects",
     "can_carry",
     "closed",
+    "empty_mesh",
     "eval_jaxpr",
     "interpret_gpu",
     "is_eager",
     "is_high",
+    "is_unspecified",
+    "key_dtypes",
     "load_gmem",
+    "make_eqn",
+    "make_jaxpr",
     "optimization_barrier_p",
+    "primitives",
     "register_dead_code",
     "register_low",
     "same_in_all_shards",
@@ -42,6 +53,55 @@ __all__ = [
     "varying_axes",
     "with_leading",
 ]
+
+
+def primitives() -> dict[str, Any]:
+    """JAX's own primitives by name: of two of one name the public one.
+
+    ``jax.extend.core.primitives`` lacks some that jaxprs hold, such as ``split`` and ``random_wrap``.
+    """
+    found: dict[str, Any] = {}
+    private = [module for name, module in sorted(sys.modules.items()) if name.startswith("jax._src.")]
+    for module in (jex_core.primitives, *private):
+        for thing in list(vars(module).values()):
+            if isinstance(thing, jex_core.Primitive):
+                found.setdefault(thing.name, thing)
+    return found
+
+
+@functools.cache
+def key_dtypes() -> dict[str, Any]:
+    """The dtypes of typed random keys by their text, such as ``key<fry>``.
+
+    JAX has no public way from the text to the dtype.
+    """
+    kinds = ("threefry2x32", "rbg", "unsafe_rbg")
+    shapes = [jax.eval_shape(functools.partial(jax.random.key, 0, impl=kind)) for kind in kinds]
+    return {str(shape.dtype): shape.dtype for shape in shapes}
+
+
+def is_unspecified(value: Any) -> bool:
+    """Whether it stands for a sharding that was not asked for, as in the parameters of an inner ``jit``."""
+    return isinstance(value, _UnspecifiedValue)
+
+
+def empty_mesh(kind: str) -> Any:
+    """The ``Mesh`` or ``AbstractMesh`` without devices: a parameter of an inner ``jit``."""
+    return _mesh.empty_concrete_mesh if kind == "Mesh" else _mesh.empty_abstract_mesh
+
+
+def make_eqn(invars: Any, outvars: Any, primitive: Any, params: dict[str, Any]) -> Any:
+    """An equation of a jaxpr, without side effects and from nowhere in the user's code."""
+    return jex_core.new_jaxpr_eqn(invars, outvars, primitive, params, frozenset())
+
+
+def make_jaxpr(constvars: Any, invars: Any, outvars: Any, eqns: Any) -> Any:
+    """A jaxpr without side effects of its parts.
+
+    ``jax.extend`` has the class, whose arguments are not documented.
+    """
+    info = _core.DebugInfo("fuseplan", "<fuseplan>", ("",) * len(invars), ("",) * len(outvars))
+    return jex_core.Jaxpr(constvars, invars, outvars, eqns, frozenset(), info)
 
 
 def source_line(source_info: Any) -> str:

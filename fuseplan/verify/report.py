@@ -17,7 +17,6 @@ from typing import Any
 from costmodel.device import UnknownDeviceError
 from costmodel.devices import DEVICES, get_device
 from costmodel.graph import Graph
-from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
@@ -94,17 +93,16 @@ class Verification:
 
 def verify_plan(
     plan: FusionPlan,
-    lowered: Lowered | None = None,
     tell: Callable[[int, int], None] = lambda done, total: None,
 ) -> Verification:
     """Check everything that ``plan`` claims: that its kernels are legal, can run in their order and
     cost what they say, and that no plan of the search space beats its bound.
 
     Args:
-        plan: any plan; that it is a sound graph has been seen to when it was read.
-        lowered: what the graph was lowered from. Plans for a CPU cannot do without: the tiled
-            loops that are offered there follow from it. The bound is then that of this graph:
-            plans that compute a value anew, which the planner also tries there, have another.
+        plan: any plan; that it is a sound graph has been seen to when it was read. Of a plan for a CPU the
+        bound
+            is checked if it carries its program, from which the tiled loops that are offered follow. The
+            bound is then that of this program: plans that compute a value anew have another.
         tell: told how many of how many distinct components are done.
     """
     started = time.perf_counter()
@@ -114,13 +112,13 @@ def verify_plan(
         _check_device(plan)
         _check_kernels(plan)
         if plan.bound_ps is not None:
-            bound_ps = _verified_bound(plan, lowered, counts, tell)
+            bound_ps = _verified_bound(plan, counts, tell)
     except (InvalidPlanError, RefutedError) as error:
         status, reason = REFUTED, str(error)
     except NotCheckedError as error:
         status, reason = NOT_CHECKED, str(error)
     else:
-        if lowered is None and any(kernel.spec.walked for kernel in plan.kernels):
+        if plan.program is None and any(kernel.spec.walked for kernel in plan.kernels):
             reason = "how many tiles its masks leave out is taken from the file"
         if bound_ps is None:
             reason = f"the planner {plan.planner!r} claims no bound: a faster plan may exist"
@@ -169,15 +167,14 @@ def _check_device(plan: FusionPlan) -> None:
             )
 
 
-def _verified_bound(
-    plan: FusionPlan, lowered: Lowered | None, counts: Counts, tell: Callable[[int, int], None]
-) -> int:
+def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int], None]) -> int:
     """The plan's bound, once it is proven."""
     assert plan.bound_ps is not None
     limits, proof = plan.constraints, plan.proof
-    if not plan.device.capabilities.emits_kernels and lowered is None:
+    if not plan.device.capabilities.emits_kernels and plan.program is None:
         raise NotCheckedError(
-            "a plan for a CPU may hold tiled loops, and which ones were offered is not in the file"
+            "a plan for a CPU may hold tiled loops, and which ones were offered follows from its program, "
+            "which is not in the file"
         )
     if limits is not None and limits.together:
         raise NotCheckedError("must_fuse makes several operations one, and prices are known of those only")
@@ -191,15 +188,15 @@ def _verified_bound(
             f"{proof.bound_ps:,} ps"
         )
     if proof.packs:
-        scheduler = Scheduler(plan.graph, plan.device, lowered, plan.features)
+        scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
         for fault in faults(proof.packs, plan.graph, scheduler):
             raise RefutedError(fault)
-    graph, pricing = _pricing(plan, lowered)
+    graph, pricing = _pricing(plan)
     verify_proof(proof, PriceBook(graph, pricing), counts, tell)
     return plan.bound_ps
 
 
-def _pricing(plan: FusionPlan, lowered: Lowered | None) -> tuple[Graph, Pricing]:
+def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
     if plan.proof is not None and plan.proof.roots:
         copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
@@ -215,4 +212,6 @@ def _pricing(plan: FusionPlan, lowered: Lowered | None) -> tuple[Graph, Pricing]
             operations = operations_of(replace(plan.graph, origins=origins))
             limits = limits.moved(operations).moved(copies.places)
         return limited(copies.graph, pricing, limits)
-    return limited(plan.graph, Scheduler(plan.graph, plan.device, lowered, plan.features), plan.constraints)
+    return limited(
+        plan.graph, Scheduler(plan.graph, plan.device, plan.program, plan.features), plan.constraints
+    )
