@@ -36,3 +36,24 @@ def _own_cache() -> Iterator[None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="for developing: of each test its first case, and none that is slow, compiles for absent devices or "
+        "runs on one Python alone",
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--quick"):
+        return
+    kept: list[pytest.Item] = []
+    seen: set[str] = set()
+    for item in items:
+        test = item.nodeid.partition("[")[0]
+        left_out = any(item.get_closest_marker(name) for name in ("slow", "aot", "gpu", "one_python"))
+        if not left_out and test not in seen:
+            seen.add(test)
+            kept.append(item)
+    config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+    items[:] = kept

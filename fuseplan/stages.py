@@ -21,10 +21,10 @@ from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
-from fuseplan.search.materialise import with_repeats
+from fuseplan.search.horizontal.pack import with_packs
 from fuseplan.search.must_fuse import plan_constrained
-from fuseplan.search.pack_pass import with_packs
-from fuseplan.search.rematerialise import plan_again
+from fuseplan.search.remat.materialise import with_repeats
+from fuseplan.search.remat.search import plan_again
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
 from fuseplan.support.format import bytes_text

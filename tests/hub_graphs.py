@@ -12,8 +12,8 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.components import components, crossable_edges
-from fuseplan.search.horizontal import MAX_ARRAYS
-from fuseplan.search.pack_pass import with_packs
+from fuseplan.search.horizontal.pack import with_packs
+from fuseplan.search.horizontal.rules import MAX_ARRAYS
 from fuseplan.support.work import unlimited
 from fuseplan.verify.groups import Groups
 from tests.graphs import GraphBuilder

@@ -19,7 +19,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.duplicates import split
+from fuseplan.search.remat.duplicates import split
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan
 

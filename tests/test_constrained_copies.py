@@ -11,10 +11,10 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import Limited
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import roots_of, split
 from fuseplan.search.grouping import take_apart
 from fuseplan.search.must_fuse import Atoms, plan_constrained, require_possible
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.search.selectors import joined
 from fuseplan.support.errors import ConstraintError, Verdict
 from fuseplan.workloads import get_workload

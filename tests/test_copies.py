@@ -21,11 +21,11 @@ from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import MAX_COPIES, roots_of, split
 from fuseplan.search.grouping import take_apart
 from fuseplan.search.presolve import absorb_renames
-from fuseplan.search.rematerialise import NO_TIME
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import MAX_COPIES, roots_of, split
+from fuseplan.search.remat.search import NO_TIME
 from fuseplan.verify.groups import Groups
 from fuseplan.workloads import get_workload, make_args
 from tests.copies_by_hand import ByHand, ties
@@ -287,8 +287,8 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
 def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.search.rematerialise._UNCUT_S", 10**6)
-    monkeypatch.setattr("fuseplan.search.rematerialise.worth_again", None)
+    monkeypatch.setattr("fuseplan.search.remat.search._UNCUT_S", 10**6)
+    monkeypatch.setattr("fuseplan.search.remat.search.worth_again", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps

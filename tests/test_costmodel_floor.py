@@ -16,7 +16,7 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.duplicates import split
+from fuseplan.search.remat.duplicates import split
 from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
 from fuseplan.workloads import get_workload

@@ -20,8 +20,8 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import roots_of, split
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.workloads import make_args
 from tests.copies_by_hand import ByHand, ties

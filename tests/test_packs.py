@@ -17,8 +17,8 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import scalar_hubs as hubs
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.horizontal import Line, Room
-from fuseplan.search.pack_pass import with_packs
+from fuseplan.search.horizontal.pack import with_packs
+from fuseplan.search.horizontal.rules import Line, Room
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.work import LATE, SPENT, Work, ended, unlimited
 from fuseplan.verify.plan import check_plan

@@ -14,14 +14,14 @@ from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import rematerialise as again
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.components import data_edges, effect_edges
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import roots_of, split
 from fuseplan.search.grouping import take_apart
-from fuseplan.search.remat_choice import by_place, sample_of, worth_again
+from fuseplan.search.remat import search as again
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import roots_of, split
+from fuseplan.search.remat.select import by_place, sample_of, worth_again
 from fuseplan.settings import make_options
 from fuseplan.support.stage_timer import Clock
 from tests.test_copies import QUICK

@@ -26,10 +26,10 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.search import materialise as recomputed
 from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import take_apart
+from fuseplan.search.remat import materialise as recomputed
 from fuseplan.verify.bound import Counts, RefutedError, verify_proof
 from fuseplan.verify.groups import Groups
 from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan

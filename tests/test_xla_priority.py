@@ -16,7 +16,7 @@ from fuseplan.plan.options import Features
 from fuseplan.planners.xla_priority import MAX_ARRAYS, _Queue, fuse_by_priority, plan_groups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.materialise import copies_within
+from fuseplan.search.remat.materialise import copies_within
 from tests.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python

@@ -238,7 +238,7 @@ def _from(data: Json) -> Any:
     if not isinstance(data, dict):
         return data
     kind = next(iter(data), "")
-    content = data.get(kind)
+    content: Any = data.get(kind)
     if kind in ("tuple", "list", "frozenset"):
         items = [_from(item) for item in content]
         return {"tuple": tuple, "list": list, "frozenset": frozenset}[kind](items)

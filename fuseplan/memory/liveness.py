@@ -48,7 +48,7 @@ class Lives:
 def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
     """The temporaries of kernels that are in an order that can run: neither inputs nor outputs of
     the graph, nor arrays without elements. What a kernel computes once for several copies
-    (``fuseplan.search.duplicates``) is one of them."""
+    (``fuseplan.search.remat.duplicates``) is one of them."""
     specs = _as_written(graph, [kernel.spec for kernel in kernels])
     buffer = buffers(graph, specs)
     kept = set(graph.inputs) | {buffer[v] for v in graph.outputs}

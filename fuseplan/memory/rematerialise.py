@@ -2,7 +2,7 @@
 
 A value that waits for a late reader need not be there meanwhile where the reader computes it again (as
 rematerialisation: Chen et al., arXiv:1604.06174). The fastest plan that may do so
-(``fuseplan.search.rematerialise``) often fits where none does in which everything is computed once. Else
+(``fuseplan.search.remat.search``) often fits where none does in which everything is computed once. Else
 every value that could be computed again is left to the search, at prices that make memory dear
 (``fuseplan.memory.limit``): much is worth computing again for its bytes that is not for its time.
 
@@ -34,12 +34,12 @@ from fuseplan.planners import Budget, PlanGroups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import Copies, operations_of, roots_of, split
 from fuseplan.search.grouping import Answer, Grouping
-from fuseplan.search.materialise import realised, rewritten
-from fuseplan.search.remat_choice import computed_once, worth_again
-from fuseplan.search.rematerialise import Search
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import Copies, operations_of, roots_of, split
+from fuseplan.search.remat.materialise import realised, rewritten
+from fuseplan.search.remat.search import Search
+from fuseplan.search.remat.select import computed_once, worth_again
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import Work, ended, limit_of

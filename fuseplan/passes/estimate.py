@@ -8,7 +8,7 @@ from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
-from fuseplan.search.materialise import with_repeats
+from fuseplan.search.remat.materialise import with_repeats
 from fuseplan.support.work import Work, unlimited
 
 

@@ -6,8 +6,8 @@ all nodes are: each of its groups pays for its own (weak duality of linear progr
 partitioning as in Balas and Padberg, "Set Partitioning: A Survey", SIAM Review 18, 1976). That
 holds for each component by itself, because no group spans two.
 
-Packs (``fuseplan.search.horizontal``) do. But one that is taken apart into the kernels that it stands for
-leaves a plan without it, which that bound is under. So if each piece is given a *share*, no more than its
+Packs (``fuseplan.search.horizontal.rules``) do. But one that is taken apart into the kernels that it stands
+for leaves a plan without it, which that bound is under. So if each piece is given a *share*, no more than its
 kernels take alone, and no pack takes less than the shares of its pieces, then a plan with packs is no faster
 than the bound less what all pieces would save, paying shares.
 """

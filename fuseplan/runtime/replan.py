@@ -32,7 +32,7 @@ from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_refused
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.duplicates import operations_of
+from fuseplan.search.remat.duplicates import operations_of
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.support.format import bytes_text
 from fuseplan.support.lru import LruCache

@@ -2,7 +2,7 @@
 
 In: a graph and a ``schedule.pricing.Pricing``. Out: a ``grouping.Grouping``: kernels, bound and proof.
 ``components`` splits the graph, ``space`` and ``candidates`` list the legal groups of one part, ``presolve``
-and ``symmetry`` make it smaller, ``set_partitioning`` solves it (integers in, integers out), ``joint`` puts
-the parts in order. ``rematerialise`` and its neighbours search plans that compute a value in several kernels,
-``horizontal`` kernels of unrelated small operations. Open ``grouping`` first, then ``component``.
+makes it smaller, ``set_partitioning`` solves it (integers in, integers out), ``joint`` puts the parts in
+order. ``remat`` searches plans that compute a value in several kernels, ``horizontal`` kernels of unrelated
+small operations. Open ``grouping`` first, then ``component``.
 """

@@ -8,8 +8,8 @@ from functools import cached_property
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.capacity import Room
 from fuseplan.search.components import Component
-from fuseplan.search.duplicate_rules import Closure
 from fuseplan.search.nogoods import Monotone
+from fuseplan.search.remat.duplicate_rules import Closure
 from fuseplan.support.bitset import bits, pick, transposed
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.errors import Verdict

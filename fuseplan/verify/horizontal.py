@@ -1,7 +1,7 @@
 """Check what a proof says of packs: that its pieces may be packed, and that no pack beats their shares.
 
-Trusted are the rules of packs and their floor (``fuseplan.search.horizontal``,
-``fuseplan.search.horizontal``), and the scheduler's price. The lines are taken as they are given:
+Trusted are the rules of packs and their floor (``fuseplan.search.horizontal.rules``,
+``fuseplan.search.horizontal.rules``), and the scheduler's price. The lines are taken as they are given:
 they say which packs were searched.
 """
 
@@ -17,7 +17,7 @@ from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scalar_hubs import wide_hubs
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.components import Crossable, crossable_edges, data_edges, effect_edges
-from fuseplan.search.horizontal import InOneTile, Line, Room
+from fuseplan.search.horizontal.rules import InOneTile, Line, Room
 from fuseplan.support.digraph import cyclic_sets, group_successors
 
 

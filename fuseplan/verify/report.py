@@ -22,8 +22,8 @@ from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import operations_of, roots_of, searched
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import operations_of, roots_of, searched
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.format import time_text
 from fuseplan.verify.bound import Counts, NotCheckedError, RefutedError, verify_proof

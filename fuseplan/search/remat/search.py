@@ -1,7 +1,7 @@
 """What is computed again for some of its readers: a second search, on the graph with copies.
 
-What may be computed again is chosen before (``fuseplan.search.remat_choice``), and tried on one of each
-distinct region (``fuseplan.search.rematerialise``). Where copies make too many groups of a component, all in
+What may be computed again is chosen before (``fuseplan.search.remat.select``), and tried on one of each
+distinct region (``fuseplan.search.remat.search``). Where copies make too many groups of a component, all in
 it is computed once.
 """
 
@@ -17,11 +17,11 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import Copies, roots_of, split
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
-from fuseplan.search.materialise import realised
-from fuseplan.search.remat_choice import computed_once, sample_of, worth_again
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import Copies, roots_of, split
+from fuseplan.search.remat.materialise import realised
+from fuseplan.search.remat.select import computed_once, sample_of, worth_again
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import LATE
 

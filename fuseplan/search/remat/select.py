@@ -7,10 +7,10 @@ the time, and the plan is the same.
 
 A sample of a graph: one of each distinct region in which something may be computed again.
 
-Where an operation gets a copy for each of its readers (``fuseplan.search.duplicates``), groups may hold what
-was in several components before: theirs. Such components are a *region*. The layers of a network
-have equal regions, and what is worth computing again in one is so in all of them; to find it out
-for one of each is enough.
+Where an operation gets a copy for each of its readers (``fuseplan.search.remat.duplicates``), groups may hold
+what was in several components before: theirs. Such components are a *region*. The layers of a network have
+equal regions, and what is worth computing again in one is so in all of them; to find it out for one of each
+is enough.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from fuseplan.schedule.siblings import Edge, paths_back
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.constrained_pricing import limited
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import Copies, readers_of_copies, roots_of, split
 from fuseplan.search.grouping import Components
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import Copies, readers_of_copies, roots_of, split
 from fuseplan.support.bitset import bits
 
 

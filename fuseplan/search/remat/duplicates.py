@@ -9,7 +9,7 @@ of these partitions, and everything between that and "computed by everyone" othe
 rematerialisation: Chen et al., arXiv:1604.06174; partial duplication of producers: XLA's
 PriorityFusion copies into all users or none).
 
-What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.search.rematerialise``.
+What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.search.remat.search``.
 """
 
 from __future__ import annotations

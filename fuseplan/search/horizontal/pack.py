@@ -1,13 +1,13 @@
 """Pack small kernels that a scalar ties together: the last step, on a plan that has none.
 
-What may be packed with what is in lines (``fuseplan.search.pack_pass``), and each line is cut into
-the runs that are fastest together (``fuseplan.search.pack_pass``).
+What may be packed with what is in lines (``fuseplan.search.horizontal.pack``), and each line is cut into
+the runs that are fastest together (``fuseplan.search.horizontal.pack``).
 
 A line of pieces cut into packs: a shortest path from before the first to behind the last.
 
 Only runs on such a path are scheduled, until one path has no other; of all others a floor is known
-(``fuseplan.search.horizontal``). The lengths of the paths to each piece are the proof: a piece's share is by
-how much they grow.
+(``fuseplan.search.horizontal.rules``). The lengths of the paths to each piece are the proof: a piece's share
+is by how much they grow.
 
 The kernels of a plan that may be pieces of packs, in lines.
 
@@ -30,7 +30,7 @@ from fuseplan.schedule.pricing import Nodes, Price, PriceBook, total_of
 from fuseplan.schedule.scalar_hubs import NOT_SEARCHED, ONLY_PACKS, wide_hubs
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Grouping, order_groups
-from fuseplan.search.horizontal import InOneTile, Line, Room, arrays_read, may_pack
+from fuseplan.search.horizontal.rules import InOneTile, Line, Room, arrays_read, may_pack
 from fuseplan.search.selectors import Ties
 from fuseplan.support.digraph import execution_order
 from fuseplan.support.work import Work

@@ -1,4 +1,4 @@
-"""Which sets of copies (``fuseplan.search.duplicates``) can be one kernel, and which of them are searched.
+"""The sets of duplicates (``fuseplan.search.remat.duplicates``) that can be one kernel, and those searched.
 
 A kernel computes an operation once, whoever of its readers it is for. So
 

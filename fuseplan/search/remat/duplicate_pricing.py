@@ -1,7 +1,7 @@
 """Prices of groups of copies: what a kernel costs that computes some operations again for itself.
 
-A group of a split graph (``fuseplan.search.duplicates``) is a kernel of the whole graph's operations, each
-once, that writes a value only if some copy of it has a reader outside.
+A group of a split graph (``fuseplan.search.remat.duplicates``) is a kernel of the whole graph's operations,
+each once, that writes a value only if some copy of it has a reader outside.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fuseplan.schedule.prologues import gated, refuse_leak
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.spec import is_nest
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.duplicates import Copies
+from fuseplan.search.remat.duplicates import Copies
 from fuseplan.support.errors import Verdict
 
 

@@ -1,11 +1,11 @@
 """From groups of copies to a program in which the copies that were chosen are operations.
 
-A planner of a split graph (``fuseplan.search.duplicates``) says which kernels compute which copies. Those of
-one operation in one kernel are one operation again; those in several kernels stand once in each.
+A planner of a split graph (``fuseplan.search.remat.duplicates``) says which kernels compute which copies.
+Those of one operation in one kernel are one operation again; those in several kernels stand once in each.
 
 What a planner computes several times: groups that overlap, as kernels of a program with copies.
 
-The solver's copies are chosen first, and then planned (``fuseplan.search.rematerialise``). Another system's
+The solver's copies are chosen first, and then planned (``fuseplan.search.remat.search``). Another system's
 planner may say at once which kernels compute what, an operation in several of them (XLA fuses a producer into
 all of its users): the copies are those that its groups hold.
 """
@@ -25,9 +25,9 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.decided import plan_decided
-from fuseplan.search.duplicate_pricing import Recomputing
-from fuseplan.search.duplicates import Copies, Copy, built, searched
 from fuseplan.search.grouping import Answer, Grouping
+from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicates import Copies, Copy, built, searched
 from fuseplan.search.result import renumbered
 from fuseplan.support.errors import Verdict
 
