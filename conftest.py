@@ -39,8 +39,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="for developing: of each test its first case, and none that is slow, compiles for absent devices or "
-        "runs on one Python alone",
+        help="the first case of each test, but none that is slow or compiles for absent devices",
     )
 
 
@@ -51,7 +50,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     seen: set[str] = set()
     for item in items:
         test = item.nodeid.partition("[")[0]
-        left_out = any(item.get_closest_marker(name) for name in ("slow", "aot", "gpu", "one_python"))
+        left_out = any(item.get_closest_marker(name) for name in ("slow", "aot", "gpu"))
         if not left_out and test not in seen:
             seen.add(test)
             kept.append(item)
