@@ -3,7 +3,7 @@
     python -m experiments.readme --check     # list what differs from what would be made now
     python -m experiments.readme --write     # regenerate it in place
 
-Three rules, which ``tests/test_readme.py`` holds:
+Three rules, which ``tests/project/test_readme.py`` holds:
 
 - A ``sh`` block that a ``text`` block follows is run, and what it prints is that block. Only seconds of
   planning may differ. A ``sh`` block without one is a command of CI (``RUN_BY_CI``).

@@ -183,7 +183,7 @@ def _matmul_options(
 def _several(size: int, beside: int, backend: str) -> tuple[int, ...]:
     """How many of a contracted axis, such as heads, one step takes with all of another, of size ``beside``:
     a TPU's accumulators are in VMEM, and are read and written again by each of many shallow steps
-    (tests/test_schedule.py::test_a_step_contracts_several_heads)."""
+    (tests/schedule/test_scheduler.py::test_a_step_contracts_several_heads)."""
     can = backend_of(backend)
     most = max(can.depth_tiles) // beside if can.accumulates_in_memory else 1
     return tuple(t for t in range(1, size + 1) if t == 1 or (t <= most and size % t == 0))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from fuseplan.targets.compile_only import compile_for
-from tests import mosaic_gpu_cases as mosaic_gpu
-from tests.prologue_cases import BY_NAME, CASES
-from tests.specs import hand_spec, kernel_function, whole_group
+from tests.helpers import mosaic_gpu_cases as mosaic_gpu
+from tests.helpers.prologue_cases import BY_NAME, CASES
+from tests.helpers.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 

@@ -16,8 +16,8 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.targets.compile_only import compile_for
 from tests.aot import primitives as table
-from tests.mosaic_gpu_cases import exchanged, is_dealt
-from tests.specs import hand_spec, kernel_function, whole_group
+from tests.helpers.mosaic_gpu_cases import exchanged, is_dealt
+from tests.helpers.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 

@@ -26,10 +26,10 @@ from fuseplan.codegen.body import live_ins
 from fuseplan.frontend.trace import trace
 from fuseplan.settings import make_options
 from fuseplan.targets.compile_only import compile_for
-from tests.plans import plan_traced
-from tests.specs import hand_spec, kernel_function, whole_group
-from tests.test_narrow import low_rank
-from tests.test_normed import layer_gelu, rms_gated
+from tests.helpers.plans import plan_traced
+from tests.helpers.specs import hand_spec, kernel_function, whole_group
+from tests.schedule.test_narrow_contractions import low_rank
+from tests.schedule.test_normalised_contractions import layer_gelu, rms_gated
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 

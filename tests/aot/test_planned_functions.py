@@ -10,8 +10,15 @@ import fuseplan
 from fuseplan.pipeline import plan_traced
 from fuseplan.runtime import guarded as careful
 from fuseplan.workloads import WORKLOADS, get_workload
-from tests.cutting_cases import qkv, qkv_grad, rope_by_pairs, rope_by_reshape, rope_by_slices, rope_grad
-from tests.emit_cases import layernorm_rows, softmax_grad
+from tests.helpers.cutting_cases import (
+    qkv,
+    qkv_grad,
+    rope_by_pairs,
+    rope_by_reshape,
+    rope_by_slices,
+    rope_grad,
+)
+from tests.helpers.emit_cases import layernorm_rows, softmax_grad
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 

@@ -1,0 +1,205 @@
+"""Loop nests compute what XLA computes: in every loop order, with ragged tiles."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import fuseplan
+from tests.helpers import random_programs
+from tests.helpers.nest_cases import (
+    CASES,
+    CT,
+    HEADS,
+    QKV,
+    TILES,
+    D,
+    M,
+    N,
+    attention,
+    masked,
+    nearest,
+    normal,
+    with_gradient,
+)
+from tests.helpers.nests import assert_agrees, function_of, specs_of
+from tests.helpers.quickly import QUICKLY, on_both
+
+BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
+BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
+
+
+@pytest.mark.parametrize("name", on_both(CASES, BOTH))
+def test_every_loop_order_agrees(name):
+    f, args = CASES[name]
+    with jax.enable_x64(True):
+        heads = name in ("attention", "grouped", "gradient of attention")
+        assert_agrees(f, *args, tiles={**(HEADS if heads else TILES), 40: 16})
+
+
+SPOILED = ("masked -inf", "guarded_rows", "soft_minimum", "nearest", "k_means")
+SPOILED += (
+    "statistics",
+    "late_factor",
+    "cross_entropy_gradient",
+    "reciprocal",
+    "used_maximum",
+    "shifted_twice",
+)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("name", on_both(SPOILED, ("masked -inf", "nearest")))
+def test_one_element_that_is_no_number(name, bad):
+    """What it spoils is not a number, and nothing else."""
+    f, args = CASES[name]
+    with jax.enable_x64(True):
+        lowered, specs = specs_of(f, args, TILES)
+        most = max(sum(axis.n_tiles > 1 for axis in spec.axes) for spec in specs)
+        runs = [
+            jax.jit(function_of(spec, lowered), compiler_options=QUICKLY)
+            for spec in specs
+            if sum(axis.n_tiles > 1 for axis in spec.axes) == most and not spec.keeps
+        ]
+        reference = jax.jit(f)
+        for k, x in enumerate(args):
+            if x.dtype.kind != "f":
+                continue
+            spoiled = x.copy()
+            spoiled[tuple(min(2 + 7 * d, n - 1) for d, n in enumerate(x.shape))] = bad
+            changed = [*args[:k], spoiled, *args[k + 1 :]]
+            expected = jax.tree.leaves(reference(*changed))
+            for run in runs:
+                for got, y in zip(run(*lowered.consts, *changed), expected, strict=True):
+                    np.testing.assert_allclose(got, y, 1e-9, 1e-11, err_msg=f"argument {k}")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"),
+    [pytest.param("float16", 4e-3, marks=pytest.mark.one_python), ("bfloat16", 4e-2), ("float32", 1e-5)],
+)
+def test_floats(dtype, rtol):
+    cast = lambda xs: [jnp.asarray(x, dtype) for x in xs]  # noqa: E731
+    for f, args in [(masked(-np.inf), QKV), (with_gradient(attention), (*QKV, CT))]:
+        assert_agrees(f, *cast(args), tiles=TILES, rtol=rtol, atol=rtol)
+    f, args = CASES["gaussian"]
+    assert_agrees(f, *cast(x * 0.3 for x in args), tiles=TILES, rtol=rtol, atol=rtol)
+
+
+def test_sixteen_bit_values_stay_in_range():
+    """What is divided by its norm afterwards would overflow before."""
+
+    def f(x, y):
+        z = (x[:, None] * y).astype(jnp.float32)
+        r = jax.lax.rsqrt((z * z).mean(-1, keepdims=True))
+        return (
+            (z * r).astype(jnp.float16).sum(-1),
+            (z.astype(jnp.float16) * r.astype(jnp.float16) * 64).sum(-1),
+        )
+
+    x, y = (np.float32(abs(normal(n)) * 200 + 50) for n in (M, N))
+    assert_agrees(f, x, y, tiles=TILES, rtol=2e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "uint8", "int16", "bool"])
+def test_integers_are_exact(dtype):
+    """Sums and products wrap around as they do in XLA; quotients do not commute with sums."""
+
+    def f(x, y):
+        z = x[:, None] ^ y
+        many = z.sum(-1, dtype=z.dtype), z.max(), z.min(0), z.argmax(), z.argmin(-1), (z & 1).all(0)
+        if dtype == "bool":
+            return many, z.any(-1), z.all(), z.sum((0, 1))
+        row = z.sum(-1, keepdims=True, dtype=z.dtype) | 1
+        return (
+            many,
+            z.prod(0, dtype=z.dtype),
+            (z // row).sum(-1),
+            (z * row).sum(-1),
+            z @ z.T.sum(1, dtype=z.dtype),
+        )
+
+    rng = np.random.default_rng(0)
+    bits = 2 if dtype == "bool" else 8 * np.dtype(dtype).itemsize
+    x, y = (rng.integers(0, 1 << min(bits, 63), n).astype(dtype) for n in (M, N))
+    assert_agrees(f, x, y, tiles=TILES)
+
+
+def test_first_of_equals_and_of_nans():
+    x, y = np.zeros((M, 3)), np.zeros((N, 3))
+    y[[3, 6, 7, 20, 30]] = 1  # the first index within a tile, on an edge, in the overlap of the last
+    x[4, 0] = np.nan
+    with jax.enable_x64(True):
+        assert_agrees(nearest, x, 1 - y, tiles=TILES)
+        y[[13, 28]] = np.nan
+        assert_agrees(nearest, x, y, tiles=TILES)
+
+
+def test_axes_of_one_and_sizes_below_the_tile():
+    with jax.enable_x64(True):
+        ones = normal(1, M, D), normal(1, N, D), normal(1, N, 1)
+        assert_agrees(attention, *ones, tiles=TILES)
+        assert_agrees(attention, *(normal(3, n, D) for n in (5, 7, 7)), tiles={5: 4, 7: 6})
+        f, _ = CASES["gradient of gaussian"]
+        assert_agrees(f, *(normal(*s) for s in ((1, 3), (N, 3), (N,), (1,))), tiles=TILES)
+
+
+@pytest.mark.parametrize("tiles", [{M: 16, N: 32}, {M: 1, N: 1}, {M: 9, N: 17}, {M: 15, N: 2}])
+@pytest.mark.parametrize(
+    "name", on_both(("gradient of masked", "nearest", "cross_entropy_gradient"), ["nearest"])
+)
+def test_tiles(name, tiles):
+    """One element over, single elements, two tiles that overlap, many small ones."""
+    f, args = CASES[name]
+    with jax.enable_x64(True):
+        assert_agrees(f, *args, tiles=tiles)
+
+
+def test_merged_axes():
+    """A reshape merges what others have apart: outermost parts are cut."""
+
+    def f(x, y):
+        z = jnp.sin(x[:, :, None] + y)  # [3, M, N]
+        flat = z.reshape(3 * M, N)
+        p = jax.nn.softmax(flat, -1)
+        return (p * y).sum(-1).reshape(3, M), jnp.exp(flat - flat.max(-1, keepdims=True)).sum(-1)
+
+    with jax.enable_x64(True):
+        assert_agrees(f, normal(3, M), normal(N), tiles=HEADS, least=3)
+
+
+def test_runs_operation_by_operation():
+    f, args = CASES["gradient of masked"]
+    with jax.enable_x64(True):
+        lowered, specs = specs_of(f, args, TILES)
+        with jax.disable_jit():
+            got = function_of(specs[-1], lowered)(*map(jnp.asarray, (*lowered.consts, *args)))
+        for x, y in zip(got, jax.jit(f)(*args), strict=True):
+            np.testing.assert_allclose(x, y, 1e-9, 1e-11)
+
+
+def test_views_that_are_not_contiguous():
+    n = 1024
+    x, y = np.float32(normal(2 * n, 3))[::2], np.float32(normal(3, n)).T
+    f, _ = CASES["gaussian"]
+    got = fuseplan.jit(f, device="cpu")(x, y, y[:, 0])
+    np.testing.assert_allclose(got, jax.jit(f)(x, y, y[:, 0]), 2e-4, 1e-4)
+
+
+@pytest.mark.one_python
+@settings(max_examples=15)
+@given(st.data())
+def test_random_programs(data):
+    """``random_programs``: chains, masks, reductions over either axis, products, softmaxes."""
+    length = data.draw(st.integers(3, 9))
+    f, text = random_programs.random_program(lambda options: data.draw(st.sampled_from(options)), length)
+    args = normal(M, 1), normal(1, N), normal(M, N)
+    with jax.enable_x64(True):
+        try:
+            assert_agrees(f, *args, tiles=TILES, rtol=1e-7, atol=1e-9, least=0)
+        except AssertionError as error:
+            raise AssertionError("\n".join(text)) from error

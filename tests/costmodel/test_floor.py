@@ -1,0 +1,130 @@
+"""``Floor`` is below every partition, and tight where nothing is wasted."""
+
+import itertools
+import random
+
+import jax
+import jax.numpy as jnp
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from costmodel.calibrate import described_cpu
+from costmodel.devices import TEST_DEVICE, get_device
+from costmodel.floor import Floor, Floors
+from costmodel.roofline import estimate
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.remat.duplicates import split
+from fuseplan.support.bitset import bits
+from fuseplan.support.errors import Verdict
+from fuseplan.workloads import get_workload
+from tests.helpers.graphs import TPU, GraphBuilder
+from tests.planners.test_planners import programs as random_programs
+
+pytestmark = pytest.mark.one_python
+
+
+def programs():
+    b = GraphBuilder()
+    x = b.input((64, 128))
+    m = b.broadcast(b.reduce(x, (1,)), (64, 128), (0,))
+    yield "rows", b.build(b.elementwise(b.elementwise(x, m, op="sub"), op="exp"))
+    b = GraphBuilder()
+    x, w = b.input((64, 128)), b.input((128, 256))
+    y = b.elementwise(b.matmul(x, w), op="tanh")
+    yield "matmul", b.build(y, b.reduce(y, (0,)))
+    b = GraphBuilder()
+    x = b.input((64, 128))
+    flat = b.reshape(b.elementwise(x, op="exp"), (8192,))
+    back = b.reshape(flat, (64, 128))
+    yield "bitcasts", b.build(b.elementwise(back, x), flat)
+    b = GraphBuilder()
+    x = b.input((6, 4))
+    yield "only_a_bitcast", b.build(b.reshape(x, (24,)))
+    x = jax.ShapeDtypeStruct((64, 128), "float32")
+    yield "slices", lower(trace(lambda x: (jnp.exp(x[:8]) + x[8:16], x[3].sum(), -x[:, ::2]), x)).graph
+    rows = jax.ShapeDtypeStruct((5,), "int32")
+    b = GraphBuilder()
+    heads = b.elementwise(b.input((16, 12, 4)), op="exp")
+    yield "short_rows", b.build(b.elementwise(b.reshape(heads, (16, 48)), op="tanh"), b.reduce(heads, (0,)))
+    yield "gathers", lower(trace(lambda x, i: (jnp.exp(x[i]), x[2 * i].sum(0)), x, rows)).graph
+
+
+@pytest.mark.parametrize("device", [TEST_DEVICE, TPU], ids=lambda device: device.name)
+@pytest.mark.parametrize("graph", [pytest.param(g, id=name) for name, g in programs()])
+def test_no_partition_beats_the_floor(graph, device):
+    scheduler, floor = Scheduler(graph, device), Floor(graph, device)
+    n = len(graph.nodes)
+    times = {}
+    for size in range(1, n + 1):
+        for nodes in itertools.combinations(range(n), size):
+            kernel = scheduler.price(nodes)
+            if not isinstance(kernel, Verdict):
+                times[nodes] = kernel.cost.time_ps
+                assert floor.parts(nodes)[1] <= floor.parts(nodes, together=True)[1] <= kernel.cost.hbm_bytes
+                assert floor.one_kernel(nodes) <= kernel.cost.time_ps
+    best = {(): 0}
+    for size in range(1, n + 1):
+        for nodes in itertools.combinations(range(n), size):
+            best[nodes] = min(
+                time + best[tuple(sorted(set(nodes) - set(part)))]
+                for part, time in times.items()
+                if set(part) <= set(nodes)
+            )
+            assert floor(nodes) <= best[nodes]
+
+
+def test_the_floor_of_a_streaming_kernel_is_its_cost():
+    b = GraphBuilder()
+    graph = b.build(b.elementwise(b.input((4096, 1024)), op="neg"))
+    spec = Scheduler(graph, TEST_DEVICE).price((0,)).spec
+    cost = estimate(graph, spec, TEST_DEVICE)
+    assert cost.bound_by == "memory"
+    assert Floor(graph, TEST_DEVICE)((0,)) == cost.time_ps
+
+
+def test_the_floor_of_a_tpus_kernel_has_the_padding():
+    b = GraphBuilder()
+    graph = b.build(b.elementwise(b.elementwise(b.input((4096, 16, 64)), op="neg"), op="abs"))
+    cost = Scheduler(graph, TPU).price((0, 1)).cost
+    floor = Floor(graph, TPU)
+    assert floor.parts((0, 1), together=True)[1] == cost.hbm_bytes == 2 * 4096 * 16 * 128 * 4
+    assert floor.parts((0, 1))[1] == 2 * 4096 * 16 * 64 * 4  # XLA's own kernels pad nothing
+
+
+def test_bitcasts_alone_are_free():
+    graph = dict(programs())["only_a_bitcast"]
+    assert Floor(graph, TEST_DEVICE)((0,)) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(random_programs(), st.sampled_from(["h200", "tpu_v5e", "cpu"]), st.booleans(), st.data())
+def test_the_floors_of_many_groups_are_each_ones(g, device, copied, data):
+    device = get_device(device) if device != "cpu" else described_cpu()
+    copies = split(g, range(len(g.nodes))) if copied else None
+    graph = g if copies is None else copies.graph
+    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(graph.nodes) - 1, 1)), max_size=6)))
+    order = data.draw(st.permutations(range(len(graph.nodes))))
+    bounds = [0, *cuts, len(order)]
+    members = [tuple(sorted(order[a:b])) for a, b in itertools.pairwise(bounds) if b > a]
+    groups = data.draw(st.lists(st.integers(1, 2 ** len(members) - 1), min_size=1, max_size=20))
+    floor = Floor(graph, device)
+    nodes = [tuple(sorted(n for i in bits(mask) for n in members[i])) for mask in groups]
+    each = [(floor.one_kernel(group), floor.parts(group, together=True)[1]) for group in nodes]
+    assert Floors(floor, members).one_kernel(groups) == each
+
+
+@pytest.mark.parametrize("name", ["layernorm_grad", "gpt2_block_grad", "conv_block"])
+def test_the_floors_of_a_workloads_groups_are_each_ones(name):
+    """Of all sizes, with contractions and bitcasts among them."""
+    f, args = get_workload(name).build()
+    graph = lower(trace(f, *args)).graph
+    floor, rng = Floor(graph, get_device("h200")), random.Random(0)
+    members = [(n,) for n in range(len(graph.nodes))]
+    sets = [rng.sample(range(len(members)), rng.randint(1, len(members))) for _ in range(50)]
+    floors = Floors(floor, members).one_kernel([sum(1 << n for n in nodes) for nodes in sets])
+    for nodes, (least_ps, nbytes) in zip(sets, floors, strict=True):
+        group = tuple(sorted(nodes))
+        assert (least_ps, nbytes) == (floor.one_kernel(group), floor.parts(group, together=True)[1])

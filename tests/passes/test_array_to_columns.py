@@ -1,0 +1,152 @@
+"""Columns: large arrays of short rows are computed one array an element; results are the same."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.experimental.xla_metadata import set_xla_metadata
+
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.workloads import pairwise
+from tests.helpers.nest_cases import normal
+from tests.helpers.quickly import run_quickly
+from tests.schedule.test_regions import evaluated
+
+pytestmark = pytest.mark.one_python
+
+M, N = 9, 14
+X, Y, B = (np.float32(normal(*shape, seed=i)) for i, shape in enumerate([(M, 3), (N, 3), (N,)]))
+LARGE = 4 * M * N
+"""Bytes from which on an array is large here: that of all pairs."""
+
+
+def check(f, *args, splits=True):
+    """Compare ``f`` by columns with ``f``; or nothing is to be split."""
+    args = jax.tree.map(jnp.asarray, args)
+    lowered = lower(trace(f, *args))
+    new = by_columns(lowered, LARGE)
+    assert (new is not None) == splits
+    if new is None:
+        return
+    large = [a for a in new.avals if a.size > M * N]
+    assert not any(a.ndim and 1 < a.shape[-1] <= 4 for a in large), [str(a) for a in large]
+    results = run_quickly(lambda *arrays: evaluated(new, arrays), *args)
+    for got, want in zip(results, jax.tree.leaves(run_quickly(f, *args)), strict=True):
+        assert got.dtype == want.dtype
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def distances(x, y):
+    return ((x[:, None] - y[None]) ** 2).sum(-1)
+
+
+@pytest.mark.parametrize("name", ["gaussian_differences", "laplacian", "inverse_distance"])
+def test_pairwise(name):
+    f = getattr(pairwise, name)
+    check(f, X, Y, B)
+    check(lambda x, y, b, ct: jax.vjp(f, x, y, b)[1](ct), X, Y, B, normal(M, seed=3))
+
+
+def test_bodies():
+    points = normal(12, 3)
+    check(pairwise.nbody, points, abs(normal(12, seed=1)))
+    check(pairwise.nbody_energy_grad, points, abs(normal(12, seed=1)))
+
+
+@pytest.mark.parametrize("axes", [-1, 0, 1, (0, 2), (0, 1), (0, 1, 2)])
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.min, jnp.prod, jnp.mean])
+def test_reductions(reduce, axes):
+    check(lambda x, y: reduce(jnp.sin(x[:, None] - y[None]), axis=axes), X, Y)
+    check(lambda x, y: reduce(x[:, None] * y[None] + 2, axis=axes, keepdims=True), X, Y)
+
+
+@pytest.mark.parametrize("width", [2, 3, 4])
+def test_widths(width):
+    check(distances, normal(M, width), normal(N, width, seed=1))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32, np.uint8, np.bool_])
+def test_dtypes(dtype):
+    x, y = (np.asarray(a * 3).astype(dtype) for a in (X, Y))
+
+    def f(x, y):
+        apart = x[:, None] != y[None]
+        return jnp.where(apart, x[:, None] * 1.5, 0.5).sum(-1), apart.astype(jnp.int32).max(-1)
+
+    check(f, x, y)
+
+
+def test_operands_of_one_element_and_scalars():
+    scale = normal(1, 1, 3)
+    check(lambda x, y, s: (jnp.minimum(x[:, None] - y[None], 2.0) * s * s.sum()).sum(-1), X, Y, scale)
+    check(lambda x, y: ((x[:, None] - y[None]) * y.mean(-1, keepdims=True)[None]).sum(-1), X, Y)
+
+
+def test_special_values():
+    x = X.copy()
+    x[0], x[1, 1], x[2, 2] = np.nan, np.inf, -np.inf
+    check(lambda x, y: (x[:, None] - y[None]).max(-1), x, Y)
+    check(distances, x, Y)
+
+
+def test_one_array_read_by_columns_and_as_a_whole():
+    check(lambda x, y: (distances(x, y) * x.sum(), x * 2, x @ y.T), X, Y)
+
+
+KEY = jax.random.key(0)
+
+
+def set_apart(x, y):
+    z = (x[:, None] - y[None]) * 2
+    with set_xla_metadata(mark="1"):
+        return z.sum(-1)
+
+
+def refused():
+    long = normal(M, 5), normal(N, 5, seed=1)
+    half = X.astype(jnp.bfloat16), Y.astype(jnp.bfloat16)
+    return {
+        "long rows": (distances, *long),
+        "16 bits would be rounded after each column": (distances, *half),
+        "a result": (lambda x, y: x[:, None] - y[None], X, Y),
+        "reshaped": (lambda x, y: (x[:, None] - y[None]).reshape(M, -1).sum(1), X, Y),
+        "sorted": (lambda x, y: jnp.sort(x[:, None] - y[None])[..., 0], X, Y),
+        "read from memory": (lambda z: (z * 2).sum(-1), normal(M, N, 3)),
+        "keys": (
+            lambda k: jax.vmap(jax.vmap(jax.random.uniform))(jax.random.split(k, (N * M, 2))).sum(),
+            KEY,
+        ),
+        "set apart": (set_apart, X, Y),
+        "small": (lambda x: (x * 2).sum(-1), X),
+    }
+
+
+@pytest.mark.parametrize("why", refused())
+def test_left_alone(why):
+    check(*refused()[why], splits=False)
+
+
+_UNARY = (jnp.sin, jnp.abs, jnp.square, lambda x: x * 0.5, lambda x: jnp.where(x > 0, x, 0.1), jnp.tanh)
+_BINARY = (jnp.add, jnp.multiply, jnp.subtract, jnp.maximum)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
+def test_random_programs(choices):
+    def f(x, y):
+        pool = [x[:, None] + jnp.zeros_like(y), y[None] * jnp.ones_like(x)[:, None], x[:, None] - y[None]]
+        for kind, i, j in choices:
+            a, b = pool[i % len(pool)], pool[j % len(pool)]
+            pool.append(_UNARY[kind](a) if kind < 6 else _BINARY[kind - 6](a, b))
+        return pool[-1].sum(-1), pool[-2].sum((0, 1)), pool[len(pool) // 2].max(1)
+
+    lowered = lower(trace(f, X, Y))
+    new = by_columns(lowered, LARGE)
+    for got, want in zip(evaluated(new or lowered, (X, Y)), f(X, Y), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)

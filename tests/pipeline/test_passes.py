@@ -1,0 +1,106 @@
+"""The list of passes, and how the plans of equivalent programs are merged."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import pytest
+
+from costmodel import TEST_DEVICE
+from fuseplan import pipeline
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.attempt import Attempt
+from fuseplan.plan.options import Options
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.work import LATE
+
+X = jax.ShapeDtypeStruct((256, 512), "float32")
+
+
+def test_the_passes_in_order():
+    assert pipeline.PASSES == (
+        "trace", "lower", "rewrite",
+        "constrain", "search", "duplicate", "rematerialise", "fit_memory", "pack", "order", "assemble",
+        "check", "merge", "report",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["README.md", "CONTRIBUTING.md"])
+def test_the_flow_that_is_documented_is_the_list(file):
+    text = (Path(__file__).resolve().parents[2] / file).read_text()
+    (flow,) = re.findall(r"^trace → [^`]*?report$", text, re.MULTILINE)
+    assert tuple(re.findall(r"\w+", flow)) == pipeline.PASSES
+
+
+@pytest.fixture(scope="module")
+def found():
+    lowered = lower(trace(jax.nn.softmax, X))
+    attempt = Attempt(pipeline.plan_lowered(lowered, Options(TEST_DEVICE, "greedy")))
+    plan = replace(attempt.plan, bound_ps=attempt.plan.objective_ps - 10)
+    return replace(attempt, outcome=plan)
+
+
+def slower(attempt, bound_ps, notes=()):
+    """The same plan with a kernel twice: it takes longer."""
+    plan = attempt.plan
+    kernels = (*plan.kernels, plan.kernels[-1])
+    return replace(attempt, outcome=replace(plan, kernels=kernels, bound_ps=bound_ps, notes=notes))
+
+
+def test_the_faster_plan_wins_and_the_lower_bound_holds(found):
+    other = slower(found, found.plan.objective_ps - 1_000)
+    for best in (found.faster(other), other.faster(found)):
+        assert best.plan.kernels == found.plan.kernels
+        assert (best.plan.status, best.plan.bound_ps) == ("FEASIBLE", found.plan.objective_ps - 1_000)
+
+
+def test_of_equal_plans_the_first_wins(found):
+    other = replace(found, outcome=replace(found.plan, notes=("other",)))
+    assert found.faster(other).plan.notes == found.plan.notes
+    assert other.faster(found).plan.notes == ("other",)
+
+
+def test_a_bound_at_the_time_is_a_proof(found):
+    proven = replace(found, outcome=replace(found.plan, bound_ps=found.plan.objective_ps))
+    best = proven.faster(slower(found, found.plan.objective_ps + 7))
+    assert (best.plan.status, best.plan.bound_ps) == ("OPTIMAL", found.plan.objective_ps)
+    assert found.faster(slower(found, None)).plan.bound_ps is None
+
+
+def test_a_program_that_cannot_fit_bounds_nothing(found):
+    bound_ps = found.plan.bound_ps
+    impossible = Attempt(MemoryLimitError(100, 300, 200, 5))
+    assert impossible.faster(found).plan.bound_ps == bound_ps
+    unknown = Attempt(MemoryLimitError(100, 300, 50, 5))
+    assert unknown.faster(found).plan.bound_ps == 5
+    assert found.faster(unknown).plan.status == "FEASIBLE"
+
+
+def test_where_nothing_fits_both_errors_are_joined(found):
+    one = Attempt(MemoryLimitError(10, 300, 100))
+    other = Attempt(MemoryLimitError(10, 200, 150))
+    with pytest.raises(MemoryLimitError) as caught:
+        one.faster(other).required()
+    assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)
+
+
+def test_a_search_that_was_cut_short_is_noted_once(found):
+    note = f"{LATE} all equivalent programs had been searched"
+    assert found.cut_short("").plan.notes == found.plan.notes
+    cut = found.cut_short(LATE)
+    assert cut.plan.notes == (*found.plan.notes, note)
+    assert cut.ended == LATE
+    assert cut.cut_short(LATE) == cut
+    assert found.faster(slower(found, 0, notes=(note,))).plan.notes[-1] == note
+    failed = Attempt(MemoryLimitError(10, 300, 100)).cut_short(LATE)
+    assert failed.ended == LATE
+
+
+def test_a_bound_names_its_form_of_the_program(found):
+    assert found.bound_of("as traced").plan.stats.bound_of == "as traced"
+    failed = Attempt(MemoryLimitError(10, 300, 100))
+    assert failed.bound_of("as traced") == failed

@@ -1,0 +1,180 @@
+"""A program's plan is the same on a busy machine and an idle one, for any hash seed, and whatever is
+remembered; where the deadline or a limit of counted work cuts it short, it says so."""
+
+import os
+import random
+import subprocess
+import sys
+import time
+
+import pytest
+
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.search import cache
+from fuseplan.search.component import Starts, solve_component
+from fuseplan.search.grouping import Budget, Stopwatch, take_apart
+from fuseplan.support import work
+from fuseplan.support.errors import MemoryLimitError
+from fuseplan.support.work import LATE, LEAST_S, SPENT, Work, ended, limit_of, unlimited
+from tests.helpers.plan_process import PROGRAMS, digest, digests, planned, planned_together
+from tests.helpers.small_graphs import Bytes, graph
+
+pytestmark = pytest.mark.one_python
+
+CASES = [
+    ("layernorm_grad", "cpu"),
+    ("adam_update", "h200"),
+    ("gpt2_block", "tpu_v5e"),
+    ("norms", "h200"),
+    ("mlp", "h200"),
+    ("causal_attention_grad", "cpu"),
+]
+"""By groups, by packs, with values computed again, and within a limit of memory."""
+
+
+def in_process(times, seed, device):
+    environment = {**os.environ, "PYTHONHASHSEED": str(seed), "JAX_PLATFORMS": "cpu", "FUSEPLAN_CACHE": ""}
+    command = [sys.executable, "-m", "tests.helpers.plan_process", str(times), device]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+
+def test_a_busy_machine_and_another_hash_seed_plan_the_same():
+    idle, busy = in_process(1.0, 1, "h200"), in_process(3.0, 2, "h200")
+    assert len(idle.splitlines()) == len(PROGRAMS) + 1
+    assert idle == busy
+
+
+def test_what_is_remembered_is_what_would_be_found():
+    kept = cache.SolutionCache()
+    first = digests("tpu_v5e", kept)
+    assert len(kept) > 0
+    again = digests("tpu_v5e", kept)
+    assert first == again
+
+
+class Clock:
+    """Stands still for so many looks, then jumps far ahead, and goes on."""
+
+    def __init__(self, looks):
+        self.looks, self.looked = looks, 0
+
+    def __call__(self):
+        self.looked += 1
+        return 0.0 if self.looked <= self.looks else 1e6 + 1e-3 * self.looked
+
+
+def says(answer):
+    """Which limit cut a plan short, as it says itself."""
+    return answer.ended if isinstance(answer, MemoryLimitError) else ended(answer.notes)
+
+
+def assert_cut_is_told(monkeypatch, plan, n_cuts):
+    """The deadline at some looks at the clock: the plan is as without, or says that it is not."""
+
+    def cut(looks):
+        clock = Clock(looks)
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "monotonic", clock)
+            return plan(), clock.looked
+
+    whole, n_looks = cut(10**9)
+    assert says(whole) != LATE
+    early, late = range(min(n_cuts // 2, n_looks)), range(max(n_looks - 3, 0), n_looks)
+    anywhere = random.Random(0).sample(range(n_looks), min(n_cuts // 2, n_looks))
+    told = 0
+    for looks in sorted({*early, *anywhere, *late}):
+        answer, _ = cut(looks)
+        told += says(answer) == LATE
+        assert digest(answer) == digest(whole) or says(answer) == LATE, f"cut at look {looks}"
+    assert told > 0
+
+
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_a_plan_that_the_clock_cut_says_so(monkeypatch, name, device):
+    assert_cut_is_told(monkeypatch, lambda: planned(name, device), n_cuts=8)
+
+
+def test_components_that_the_clock_left_apart_say_so(monkeypatch):
+    assert_cut_is_told(monkeypatch, planned_together, n_cuts=200)
+
+
+@pytest.mark.parametrize(("name", "device"), CASES)
+def test_every_deadline_that_lets_the_search_end_gives_one_plan(monkeypatch, name, device):
+    monkeypatch.setattr(time, "monotonic", lambda: 0.0)
+    plans = [planned(name, device, deadline_s) for deadline_s in (1.0, LEAST_S, 60.0)]
+    assert not any(map(says, plans))
+    assert len(set(map(digest, plans))) == 1
+
+
+@pytest.mark.parametrize(("name", "device"), CASES[:-1])
+def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkeypatch, name, device):
+    kept = cache.SolutionCache()
+    whole = planned(name, device, kept=kept)
+    assert not says(whole)
+    told = 0
+    for limit in (1, 30_000):
+        with monkeypatch.context() as patch:
+            patch.setattr(work, "UNITS_PER_S", work.SHARE * limit / LEAST_S)
+            assert limit_of(LEAST_S) == limit
+            small = cache.SolutionCache()
+            cut = planned(name, device, kept=small)
+            # What a longer search has found is not known before a short one would find it.
+            assert digest(planned(name, device, kept=kept)) == digest(cut)
+        told += says(cut) == SPENT
+        assert digest(cut) == digest(whole) or says(cut) == SPENT, f"limit {limit}"
+        # Nor does a longer one take for found what a short one was left with.
+        assert digest(planned(name, device, kept=small)) == digest(whole)
+        kept = cache.SolutionCache()
+        planned(name, device, kept=kept)
+    assert told > 0
+
+
+def test_components_are_solved_together_by_counted_work():
+    whole, told = planned_together(), 0
+    assert whole.proof.joint is not None
+    for limit in (1, 500, 2_000, 5_000, 10_000, 20_000):
+        cut = planned_together(Budget(work=Work(limit)))
+        told += says(cut) == SPENT
+        assert digest(cut) == digest(whole) or says(cut) == SPENT
+    assert told > 0
+
+
+def large():
+    rng = random.Random(4)
+    n = 22
+    return graph("e" * n, [rng.sample(range(i), min(i, 2)) for i in range(n)])
+
+
+def solved_with(limit, monkeypatch, speed):
+    g = large()
+    (space,) = take_apart(g, PriceBook(g, Bytes(g, 5, 4))).kinds
+    space.book.work = Work(limit)
+    ticks = iter(range(10**9))
+    monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * speed)
+    found = solve_component(0, Starts([space]), Budget(), 1e12, Stopwatch())
+    return found, space
+
+
+@pytest.mark.parametrize("limit", [1, 2_000, 20_000, 100_000, 10**9])
+def test_counted_work_ends_a_search_at_the_same_place(monkeypatch, limit):
+    one, space = solved_with(limit, monkeypatch, 1e-6)
+    other, _ = solved_with(limit, monkeypatch, 100.0)
+    assert (one.groups, one.bound_ps, one.note) == (other.groups, other.bound_ps, other.note)
+    assert one.bound_ps <= space.total(one.groups).time_ps
+    if limit == 1:
+        assert one.optimal or one.note.startswith(SPENT)
+
+
+def test_a_short_deadline_does_not_change_what_is_counted():
+    assert limit_of(0.0) == limit_of(1.0) == limit_of(LEAST_S) < limit_of(2 * LEAST_S)
+    assert limit_of(LEAST_S) <= LEAST_S * 1e6 / 2, "a machine half as fast comes to the same end"
+
+
+def test_what_ended_first_is_said():
+    assert (Work(0).is_over, Work(0).why) == (True, SPENT)
+    late = Work(10, expires_at=time.monotonic())
+    assert (late.is_over, late.is_spent, late.why) == (True, False, LATE)
+    assert not unlimited().is_over
+    assert [ended(notes) for notes in ([], ["x"], [f"{SPENT} a"], [f"{SPENT} a", f"{LATE} b"])] == [
+        "", "", SPENT, LATE,
+    ]  # fmt: skip

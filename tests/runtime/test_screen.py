@@ -1,0 +1,250 @@
+"""What no tiled loop can gain in is run by ``jax.jit``'s own program, unplanned; what one may is planned."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from costmodel import calibrate as known_figures
+from fuseplan.frontend.trace import trace
+from fuseplan.plan.constraints import Constraints
+from fuseplan.runtime import derivative
+from fuseplan.runtime import primitive as call
+from fuseplan.runtime.screen import BUT_BODIES, RUNS_AS_JAX, is_screened, may_loop
+from fuseplan.settings import make_options
+from fuseplan.targets import calibrate
+from fuseplan.targets.calibrate import described_cpu
+from fuseplan.workloads import WORKLOADS, get_workload
+from tests.helpers import random_programs
+from tests.helpers.plans import plan_traced
+
+CPU = described_cpu()
+X = jnp.linspace(-1.0, 1.0, 12 * 12).reshape(12, 12)
+
+
+def has_loops(plan):
+    return any(kernel.spec.backend == "loops" for kernel in plan.kernels)
+
+
+def small(x):
+    y = jax.nn.softmax(jnp.tanh(x @ x))
+    y, _ = jax.lax.scan(lambda c, _: (jnp.sin(c @ x), None), y, None, length=3)
+    return jnp.where(y > 0, y, x).sum()
+
+
+def of_points(x):
+    """What the scores of 1,536 points need is more than the largest second-level caches of two cores."""
+    return (jax.nn.softmax(x @ x.T, axis=-1) @ x).sum(0)
+
+
+@pytest.fixture
+def unplanned(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("the program is planned")
+
+    monkeypatch.setattr(call, "planned", refuse)
+
+
+def random_case(seed):
+    """A generated program at sizes of which some have arrays as large as a nest keeps on chip."""
+    pick = random.Random(seed)
+    m, n = pick.choice([(17, 33), (1024, 768), (2048, 4096), (4096, 640)])
+    program, _ = random_programs.random_program(pick.choice, pick.choice([4, 8, 12]))
+    if pick.random() < 0.4:
+        return (m, n), program, [jax.ShapeDtypeStruct(s, "float32") for s in [(m, 1), (1, n), (m, n)]]
+
+    def f(x, y):  # The whole array is an intermediate, and results are vectors.
+        return [a.sum(-1) for a in program(x, y, jnp.sin(x * y))]
+
+    return (m, n), f, [jax.ShapeDtypeStruct(s, "float32") for s in [(m, 1), (1, n)]]
+
+
+def test_no_program_that_a_plan_puts_loops_into_is_handed_over(monkeypatch):
+    """And next to none is planned in vain for want of an offer: of 100 programs, both kinds occur."""
+    seen: Counter[tuple[bool, bool]] = Counter()
+    for seed in range(100):
+        (m, n), f, args = random_case(seed)
+        monkeypatch.setattr(random_programs, "M", m)
+        monkeypatch.setattr(random_programs, "N", n)
+        options = make_options(CPU, planner=("best_first", "greedy", "inductor")[seed % 3], deadline_s=2)
+        traced = trace(f, *args)
+        seen[may_loop(traced, options), has_loops(plan_traced(traced, options)[1])] += 1
+    assert not seen[False, True]
+    assert seen[False, False] > seen[True, False]
+    assert seen[True, True] > 0
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("name", sorted(WORKLOADS))
+def test_a_workload_with_loops_is_not_handed_over(name):
+    f, args = get_workload(name).build()
+    traced = trace(f, *args)
+    if len(traced.equations) > 300:
+        pytest.skip("planned elsewhere: layers are alike")
+    options = make_options(CPU, planner="best_first")
+    assert may_loop(traced, options) or not has_loops(plan_traced(traced, options)[1])
+
+
+def instructions(compiled):
+    """What XLA made of a program, whatever things are called and in which order they stand."""
+    lines = re.findall(r"^\s*(?:ROOT )?%[^\n]*", compiled.as_text(), re.M)
+    plain = (re.sub(r"metadata=\{[^}]*\}|origin=\{\{.*?\}\}|%[\w.\-]+", "", line) for line in lines)
+    return Counter(line.strip(" ,") for line in plain)
+
+
+TRANSFORMED = {
+    "plain": lambda f: f,
+    "gradient": jax.grad,
+    "gradients of a batch": lambda f: jax.vmap(jax.grad(f)),
+    "in a jit": lambda f: jax.jit(lambda x: 2 * jax.jit(f)(x)),
+}
+
+
+@pytest.mark.parametrize("name", TRANSFORMED)
+def test_what_is_handed_over_is_the_program_that_jax_compiles(name, unplanned):
+    f = TRANSFORMED[name](small)
+    x = jnp.stack([X, 2 * X]) if "batch" in name else X
+    ours, plain = (g.lower(x).compile() for g in (fuseplan.jit(f, device=CPU), jax.jit(f)))
+    assert instructions(ours) == instructions(plain)
+    assert ours.memory_analysis().temp_size_in_bytes == plain.memory_analysis().temp_size_in_bytes
+    jax.tree.map(np.testing.assert_array_equal, ours(x), plain(x))
+
+
+def test_constants_are_seen_where_jax_shows_them(unplanned):
+    c = jnp.array([3.0, 5.0, 7.0])
+    f = lambda x: jnp.sin(x / c).sum()  # noqa: E731
+    ours, plain = (g.lower(c).as_text() for g in (fuseplan.jit(f, device=CPU), jax.jit(f)))
+    assert ours == plain
+
+
+@pytest.mark.parametrize("inside", [fuseplan.jit, lambda f, **_: f], ids=["fused", "plain"])
+def test_a_fused_function_is_traced_once(inside, unplanned):
+    traced = []
+
+    def f(x):
+        traced.append(x)
+        return small(x)
+
+    fuseplan.jit(inside(f, device=CPU), device=CPU)(X)
+    assert len(traced) == 1
+
+
+def test_the_derivative_of_what_is_handed_over_is_not_planned(monkeypatch):
+    planners = []
+
+    def noted(flat, settings):
+        planners.append(settings.options.planner)
+        return plan_traced(flat, settings.options)[1]
+
+    monkeypatch.setattr(derivative, "planned", noted)
+    f = fuseplan.jit(small, device=CPU)
+    for transform in (jax.grad, lambda f: jax.jit(jax.grad(f)), lambda f: lambda x: jax.vjp(f, x)[1](1.0)[0]):
+        np.testing.assert_allclose(transform(f)(X), jax.grad(small)(X), rtol=1e-5, atol=1e-6)
+    assert planners
+    assert set(planners) == {"unfused"}
+    assert f.plan_vjp(X).plan.planner == "solver"
+
+
+def test_a_derivative_with_something_to_gain_is_planned(monkeypatch):
+    planners = []
+    monkeypatch.setattr(
+        derivative,
+        "planned",
+        lambda flat, s: (planners.append(s.options.planner), plan_traced(flat, s.options)[1])[1],
+    )
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    jax.jit(jax.grad(lambda x: fuseplan.jit(of_points, device=CPU)(x).sum())).lower(x)
+    assert planners == ["solver"]
+
+
+def test_options_of_jit_hold_for_what_is_handed_over(unplanned):
+    def f(x, tree, n):
+        return {"y": x * n + tree["b"][0], "n": n}
+
+    ours = fuseplan.jit(f, device=CPU, static_argnums=2, donate_argnums=0)
+    plain = jax.jit(f, static_argnums=2, donate_argnums=0)
+    args = {"b": [jnp.ones(12), None]}
+    x, y = jnp.array(X), jnp.array(X)
+    jax.tree.map(np.testing.assert_array_equal, ours(x, args, 3), plain(y, args, 3))
+    assert x.is_deleted() == y.is_deleted()
+    assert ours.trace(X, args, 3).out_info == plain.trace(X, args, 3).out_info
+
+
+def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    asked = []
+
+    def noted(flat, settings):
+        asked.append(flat)
+        return plan_traced(flat, settings.options)[1]
+
+    monkeypatch.setattr(call, "planned", noted)
+    f = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
+    fuseplan.jit(f, device=CPU).lower(x)
+    assert [any(e.primitive.name == "scan" for e in flat.equations) for flat in asked] == [False]
+
+
+def test_a_plan_says_where_the_call_runs_another_program():
+    assert any(note == RUNS_AS_JAX for note in fuseplan.jit(jnp.sin, device=CPU).plan(X).notes)
+    assert not any(
+        note.startswith(RUNS_AS_JAX) for note in fuseplan.jit(jnp.sin, device="h200").plan(X).notes
+    )
+    n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
+    x = jax.ShapeDtypeStruct((n, 8), "float32")
+    scanned = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
+    assert RUNS_AS_JAX + BUT_BODIES in fuseplan.jit(scanned, device=CPU).plan(x).notes
+    plan = fuseplan.jit(of_points, device=CPU).plan(x)
+    assert has_loops(plan)
+    assert not any(note.startswith(RUNS_AS_JAX) for note in plan.notes)
+
+
+def test_two_programs_that_are_one_are_not_timed(unplanned):
+    f = fuseplan.jit(small, device=CPU, measure=True)
+    np.testing.assert_array_equal(f(X), jax.jit(small)(X))
+    found = f.measured(X)
+    assert (found.kept, found.fused_ms, found.plain_ms) == ("plain", None, None)
+
+
+def test_what_asks_for_more_than_offers_is_planned():
+    assert is_screened(make_options(CPU))
+    assert not is_screened(make_options(CPU, strict=True))
+    assert not is_screened(make_options(CPU, constraints=Constraints(max_group_size=2)))
+    assert not is_screened(make_options("h200"))
+
+
+def test_a_planner_of_the_users_own_is_asked(monkeypatch):
+    asked = []
+
+    def own(graph, pricing, budget):
+        asked.append(graph)
+        return fuseplan.planners.get_planner("greedy")(graph, pricing, budget)
+
+    monkeypatch.setattr(fuseplan.planners, "_PLANNERS", {**fuseplan.planners._PLANNERS, "own": own})
+    fuseplan.jit(small, device=CPU, planner="own")(X)
+    assert asked
+
+
+def test_nothing_is_measured_where_nothing_can_gain(tmp_path, monkeypatch):
+    """A first call on a new machine, with and without a derivative, waits for no calibration."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(known_figures, "_memory", {})
+    asked = []
+    monkeypatch.setattr(
+        calibrate, "measure", lambda limit_s: asked.append(limit_s) or calibrate.unmeasured_cpu()
+    )
+    x = jnp.arange(12.0).reshape(3, 4)
+    fast = fuseplan.jit(lambda x: jnp.tanh(x @ x.T).sum())
+    np.testing.assert_allclose(fast(x), jnp.tanh(x @ x.T).sum(), rtol=1e-6)
+    np.testing.assert_allclose(jax.grad(fast)(x), jax.grad(lambda x: jnp.tanh(x @ x.T).sum())(x), rtol=1e-6)
+    assert not asked
+    fast.plan(x)  # has prices
+    assert asked
