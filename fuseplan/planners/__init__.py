@@ -19,8 +19,8 @@ from fuseplan.planners import (
     xla_priority,
 )
 from fuseplan.schedule.pricing import Pricing
-from fuseplan.search import best_first, greedy, unfused
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
+from fuseplan.search.heuristics import best_first, greedy, unfused
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 
 
@@ -40,9 +40,9 @@ class ProgramPlanner:
 
 
 _PLANNERS: dict[str, PlanGroups] = {
-    "unfused": unfused.plan_groups,
-    "greedy": greedy.plan_groups,
-    "best_first": best_first.plan_groups,
+    "unfused": unfused,
+    "greedy": greedy,
+    "best_first": best_first,
     "tvm_fuse_ops": tvm_fuse_ops.plan_groups,
     "nnc_tensorexpr": nnc_tensorexpr.make_planner(),
     "inductor": inductor.plan_groups,

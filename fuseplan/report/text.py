@@ -14,7 +14,7 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.notes import all_notes
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.unfused import plan_groups
+from fuseplan.search.heuristics import unfused
 from fuseplan.support.format import (
     TIED,
     bytes_text,
@@ -138,7 +138,7 @@ def unfused_plan(plan: FusionPlan) -> FusionPlan:
     """The same program on the same device with each operation once, in a kernel of its own."""
 
     graph = whole(plan.graph)
-    grouping = plan_groups(graph, Scheduler(graph, plan.device))
+    grouping = unfused(graph, Scheduler(graph, plan.device))
     return FusionPlan(graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fuseplan.schedule.pricing import Price
-from fuseplan.search import best_first
+from fuseplan.search.heuristics import best_first_groups
 from fuseplan.search.set_partitioning import minimum_cut
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import connected
@@ -27,7 +27,7 @@ def merge(space: Space) -> list[Mask] | None:
     sides = divided(space)
     if len(sides) < 2:
         return None
-    apart = best_first.merge(space, sides)
+    apart = best_first_groups(space, sides)
     groups: list[Mask] = []
     for side in sides:
         smaller = [mask for mask in apart if mask & side]

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fuseplan.schedule.pricing import Price
-from fuseplan.search import best_first
-from fuseplan.search.grouping import with_offers
+from fuseplan.search.heuristics import better, heuristic_plan
 from fuseplan.search.result import FAILURES, MAX_ROUNDS, Solved, ended_note, failure, where
 from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 from fuseplan.search.space import Mask, Space
@@ -162,14 +161,3 @@ def _prove(
             forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))
     note = f"{space.n} operations from {where(space)} on kept waiting for each other: heuristic groups"
     return Solved(best, bound, False, cost, duals, note)
-
-
-def heuristic_plan(space: Space) -> list[Mask]:
-    """A good plan, found without enumerating groups."""
-    singles = space.singles
-    return better(space, singles, with_offers(space, best_first.merge(space)))
-
-
-def better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
-    """The cheaper of two partitions; the first where they are equal."""
-    return other if space.total(other) < space.total(one) else one

@@ -8,10 +8,16 @@ from costmodel.graph import Graph
 from fuseplan.plan.certificate import Part, Proof
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search import axis_cut as by_axis
-from fuseplan.search import best_first, greedy
 from fuseplan.search.candidates import Candidates, enumerate_groups
-from fuseplan.search.column_pricing import better, heuristic_plan, search
-from fuseplan.search.grouping import Budget, Parts, Stopwatch, heuristic_groups, order_groups, place
+from fuseplan.search.column_pricing import search
+from fuseplan.search.grouping import Budget, Parts, Stopwatch, order_groups, place
+from fuseplan.search.heuristics import (
+    best_first_groups,
+    better,
+    greedy_groups,
+    heuristic_groups,
+    heuristic_plan,
+)
 from fuseplan.search.presolve import absorb_moves, absorb_renames, contract, runs_of_twins
 from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
 from fuseplan.search.space import Mask, Space
@@ -31,7 +37,7 @@ _MANY_GROUPS = 4_000
 its floor, and interchangeable operations are told apart no more: a training step's largest has half
 as many. What is proven of intervals of twins cannot be verified without the solver."""
 
-HEURISTICS = {"best_first": best_first, "greedy": greedy}
+HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
 
 
@@ -62,7 +68,7 @@ class Starts:
             work = self.spaces[kind].book.work
             with work.uncounted():
                 before = work.spent
-                self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name].merge)
+                self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name])
                 self.work[kind] += work.spent - before
             if self.spaces[kind].book.was_late:
                 self._cut.add((kind, name))

@@ -12,7 +12,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
-from fuseplan.schedule.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.search.cache import SolutionCache, current
 from fuseplan.search.components import (
     Component,
@@ -27,7 +27,7 @@ from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
 from fuseplan.support.errors import Verdict
-from fuseplan.support.work import LATE, Work
+from fuseplan.support.work import Work
 
 MAX_GROUPS = 40_000
 """Candidate groups of one component: the right-hand side of the shallow-water equations has 34,000,
@@ -118,11 +118,6 @@ class Grouping:
 
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""
-
-CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
-
-_LARGE = 1_000
-"""Operations of a component that a heuristic merges in rounds rather than one by one."""
 
 _AT_ONCE_S = 1e-6
 """What is left of a deadline that has passed: 0 would say that none was wanted."""
@@ -215,70 +210,6 @@ def _saving(book: PriceBook, group: Nodes) -> int:
 def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:
     """The cost of groups that all have a price."""
     return total_of(map(book.price, groups))
-
-
-def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
-    """``groups`` with each offered group that is cheaper than what it replaces; a group that
-    it takes only a part of falls into its nodes."""
-    for offer in space.offers:
-        if not isinstance(space.price(offer), Price):
-            continue
-        apart = [mask for mask in groups if mask & offer]
-        rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
-        new = [mask for mask in groups if not mask & offer] + [offer, *rest]
-        if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
-            groups = new
-    return groups
-
-
-def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
-    """A heuristic's groups of a component; where the component is large, or the deadline cut the heuristic
-    short, a single kernel if that is better."""
-    if space.is_ideal:
-        return [space.everything]
-    together = space.known_price(space.everything)
-    if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
-        # There is no time to merge so many.
-        singles = space.singles
-        return [space.everything] if _is_cheaper(space, together, singles) else singles
-    groups = with_offers(space, merge(space))
-    may_be_better = space.n >= _LARGE or space.book.was_late
-    if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
-        return [space.everything]
-    return groups
-
-
-def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:
-    """Whether ``price`` is below that of ``groups``, of which no more are priced than it takes to tell."""
-    total = FREE
-    return any(price < (total := total_of((total, space.price(mask)))) for mask in groups)
-
-
-def plan_apart(
-    graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]], budget: Budget | None = None
-) -> Grouping:
-    """Plan each distinct component by ``merge`` and join the results: the frame of the
-    heuristic planners."""
-    watch = Stopwatch()
-    book = PriceBook(graph, pricing)
-    budget = budget or Budget()
-    book.expires_at = watch.started + budget.deadline_s
-    book.work = budget.work or book.work
-    parts = take_apart(graph, book)
-    watch.lap("partition")
-    merged = [heuristic_groups(space, merge) for space in parts.kinds]
-    watch.lap("merge")
-    groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
-    ordered, broken = break_cycles(graph, book, groups)
-    kernels = tuple(book.kernel(g) for g in ordered)
-    watch.lap("join")
-    notes = [f"{broken} groups that would wait for each other were taken apart"] if broken else []
-    notes += [CUT_SHORT] if book.was_late else []
-    stats = PlanStats(
-        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
-    )
-    refusals = parts.crossable.refusals
-    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.column_pricing import better, search
+from fuseplan.search.column_pricing import search
+from fuseplan.search.heuristics import better
 from fuseplan.search.presolve import fold
 from fuseplan.search.result import FAILURES
 from fuseplan.search.space import Mask, Space

@@ -21,7 +21,7 @@ from fuseplan.planners import planner_names
 from fuseplan.planners.hlo import compiled
 from fuseplan.report.text import bound_lines, status_text
 from fuseplan.runtime import compare as contest
-from fuseplan.search import greedy
+from fuseplan.search.heuristics import greedy
 from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidArgumentError, MismatchError
 from fuseplan.workloads import get_workload
@@ -95,7 +95,7 @@ def test_every_planner_that_decides_is_given_the_rewrites():
 
 def test_a_registered_planner_is_given_the_rewrites(monkeypatch):
     monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
-    fuseplan.register_planner("mine", greedy.plan_groups)
+    fuseplan.register_planner("mine", greedy)
     f, args = get_workload("layernorm_grad").build()
     frame = fuseplan.compare(f, device="h200", planners=("mine", "greedy"))(*args)
     assert frame.time_us[0] == frame.time_us[1]

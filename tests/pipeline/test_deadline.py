@@ -140,7 +140,7 @@ def test_a_heuristic_that_the_deadline_cut_is_named_so(monkeypatch):
         assert space.book.has_expired()
         return space.singles
 
-    monkeypatch.setattr(component.best_first, "merge", cut)
+    monkeypatch.setitem(component.HEURISTICS, "best_first", cut)
     monkeypatch.setattr(time, "monotonic", lambda: looks[-1])
     plan = SOLVE(g, Bytes(g), Budget(10.0))
     assert_legal(g, plan)

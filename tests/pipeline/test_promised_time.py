@@ -11,9 +11,8 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import best_first
 from fuseplan.search.grouping import take_apart
-from fuseplan.search.merging import Merging
+from fuseplan.search.heuristics import Merging, best_first_groups
 from fuseplan.search.nogoods import Monotone
 from fuseplan.settings import make_options
 from fuseplan.support.bitset import bits, pick, transposed
@@ -44,7 +43,7 @@ def test_a_long_chain_is_looked_at_a_few_times_for_each_doubling():
     looked = []
     for n in (3_000, 6_000):
         (space,) = spaces(chain(n))
-        groups = best_first.merge(space)
+        groups = best_first_groups(space)
         assert sum(mask.bit_count() for mask in groups) == space.n
         assert len(groups) < 20
         looked.append(space.book.looked)
@@ -53,7 +52,7 @@ def test_a_long_chain_is_looked_at_a_few_times_for_each_doubling():
 
 def test_a_fan_becomes_few_kernels():
     (space,) = spaces(fan(300))
-    groups = best_first.merge(space)
+    groups = best_first_groups(space)
     assert space.total(groups).time_ps * 5 < space.total(space.singles).time_ps
 
 
@@ -65,7 +64,7 @@ def test_heuristics_do_the_same_after_their_deadline_on_any_machine(monkeypatch)
         monkeypatch.setattr(time, "monotonic", lambda ticks=ticks, speed=speed: 1e6 + next(ticks) * speed)
         (space,) = spaces(web(600))
         space.book.expires_at = 0.0
-        found.append(best_first.merge(space))
+        found.append(best_first_groups(space))
     assert found[0] == found[1]
 
 

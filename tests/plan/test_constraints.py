@@ -315,7 +315,7 @@ def test_a_planner_from_outside_obeys(monkeypatch):
     from fuseplan import planners
 
     monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))
-    fuseplan.register_planner("mine", planners.unfused.plan_groups)
+    fuseplan.register_planner("mine", planners.unfused)
     plan = make("mine", must_fuse=["attention"])
     assert shared(plan, EXP, DIV)
     assert not shared(plan, DIV, TANH)

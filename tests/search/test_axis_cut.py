@@ -11,8 +11,8 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search import axis_cut as by_axis
-from fuseplan.search import best_first
 from fuseplan.search.grouping import take_apart
+from fuseplan.search.heuristics import best_first_groups
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.workloads.stress import fan_out, random_sums
@@ -52,7 +52,7 @@ def test_what_no_single_move_finds_is_found():
     scheduler, space = largest(f, ARRAY)
     groups = by_axis.merge(space)
     assert len(groups) == 2
-    assert space.total(groups).time_ps < space.total(best_first.merge(space)).time_ps / 2
+    assert space.total(groups).time_ps < space.total(best_first_groups(space)).time_ps / 2
     plan = get_planner("solver")(scheduler.graph, scheduler, Budget(max_groups=2_000))
     assert sum(kernel.cost.time_ps for kernel in plan.kernels) <= space.total(groups).time_ps
     assert plan.status == "FEASIBLE"

@@ -12,7 +12,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import scalar_hubs as hubs
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import best_first
+from fuseplan.search.heuristics import best_first
 from fuseplan.settings import make_options
 from fuseplan.verify.report import VERIFIED, verify_plan
 from fuseplan.workloads.stress import STRESS
@@ -32,7 +32,7 @@ def test_plans_across_a_hub_can_be_faster_and_no_less_than_the_note_says(device,
     assert told is not None
     time_ps = sum(kernel.cost.time_ps for kernel in plan.kernels)
     monkeypatch.setattr(hubs, "MAX_PORTS", 10**9)
-    across_ps = sum(kernel.cost.time_ps for kernel in best_first.plan_groups(graph, scheduler).kernels)
+    across_ps = sum(kernel.cost.time_ps for kernel in best_first(graph, scheduler).kernels)
     assert float(told[1].replace(",", "")) * 1e6 <= across_ps * 1.01, "three digits of it are told"
     assert across_ps < time_ps, "the space without such plans would lose nothing"
 

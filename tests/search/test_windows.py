@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.column_pricing import heuristic_plan
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import Budget
+from fuseplan.search.heuristics import heuristic_plan
 from fuseplan.search.space import Space
 from fuseplan.search.windows import _window, connected, improve
 from fuseplan.support.bitset import bits

@@ -402,7 +402,7 @@ import fuseplan, fuseplan.cli
 def broken(*args, **kwargs):
     raise AssertionError("the verifier called what makes plans")
 makers = ("planners", "search.presolve", "search.candidates", "search.nogoods", "search.set_partitioning",
-          "search.space", "search.merging")
+          "search.space", "search.heuristics")
 for maker in makers:
     assert f"fuseplan.{maker}" in sys.modules
 for name, module in list(sys.modules.items()):

@@ -1,0 +1,330 @@
+"""Heuristic planners, and the groups that they make of one component.
+
+``unfused`` makes one kernel of each operation. ``greedy`` fuses edge by edge in topological order, as fusing
+compilers do: a consumer joins its producer's group if the result is legal and costs no more than the two
+apart. It never revises a decision, so the result depends on the order of operations, as TorchInductor's does
+(pytorch#142316). ``best_first`` takes the merge that saves the most from a queue, as XLA's priority fusion
+does, but merges pairs of groups and compares real prices; it skips a queue entry whose groups have changed.
+
+A group that grows by one operation at a time is priced anew each time, which takes time quadratic in its
+size. So after ``MAX_LOOKED`` positions both heuristics merge the rest in rounds (``_merge_in_rounds``).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+
+from costmodel.graph import Graph
+from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
+from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, place, take_apart
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import execution_order
+from fuseplan.support.work import LATE
+
+MAX_LOOKED = 20_000
+"""Positions in the groups that a heuristic looks at before it merges in rounds: about half a second of work,
+and sixteen times what the largest component of the workloads needs."""
+
+_TRIED = 4
+"""Neighbours, the smallest first, with which a round prices each group."""
+
+_LARGE = 1_000
+"""Operations of a component that may be left unmerged, or be one kernel, where the deadline has passed."""
+
+CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
+
+
+def unfused(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """One kernel for each operation, in the order of the graph. ``budget`` is not needed."""
+    watch = Stopwatch()
+    book = PriceBook(graph, pricing)
+    kernels = tuple(book.kernel((node.id,)) for node in graph.nodes)
+    watch.lap("join")
+    n = len(graph.nodes)
+    return Grouping(kernels, stats=PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items())))
+
+
+def greedy(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """Greedy fusion, until the deadline of ``budget``."""
+    return _plan_apart(graph, pricing, greedy_groups, budget)
+
+
+def best_first(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+    """Best-first fusion, until the deadline of ``budget``."""
+    return _plan_apart(graph, pricing, best_first_groups, budget)
+
+
+def _plan_apart(
+    graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]], budget: Budget | None = None
+) -> Grouping:
+    """Plan each distinct component by ``merge`` and put the groups in order."""
+    watch = Stopwatch()
+    book = PriceBook(graph, pricing)
+    budget = budget or Budget()
+    book.expires_at = watch.started + budget.deadline_s
+    book.work = budget.work or book.work
+    parts = take_apart(graph, book)
+    watch.lap("partition")
+    merged = [heuristic_groups(space, merge) for space in parts.kinds]
+    watch.lap("merge")
+    groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
+    ordered, broken = break_cycles(graph, book, groups)
+    kernels = tuple(book.kernel(g) for g in ordered)
+    watch.lap("join")
+    notes = [f"{broken} groups that would wait for each other were taken apart"] if broken else []
+    notes += [CUT_SHORT] if book.was_late else []
+    stats = PlanStats(
+        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
+    )
+    refusals = parts.crossable.refusals
+    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)
+
+
+def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:
+    """A heuristic's groups of a component; where the component is large, or the deadline cut the heuristic
+    short, a single kernel if that is better."""
+    if space.is_ideal:
+        return [space.everything]
+    together = space.known_price(space.everything)
+    if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
+        # There is no time to merge so many.
+        singles = space.singles
+        return [space.everything] if _is_cheaper(space, together, singles) else singles
+    groups = with_offers(space, merge(space))
+    may_be_better = space.n >= _LARGE or space.book.was_late
+    if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
+        return [space.everything]
+    return groups
+
+
+def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:
+    """Whether ``price`` is below that of ``groups``, of which no more are priced than it takes to tell."""
+    total = FREE
+    return any(price < (total := total_of((total, space.price(mask)))) for mask in groups)
+
+
+def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
+    """``groups`` with each offered group that is cheaper than what it replaces; a group that
+    it takes only a part of falls into its nodes."""
+    for offer in space.offers:
+        if not isinstance(space.price(offer), Price):
+            continue
+        apart = [mask for mask in groups if mask & offer]
+        rest = [1 << i for mask in apart for i in bits(mask & ~offer)]
+        new = [mask for mask in groups if not mask & offer] + [offer, *rest]
+        if space.total([offer, *rest]) < space.total(apart) and space.can_run(new):
+            groups = new
+    return groups
+
+
+def heuristic_plan(space: Space) -> list[Mask]:
+    """A good plan, found without enumerating groups."""
+    singles = space.singles
+    return better(space, singles, with_offers(space, best_first_groups(space)))
+
+
+def better(space: Space, one: list[Mask], other: list[Mask]) -> list[Mask]:
+    """The cheaper of two partitions; the first where they are equal."""
+    return other if space.total(other) < space.total(one) else one
+
+
+def greedy_groups(space: Space) -> list[Mask]:
+    """Greedy groups of one component; where ``space.book`` is late, those that were made until then."""
+    merging = Merging(space)
+    for v in range(space.n):
+        for u in space.producers[v]:
+            if merging.looked > MAX_LOOKED:
+                _merge_in_rounds(merging)
+                return merging.groups()
+            if space.book.is_late():
+                return merging.groups()
+            a, b = merging.owner[u], merging.owner[v]
+            if a != b and merging.saving(a, b) is not None and not merging.deadlocks(a, b):
+                merging.merge(a, b)
+    return merging.groups()
+
+
+def best_first_groups(space: Space, sides: Sequence[Mask] = ()) -> list[Mask]:
+    """Best-first groups of one component, none of which holds positions of two ``sides``; where
+    ``space.book`` is late, those that were made until then.
+
+    A merge is queued with what it saves at most, and priced when it comes first: most are
+    overtaken by others and never are.
+    """
+    merging = Merging(space)
+    queue: list[tuple[tuple[int, int, int], bool, Mask, Mask]] = []
+
+    def offer(a: Mask, b: Mask, priced: bool) -> None:
+        if _is_apart(a, b, sides):
+            return
+        saving = merging.saving(a, b) if priced else merging.saving_at_most(a, b)
+        if saving is not None:
+            most = (-saving[0], -saving[1], -saving[2])
+            heapq.heappush(queue, (most, priced, min(a, b), max(a, b)))
+
+    for u, v in space.component.edges + space.component.siblings:
+        if merging.owner[u] != merging.owner[v]:
+            if merging.looked > MAX_LOOKED or space.book.is_late():
+                break
+            offer(merging.owner[u], merging.owner[v], False)
+    while queue and merging.looked <= MAX_LOOKED and not space.book.is_late():
+        _, priced, a, b = heapq.heappop(queue)
+        if a not in merging.reach or b not in merging.reach or merging.deadlocks(a, b):
+            continue
+        if not priced:
+            offer(a, b, True)
+            continue
+        both = merging.merge(a, b)
+        for other in sorted(merging.neighbours(both)):
+            if merging.looked > MAX_LOOKED or space.book.is_late():
+                break
+            offer(both, other, False)
+    if merging.looked > MAX_LOOKED:
+        _merge_in_rounds(merging, sides)
+    return merging.groups()
+
+
+def _merge_in_rounds(merging: Merging, sides: Sequence[Mask] = ()) -> None:
+    """Merge each group with the neighbour that saves the most, once a round, until no merge gains or
+    ``Merging.space``'s book is late."""
+    book = merging.space.book
+    refused: set[Mask] = set()
+    """Unions that are illegal or lose."""
+    gains = True
+    while gains:
+        gains = False
+        merged: set[Mask] = set()
+        for group in merging.groups():
+            if group not in merging.reach or group in merged:
+                continue
+            near = [other for other in merging.neighbours(group) if other not in merged]
+            near = [other for other in near if group | other not in refused]
+            near.sort(key=lambda mask: (mask.bit_count(), mask))
+            best: tuple[tuple[int, int, int], Mask] | None = None
+            for other in near[:_TRIED]:
+                if book.is_late():
+                    return
+                saving = None if _is_apart(group, other, sides) else merging.saving(group, other)
+                if saving is None:
+                    refused.add(group | other)
+                elif (best is None or saving > best[0]) and not merging.deadlocks(group, other):
+                    best = saving, other
+            if best is not None:
+                merged.add(merging.merge(group, best[1]))
+                gains = True
+
+
+def _is_apart(a: Mask, b: Mask, sides: Sequence[Mask]) -> bool:
+    return any(a & side and not b & side for side in sides)
+
+
+class Merging:
+    """Groups of a component, at first one an operation. A group is named by its mask.
+
+    The groups are kept in an order in which they could run. Only what stands between two groups in that
+    order can wait for one and be waited for by the other, so that a merge of two groups is tested and
+    made without looking at the rest (as Pearce and Kelly, "A dynamic topological sort algorithm for
+    directed acyclic graphs", JEA 2007, keep an order).
+    """
+
+    def __init__(self, space: Space) -> None:
+        self.space = space
+        self.owner: list[Mask] = [0] * space.n
+        self.reach: dict[Mask, Mask] = {}
+        """For each group, the positions that wait for one of its members."""
+        self.looked = 0
+        """Positions in all groups that were asked about: a count of the work done."""
+        singles = space.singles
+        for group in singles:
+            reach = 0
+            for i in bits(group):
+                self.owner[i] = group
+                reach |= space.below[i]
+            self.reach[group] = reach & ~group
+        several = len(singles) < space.n  # else the order of positions is one
+        self._order = [singles[g] for g in execution_order(space.followers(singles))] if several else singles
+        self._place = {group: k for k, group in enumerate(self._order)}
+
+    def groups(self) -> list[Mask]:
+        """The groups as they are now, by lowest member."""
+        return sorted(self.reach, key=lambda mask: mask & -mask)
+
+    def saving(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+        """What merging saves in each objective; None if it is illegal or a loss."""
+        both = a | b
+        self._count(both)
+        if not self._allowed(both):
+            return None
+        price, apart = self.space.price(both), self.space.total((a, b))
+        if not isinstance(price, Price) or apart < price:
+            return None
+        return (
+            apart.time_ps - price.time_ps,
+            apart.hbm_bytes - price.hbm_bytes,
+            apart.kernels - price.kernels,
+        )
+
+    def saving_at_most(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+        """No less than ``saving``, without pricing the two together."""
+        both = a | b
+        self._count(both)
+        apart = self.space.total((a, b))
+        known = self.space.known_price(both)
+        least_ps = self.space.least(both) if known is None else 0
+        if known is not None or apart.time_ps < least_ps:
+            return self.saving(a, b) if known is not None else None
+        return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self._allowed(both) else None
+
+    def _count(self, both: Mask) -> None:
+        size = both.bit_count()
+        self.looked += size
+        self.space.book.looked += size
+
+    def _allowed(self, both: Mask) -> bool:
+        space = self.space
+        return not space.clashes(both) and not space.refused(both, space.crossing(both))
+
+    def neighbours(self, group: Mask) -> set[Mask]:
+        """The groups that share an edge or an array with ``group``."""
+        border: Mask = 0
+        for i in bits(group):
+            border |= self.space.neighbours[i]
+        return {self.owner[i] for i in bits(border & ~group)}
+
+    def deadlocks(self, a: Mask, b: Mask) -> bool:
+        """Whether a third group waits for one of the two and is waited for by the other."""
+        first, last = sorted((self._place[a], self._place[b]))
+        start, goal = self._order[first], self._order[last]
+        waiting = self.reach[start]
+        for group in self._order[first + 1 : last]:
+            if group & waiting:
+                if self.reach[group] & goal:
+                    return True
+                waiting |= self.reach[group]
+        return False
+
+    def merge(self, a: Mask, b: Mask) -> Mask:
+        """Make the two groups one; they must not deadlock."""
+        both = a | b
+        first, last = sorted((self._place.pop(a), self._place.pop(b)))
+        waiting = self.reach[self._order[first]]
+        before: list[Mask] = []
+        after: list[Mask] = []
+        for group in self._order[first + 1 : last]:
+            if group & waiting:
+                waiting |= self.reach[group]
+                after.append(group)
+            elif group:
+                before.append(group)
+        moved = [*before, both, *after]
+        # Places that are left over hold the empty group.
+        self._order[first : last + 1] = [0] * (last + 1 - first - len(moved)) + moved
+        for k, group in enumerate(moved, last + 1 - len(moved)):
+            self._place[group] = k
+        self.reach[both] = (self.reach.pop(a) | self.reach.pop(b)) & ~both
+        for i in bits(both):
+            self.owner[i] = both
+        return both
