@@ -19,7 +19,7 @@ The arrays that a group of operations reads and writes.
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
 
@@ -347,31 +347,76 @@ def arrays_of(graph: Graph) -> list[int]:
     return array
 
 
+Item = tuple[int, int | None]
+"""A node of a graph, or a value that one makes, and which copy of it."""
+
+ORIGINAL = None
+"""The copy that an input is, and everything of which there is only one."""
+
+
+class GraphRewriter:
+    """Builds a graph of the nodes of ``old``, each any number of times, and numbers nodes and values anew."""
+
+    def __init__(self, old: Graph, inputs: Iterable[int] | None = None) -> None:
+        self.source = old
+        self.values: list[Value] = []
+        self.nodes: list[Node] = []
+        self.ids: dict[Item, int] = {}
+        """The new value of each copy of an old one."""
+        self.node_of: list[int] = []
+        """For each new node, the old one."""
+        self.value_of: list[int] = []
+        """For each new value, the old one."""
+        self.places: list[list[int]] = [[] for _ in old.nodes]
+        """For each old node, the new ones."""
+        self._has_copies = bool(old.origins)
+        for v in old.inputs if inputs is None else inputs:
+            self.add_value(v, ORIGINAL)
+
+    def add_value(self, v: int, copy: int | None, producer: int = -1) -> int:
+        """Add ``copy`` of the old value ``v``, by default as an input; its new id."""
+        new = self.ids[v, copy] = len(self.values)
+        self.values.append(replace(self.source.values[v], id=new, producer=producer))
+        self.value_of.append(v)
+        return new
+
+    def add(self, n: int, copy: int | None, read: Callable[[int], Item]) -> int:
+        """Add the old node ``n`` as ``copy``, which reads ``read(v)`` for each input ``v``; its new id."""
+        node, new = self.source.nodes[n], len(self.nodes)
+        inputs = tuple([self.ids[read(v)] for v in node.inputs])
+        outputs = tuple([self.add_value(v, copy, new) for v in node.outputs])
+        self.nodes.append(replace(node, id=new, inputs=inputs, outputs=outputs))
+        self.node_of.append(n)
+        self.places[n].append(new)
+        self._has_copies |= copy is not ORIGINAL
+        return new
+
+    def finished(self, results: Iterable[int], waits: Iterable[tuple[int, int]] | None = None) -> Graph:
+        """The new graph, checked. ``results`` are new values; ``waits``, by default those of the old graph
+        between all copies, pairs of new nodes."""
+        if waits is None:
+            places = self.places
+            pairs = ((c, d) for u, v in self.source.waits for c in places[u] for d in places[v])
+            waits = dict.fromkeys((c, d) for c, d in pairs if c < d)  # a later copy belongs to other readers
+        origins: list[int] = []
+        if self._has_copies:
+            before, first = self.source.origins, dict[int, int]()
+            origins = [first.setdefault(before[n] if before else n, i) for i, n in enumerate(self.node_of)]
+        inputs = [value.id for value in self.values if value.producer < 0]
+        return check_graph(make_graph(self.values, self.nodes, inputs, results, origins, waits))
+
+
 def whole(graph: Graph) -> Graph:
     """The graph in which each operation stands once, which ``graph`` has copies of."""
     if not graph.origins:
         return graph
-    firsts = sorted(set(graph.origins))
-    node_id = {n: i for i, n in enumerate(firsts)}
-    name: dict[int, int] = {v: i for i, v in enumerate(graph.inputs)}
-    values = [replace(graph.values[v], id=i) for v, i in name.items()]
-    nodes: list[Node] = []
-    for node in graph.nodes:
-        first = graph.nodes[graph.origins[node.id]]
-        if first is node:
-            new = node_id[node.id]
-            reads = tuple([name[v] for v in node.inputs])
-            for v in node.outputs:
-                name[v] = len(values)
-                values.append(replace(graph.values[v], id=len(values), producer=new))
-            writes = tuple([name[v] for v in node.outputs])
-            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
-        name.update({v: name[w] for v, w in zip(node.outputs, first.outputs, strict=True)})
-    inputs, results = ([name[v] for v in ids] for ids in (graph.inputs, graph.outputs))
-    operation = [node_id[n] for n in graph.origins]
+    array = arrays_of(graph)
+    rewriter = GraphRewriter(replace(graph, origins=()))
+    for n in sorted(set(graph.origins)):
+        rewriter.add(n, ORIGINAL, lambda v: (array[v], ORIGINAL))
     # Copies wait for copies: pair by pair it is one operation that waits for another.
-    waits = dict.fromkeys((operation[u], operation[v]) for u, v in graph.waits)
-    return check_graph(make_graph(values, nodes, inputs, results, waits=waits))
+    rewriter.places = [rewriter.places[n] for n in graph.origins]
+    return rewriter.finished([rewriter.ids[array[v], ORIGINAL] for v in graph.outputs])
 
 
 @dataclass(frozen=True, slots=True)

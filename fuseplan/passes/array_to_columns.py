@@ -10,16 +10,16 @@ The equations that come out compute the same results, up to the order of sums.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from typing import Any
 
 from jax import lax
 
 from costmodel.graph import OpKind
-from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops import rule_of
-from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive
+from fuseplan.frontend.rewrite import EquationRewriter
+from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
 
 _SHORT = 4
 """Rows of so many elements of 32 bits fill one vector register of 16 bytes at most."""
@@ -38,6 +38,7 @@ def by_columns(lowered: Lowered, min_bytes: int) -> Lowered | None:
 
     Example:
         >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.frontend.lower import lower
         >>> from fuseplan.frontend.trace import trace
         >>> points = jax.ShapeDtypeStruct((2000, 3), "float32")
         >>> f = lambda x, y: ((x[:, None] - y[None]) ** 2).sum(-1)
@@ -116,38 +117,31 @@ def _reduces(eqn: Equation) -> bool:
     return operand.ndim - 1 in eqn.params["axes"] or result.size * _SHORT < operand.size
 
 
-class _Rewriter:
+class _Rewriter(EquationRewriter):
     """Writes the equations anew, with the columns of split values in their place."""
 
-    def __init__(self, lowered: Lowered, split: frozenset[int]) -> None:
-        self.lowered, self.split = lowered, split
-        self.avals = list(lowered.avals)
-        self.equations: list[Equation] = []
+    def __init__(self, old: Lowered, split: frozenset[int]) -> None:
+        super().__init__(old)
+        self.split = split
         self.columns: dict[tuple[int, int], Operand] = {}
 
     def run(self) -> Lowered:
-        for eqn in self.lowered.equations:
+        for eqn in self.old.equations:
             if self.split.isdisjoint(v for v in (*eqn.inputs, *eqn.outputs) if not isinstance(v, Literal)):
                 self.equations.append(eqn)
             elif _by_element(eqn):
                 self._split_up(eqn)
             else:
                 self._reduce(eqn)
-        old = self.lowered
-        flat = Flat(
-            tuple(self.equations), tuple(self.avals), old.graph.inputs, old.outputs, old.consts, old.out_tree
-        )
-        return lower(flat)
+        return self.lowered()
 
     def _split_up(self, eqn: Equation) -> None:
         """An equation whose results are split: one of it for each column."""
         for k in range(_last(eqn.out_avals[0])):
             inputs, params = self._by_column(eqn, k)
             avals = [_without_last(aval) for aval in eqn.out_avals]
-            for v, column in zip(
-                eqn.outputs, self._add(eqn, eqn.primitive, params, inputs, avals), strict=True
-            ):
-                self.columns[v, k] = column
+            columns = self.add(eqn, eqn.primitive, params, inputs, avals)
+            self.columns.update(((v, k), column) for v, column in zip(eqn.outputs, columns, strict=True))
 
     def _by_column(self, eqn: Equation, k: int) -> tuple[Sequence[Operand], dict[str, Any]]:
         if eqn.primitive.name != "broadcast_in_dim":
@@ -170,9 +164,9 @@ class _Rewriter:
                 starts, limits = (0,) * (aval.ndim - 1) + (k,), (*aval.shape[:-1], k + 1)
                 params = {"start_indices": starts, "limit_indices": limits, "strides": None}
                 sliced = aval.update(shape=(*aval.shape[:-1], 1))
-                (part,) = self._add(eqn, lax.slice_p, params, [operand], [sliced])
+                (part,) = self.add(eqn, lax.slice_p, params, [operand], [sliced])
             params = {"dimensions": (aval.ndim - 1,)}
-            (column,) = self._add(eqn, lax.squeeze_p, params, [part], [_without_last(aval)])
+            (column,) = self.add(eqn, lax.squeeze_p, params, [part], [_without_last(aval)])
             self.columns[operand, k] = column
         return self.columns[operand, k]
 
@@ -185,49 +179,25 @@ class _Rewriter:
         if last in eqn.params["axes"]:
             total = columns[0]
             for i, column in enumerate(columns[1:], 2):
-                place = eqn.outputs[0] if not axes and i == len(columns) else None
-                (total,) = self._add(
+                place = eqn.outputs if not axes and i == len(columns) else None
+                (total,) = self.add(
                     eqn, _COMBINES[eqn.primitive.name], {}, [total, column], [_without_last(aval)], place
                 )
             if axes:
-                self._add(
-                    eqn, eqn.primitive, {**eqn.params, "axes": axes}, [total], eqn.out_avals, eqn.outputs[0]
-                )
+                params = {**eqn.params, "axes": axes}
+                self.add(eqn, eqn.primitive, params, [total], eqn.out_avals, eqn.outputs)
             return
         out = eqn.out_avals[0]
         parts: list[Operand] = []
         for column in columns:
-            (part,) = self._add(eqn, eqn.primitive, eqn.params, [column], [_without_last(out)])
+            (part,) = self.add(eqn, eqn.primitive, eqn.params, [column], [_without_last(out)])
             wide = {
                 "shape": (*out.shape[:-1], 1),
                 "broadcast_dimensions": tuple(range(out.ndim - 1)),
                 "sharding": None,
             }
-            parts += self._add(eqn, lax.broadcast_in_dim_p, wide, [part], [out.update(shape=wide["shape"])])
-        self._add(eqn, lax.concatenate_p, {"dimension": out.ndim - 1}, parts, [out], eqn.outputs[0])
-
-    def _add(
-        self,
-        like: Equation,
-        primitive: Primitive,
-        params: dict[str, Any],
-        inputs: Sequence[Operand],
-        out_avals: Sequence[Any],
-        place: int | None = None,
-    ) -> list[int]:
-        """One more equation, in the place of ``like``; its results, or ``place``."""
-        outputs = [place] if place is not None else list(self._new(out_avals))
-        in_avals = tuple(v.aval if isinstance(v, Literal) else self.avals[v] for v in inputs)
-        self.equations.append(
-            replace(like, primitive=primitive, params=params, inputs=tuple(inputs), outputs=tuple(outputs),
-                    in_avals=in_avals, out_avals=tuple(out_avals))
-        )  # fmt: skip
-        return outputs
-
-    def _new(self, avals: Sequence[Any]) -> Iterator[int]:
-        for aval in avals:
-            self.avals.append(aval)
-            yield len(self.avals) - 1
+            parts += self.add(eqn, lax.broadcast_in_dim_p, wide, [part], [out.update(shape=wide["shape"])])
+        self.add(eqn, lax.concatenate_p, {"dimension": out.ndim - 1}, parts, [out], eqn.outputs)
 
 
 def _without_last(aval: Any) -> Any:

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 from jax import lax
 
-from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import Equation, Flat, Literal
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import EquationRewriter
+from fuseplan.frontend.trace import Equation, Literal
 
 _SMALL = 4
 """An operand is transposed if it is so many times smaller than the largest array of its contraction:
@@ -30,6 +31,7 @@ def batches_first(lowered: Lowered) -> Lowered | None:
 
     Example:
         >>> import jax, jax.numpy as jnp
+        >>> from fuseplan.frontend.lower import lower
         >>> from fuseplan.frontend.trace import trace
         >>> q = jax.ShapeDtypeStruct((1, 512, 8, 64), "float32")
         >>> new = batches_first(lower(trace(lambda q, k: jnp.einsum("bthd,bshd->bhts", q, k), q, q)))
@@ -58,17 +60,15 @@ class _Side(NamedTuple):
     """Which dimensions of the result are its others."""
 
 
-class _Rewriter:
-    def __init__(self, lowered: Lowered) -> None:
-        self.lowered = lowered
-        self.avals = list(lowered.avals)
-        self.equations: list[Equation] = []
+class _Rewriter(EquationRewriter):
+    def __init__(self, old: Lowered) -> None:
+        super().__init__(old)
         self._views: dict[int, _View] = {}
         """What transposes make: it stands in memory only if anything but a transpose reads it."""
         self._standing: dict[tuple[int, Dims], int] = {}
 
     def run(self) -> Lowered | None:
-        old, changed = self.lowered, False
+        old, changed = self.old, False
         for eqn in old.equations:
             if eqn.primitive is lax.transpose_p and not eqn.is_set_apart:
                 (v,) = eqn.inputs
@@ -84,10 +84,7 @@ class _Rewriter:
         if not changed:
             return None
         outputs = tuple(v if isinstance(v, Literal) else self._read(v) for v in old.outputs)
-        return lower(
-            Flat(tuple(self.equations), tuple(self.avals), old.graph.inputs, outputs, old.consts,
-                 old.out_tree)
-        )  # fmt: skip
+        return self.lowered(outputs)
 
     def _contraction(self, eqn: Equation) -> Equation:
         """The same of operands whose batch dimensions lead."""
@@ -138,7 +135,7 @@ class _Rewriter:
         (old,), (aval,) = eqn.outputs, eqn.out_avals
         if dims == tuple(range(len(dims))):
             return eqn
-        new = self._value(aval, dims)
+        new = self.new_value(_reordered(aval, dims))
         self._views[old] = _View(new, tuple(dims.index(d) for d in range(len(dims))), eqn)
         return replace(eqn, outputs=(new,), out_avals=(self.avals[new],))
 
@@ -153,16 +150,13 @@ class _Rewriter:
         if order == tuple(range(len(order))):
             return v
         if (v, order) not in self._standing:
-            new = self._standing[v, order] = self._value(self.avals[v], order)
-            self.equations.append(
-                replace(like, primitive=lax.transpose_p, params={"permutation": order}, inputs=(v,),
-                        outputs=(new,), in_avals=(self.avals[v],), out_avals=(self.avals[new],))
-            )  # fmt: skip
+            aval = _reordered(self.avals[v], order)
+            (self._standing[v, order],) = self.add(like, lax.transpose_p, {"permutation": order}, [v], [aval])
         return self._standing[v, order]
 
-    def _value(self, aval: Any, order: Dims) -> int:
-        self.avals.append(aval.update(shape=tuple(aval.shape[d] for d in order)))
-        return len(self.avals) - 1
+
+def _reordered(aval: Any, order: Dims) -> Any:
+    return aval.update(shape=tuple(aval.shape[d] for d in order))
 
 
 def _is_batched(eqn: Equation) -> bool:

@@ -13,17 +13,17 @@ planning both.
 
 from __future__ import annotations
 
-from costmodel.graph import Graph
+from functools import partial
+
+from costmodel.graph import ORIGINAL, Graph, Item
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.rewrite import ORIGINAL, Rewriter
+from fuseplan.frontend.rewrite import with_copies
 from fuseplan.schedule.nests.connected import IsLarge, Nodes, levels, loopable, tied
 from fuseplan.schedule.nests.regions import is_index_arithmetic, paths
+from fuseplan.support.digraph import reachable
 
 Copies = dict[Nodes, Nodes]
 """For each set of readers, the operations that are copied for them."""
-
-Item = tuple[int, int | None]
-"""An old node, and for which set of readers it is a copy."""
 
 
 def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
@@ -118,57 +118,23 @@ def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]
-    order: list[Item] = []
-    placed: set[Item] = set()
+    order: dict[Item, None] = {}
     for n in range(len(graph.nodes)):
         if n in wants:
             # Just before the first reader: what a copy reads itself may be made late.
             side = wants[n]
-            new = [m for m in _ancestors(graph, n, chains[side]) if (m, side) not in placed]
-            order += [(m, side) for m in new]
-            placed.update((m, side) for m in new)
-        order.append((n, None))
-    alive = _alive(graph, order, wants)
-    order = [item for item, keep in zip(order, alive, strict=True) if keep]
-    rewriter = Rewriter(lowered)
-    before = graph.origins or range(len(graph.nodes))
-    first: dict[int, int] = {}
-    origins: list[int] = []
-    for n, group in order:
-        reads_for = wants.get(n) if group is None else group
+            makers = reachable([n], partial(_makers, graph, chains[side]))
+            order.update(dict.fromkeys((m, side) for m in sorted(makers)))
+        order[n, ORIGINAL] = None
 
-        def read(v: int, side: int | None = reads_for) -> tuple[int, int | None]:
-            return (v, side) if (v, side) in rewriter.ids else (v, ORIGINAL)
+    def copy_of(item: Item, v: int) -> int | None:
+        n, copy = item
+        side = wants.get(n) if copy is ORIGINAL else copy
+        return side if (graph.values[v].producer, side) in order else ORIGINAL
 
-        node = rewriter.add(n, group, read)
-        origins.append(first.setdefault(before[n], node))
-    return rewriter.finish(lambda v: (v, ORIGINAL), tuple(origins))
+    return with_copies(lowered, tuple(order), copy_of)[0]
 
 
-def _ancestors(graph: Graph, n: int, chain: set[int]) -> list[int]:
-    """The members of ``chain`` that node ``n`` depends on by members alone, in order."""
-    found: set[int] = set()
-    queue = [graph.values[v].producer for v in graph.nodes[n].inputs]
-    while queue:
-        m = queue.pop()
-        if m in chain and m not in found:
-            found.add(m)
-            queue += (graph.values[v].producer for v in graph.nodes[m].inputs)
-    return sorted(found)
-
-
-def _alive(graph: Graph, order: list[Item], wants: dict[int, int]) -> list[bool]:
-    """Which of the nodes, old and copied, have a reader."""
-    copied = {(m, group) for m, group in order if group is not None}
-    read: set[Item] = {(graph.values[v].producer, None) for v in graph.outputs}
-    keep = []
-    for n, group in reversed(order):
-        node = graph.nodes[n]
-        needed = (n, group) in read or (group is None and node.effects)
-        keep.append(needed)
-        if needed:
-            side = wants.get(n) if group is None else group
-            for v in node.inputs:
-                m = graph.values[v].producer
-                read.add((m, side) if (m, side) in copied else (m, None))
-    return keep[::-1]
+def _makers(graph: Graph, chain: set[int], n: int) -> set[int]:
+    """The members of ``chain`` whose results node ``n`` reads."""
+    return chain.intersection([graph.values[v].producer for v in graph.nodes[n].inputs])

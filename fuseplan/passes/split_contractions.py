@@ -15,8 +15,9 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
+from costmodel.graph import ORIGINAL
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.rewrite import ORIGINAL, Rewriter
+from fuseplan.frontend.rewrite import Rewriter
 from fuseplan.frontend.trace import Equation, trace
 
 _SMALL = 4
@@ -52,7 +53,7 @@ def in_steps(lowered: Lowered, contractions: Sequence[int]) -> tuple[Lowered, li
             ids.append(rewriter.put(n, _steps(eqn)))
         else:
             ids.append(rewriter.add(n, ORIGINAL, lambda v: (v, ORIGINAL)))
-    return rewriter.finish(lambda v: (v, ORIGINAL)), ids
+    return rewriter.finish(), ids
 
 
 def _extents(eqn: Equation) -> list[int]:

@@ -21,14 +21,15 @@ from jax import numpy as jnp
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, check_graph
-from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.rewrite import part
-from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import EquationRewriter, part
+from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.connected import Nodes
 from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.structure import Signatures
+from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited
 
 _ROWS = 4
@@ -103,7 +104,11 @@ class _Splits:
             found.update(near)
         if all(graph.values[v].size == 1 for v in graph.nodes[n].outputs):
             # By what the rest of the program makes of it, they wait for it.
-            found -= _dependents(graph, n, max(found))
+            last = max(found)
+            found -= reachable(
+                [n],
+                lambda m: (c for v in graph.nodes[m].outputs for c in graph.consumers[v] if c <= last),
+            )
         return tuple(sorted(found))
 
     def _gains(self, nodes: Nodes, sums: dict[int, Split]) -> bool:
@@ -114,16 +119,6 @@ class _Splits:
 
     def _time_ps(self, lowered: Lowered) -> int:
         return quick_ps(lowered, self.device, self.features, self.work, repeats=self.features.recompute)
-
-
-def _dependents(graph: Graph, n: int, last: int) -> set[int]:
-    """What needs node ``n``, up to node ``last``."""
-    found, queue = set[int](), [n]
-    while queue:
-        new = {m for v in graph.nodes[queue.pop()].outputs for m in graph.consumers[v] if m <= last} - found
-        found |= new
-        queue += new
-    return found
 
 
 def _neighbours(graph: Graph, values: Iterable[int], min_bytes: int) -> list[int]:
@@ -202,6 +197,7 @@ def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:
 
     Example:
         >>> import jax
+        >>> from fuseplan.frontend.lower import lower
         >>> from fuseplan.frontend.trace import trace
         >>> x = jax.ShapeDtypeStruct((4096, 768), "float32")
         >>> columns = lower(trace(lambda x: x.sum(0), x))
@@ -209,71 +205,53 @@ def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:
         >>> [(node.op, new.graph.values[node.outputs[0]].shape) for node in new.graph.nodes]
         [('reshape', (256, 16, 768)), ('reduce_sum', (256, 768)), ('reduce_sum', (768,))]
     """
-    chain = _Chain(lowered)
+    chain = _Steps(lowered)
     for n, eqn in enumerate(lowered.equations):
         if n in splits:
             chain.add_steps(eqn, splits[n])
         else:
             chain.equations.append(eqn)
-    flat = Flat(
-        tuple(chain.equations), tuple(chain.avals), lowered.graph.inputs, lowered.outputs, lowered.consts,
-        lowered.out_tree,
-    )  # fmt: skip
-    new = lower(flat)
+    new = chain.lowered()
     # No program has all of what the second step reduces.
     return replace(new, graph=check_graph(replace(new.graph, waits=tuple(chain.waits))))
 
 
-class _Chain:
-    """Equations under construction."""
+class _Steps(EquationRewriter):
+    """Writes reductions as two steps each."""
 
     def __init__(self, lowered: Lowered) -> None:
-        self.avals = list(lowered.avals)
-        self.equations: list[Equation] = []
+        super().__init__(lowered)
         self.waits: list[tuple[int, int]] = []
-        """The two steps of each sum."""
+        """The two steps of each reduction."""
 
     def add_steps(self, eqn: Equation, split: Split) -> None:
         """A reduction in two steps."""
         (v,), (whole,), (result,) = eqn.inputs, eqn.in_avals, eqn.out_avals
+        assert not isinstance(v, Literal)
         narrow = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
         wide = jnp.dtype("float32") if narrow and eqn.primitive is lax.reduce_sum_p else whole.dtype
         if split.tiled != whole.shape:
             reshape = {"new_sizes": split.tiled, "dimensions": None, "sharding": None}
-            v = self._add(eqn, lax.reshape_p, reshape, v, split.tiled)
+            v = self._step(eqn, lax.reshape_p, reshape, v, split.tiled)
         v = self._as(eqn, v, wide)
         left = tuple(n for d, n in enumerate(split.tiled) if d not in split.first)
-        v = self._add(eqn, eqn.primitive, {**eqn.params, "axes": split.first}, v, left)
+        v = self._step(eqn, eqn.primitive, {**eqn.params, "axes": split.first}, v, left)
         first = len(self.equations) - 1
-        v = self._add(eqn, eqn.primitive, {**eqn.params, "axes": split.second}, v, result.shape)
+        v = self._step(eqn, eqn.primitive, {**eqn.params, "axes": split.second}, v, result.shape)
         self.waits.append((first, len(self.equations) - 1))
         self._as(eqn, v, result.dtype)
         last = self.equations.pop()
         self.equations.append(replace(last, outputs=eqn.outputs, out_avals=eqn.out_avals))
 
-    def _as(self, like: Equation, v: Operand, dtype: Any) -> Operand:
-        assert not isinstance(v, Literal)
+    def _as(self, like: Equation, v: int, dtype: Any) -> int:
         if self.avals[v].dtype == dtype:
             return v
         params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-        return self._add(like, lax.convert_element_type_p, params, v, self.avals[v].shape, dtype)
+        return self._step(like, lax.convert_element_type_p, params, v, self.avals[v].shape, dtype)
 
-    def _add(
-        self,
-        like: Equation,
-        primitive: Any,
-        params: Any,
-        v: Operand,
-        shape: tuple[int, ...],
-        dtype: Any = None,
-    ) -> Operand:
-        assert not isinstance(v, Literal)
+    def _step(
+        self, like: Equation, primitive: Any, params: Any, v: int, shape: tuple[int, ...], dtype: Any = None
+    ) -> int:
         aval = self.avals[v]
-        out = aval.update(shape=shape, dtype=dtype or aval.dtype)
-        self.avals.append(out)
-        new = len(self.avals) - 1
-        self.equations.append(
-            replace(like, primitive=primitive, params=params, inputs=(v,), outputs=(new,), in_avals=(aval,),
-                    out_avals=(out,))
-        )  # fmt: skip
+        (new,) = self.add(like, primitive, params, [v], [aval.update(shape=shape, dtype=dtype or aval.dtype)])
         return new

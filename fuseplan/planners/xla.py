@@ -13,11 +13,11 @@ from dataclasses import replace
 from functools import partial
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph
+from costmodel.graph import ORIGINAL, Graph, Item
 from costmodel.kernel import Compiled
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.rewrite import ORIGINAL, Item, Rewriter
+from fuseplan.frontend.rewrite import Rewriter
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes
 from fuseplan.planners.hlo.compiled import compiled_kernels
@@ -54,7 +54,6 @@ def _program(lowered: Lowered, placed: Placed) -> tuple[Lowered, dict[Place, lis
     graph = lowered.graph
     rewriter = Rewriter(lowered)
     groups: dict[Place, list[int]] = {}
-    origins: list[int] = []
 
     def read(place: Place | None, v: int) -> Item:
         maker = graph.values[v].producer
@@ -64,14 +63,10 @@ def _program(lowered: Lowered, placed: Placed) -> tuple[Lowered, dict[Place, lis
 
     copy_of = {(n, place): k for n, several in enumerate(placed.places) for k, place in enumerate(several)}
     for n, several in enumerate(placed.places):
-        first = len(origins)
         for k, place in enumerate(several):
             groups.setdefault(place, []).append(rewriter.add(n, k, partial(read, place)))
-            origins.append(first)
-    is_whole = len(origins) == len(graph.nodes)
-    if is_whole:
-        return lowered, groups
-    return rewriter.finish(partial(read, None), tuple(origins)), groups
+    is_whole = len(rewriter.nodes) == len(graph.nodes)
+    return (lowered if is_whole else rewriter.finish(partial(read, None))), groups
 
 
 def _hosted(kernels: tuple[HloKernel, ...], placed: Placed, place: Place) -> Compiled:

@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import rustworkx as rx
+
+
+def reachable(starts: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
+    """What one or more steps lead to from ``starts``; ``following(n)`` are those that one step leads to."""
+    found: set[int] = set()
+    waiting = list(starts)
+    while waiting:
+        new = set(following(waiting.pop())) - found
+        found |= new
+        waiting += new
+    return found
 
 
 def group_successors(edges: Iterable[tuple[int, int]], groups: Sequence[Sequence[int]]) -> list[set[int]]:

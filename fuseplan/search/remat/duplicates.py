@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph, whole
+from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, whole
 from costmodel.picoseconds import bytes_in
 from fuseplan.frontend.compared import needed_once
 
@@ -149,44 +150,21 @@ _MANY_SOURCES = 16
 
 def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
     """The graph with copies, given the readers of each copy of each node (``readers_of_copies``)."""
-    values: list[Value] = []
-    nodes: list[Node] = []
-    value_of: list[int] = []
-    node_of: list[int] = []
-    origins: list[int] = []
-    ids: dict[tuple[int, int], int] = {}  # of a value of one of its maker's copies
+    rewriter = GraphRewriter(replace(graph, origins=()))
 
-    def add(v: int, k: int, producer: int) -> int:
-        ids[v, k] = len(values)
-        values.append(replace(graph.values[v], id=len(values), producer=producer))
-        value_of.append(v)
-        return ids[v, k]
-
-    def read(v: int, reader: Copy) -> int:
+    def read(reader: Copy, v: int) -> Item:
         producer = graph.values[v].producer
         if producer < 0:
-            return ids[v, 0]
-        k = next(k for k, readers in enumerate(copies[producer]) if reader in readers)
-        return ids[v, k]
+            return v, ORIGINAL
+        return v, next(k for k, readers in enumerate(copies[producer]) if reader in readers)
 
-    placed: list[range] = []
-    inputs = [add(v, 0, -1) for v in graph.inputs]
     for node in graph.nodes:
-        first = len(nodes)
         for k in range(len(copies[node.id])):
-            new = len(nodes)
-            reads = tuple([read(v, (node.id, k)) for v in node.inputs])
-            writes = tuple([add(v, k, new) for v in node.outputs])
-            nodes.append(replace(node, id=new, inputs=reads, outputs=writes))
-            node_of.append(node.id)
-            origins.append(first)
-        placed.append(range(first, len(nodes)))
-    results = [read(v, (-1, 0)) for v in graph.outputs]
-    waits = [(c, d) for u, v in graph.waits for c in placed[u] for d in placed[v]]
-    split_graph = check_graph(make_graph(values, nodes, inputs, results, origins, waits))
+            rewriter.add(node.id, k, partial(read, (node.id, k)))
+    split_graph = rewriter.finished([rewriter.ids[read((-1, 0), v)] for v in graph.outputs])
     counts = tuple(map(len, copies))
     split_roots = tuple(sorted(n for n in roots if counts[n] > 1))
-    return Copies(graph, split_graph, tuple(node_of), tuple(value_of), counts, split_roots)
+    return Copies(graph, split_graph, tuple(rewriter.node_of), tuple(rewriter.value_of), counts, split_roots)
 
 
 def operations_of(graph: Graph) -> list[tuple[int]]:

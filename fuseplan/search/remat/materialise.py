@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
-from costmodel.graph import Graph, boundary
+from costmodel.graph import ORIGINAL, Graph, Item, boundary
 from costmodel.kernel import Access
 from fuseplan.frontend.compared import copies_apart
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.rewrite import ORIGINAL, Item, Rewriter
+from fuseplan.frontend.rewrite import with_copies
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
@@ -123,10 +122,10 @@ class _Places:
         self.copies = copies
         graph = copies.graph
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
-        self.items: list[Item] = [(copies.node[n], kernel_of[n]) for n in range(len(graph.nodes))]
+        self.items: list[tuple[int, int]] = [(copies.node[n], kernel_of[n]) for n in range(len(graph.nodes))]
         """For each copy, what it is part of."""
-        self._source: dict[tuple[int, int | None], Item] = {}
-        """For each value that a kernel reads, whose it is: of several the first, for all readers."""
+        self._source: dict[Item, int | None] = {}
+        """For each value that a kernel reads, the kernel that makes it: of several the first."""
         for node in graph.nodes:
             g = kernel_of[node.id]
             for v in node.inputs:
@@ -134,7 +133,7 @@ class _Places:
                 inside = maker >= 0 and kernel_of[maker] == g
                 made_by = ORIGINAL if maker < 0 else kernel_of[maker]
                 if inside or (copies.value[v], g) not in self._source:
-                    self._source[copies.value[v], g] = (copies.value[v], made_by)
+                    self._source[copies.value[v], g] = made_by
         self.results = {
             copies.value[v]: kernel_of[p] if (p := graph.values[v].producer) >= 0 else ORIGINAL
             for v in graph.outputs
@@ -142,36 +141,14 @@ class _Places:
         """For each result of the program, whose it is."""
         self._whole = copies.whole
 
-    def source(self, g: int | None, v: int) -> Item:
-        """The item that kernel ``g`` reads as value ``v``."""
-        return self._source[v, g]
-
     def program(self, lowered: Lowered) -> tuple[Lowered, dict[Item, int]]:
         """The program with an operation for each item that is needed, and the ids of those."""
-        whole = self._whole
-        every = dict.fromkeys(self.items)
-        if len(every) == len(whole.nodes):
-            return lowered, {item: item[0] for item in every}
-        rewriter = Rewriter(lowered)
-        origin = whole.origins or range(len(whole.nodes))
-        node_id: dict[Item, int] = {}
-        origins: list[int] = []
-        first: dict[int, int] = {}
-        for n, g in self._alive(every):
-            new = node_id[n, g] = rewriter.add(n, g, partial(self.source, g))
-            origins.append(first.setdefault(origin[n], new))
-        return rewriter.finish(lambda v: (v, self.results[v]), tuple(origins)), node_id
-
-    def _alive(self, every: dict[Item, None]) -> list[Item]:
-        """The items whose results someone needs, in order."""
-        needed = {(v, g) for v, g in self.results.items()}
-        alive: list[Item] = []
-        for n, g in sorted(every, reverse=True):
-            node = self._whole.nodes[n]
-            if node.effects or any((v, g) in needed for v in node.outputs):
-                alive.append((n, g))
-                needed.update(self.source(g, v) for v in node.inputs)
-        return alive[::-1]
+        every = sorted(set(self.items))
+        if len(every) == len(self._whole.nodes):
+            return lowered, {item: item[0] for item in self.items}
+        return with_copies(
+            lowered, every, lambda item, v: self._source[v, item[1]], lambda v: self.results[v]
+        )
 
     def moved(self, kernel: Kernel, g: int, graph: Graph, node_id: dict[Item, int]) -> Kernel:
         """A kernel of copies as one of the program's operations."""

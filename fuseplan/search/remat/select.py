@@ -23,7 +23,7 @@ from functools import partial
 
 import rustworkx as rx
 
-from costmodel.graph import Graph, Node, Value, check_graph, make_graph
+from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, boundary
 from fuseplan.plan.constraints import Resolved
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
@@ -130,6 +130,10 @@ def _paths_outside(graph: Graph, regions: Sequence[Nodes]) -> list[tuple[int, ..
     return [back.below(nodes) for nodes in regions]
 
 
+_GIVEN = 0
+"""The copy of a value that a region reads and another node makes."""
+
+
 def _cut_out(
     graph: Graph,
     regions: Sequence[Nodes],
@@ -137,35 +141,25 @@ def _cut_out(
     alike: Sequence[tuple[Nodes, ...]],
 ) -> Sample:
     """The graph of some regions: what they read of others are inputs, what others read of them results."""
-    values: list[Value] = []
-    nodes: list[Node] = []
-    inputs: dict[int, int] = {}
+    rewriter = GraphRewriter(replace(graph, origins=()), ())
     results: list[int] = []
     waits: list[Edge] = []
-
-    def add(v: int, producer: int) -> int:
-        values.append(replace(graph.values[v], id=len(values), producer=producer))
-        return values[-1].id
-
     for region, paths in zip(regions, below, strict=True):
         members = frozenset(region)
-        made: dict[int, int] = {}
-        first = len(nodes)
+
+        def read(v: int, members: frozenset[int] = members) -> Item:
+            maker = graph.values[v].producer
+            return (v, ORIGINAL) if maker in members else (v, _GIVEN)
+
+        first = len(rewriter.nodes)
         for n in region:
-            node = graph.nodes[n]
-            for v in node.inputs:
-                if v not in made and v not in inputs:
-                    inputs[v] = add(v, -1)
-            reads = tuple([made[v] if v in made else inputs[v] for v in node.inputs])
-            made.update({v: add(v, len(nodes)) for v in node.outputs})
-            nodes.append(
-                replace(node, id=len(nodes), inputs=reads, outputs=tuple([made[v] for v in node.outputs]))
-            )
-        results += [
-            w for v, w in made.items() if v in graph.results or not members.issuperset(graph.consumers[v])
-        ]
+            for item in map(read, graph.nodes[n].inputs):
+                if item[1] == _GIVEN and item not in rewriter.ids:
+                    rewriter.add_value(*item)
+            rewriter.add(n, ORIGINAL, read)
+        results += [rewriter.ids[v, ORIGINAL] for v in boundary(graph, region).writes]
         waits += [(first + i, first + j) for i, j in _direct(graph, region, paths)]
-    cut = check_graph(make_graph(values, nodes, inputs.values(), results, waits=waits))
+    cut = rewriter.finished(results, waits)
     return Sample(cut, tuple([same for positions in alike for same in positions]))
 
 
