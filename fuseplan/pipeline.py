@@ -16,7 +16,7 @@ from typing import Any
 
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, trace
-from fuseplan.memory.plan_bound import least_peak_of_any
+from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.passes.rewriting import (
     Program,
     is_faster_as_traced,
@@ -153,7 +153,7 @@ class _Planner:
         limit = options.constraints.max_peak_bytes if options.constraints is not None else None
         scheduler = program.scheduler or Scheduler(graph, options.device, program.lowered, options.features)
         book = PriceBook(graph, scheduler)
-        return limit is not None and least_peak_of_any(graph, book, self.expires_at) > limit
+        return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
 
 
 def _certified(plan: FusionPlan, traced: Lowered) -> FusionPlan:

@@ -11,8 +11,8 @@ from functools import partial
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.memory.limit import plan_within
-from fuseplan.memory.order import least_peak
-from fuseplan.memory.rematerialise import Within
+from fuseplan.memory.order import minimise_peak
+from fuseplan.memory.rematerialise import MemoryFit
 from fuseplan.passes.rewriting import may_pack, may_recompute
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -149,7 +149,7 @@ def fit_memory(state: Planning) -> None:
     if limits.max_peak_bytes is None or state.answer is None or state.scheduler is None:
         return
     until = until_deadline(state.expires_at, state.options)
-    within = Within(
+    within = MemoryFit(
         state.lowered, state.scheduler, state.planner_of, limits, limits.max_peak_bytes, until, state.clock
     )
     state.answer = within.plan(state.once, state.answer)
@@ -172,7 +172,7 @@ def order(state: Planning) -> None:
     if found.is_ordered:
         return
     ordered = state.clock.time(
-        "order", lambda: least_peak(state.graph, found.kernels, expires_at=state.expires_at)
+        "order", lambda: minimise_peak(state.graph, found.kernels, expires_at=state.expires_at)
     )
     state.kernels = ordered.kernels
     if ordered.status != "OPTIMAL" and time.monotonic() >= state.expires_at:

@@ -1,11 +1,11 @@
-"""Where each temporary lies: offsets in one arena, so that what is alive at once never overlaps.
+"""Place the temporaries of a plan in one arena, so that buffers that are live at once do not overlap.
 
-This is dynamic storage allocation, and hard to do best. Each buffer goes to the lowest gap that
-holds it among those placed before it, the largest first: the best-fit heuristic for profiled
-memory of Sekiyama et al. (Profile-guided memory optimization for deep neural networks, 2018) with
-the order of Pisarchyk and Lee's greedy by size (Efficient memory management for deep neural net
-inference, 2020). No arena is smaller than what is alive at once; where the first one is larger,
-other orders are tried, and buffers at its top are placed earlier.
+This is dynamic storage allocation, which is NP-hard. Each buffer goes to the smallest gap that holds it among
+the buffers already placed, large buffers first: the best-fit heuristic of Sekiyama et al. (Profile-guided
+memory optimization for deep neural networks, 2018) with the order of Pisarchyk and Lee's greedy-by-size
+(Efficient memory management for deep neural net inference, 2020). No arena is smaller than the bytes that are
+live at once. Where the first arena is larger, other orders are tried, and buffers at its top are placed
+earlier.
 """
 
 from __future__ import annotations
@@ -17,24 +17,26 @@ from itertools import accumulate
 import numpy as np
 
 from costmodel.graph import Graph
-from fuseplan.memory.liveness import lives_of
+from fuseplan.memory.liveness import live_ranges
 from fuseplan.plan.fusion_plan import Kernel
 
 ALIGNMENT_BYTES = 256
 """Addresses of GPU allocations are multiples of at least 256 (CUDA C++ programming guide, device
 memory accesses), and XLA's BFC allocator hands out multiples of 256 (``kMinAllocationSize``)."""
 
-_PLACED, _MANY, _CLOSE = 8_000, 400, 200
-"""So many times a buffer is placed while the arena is larger than what is alive at once, 20 µs
-each. Of many buffers, an arena is good enough that is larger by half a percent."""
+MAX_PLACEMENTS = 8_000
+"""How often ``pack`` places a buffer, at 20 µs each, while the arena is larger than its lower bound."""
+
+MANY_BUFFERS = 400
+"""Of more buffers, ``pack`` accepts an arena that exceeds its lower bound by 0.5 %."""
 
 
 @dataclass(frozen=True, slots=True)
 class Buffer:
-    """A stretch of the arena and the kernels, first and last, between which it is in use.
+    """An interval of the arena and the kernels, first and last, between which it is in use.
 
-    ``value`` is the array that lies in it first, which bitcasts may give other names; -1 is what
-    a kernel of tiled loops keeps to itself while it runs.
+    ``value`` is the first array stored there, which bitcasts may give further names; -1 for scratch memory
+    that a kernel of tiled loops allocates while it runs.
     """
 
     value: int
@@ -50,30 +52,24 @@ class Buffer:
 
 
 def place_buffers(graph: Graph, kernels: Sequence[Kernel]) -> tuple[Buffer, ...]:
-    """A place for every temporary of ``kernels``, which run in this order, by first kernel.
+    """Offsets for every temporary of ``kernels``, which run in this order; by first kernel.
 
-    Inputs and outputs of the graph are not in the arena, and arrays without elements need no
-    place. Offsets are multiples of ``ALIGNMENT_BYTES``.
+    Inputs, outputs and empty arrays are not in the arena. Offsets are multiples of ``ALIGNMENT_BYTES``.
     """
-    lives = lives_of(graph, kernels)
-    wanted = [
-        Buffer(v, 0, size, writer, users[-1])
-        for v, size, writer, users in zip(
-            lives.values, lives.sizes_bytes, lives.writers, lives.users, strict=True
-        )
-    ]
-    wanted += [Buffer(-1, 0, size, k, k) for k, size in enumerate(lives.tiles_bytes) if size]
-    return pack(sorted(wanted, key=lambda b: (b.first, b.last, b.value)))
+    lives = live_ranges(graph, kernels)
+    buffers = [Buffer(r.value, 0, r.nbytes, r.writer, r.users[-1]) for r in lives.ranges]
+    buffers += [Buffer(-1, 0, size, k, k) for k, size in enumerate(lives.scratch_bytes) if size]
+    return pack(sorted(buffers, key=lambda b: (b.first, b.last, b.value)))
 
 
 def arena_bytes(buffers: Sequence[Buffer]) -> int:
-    """How large an arena has to be that holds ``buffers`` where they lie: a multiple of
-    ``ALIGNMENT_BYTES``, at least ``alive_bytes``."""
+    """The size of an arena that holds ``buffers`` at their offsets: a multiple of ``ALIGNMENT_BYTES``, at
+    least ``live_bytes``."""
     return _aligned(max((b.end_bytes for b in buffers), default=0))
 
 
-def alive_bytes(buffers: Sequence[Buffer]) -> int:
-    """The most aligned bytes in use at once: no arena is smaller, wherever the buffers lie."""
+def live_bytes(buffers: Sequence[Buffer]) -> int:
+    """The most aligned bytes in use at once: a lower bound on the arena for any offsets."""
     change = [0] * (2 + max((b.last for b in buffers), default=0))
     for b in buffers:
         change[b.first] += _aligned(b.nbytes)
@@ -81,53 +77,53 @@ def alive_bytes(buffers: Sequence[Buffer]) -> int:
     return max(accumulate(change))
 
 
-def pack(wanted: Sequence[Buffer]) -> tuple[Buffer, ...]:
-    """``wanted`` in their order, with offsets."""
-    n, least = len(wanted), alive_bytes(wanted)
-    enough = least + (least // _CLOSE if n > _MANY else 0)
-    lengths = [_aligned(b.nbytes) for b in wanted]
+def pack(buffers: Sequence[Buffer]) -> tuple[Buffer, ...]:
+    """``buffers`` in their order, with offsets."""
+    n, least = len(buffers), live_bytes(buffers)
+    enough = least + (least // 200 if n > MANY_BUFFERS else 0)
+    lengths = [_aligned(b.nbytes) for b in buffers]
     best, best_bytes = [0] * n, sum(lengths)
-    tries = max(_PLACED // max(n * len(_RANKS), 1), 1)
-    for rank in _RANKS:
-        order = sorted(range(n), key=lambda i: (*rank(wanted[i]), i))
+    tries = max(MAX_PLACEMENTS // max(n * len(_PRIORITIES), 1), 1)
+    for priority in _PRIORITIES:
+        order = sorted(range(n), key=lambda i: (*priority(buffers[i]), i))
         for _ in range(tries):
-            offsets = _place(wanted, lengths, order)
+            offsets = _place(buffers, lengths, order)
             ends = [offset + length for offset, length in zip(offsets, lengths, strict=True)]
             top = max(ends, default=0)
             if top <= best_bytes:
                 best, best_bytes = offsets, top
             if best_bytes <= enough:
                 break
-            # What sticks out is placed before what it had to lie above.
+            # Next time, place the buffers at the top first.
             order = sorted(order, key=lambda i: ends[i] < top)
         if best_bytes <= enough:
             break
     return tuple(
-        Buffer(b.value, offset, b.nbytes, b.first, b.last) for b, offset in zip(wanted, best, strict=True)
+        Buffer(b.value, offset, b.nbytes, b.first, b.last) for b, offset in zip(buffers, best, strict=True)
     )
 
 
-_RANKS: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
+_PRIORITIES: tuple[Callable[[Buffer], tuple[int, ...]], ...] = (
     lambda b: (-b.nbytes, b.first),
     lambda b: (b.first - b.last, -b.nbytes),
     lambda b: (b.nbytes * (b.first - b.last - 1),),
     lambda b: (b.first, -b.last),
 )
-"""Orders in which buffers are placed: the largest first, the longest alive, both, the earliest."""
+"""Orders of placement: by size, by length of the live range, by their product, by first kernel."""
 
 
 def _aligned(nbytes: int) -> int:
     return -(-nbytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
 
 
-def _place(wanted: Sequence[Buffer], lengths: Sequence[int], order: Sequence[int]) -> list[int]:
-    """The offset of each buffer when they are placed in ``order``, each in the smallest gap that
-    holds it among those that it meets, else above them."""
-    offsets = [0] * len(wanted)
-    # First and last kernel, start and end of what is placed, by start.
-    placed = np.empty((4, len(wanted)), dtype=np.int64)
+def _place(buffers: Sequence[Buffer], lengths: Sequence[int], order: Sequence[int]) -> list[int]:
+    """The offset of each buffer if they are placed in ``order``, each in the smallest gap that holds it
+    among the placed buffers that it overlaps in time, else above them."""
+    offsets = [0] * len(buffers)
+    # One column for each placed buffer, by start: first and last kernel, start and end.
+    placed = np.empty((4, len(buffers)), dtype=np.int64)
     for count, i in enumerate(order):
-        first, last, length = wanted[i].first, wanted[i].last, lengths[i]
+        first, last, length = buffers[i].first, buffers[i].last, lengths[i]
         known = placed[:, :count]
         starts, ends = known[2:, (known[0] <= last) & (known[1] >= first)]
         at = 0

@@ -1,9 +1,9 @@
-"""When each buffer must be there, whatever the order of the kernels.
+"""Live ranges of a plan's temporaries, for any order of its kernels.
 
-A buffer is alive from the kernel that first writes it until all of its users have run. What is
-alive after a set of kernels therefore depends on the set alone, not on the order within it: that
-is what every search for an order rests on. ``costmodel.memory.peak_bytes`` is the definition;
-``peak(lives, order)`` equals it.
+A buffer is live from the kernel that first writes it until its last user has run. The bytes that are live
+after a set of kernels have run depend on the set and not on the order within it. The search for an order
+(``order``) and the exact search (``exact``) rest on this. ``costmodel.memory.peak_bytes`` defines the peak;
+``peak`` agrees with it.
 """
 
 from __future__ import annotations
@@ -20,48 +20,57 @@ from fuseplan.search.components import effect_edges
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
-    """The buffers of some kernels, which are named by their position in an order that can run."""
+class LiveRange:
+    """One buffer and the kernels that use it; kernels are positions in an order that can run."""
 
-    sizes_bytes: tuple[int, ...]
-    """Of each buffer; none is empty."""
-    values: tuple[int, ...]
-    """The value that each buffer is named after: the first one that lies in it."""
-    writers: tuple[int, ...]
-    """The kernel that first writes it, or -1 where it is alive from the start."""
-    users: tuple[tuple[int, ...], ...]
+    value: int
+    """The first value stored in the buffer. Bitcasts may give it further names."""
+    nbytes: int
+    """Greater than 0."""
+    writer: int
+    """The kernel that first writes the buffer; -1 if it is live at the start."""
+    users: tuple[int, ...]
     """The kernels that write or read it, ascending."""
-    held: tuple[bool, ...]
-    """Whether it stays alive when all of these have run: others will read it."""
-    tiles_bytes: tuple[int, ...]
-    """For each kernel, what it keeps beside them while it runs."""
-    after: tuple[tuple[int, ...], ...]
-    """For each kernel those that must wait for it, ascending."""
+    live_out: bool = False
+    """Whether it stays live at the end, for kernels that are not among these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Liveness:
+    """The live ranges of some kernels, and the dependences between the kernels."""
+
+    ranges: tuple[LiveRange, ...]
+    scratch_bytes: tuple[int, ...]
+    """For each kernel, the bytes that it allocates for itself while it runs."""
+    successors: tuple[tuple[int, ...], ...]
+    """For each kernel, those that must run after it, ascending."""
     base_bytes: int = 0
-    """What is alive beside all of these, from start to end."""
+    """Bytes of further buffers that are live from start to end."""
 
     @property
     def n_kernels(self) -> int:
-        return len(self.tiles_bytes)
+        return len(self.scratch_bytes)
 
 
-def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
-    """The temporaries of kernels that are in an order that can run: neither inputs nor outputs of
-    the graph, nor arrays without elements. What a kernel computes once for several copies
-    (``fuseplan.search.remat.duplicates``) is one of them."""
-    specs = _as_written(graph, [kernel.spec for kernel in kernels])
+def live_ranges(graph: Graph, kernels: Sequence[Kernel]) -> Liveness:
+    """The live ranges of the temporaries of ``kernels``, which are in an order that can run.
+
+    Temporaries are neither inputs nor outputs of the graph, and not empty. A result that a kernel computes
+    once for several copies (``fuseplan.search.remat.duplicates``) is one temporary.
+    """
+    specs = _with_canonical_reads(graph, [kernel.spec for kernel in kernels])
     buffer = buffers(graph, specs)
     kept = set(graph.inputs) | {buffer[v] for v in graph.outputs}
     users: dict[int, list[int]] = {}
     writers: dict[int, int] = {}
-    maker: dict[int, int] = {}
-    after: list[set[int]] = [set() for _ in specs]
+    producer: dict[int, int] = {}
+    successors: list[set[int]] = [set() for _ in specs]
     for k, spec in enumerate(specs):
         for access in spec.reads:
-            if access.value in maker:
-                after[maker[access.value]].add(k)
+            if access.value in producer:
+                successors[producer[access.value]].add(k)
         for access in spec.writes:
-            maker[access.value] = k
+            producer[access.value] = k
             writers.setdefault(buffer[access.value], k)
         for v in dict.fromkeys(buffer[a.value] for a in spec.reads + spec.writes):
             users.setdefault(v, []).append(k)
@@ -69,87 +78,83 @@ def lives_of(graph: Graph, kernels: Sequence[Kernel]) -> Lives:
     if effects:
         owner = {n: k for k, spec in enumerate(specs) for n in spec.nodes}
         for u, v in effects:
-            after[owner[u]].add(owner[v])
-    values = [v for v in writers if v not in kept and graph.values[v].nbytes]
-    return Lives(
-        sizes_bytes=tuple(graph.values[v].nbytes for v in values),
-        values=tuple(values),
-        writers=tuple(writers[v] for v in values),
-        users=tuple(tuple(users[v]) for v in values),
-        held=(False,) * len(values),
-        tiles_bytes=tuple(map(tile_bytes, kernels)),
-        after=tuple(tuple(sorted(s)) for s in after),
+            successors[owner[u]].add(owner[v])
+    return Liveness(
+        tuple(
+            LiveRange(v, graph.values[v].nbytes, writer, tuple(users[v]))
+            for v, writer in writers.items()
+            if v not in kept and graph.values[v].nbytes
+        ),
+        tuple(map(tile_bytes, kernels)),
+        tuple(tuple(sorted(s)) for s in successors),
     )
 
 
-def _as_written(graph: Graph, specs: list[KernelSpec]) -> list[KernelSpec]:
-    """Kernels that read, of copies that one kernel makes, the one that it writes, if it writes one only."""
+def _with_canonical_reads(graph: Graph, specs: list[KernelSpec]) -> list[KernelSpec]:
+    """Replace each read of a copy that no kernel writes by a read of the copy that its kernel does write."""
     if not graph.origins:
         return specs
     array = arrays_of(graph)
-    there = {a.value for spec in specs for a in spec.writes}
+    written = {a.value for spec in specs for a in spec.writes}
     kernel_of = {n: k for k, spec in enumerate(specs) for n in spec.nodes}
     name = {(k, array[a.value]): a.value for k, spec in enumerate(specs) for a in spec.writes}
 
-    def written(access: Access) -> Access:
-        if access.value in there:
+    def canonical(access: Access) -> Access:
+        if access.value in written:
             return access
-        maker = kernel_of.get(graph.values[access.value].producer, -1)
-        return replace(access, value=name.get((maker, array[access.value]), access.value))
+        kernel = kernel_of.get(graph.values[access.value].producer, -1)
+        return replace(access, value=name.get((kernel, array[access.value]), access.value))
 
-    return [replace(spec, reads=tuple(map(written, spec.reads))) for spec in specs]
+    return [replace(spec, reads=tuple(map(canonical, spec.reads))) for spec in specs]
 
 
-def profile(lives: Lives, order: Sequence[int]) -> list[int]:
-    """The bytes in use while each kernel runs, in the order of running."""
+def profile(lives: Liveness, order: Sequence[int]) -> list[int]:
+    """The bytes in use while each kernel runs, in the order of execution."""
     position = [0] * lives.n_kernels
     for step, k in enumerate(order):
         position[k] = step
     change = [0] * (len(order) + 1)
     change[0] = lives.base_bytes
-    for size, writer, users, held in zip(
-        lives.sizes_bytes, lives.writers, lives.users, lives.held, strict=True
-    ):
-        change[0 if writer < 0 else position[writer]] += size
-        if not held:
-            change[1 + max(position[k] for k in users)] -= size
-    alive = accumulate(change[:-1])
-    return [now + lives.tiles_bytes[k] for now, k in zip(alive, order, strict=True)]
+    for r in lives.ranges:
+        change[0 if r.writer < 0 else position[r.writer]] += r.nbytes
+        if not r.live_out:
+            change[1 + max(position[k] for k in r.users)] -= r.nbytes
+    live = accumulate(change[:-1])
+    return [now + lives.scratch_bytes[k] for now, k in zip(live, order, strict=True)]
 
 
-def peak(lives: Lives, order: Sequence[int]) -> int:
+def needs_of(graph: Graph, kernels: Sequence[Kernel]) -> list[int]:
+    """The bytes of temporaries in use while each of ``kernels`` runs, in the order given."""
+    return profile(live_ranges(graph, kernels), range(len(kernels)))
+
+
+def peak(lives: Liveness, order: Sequence[int]) -> int:
     """The most bytes in use at once."""
     return max(profile(lives, order), default=0)
 
 
-def window(lives: Lives, order: Sequence[int], start: int, stop: int) -> Lives:
-    """The kernels at ``order[start:stop]`` by themselves, renumbered in that order; all others
-    run before or after them as they do."""
+def window(lives: Liveness, order: Sequence[int], start: int, stop: int) -> Liveness:
+    """The live ranges of the kernels ``order[start:stop]``, renumbered in that order; all other kernels keep
+    their position before or after them."""
     inside = {k: i for i, k in enumerate(order[start:stop])}
     position = {k: step for step, k in enumerate(order)}
-    base = 0
-    rows: list[tuple[int, int, int, tuple[int, ...], bool]] = []
-    for size, v, writer, users, held in zip(
-        lives.sizes_bytes, lives.values, lives.writers, lives.users, lives.held, strict=True
-    ):
-        first = -1 if writer < 0 else position[writer]
-        last = len(order) if held else max(position[k] for k in users)
+    base_bytes = lives.base_bytes
+    ranges: list[LiveRange] = []
+    for r in lives.ranges:
+        first = -1 if r.writer < 0 else position[r.writer]
+        last = len(order) if r.live_out else max(position[k] for k in r.users)
         if first >= stop or last < start:
             continue
-        own = tuple(sorted(inside[k] for k in users if k in inside))
-        if own:
-            rows.append((size, v, inside.get(writer, -1), own, last >= stop))
+        users = tuple(sorted(inside[k] for k in r.users if k in inside))
+        if users:
+            ranges.append(LiveRange(r.value, r.nbytes, inside.get(r.writer, -1), users, last >= stop))
         else:
-            base += size
-    return Lives(
-        sizes_bytes=tuple(row[0] for row in rows),
-        values=tuple(row[1] for row in rows),
-        writers=tuple(row[2] for row in rows),
-        users=tuple(row[3] for row in rows),
-        held=tuple(row[4] for row in rows),
-        tiles_bytes=tuple(lives.tiles_bytes[k] for k in order[start:stop]),
-        after=tuple(
-            tuple(sorted(inside[s] for s in lives.after[k] if s in inside)) for k in order[start:stop]
+            base_bytes += r.nbytes
+    return Liveness(
+        tuple(ranges),
+        tuple(lives.scratch_bytes[k] for k in order[start:stop]),
+        tuple(
+            tuple(sorted(inside[s] for s in lives.successors[k] if s in inside)) for k in order[start:stop]
         ),
-        base_bytes=lives.base_bytes + base,
+        base_bytes,
     )

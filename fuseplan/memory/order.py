@@ -1,26 +1,14 @@
-"""The order of a plan's kernels in which its temporaries need the least memory at once.
+"""Order a plan's kernels so that its temporaries need the least memory at once.
 
-The order that is given stays unless another is better. A floor under every order often proves it
-the best; else a search over sets of kernels (``fuseplan.memory.order``) finds the best, or, cut
-short, a good one, which is then improved where its peak is: a few kernels around it at a time,
-while all others keep their place.
+This is the problem of register allocation by ordering, and NP-hard (Sethi, Complete register allocation
+problems, 1975). The given order stays unless another one is better. A lower bound (``peak_bound``) often
+proves it optimal. Otherwise a best-first search over sets of kernels that have run finds an optimal order,
+or, at its limit, a good one, in which the kernels around the peak are then reordered a few at a time.
 
-The order of least peak by best-first search over sets of kernels that have run.
-
-The problem is register allocation's, and hard (Sethi, Complete register allocation problems,
-1975). What is alive depends only on which kernels have run, so a search over such sets is exact:
-sets wait by the least peak with which they can be reached, and the first complete one is an
-answer. Two things keep it small:
-
-- *What costs nothing is done at once.* A ready kernel that frees at least what it writes, and
-  whose own step stays within the peak reached anyway, can be moved to the front of every order
-  that remains: nothing that follows is worse, because it frees no less the later it runs.
-- A set is reached once: how is of no matter to what follows.
-
-A floor under the peak that no order of the kernels goes below.
-
-While a kernel runs, every buffer is alive whose writer must come before it (or is it) and one
-of whose users must come after it (or is it), in every order.
+The search is exact because the live bytes depend on the set alone. Sets are expanded by the least peak with
+which they can be reached, each once, so the first complete set is optimal. A ready kernel that frees at least
+as much as it writes, and whose own step stays within the peak reached, runs at once: moving it to the front
+makes no order of the remaining kernels worse.
 """
 
 from __future__ import annotations
@@ -31,235 +19,39 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from costmodel.graph import Graph
-from fuseplan.memory.liveness import Lives, lives_of, peak, profile, window
+from fuseplan.memory.liveness import Liveness, live_ranges, peak, profile, window
+from fuseplan.memory.peak_bound import order_peak_bound
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.support.bitset import bits
 
-_FEW = 24
-"""Kernels that are sooner counted one by one than by a vector operation on all between."""
-
-
-def peak_floor(lives: Lives) -> int:
-    """Bytes that are in use at once in every order: the largest need of a single kernel."""
-    n = lives.n_kernels
-    if not n:
-        return 0
-    below, above = _reach(lives)
-    everything = (1 << n) - 1
-    needs = list(lives.tiles_bytes)
-    many = np.zeros(n, dtype=np.int64)
-    for size, writer, users, held in zip(
-        lives.sizes_bytes, lives.writers, lives.users, lives.held, strict=True
-    ):
-        alive = everything if writer < 0 else below[writer]
-        if not held:
-            until = 0
-            for k in users:
-                until |= above[k]
-            alive &= until
-        if alive.bit_count() <= _FEW:
-            for k in bits(alive):
-                needs[k] += size
-        else:
-            first, end = max(writer, 0), alive.bit_length()
-            packed = (alive >> first).to_bytes((end - first + 7) // 8, "little")
-            flags = np.unpackbits(np.frombuffer(packed, np.uint8), count=end - first, bitorder="little")
-            many[first:end][flags.view(bool)] += size
-    return lives.base_bytes + max(map(sum, zip(needs, many.tolist(), strict=True)))
-
-
-def _reach(lives: Lives) -> tuple[list[int], list[int]]:
-    """For each kernel, itself with all that must run later, and with all that must run earlier:
-    a bit a kernel."""
-    n = lives.n_kernels
-    below, above = [1 << k for k in range(n)], [1 << k for k in range(n)]
-    for k in reversed(range(n)):
-        for s in lives.after[k]:
-            below[k] |= below[s]
-    for k in range(n):
-        for s in lives.after[k]:
-            above[s] |= above[k]
-    return below, above
-
-
-Path = tuple  # (kernel, path before it), or () at the start
-
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """``order`` is None where none better than the one known was found; no order has a peak
-    below ``bound_bytes``."""
+class OrderOptions:
+    """Limits of the search for an order."""
 
-    order: tuple[int, ...] | None
-    bound_bytes: int
-    n_states: int
-
-
-@dataclass(frozen=True, slots=True)
-class State:
-    """Some kernels have run: ``done`` and ``ready`` have a bit a kernel."""
-
-    done: int
-    ready: int
-    alive_bytes: int
-    path: Path
-
-
-class Moves:
-    """What running one more kernel does."""
-
-    def __init__(self, lives: Lives) -> None:
-        n = lives.n_kernels
-        self.n, self.after = n, lives.after
-        self.before = [0] * n
-        for k, successors in enumerate(lives.after):
-            for s in successors:
-                self.before[s] |= 1 << k
-        self.writes = [0] * n
-        alive = lives.base_bytes
-        uses: list[list[tuple[int, int]]] = [[] for _ in range(n)]
-        for size, writer, users, held in zip(
-            lives.sizes_bytes, lives.writers, lives.users, lives.held, strict=True
-        ):
-            if writer < 0:
-                alive += size
-            else:
-                self.writes[writer] += size
-            if not held:
-                mask = sum(1 << k for k in users)
-                for k in users:
-                    uses[k].append((size, mask))
-        self.uses = uses
-        self.needs = [w + t for w, t in zip(self.writes, lives.tiles_bytes, strict=True)]
-        """What a kernel needs while it runs, beside what is alive already."""
-        self.everything = (1 << n) - 1
-        self.start = State(0, sum(1 << k for k in range(n) if not self.before[k]), alive, ())
-
-    def grows(self, done: int, k: int) -> int:
-        """By how much more is alive after ``k`` than before, if ``done`` have run by then."""
-        left = ~(done | 1 << k)
-        return self.writes[k] - sum(size for size, mask in self.uses[k] if not mask & left)
-
-    def run(self, state: State, k: int) -> State:
-        """The state after ``k``, which must be ready."""
-        done = state.done | 1 << k
-        ready = state.ready ^ 1 << k
-        for s in self.after[k]:
-            if not self.before[s] & ~done:
-                ready |= 1 << s
-        return State(done, ready, state.alive_bytes + self.grows(state.done, k), (k, state.path))
-
-    def settle(self, state: State, peak_bytes: int) -> State:
-        """The state after all that costs nothing where ``peak_bytes`` are reached anyway."""
-        again = True
-        while again:
-            again = False
-            left = state.ready
-            while left:
-                low = left & -left
-                left ^= low
-                k = low.bit_length() - 1
-                if state.alive_bytes + self.needs[k] <= peak_bytes and self.grows(state.done, k) <= 0:
-                    known = state.ready
-                    state = self.run(state, k)
-                    left |= state.ready & ~known
-                    again = True
-        return state
+    max_states: int = 4_000
+    """Sets of kernels to expand: 0.2 s. No plan of the workloads needs 100, but for training steps of GPT-2,
+    whose bound is missed by millionths."""
+    many_kernels: int = 512
+    """A plan of more kernels than this expands at most ``max_states_of_many`` sets, and accepts a peak within
+    ``tolerance`` of the bound."""
+    max_states_of_many: int = 200
+    tolerance: float = 1e-4
+    """Share of the peak. 0: look for the least peak, however many kernels there are."""
+    windows: tuple[int, ...] = (16, 48)
+    """Numbers of kernels around the peak that are reordered together."""
+    max_states_of_window: int = 200
+    max_rounds: int = 16
+    """How often the kernels around the peak are reordered."""
 
 
-def search(
-    lives: Lives, floor_bytes: int, known_bytes: int, max_states: int, expires_at: float = math.inf
-) -> Found:
-    """An order with a peak below ``known_bytes``, the least if ``max_states`` suffice.
-
-    ``floor_bytes`` must be a floor under every order's peak. Where the states run out, the best
-    of them is completed step by step, always by what needs the least; where the time does
-    (``time.monotonic()`` reaches ``expires_at``), none is.
-    """
-    moves = Moves(lives)
-    waiting: list[tuple[int, int, int, State]] = [(floor_bytes, 0, 0, moves.start)]
-    reached: dict[int, int] = {}
-    n_states = n_entries = 0
-    while waiting:
-        peak, _, _, state = heapq.heappop(waiting)
-        if reached.get(state.done, peak + 1) <= peak:
-            continue
-        reached[state.done] = peak
-        settled = moves.settle(state, peak)
-        if settled.done == moves.everything:
-            return Found(_order(settled.path), peak, n_states)
-        if settled.done != state.done:
-            if reached.get(settled.done, peak + 1) <= peak:
-                continue
-            reached[settled.done] = peak
-        state = settled
-        n_states += 1
-        if time.monotonic() >= expires_at:
-            return Found(None, peak, n_states)
-        if n_states > max_states:
-            return Found(_complete(moves, state, peak, known_bytes), peak, n_states)
-        for k in bits(state.ready):
-            step = max(peak, state.alive_bytes + moves.needs[k])
-            done = state.done | 1 << k
-            if step >= known_bytes or reached.get(done, step + 1) <= step:
-                continue
-            n_entries += 1
-            heapq.heappush(waiting, (step, -done.bit_count(), n_entries, moves.run(state, k)))
-    return Found(None, known_bytes, n_states)
-
-
-def _complete(moves: Moves, state: State, peak: int, known_bytes: int) -> tuple[int, ...] | None:
-    """List scheduling from ``state`` on: the kernel that raises the peak least, then that leaves
-    least alive; None once that is no better than what is known."""
-    while state.done != moves.everything:
-        best: tuple[int, int, int] | None = None
-        for k in bits(state.ready):
-            step = max(peak, state.alive_bytes + moves.needs[k])
-            option = (step, moves.grows(state.done, k), k)
-            if best is None or option < best:
-                best = option
-        assert best is not None, "kernels wait for each other"
-        peak = best[0]
-        if peak >= known_bytes:
-            return None
-        state = moves.settle(moves.run(state, best[2]), peak)
-    return _order(state.path)
-
-
-def _order(path: Path) -> tuple[int, ...]:
-    order: list[int] = []
-    while path:
-        k, path = path
-        order.append(k)
-    return tuple(reversed(order))
-
-
-MAX_STATES = 4_000
-"""Sets of kernels that the search looks at before it settles for a good order: 0.2 s at most.
-No plan of the workloads needs 100 but the training steps of GPT-2, whose floor is met but for
-millionths."""
-
-_LARGE, _FEW_STATES = 512, 200
-"""From so many kernels on a good order is wanted soon."""
-
-CLOSE = 10_000
-"""And one is good whose peak exceeds the floor by a ten-thousandth: 18 ms for 2,000 kernels."""
-
-_WINDOWS = (16, 48)
-"""Kernels around the peak that are ordered anew together."""
-
-_WINDOW_STATES, _MAX_ROUNDS = 200, 16
-
-Steps = tuple[int, ...]
-"""Kernels by position, in an order that can run."""
+DEFAULTS = OrderOptions()
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """Kernels in an order that can run, and how sure it is that none needs less memory."""
+    """Kernels in an order that can run, with their peak and a bound on every order."""
 
     kernels: tuple[Kernel, ...]
     peak_bytes: int
@@ -272,54 +64,51 @@ class Order:
         return "OPTIMAL" if self.bound_bytes == self.peak_bytes else "FEASIBLE"
 
 
-def least_peak(
-    graph: Graph,
-    kernels: Sequence[Kernel],
-    max_states: int = MAX_STATES,
-    close: int = CLOSE,
-    expires_at: float = math.inf,
+def minimise_peak(
+    graph: Graph, kernels: Sequence[Kernel], options: OrderOptions = DEFAULTS, expires_at: float = math.inf
 ) -> Order:
-    """``kernels``, which are in an order that can run, in the one of least peak that was found:
-    never worse than the order given, and that order where none better was found.
+    """``kernels``, which are in an order that can run, in the order of least peak that was found.
 
-    Values are read after they are written, and side effects keep their order. The answer depends
-    on nothing but the arguments. Of many kernels, a peak is good enough that exceeds the floor by
-    one part in ``close``; 0 asks for the least. Where ``time.monotonic()`` reaches ``expires_at`` the
-    best order known by then is the answer.
+    The given order is kept where none better was found. Values are read after they are written, and side
+    effects keep their order. The answer depends on the arguments only, unless ``time.monotonic()`` reaches
+    ``expires_at``; then it is the best order found by then.
     """
-    order, peak_bytes, bound_bytes = arrange(lives_of(graph, kernels), max_states, close, expires_at)
+    order, peak_bytes, bound_bytes = order_kernels(live_ranges(graph, kernels), options, expires_at)
     return Order(tuple(kernels[k] for k in order), peak_bytes, bound_bytes)
 
 
-def arrange(
-    lives: Lives, max_states: int = MAX_STATES, close: int = CLOSE, expires_at: float = math.inf
-) -> tuple[Steps, int, int]:
-    """An order of ``lives``' kernels, its peak, and a bound under that of every order."""
+def order_kernels(
+    lives: Liveness, options: OrderOptions = DEFAULTS, expires_at: float = math.inf
+) -> tuple[tuple[int, ...], int, int]:
+    """An order of the kernels by position, its peak in bytes, and a lower bound on that of every order."""
     given = tuple(range(lives.n_kernels))
-    known, floor = peak(lives, given), peak_floor(lives)
-    large = lives.n_kernels > _LARGE
-    if known <= floor or (large and close and (known - floor) * close <= known):
-        return given, known, floor
-    states = min(max_states, _FEW_STATES) if large and close else max_states
-    found = search(lives, floor, known, states, expires_at)
+    known, bound = peak(lives, given), order_peak_bound(lives)
+    relaxed = lives.n_kernels > options.many_kernels and options.tolerance > 0
+    if known <= bound or (relaxed and known - bound <= known * options.tolerance):
+        return given, known, bound
+    states = min(options.max_states, options.max_states_of_many) if relaxed else options.max_states
+    found = search_order(lives, bound, known, states, expires_at)
     order = found.order or given
     if found.bound_bytes < peak(lives, order):
-        order = _improve(lives, order, found.bound_bytes, expires_at)
+        order = _reorder_windows(lives, order, found.bound_bytes, options, expires_at)
     return order, peak(lives, order), found.bound_bytes
 
 
-def _improve(lives: Lives, order: Steps, floor: int, expires_at: float) -> Steps:
-    """Order the kernels around the peak anew, until that helps no more."""
-    for _ in range(_MAX_ROUNDS):
+def _reorder_windows(
+    lives: Liveness, order: tuple[int, ...], bound: int, options: OrderOptions, expires_at: float
+) -> tuple[int, ...]:
+    """Reorder the kernels around the peak until that lowers it no further."""
+    for _ in range(options.max_rounds):
         needs = profile(lives, order)
         highest = max(needs)
-        if highest <= floor or time.monotonic() >= expires_at:
+        if highest <= bound or time.monotonic() >= expires_at:
             break
         middle = needs.index(highest)
-        for size in _WINDOWS:
+        for size in options.windows:
             start = max(middle - size // 2, 0)
             part = window(lives, order, start, min(start + size, len(order)))
-            found = search(part, min(floor, highest - 1), highest, _WINDOW_STATES, expires_at)
+            lowest = min(bound, highest - 1)
+            found = search_order(part, lowest, highest, options.max_states_of_window, expires_at)
             if found.order is not None:
                 inner = tuple(order[start + k] for k in found.order)
                 order = (*order[:start], *inner, *order[start + len(inner) :])
@@ -327,3 +116,150 @@ def _improve(lives: Lives, order: Steps, floor: int, expires_at: float) -> Steps
         else:
             break
     return order
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """The outcome of ``search_order``."""
+
+    order: tuple[int, ...] | None
+    """None where no order better than the known one was found."""
+    bound_bytes: int
+    """No order has a lower peak."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """A set of kernels that have run; ``done`` and ``ready`` have a bit for each kernel."""
+
+    done: int
+    ready: int
+    live_bytes: int
+    path: tuple
+    """The last kernel and the path before it; () at the start."""
+
+
+class _Transitions:
+    """The effect of running one more kernel on a state."""
+
+    def __init__(self, lives: Liveness) -> None:
+        n = lives.n_kernels
+        self.successors = lives.successors
+        self.predecessors = [0] * n
+        for k, successors in enumerate(lives.successors):
+            for s in successors:
+                self.predecessors[s] |= 1 << k
+        self.written_bytes = [0] * n
+        live_bytes = lives.base_bytes
+        self.uses: list[list[tuple[int, int]]] = [[] for _ in range(n)]
+        """For each kernel, the bytes and the mask of users of each buffer that it uses."""
+        for r in lives.ranges:
+            if r.writer < 0:
+                live_bytes += r.nbytes
+            else:
+                self.written_bytes[r.writer] += r.nbytes
+            if not r.live_out:
+                mask = sum(1 << k for k in r.users)
+                for k in r.users:
+                    self.uses[k].append((r.nbytes, mask))
+        self.step_bytes = [w + s for w, s in zip(self.written_bytes, lives.scratch_bytes, strict=True)]
+        """Bytes that a kernel allocates while it runs."""
+        self.everything = (1 << n) - 1
+        self.start = _State(0, sum(1 << k for k in range(n) if not self.predecessors[k]), live_bytes, ())
+
+    def growth_bytes(self, done: int, k: int) -> int:
+        """By how much running ``k`` after ``done`` changes the live bytes."""
+        left = ~(done | 1 << k)
+        return self.written_bytes[k] - sum(size for size, mask in self.uses[k] if not mask & left)
+
+    def run(self, state: _State, k: int) -> _State:
+        """The state after ``k``, which must be ready."""
+        done = state.done | 1 << k
+        ready = state.ready ^ 1 << k
+        for s in self.successors[k]:
+            if not self.predecessors[s] & ~done:
+                ready |= 1 << s
+        return _State(done, ready, state.live_bytes + self.growth_bytes(state.done, k), (k, state.path))
+
+    def run_free(self, state: _State, peak_bytes: int) -> _State:
+        """Run every kernel that frees what it writes and stays within ``peak_bytes``, until there is none."""
+        again = True
+        while again:
+            again = False
+            left = state.ready
+            while left:
+                low = left & -left
+                left ^= low
+                k = low.bit_length() - 1
+                if (
+                    state.live_bytes + self.step_bytes[k] <= peak_bytes
+                    and self.growth_bytes(state.done, k) <= 0
+                ):
+                    known = state.ready
+                    state = self.run(state, k)
+                    left |= state.ready & ~known
+                    again = True
+        return state
+
+
+def search_order(
+    lives: Liveness, bound_bytes: int, known_bytes: int, max_states: int, expires_at: float = math.inf
+) -> SearchResult:
+    """Search for an order with a peak below ``known_bytes``, an optimal one if ``max_states`` suffice.
+
+    ``bound_bytes`` must be a lower bound on every order's peak. At the limit of states, the best state is
+    completed by list scheduling; at ``expires_at`` (``time.monotonic()``), no order is returned.
+    """
+    moves = _Transitions(lives)
+    waiting: list[tuple[int, int, int, _State]] = [(bound_bytes, 0, 0, moves.start)]
+    reached: dict[int, int] = {}
+    n_states = n_entries = 0
+    while waiting:
+        peak, _, _, state = heapq.heappop(waiting)
+        if reached.get(state.done, peak + 1) <= peak:
+            continue
+        reached[state.done] = peak
+        advanced = moves.run_free(state, peak)
+        if advanced.done == moves.everything:
+            return SearchResult(_order_of(advanced), peak)
+        if advanced.done != state.done:
+            if reached.get(advanced.done, peak + 1) <= peak:
+                continue
+            reached[advanced.done] = peak
+        state = advanced
+        n_states += 1
+        if time.monotonic() >= expires_at:
+            return SearchResult(None, peak)
+        if n_states > max_states:
+            return SearchResult(_list_schedule(moves, state, peak, known_bytes), peak)
+        for k in bits(state.ready):
+            step = max(peak, state.live_bytes + moves.step_bytes[k])
+            done = state.done | 1 << k
+            if step >= known_bytes or reached.get(done, step + 1) <= step:
+                continue
+            n_entries += 1
+            heapq.heappush(waiting, (step, -done.bit_count(), n_entries, moves.run(state, k)))
+    return SearchResult(None, known_bytes)
+
+
+def _list_schedule(moves: _Transitions, state: _State, peak: int, known_bytes: int) -> tuple[int, ...] | None:
+    """Complete ``state`` greedily: next is the kernel that raises the peak least, then the one that leaves
+    the fewest bytes live. None once the peak reaches ``known_bytes``."""
+    while state.done != moves.everything:
+        peak, _, k = min(
+            (max(peak, state.live_bytes + moves.step_bytes[k]), moves.growth_bytes(state.done, k), k)
+            for k in bits(state.ready)
+        )
+        if peak >= known_bytes:
+            return None
+        state = moves.run_free(moves.run(state, k), peak)
+    return _order_of(state)
+
+
+def _order_of(state: _State) -> tuple[int, ...]:
+    order: list[int] = []
+    path = state.path
+    while path:
+        k, path = path
+        order.append(k)
+    return tuple(reversed(order))

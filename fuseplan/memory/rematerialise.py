@@ -1,16 +1,11 @@
-"""Plans under a limit in which some values are computed again: what memory wants most.
+"""Plans under a limit of memory that rematerialise values instead of keeping them.
 
-A value that waits for a late reader need not be there meanwhile where the reader computes it again (as
-rematerialisation: Chen et al., arXiv:1604.06174). The fastest plan that may do so
-(``fuseplan.search.remat.search``) often fits where none does in which everything is computed once. Else
-every value that could be computed again is left to the search, at prices that make memory dear
-(``fuseplan.memory.limit``): much is worth computing again for its bytes that is not for its time.
-
-A program that needs less memory where a plan needs the most: values wait for nobody that can be
-computed again from what is there anyway.
-
-Those who read such a value after the highest step compute it then (rematerialisation: Chen et al.,
-arXiv:1604.06174), from inputs of the function and from values that wait for other reasons.
+A value need not be live until a late reader if that reader computes it again (rematerialisation: Chen et al.,
+arXiv:1604.06174). The fastest plan that rematerialises (``fuseplan.search.remat.search``) often keeps to a
+limit to which no other plan does. Otherwise two ways are tried. One rewrites the program so that the readers
+after the highest step recompute the values live there, from inputs of the function and values that are live
+anyway. The other leaves every value that could be recomputed to the search, at prices with a surcharge on
+memory (``limit``), since more is worth recomputing for its bytes than for its time.
 """
 
 from __future__ import annotations
@@ -23,10 +18,10 @@ from dataclasses import dataclass, field, replace
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
-from fuseplan.memory.limit import arrange_within, noted, over_limit, slowed
-from fuseplan.memory.liveness import Lives, lives_of, profile
-from fuseplan.memory.order import Order, least_peak
-from fuseplan.memory.plan_bound import least_peak_of_any
+from fuseplan.memory.limit import live_over_limit, noted, order_within, slowed
+from fuseplan.memory.liveness import live_ranges, profile
+from fuseplan.memory.order import Order, minimise_peak
+from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import Options
@@ -44,62 +39,59 @@ from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import Work, ended, limit_of
 
-_SMALL = 16
-"""What is so many times smaller than the value may wait in its place."""
+SMALL_OPERAND = 16
+"""An operand that is this many times smaller than the value may be kept live to recompute the value."""
+
+MAX_REWRITES = 6
+"""How often the program is rewritten to recompute more values, each time at the peak of the last plan."""
 
 
-def computed_late(
+def rematerialised_at_peak(
     lowered: Lowered, kernels: Sequence[Kernel], device: DeviceSpec, once: Collection[int]
 ) -> tuple[Lowered, list[list[int]]] | None:
-    """The program in which later readers compute again what is in the way at the highest step of
-    ``kernels``, which are in order, and for each operation the nodes that compute it; None if nothing
-    is. The nodes ``once`` are computed once."""
+    """Rewrite the program so that readers after the highest step of ``kernels`` recompute what is live there.
+
+    Returns:
+        The program, and for each operation the nodes that compute it; None if nothing can be recomputed. The
+        nodes ``once`` are computed once.
+    """
     graph = lowered.graph
-    lives = lives_of(graph, kernels)
+    lives = live_ranges(graph, kernels)
     needs = profile(lives, range(len(kernels)))
-    top = needs.index(max(needs, default=0)) if needs else 0
-    waiting = _waiting(graph, lives, top)
-    roots = {n for n in roots_of(graph, device) if waiting.intersection(graph.nodes[n].outputs)}
+    top = needs.index(max(needs)) if needs else 0
+    live = {r.value for r in lives.ranges if r.writer <= top < r.users[-1]}
+    roots = {n for n in roots_of(graph, device) if live.intersection(graph.nodes[n].outputs)}
     while roots:
         copies = split(graph, roots, once)
         if copies is None:
             return None
-        costly = {n for n in copies.roots if not _is_fed(copies, n, waiting)}
+        costly = {n for n in copies.roots if not _is_recomputable(copies, n, live)}
         if not costly:
-            return rewritten(lowered, copies, _early_and_late(copies, kernels, top))
+            return rewritten(lowered, copies, _before_and_after(copies, kernels, top))
         roots = set(copies.roots) - costly
     return None
 
 
-def _waiting(graph: Graph, lives: Lives, top: int) -> set[int]:
-    """The values that are there at a step and that later ones use."""
-    return {
-        v
-        for v, writer, users in zip(lives.values, lives.writers, lives.users, strict=True)
-        if writer <= top < users[-1]
-    }
-
-
-def _is_fed(copies: Copies, root: int, waiting: Collection[int]) -> bool:
-    """Whether all is there, or small, that ``root`` is computed from."""
+def _is_recomputable(copies: Copies, root: int, live: Collection[int]) -> bool:
+    """Whether ``root`` follows from copied nodes, and from values that are live, inputs, or small."""
     graph = copies.whole
-    made = sum(graph.values[v].nbytes for v in graph.nodes[root].outputs)
+    root_bytes = sum(graph.values[v].nbytes for v in graph.nodes[root].outputs)
     seen, queue = {root}, [root]
     while queue:
         for v in graph.nodes[queue.pop()].inputs:
-            maker = graph.values[v].producer
-            if maker < 0 or v in waiting or graph.values[v].nbytes * _SMALL <= made:
+            producer = graph.values[v].producer
+            if producer < 0 or v in live or graph.values[v].nbytes * SMALL_OPERAND <= root_bytes:
                 continue
-            if copies.copies[maker] < 2:
+            if copies.copies[producer] < 2:
                 return False
-            if maker not in seen:
-                seen.add(maker)
-                queue.append(maker)
+            if producer not in seen:
+                seen.add(producer)
+                queue.append(producer)
     return True
 
 
-def _early_and_late(copies: Copies, kernels: Sequence[Kernel], top: int) -> list[tuple[int, ...]]:
-    """The nodes that run up to the highest step, and those after; copies with their readers."""
+def _before_and_after(copies: Copies, kernels: Sequence[Kernel], top: int) -> list[tuple[int, ...]]:
+    """The nodes that run up to step ``top``, and those that run after it; a copy runs with its readers."""
     graph = copies.graph
     step = {n: k for k, kernel in enumerate(kernels) for n in kernel.spec.nodes}
     late: dict[int, bool] = {}
@@ -113,44 +105,43 @@ def _early_and_late(copies: Copies, kernels: Sequence[Kernel], top: int) -> list
     return [tuple(n for n in sorted(late) if late[n] == after) for after in (False, True)]
 
 
-_ROUNDS = 6
-"""Of computing more values again for later readers, each where the last plan needs the most."""
-
-
 @dataclass(frozen=True, slots=True)
-class Within:
-    """Looks for plans of ``lowered`` that keep to ``limits``, a peak among them."""
+class MemoryFit:
+    """The search for a plan of ``lowered`` that keeps to ``limits`` and to a peak of ``max_peak_bytes``."""
 
     lowered: Lowered
     scheduler: Scheduler
     planner: Callable[[Resolved | None], PlanGroups]
     limits: Resolved
-    most_bytes: int
+    max_peak_bytes: int
     options: Options
     clock: Clock
     cut: list[str] = field(default_factory=list)
-    """The notes of all plans that were looked at, and what cut those short that were not found."""
+    """The notes of all plans that were made, and the reasons why searches were cut short."""
 
     def plan(self, once: Grouping, fastest: Answer) -> Answer:
-        """The fastest plan found that fits. ``once`` is the fastest one in which everything is
-        computed once, ``fastest`` that of all, both whatever they need.
+        """The fastest plan found that fits.
+
+        Args:
+            once: the fastest plan that computes every operation once, without the limit.
+            fastest: the fastest plan of all, without the limit.
 
         Raises:
             MemoryLimitError: none was found.
         """
-        order = arrange_within(fastest.lowered.graph, fastest.grouping.kernels, self.most_bytes)
-        if order.peak_bytes <= self.most_bytes:
+        order = order_within(fastest.lowered.graph, fastest.grouping.kernels, self.max_peak_bytes)
+        if order.peak_bytes <= self.max_peak_bytes:
             grouping = replace(fastest.grouping, kernels=order.kernels)
             return replace(fastest, grouping=grouping, limits=self._limited(fastest))
         expires_at = time.monotonic() + self.options.deadline_s
-        graph, most = self.lowered.graph, self.most_bytes
+        graph, most = self.lowered.graph, self.max_peak_bytes
         every = split(graph, roots_of(graph, self.options.device), computed_once(self.limits))
         if every is None:
             return self._planned(self.lowered, self.limits, self._work(expires_at, self.options.shares))
         attempts = (
             lambda work: self._planned(self.lowered, self.limits, work),
-            lambda work: self._later(every, fastest, work),
-            lambda work: self._again(every, once, fastest, order, work),
+            lambda work: self._rewritten(every, fastest, work),
+            lambda work: self._duplicated(every, once, fastest, order, work),
         )
         found, share = [], self.options.shares * len(attempts)
         for attempt in attempts:
@@ -166,7 +157,7 @@ class Within:
         best = min(answers, key=lambda answer: answer.grouping.time_ps)
         bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
         if best.lowered is not self.lowered and (proof is None or not proof.roots):
-            bound_ps = proof = None  # is of plans that compute everything once
+            bound_ps = proof = None  # They hold for plans without rematerialisation.
         before, time_ps = fastest.grouping.uncertified(), best.grouping.time_ps
         proven = bound_ps is not None and bound_ps >= time_ps
         grouping = replace(
@@ -182,10 +173,10 @@ class Within:
 
     def _limited(self, answer: Answer) -> Resolved:
         assert answer.limits is not None, "without limits there is none of memory"
-        return replace(answer.limits, max_peak_bytes=self.most_bytes)
+        return replace(answer.limits, max_peak_bytes=self.max_peak_bytes)
 
     def _work(self, expires_at: float, share: int = 1) -> Work:
-        """One of ``share`` equal parts of what a search may do until the deadline."""
+        """One of ``share`` equal parts of the counted work that a search may do until the deadline."""
         return Work(limit_of(self.options.whole_s) // share, expires_at=expires_at)
 
     def _budget(self, work: Work) -> Budget:
@@ -198,13 +189,13 @@ class Within:
             self.cut.append(error.ended)
             return error
 
-    def _later(self, every: Copies, fastest: Answer, work: Work) -> Answer | None:
-        """What the fastest plan computes again computed again, and for later readers what is in the
-        way of the limit then; all kernels chosen anew. None if that is the program as it was."""
+    def _rewritten(self, every: Copies, fastest: Answer, work: Work) -> Answer | None:
+        """Rematerialise every value that the fastest plan rematerialises, and then the values live at each
+        peak that exceeds the limit; plan the program anew. None if nothing is rematerialised."""
         answer, lowest = fastest, math.inf
         free = self._work(work.expires_at)
-        for _ in range(_ROUNDS):
-            order = least_peak(answer.lowered.graph, answer.grouping.kernels)
+        for _ in range(MAX_REWRITES):
+            order = minimise_peak(answer.lowered.graph, answer.grouping.kernels)
             if free.is_over:
                 self.cut.append(free.why)
                 break
@@ -212,8 +203,8 @@ class Within:
                 break
             fastest, lowest = answer, order.peak_bytes
             once = [n for n, (m,) in enumerate(operations_of(answer.lowered.graph)) if every.copies[m] < 2]
-            found = computed_late(answer.lowered, order.kernels, self.options.device, once)
-            if lowest <= self.most_bytes or found is None:
+            found = rematerialised_at_peak(answer.lowered, order.kernels, self.options.device, once)
+            if lowest <= self.max_peak_bytes or found is None:
                 break
             lowered, places = found
             assert answer.limits is not None, "without limits there is none of memory"
@@ -227,16 +218,19 @@ class Within:
         self.cut.extend(grouping.notes)
         return Answer(lowered, grouping, limits)
 
-    def _again(
+    def _duplicated(
         self, every: Copies, once: Grouping, fastest: Answer, order: Order, work: Work
     ) -> Answer | None:
-        """Copies computed for whom that is best where memory is dear: of all that could be computed
-        again, or where that is too much of what is in the way, or of what is worth it for its time."""
+        """Plan the graph in which every reader has its own copy of some operations, with a surcharge on memory.
+
+        The copied operations are all that could be recomputed; or, where that is too much, those whose
+        results are live over the limit with those worth recomputing for their time; or the latter only.
+        """
         graph, scheduler, free = self.lowered.graph, self.scheduler, replace(self.limits, max_peak_bytes=None)
         few = worth_again(graph, scheduler, once.components, once.groups, free)
         budget = self._budget(self._work(work.expires_at))
         search = Search(self.planner, budget, work.expires_at, self.clock)
-        some = sorted({*few, *self._in_the_way(fastest.lowered.graph, order).intersection(every.roots)})
+        some = sorted({*few, *self._live_over_limit(fastest.lowered.graph, order).intersection(every.roots)})
         for roots in dict.fromkeys((every.roots, tuple(some), few)):
             found = search(graph, scheduler, once.groups, roots, free)
             self.cut.extend(() if found is None else found[1].notes)
@@ -252,17 +246,17 @@ class Within:
         program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
         return Answer(program, grouping, self.limits.moved(places))
 
-    def _in_the_way(self, graph: Graph, order: Order) -> set[int]:
-        """The operations whose results are there where a plan needs more than the limit."""
+    def _live_over_limit(self, graph: Graph, order: Order) -> set[int]:
+        """The operations whose results are live where a plan needs more than the limit."""
         operation = operations_of(graph)
-        values = over_limit(graph, order.kernels, self.most_bytes)
+        values = live_over_limit(graph, order.kernels, self.max_peak_bytes)
         return {operation[graph.values[v].producer][0] for v in values}
 
     def _schedule(self, lowered: Lowered) -> Scheduler:
         return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
 
     def _least_bytes(self, every: Copies) -> int:
-        """What every plan needs, whatever it computes again."""
+        """Bytes that every plan needs, with any rematerialisation."""
         limits = self.limits.moved(every.places)
         graph, pricing = limited(every.graph, Recomputing(every, self.scheduler), limits)
-        return least_peak_of_any(graph, PriceBook(graph, pricing), math.inf)
+        return plan_peak_bound(graph, PriceBook(graph, pricing), math.inf)

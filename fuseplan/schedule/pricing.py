@@ -10,7 +10,9 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from typing import Self
 
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floors
@@ -144,8 +146,10 @@ class PricingWrapper(Pricing):
     def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
         return self._pricing.imprint(nodes, signatures)
 
-    def unsettled(self) -> Pricing:
-        return self._pricing.unsettled()
+    def unsettled(self) -> Self:
+        other = copy(self)
+        other._pricing, other.settled = self._pricing.unsettled(), frozenset()
+        return other
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 import fuseplan
 from costmodel.devices import TEST_DEVICE
 from fuseplan import Plan
-from fuseplan.memory.allocation import Buffer, alive_bytes, arena_bytes, pack, place_buffers
+from fuseplan.memory.allocation import Buffer, arena_bytes, live_bytes, pack, place_buffers
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_buffers
 from tests.helpers.memory_graphs import peak, programs
@@ -38,7 +38,7 @@ def test_every_temporary_has_a_place_of_its_own(program):
     assert all(b.offset_bytes % 256 == 0 and b.nbytes > 0 for b in buffers)
     # Whatever runs finds what it reads, writes and keeps: the peak of the definition.
     in_use = [sum(b.nbytes for b in buffers if b.first <= k <= b.last) for k in range(len(kernels))]
-    assert max(in_use) == peak(g, kernels) <= alive_bytes(buffers) <= arena_bytes(buffers)
+    assert max(in_use) == peak(g, kernels) <= live_bytes(buffers) <= arena_bytes(buffers)
     assert not {b.value for b in buffers} & {*g.inputs, *g.outputs}
     assert place_buffers(g, kernels) == buffers
     plan = Plan(g, TEST_DEVICE, "test", kernels)
@@ -86,12 +86,12 @@ def test_the_smallest_gap_that_fits_is_taken():
     late = [Buffer(5, 0, 256 * 20, 2, 9), Buffer(6, 0, 256 * 35, 2, 9)]
     placed = pack([*held, *freed, *late])
     assert_apart(placed)
-    assert arena_bytes(placed) == alive_bytes(placed) == 256 * 175
+    assert arena_bytes(placed) == live_bytes(placed) == 256 * 175
 
 
 def test_nothing_to_place():
     assert pack([]) == ()
-    assert (arena_bytes(()), alive_bytes(())) == (0, 0)
+    assert (arena_bytes(()), live_bytes(())) == (0, 0)
 
 
 @pytest.mark.parametrize(("n", "loss"), [(30, 0.05), (300, 0.05), (1500, 0.08)])
@@ -106,7 +106,7 @@ def test_an_arena_is_little_larger_than_the_peak(n, loss):
     placed = pack(wanted)
     assert [replace(b, offset_bytes=0) for b in placed] == wanted
     assert_apart(placed)
-    assert alive_bytes(placed) <= arena_bytes(placed) <= alive_bytes(placed) * (1 + loss)
+    assert live_bytes(placed) <= arena_bytes(placed) <= live_bytes(placed) * (1 + loss)
 
 
 @pytest.fixture(scope="module")

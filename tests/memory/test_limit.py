@@ -15,13 +15,11 @@ from hypothesis import strategies as st
 
 from costmodel.devices import TEST_DEVICE
 from fuseplan.memory import limit
-from fuseplan.memory import region as exact
-from fuseplan.memory.limit import UNIT_BYTES, Penalised, plan_within
-from fuseplan.memory.liveness import lives_of, profile
-from fuseplan.memory.order import least_peak
-from fuseplan.memory.plan_bound import least_peak_of_any
-from fuseplan.memory.region import plan_exactly
-from fuseplan.memory.repair import part, repair
+from fuseplan.memory.exact import ExactOptions, plan_exactly, region_of_part, repair
+from fuseplan.memory.limit import SURCHARGE_UNIT_BYTES, LimitOptions, SurchargedPricing, plan_within
+from fuseplan.memory.liveness import needs_of
+from fuseplan.memory.order import minimise_peak
+from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.constraints import Constraints, Resolved
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook, Pricing
@@ -38,6 +36,7 @@ from tests.helpers.small_graphs import Bytes, edges_after, graph, graphs, is_con
 pytestmark = pytest.mark.one_python
 
 SOLVE = get_planner("solver")
+WITHOUT_EXACT = LimitOptions(ExactOptions(max_nodes=0))
 
 
 def subsets(n):
@@ -137,11 +136,9 @@ def test_every_limit_from_infinite_to_impossible(g, prices, max_nodes, fuses_sib
 def test_without_the_exact_search_what_is_claimed_holds(g, prices, max_nodes):
     pricing = prices(g, max_nodes=max_nodes)
     smallest = plan_exactly(g, pricing, -1, unlimited()).smallest_bytes
-    fastest = least_peak(g, SOLVE(g, pricing, Budget()).kernels)
+    fastest = minimise_peak(g, SOLVE(g, pricing, Budget()).kernels)
     for max_peak_bytes in {smallest - 1, smallest, (smallest + fastest.peak_bytes) // 2}:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(exact, "MAX_NODES", 0)
-            found = answer(g, pricing, max_peak_bytes)
+        found = answer(g, pricing, max_peak_bytes, WITHOUT_EXACT)
         if isinstance(found, MemoryLimitError):
             assert found.smallest_bytes >= smallest >= found.least_bytes
             assert found.smallest_bytes > max_peak_bytes
@@ -153,9 +150,9 @@ def test_without_the_exact_search_what_is_claimed_holds(g, prices, max_nodes):
         assert (grouping.status == "OPTIMAL") == (grouping.bound_ps == time_ps(grouping.kernels))
 
 
-def answer(g, pricing, max_peak_bytes):
+def answer(g, pricing, max_peak_bytes, options=None):
     try:
-        return plan_within(g, pricing, Budget(), SOLVE, max_peak_bytes)
+        return plan_within(g, pricing, Budget(), SOLVE, max_peak_bytes, options or LimitOptions())
     except MemoryLimitError as error:
         return error
 
@@ -196,7 +193,7 @@ def test_renamed_and_empty_arrays_and_blocks(g, tile_bytes):
             assert peak(g, found.kernels) <= max_peak_bytes
         else:
             assert (found.kernels, found.smallest_bytes) == (None, min(plans))
-    assert least_peak_of_any(g, PriceBook(g, pricing), math.inf) <= min(plans)
+    assert plan_peak_bound(g, PriceBook(g, pricing), math.inf) <= min(plans)
 
 
 @settings(max_examples=60)
@@ -221,9 +218,10 @@ def test_a_part_of_a_plan_is_what_the_plan_needs_there(g, data):
     kernels = get_planner(data.draw(st.sampled_from(("unfused", "best_first"))))(g, pricing, Budget()).kernels
     start = data.draw(st.integers(0, len(kernels) - 1))
     stop = data.draw(st.integers(start + 1, len(kernels)))
-    region = part(g, PriceBook(g, pricing), kernels, start, stop, 10**9, unlimited())
+    options = ExactOptions(repair_steps=10**9)
+    region = region_of_part(g, PriceBook(g, pricing), kernels, start, stop, unlimited(), options)
     assume(region is not None)
-    now = needs(g, kernels)[start:stop]
+    now = needs_of(g, kernels)[start:stop]
     for limit_bytes in {2**60, max(now), max(now) - 1}:
         way = region.fastest(limit_bytes)
         if way is None:
@@ -237,17 +235,12 @@ def test_a_part_of_a_plan_is_what_the_plan_needs_there(g, data):
             assert limit_bytes < max(now) or way.cost[0] <= time_ps(kernels[start:stop])
 
 
-def needs(g, kernels):
-    lives = lives_of(g, kernels)
-    return profile(lives, range(len(kernels)))
-
-
 def needs_of_part(g, kernels, start, stop, way):
     new = (*kernels[:start], *way.kernels, *kernels[stop:])
     step = {n: i for i, k in enumerate(new) for n in k.spec.nodes}
     assert sorted(step) == list(range(len(g.nodes)))
     assert all(step[n] <= step[s] for n, later in enumerate(edges_after(g)) for s in later)
-    return needs(g, new)[start : start + len(way.kernels)]
+    return needs_of(g, new)[start : start + len(way.kernels)]
 
 
 # Fused, n1, n2 and n4 write three arrays at once, but n2's is only needed after n4 has read n1's.
@@ -257,13 +250,13 @@ FASTEST_BYTES, SMALLEST_BYTES = 196_608, 131_072
 
 def test_surcharges_are_on_what_is_written_and_can_be_taken_off():
     pricing = Bytes(TWO)
-    dear = Penalised(TWO, pricing)
+    dear = SurchargedPricing(TWO, pricing)
     assert dear.price((0,)) == pricing.price((0,))
     dear.charge([TWO.nodes[0].outputs[0]])
-    dear.ps_per_unit = 5 * UNIT_BYTES
+    dear.ps_per_unit = 5 * SURCHARGE_UNIT_BYTES
     size = TWO.values[TWO.nodes[0].outputs[0]].nbytes
     assert dear.price((0,)).cost.time_ps == pricing.price((0,)).cost.time_ps + 5 * size
-    assert dear.real([dear.price((0,))]) == (pricing.price((0,)),)
+    assert dear.without_surcharge([dear.price((0,))]) == (pricing.price((0,)),)
     assert dear.price((1,)) == pricing.price((1,)), "another kind of node"
     for nodes in ((0,), (1, 2), (1, 2, 4), (3,)):
         kernel = dear.price(nodes)
@@ -273,7 +266,7 @@ def test_surcharges_are_on_what_is_written_and_can_be_taken_off():
 def test_a_limit_that_the_fastest_plan_keeps_changes_nothing():
     pricing = Bytes(TWO)
     fastest = SOLVE(TWO, pricing, Budget())
-    order = least_peak(TWO, fastest.kernels)
+    order = minimise_peak(TWO, fastest.kernels)
     assert order.peak_bytes == FASTEST_BYTES
     grouping = plan_within(TWO, pricing, Budget(), SOLVE, order.peak_bytes)
     assert (grouping.kernels, grouping.status, grouping.notes) == (order.kernels, "OPTIMAL", fastest.notes)
@@ -292,20 +285,21 @@ def test_under_a_limit_kernels_side_by_side_are_searched_too():
     g = graph("oeeoeoee", [[], [0], [1], [1, 2], [1], [], [5], [5]])  # TWO, and n6 and n7 beside it
     pricing = Bytes(g, fuses_siblings=True)
     free = SOLVE(g, pricing, Budget())
-    grouping = plan_within(g, pricing, Budget(), SOLVE, least_peak(g, free.kernels).peak_bytes - 1)
+    grouping = plan_within(g, pricing, Budget(), SOLVE, minimise_peak(g, free.kernels).peak_bytes - 1)
     assert (6, 7) in free.groups
     assert (6, 7) in grouping.groups
     assert grouping.status == "OPTIMAL"
 
 
 @pytest.mark.parametrize("planner", ["solver", "best_first"])
-def test_a_large_graph_is_repaired_or_planned_again(planner, monkeypatch):
-    monkeypatch.setattr(exact, "MAX_NODES", 0)
-    grouping = plan_within(TWO, Bytes(TWO), Budget(), get_planner(planner), SMALLEST_BYTES)
+def test_a_large_graph_is_repaired_or_planned_again(planner):
+    def plan():
+        return plan_within(TWO, Bytes(TWO), Budget(), get_planner(planner), SMALLEST_BYTES, WITHOUT_EXACT)
+
+    grouping = plan()
     assert peak(TWO, grouping.kernels) == SMALLEST_BYTES
     assert grouping.status == "FEASIBLE"
-    again = plan_within(TWO, Bytes(TWO), Budget(), get_planner(planner), SMALLEST_BYTES)
-    assert again.kernels == grouping.kernels
+    assert plan().kernels == grouping.kernels
 
 
 def test_a_deadline_of_zero_still_answers():

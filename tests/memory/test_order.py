@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.memory.liveness import Lives, lives_of, peak, profile, window
-from fuseplan.memory.order import arrange, least_peak, peak_floor, search
+from fuseplan.memory.liveness import Liveness, LiveRange, live_ranges, peak, profile, window
+from fuseplan.memory.order import OrderOptions, minimise_peak, order_kernels, search_order
+from fuseplan.memory.peak_bound import order_peak_bound
 from fuseplan.support.digraph import execution_order
 from tests.helpers.memory_graphs import kernel, least_peak_by_force, programs
 from tests.helpers.memory_graphs import peak as defined_peak
@@ -33,7 +34,7 @@ def assert_can_run(g, kernels):
 @given(programs())
 def test_the_order_is_the_best_of_all(program):
     g, kernels = program
-    order = least_peak(g, kernels)
+    order = minimise_peak(g, kernels)
     assert_can_run(g, order.kernels)
     assert sorted(order.kernels, key=lambda k: k.spec.nodes) == sorted(kernels, key=lambda k: k.spec.nodes)
     assert order.peak_bytes == defined_peak(g, order.kernels) <= defined_peak(g, kernels)
@@ -42,14 +43,14 @@ def test_the_order_is_the_best_of_all(program):
     assert best is None or order.peak_bytes == best
     if order.peak_bytes == defined_peak(g, kernels):
         assert order.kernels == kernels
-    assert least_peak(g, kernels) == order
+    assert minimise_peak(g, kernels) == order
 
 
 @settings(max_examples=150)
 @given(programs(), st.integers(0, 3))
 def test_cut_short_the_bound_still_holds(program, max_states):
     g, kernels = program
-    order = least_peak(g, kernels, max_states=max_states)
+    order = minimise_peak(g, kernels, OrderOptions(max_states=max_states))
     assert_can_run(g, order.kernels)
     assert order.bound_bytes <= order.peak_bytes == defined_peak(g, order.kernels)
     assert order.peak_bytes <= defined_peak(g, kernels)
@@ -60,39 +61,39 @@ def test_cut_short_the_bound_still_holds(program, max_states):
 
 @settings(max_examples=150)
 @given(programs())
-def test_lives_say_what_the_definition_says(program):
+def test_live_ranges_agree_with_the_definition(program):
     g, kernels = program
-    lives = lives_of(g, kernels)
+    lives = live_ranges(g, kernels)
     assert peak(lives, range(len(kernels))) == defined_peak(g, kernels)
     best = least_peak_by_force(g, kernels)
-    assert best is None or peak_floor(lives) <= best
+    assert best is None or order_peak_bound(lives) <= best
 
 
 def test_copies_that_a_kernel_writes_are_as_many_buffers():
     """In a rewritten program a kernel may hold several copies of an operation, and computes each."""
     g = replace(graph("eeeee", [[], [], [0], [1], [2]]), origins=(0, 0, 2, 3, 4))
     kernels = [kernel(g, nodes) for nodes in ((0, 1), (2,), (4,), (3,))]
-    assert peak(lives_of(g, kernels), range(len(kernels))) == defined_peak(g, kernels)
+    assert peak(live_ranges(g, kernels), range(len(kernels))) == defined_peak(g, kernels)
 
 
 @settings(max_examples=150)
 @given(programs(), st.data())
 def test_a_window_is_the_plan_around_it(program, data):
     g, kernels = program
-    lives = lives_of(g, kernels)
+    lives = live_ranges(g, kernels)
     order = range(len(kernels))
     start = data.draw(st.integers(0, len(kernels) - 1))
     stop = data.draw(st.integers(start + 1, len(kernels)))
     part = window(lives, order, start, stop)
     assert profile(part, range(stop - start)) == profile(lives, order)[start:stop]
-    inner, highest, bound = arrange(part)
+    inner, highest, bound = order_kernels(part)
     whole = [*order[:start], *(start + k for k in inner), *order[stop:]]
     assert profile(lives, whole)[start:stop] == profile(part, inner)
     assert bound == highest == max(profile(lives, whole)[start:stop])
     assert_can_run(g, [kernels[k] for k in whole])
 
 
-def random_lives(n: int, reach: float, seed: int) -> Lives:
+def random_lives(n: int, reach: float, seed: int) -> Liveness:
     """Kernels that each write a buffer and read some of those shortly before."""
     r = random.Random(seed)
     users = [[k] for k in range(n)]
@@ -101,39 +102,36 @@ def random_lives(n: int, reach: float, seed: int) -> Lives:
         for p in {max(0, k - 1 - int(r.expovariate(1 / reach))) for _ in range(r.choice((1, 1, 2, 2, 3)))}:
             users[p].append(k)
             after[p].add(k)
-    sizes = tuple(r.choice((1, 4, 16, 64, 100)) for _ in range(n))
-    return Lives(
-        sizes, tuple(range(n)), tuple(range(n)), tuple(map(tuple, users)), (False,) * n, (0,) * n,
-        tuple(tuple(sorted(s)) for s in after),
-    )  # fmt: skip
+    ranges = tuple(LiveRange(k, r.choice((1, 4, 16, 64, 100)), k, tuple(users[k])) for k in range(n))
+    return Liveness(ranges, (0,) * n, tuple(tuple(sorted(s)) for s in after))
 
 
 @pytest.mark.parametrize(("n", "reach"), [(40, 3), (40, 20), (300, 5), (2000, 10)])
 def test_many_kernels(n, reach):
     lives = random_lives(n, reach, seed=n)
-    order, highest, bound = arrange(lives)
+    order, highest, bound = order_kernels(lives)
     assert sorted(order) == list(range(n))
     step = {k: i for i, k in enumerate(order)}
-    assert all(step[k] < step[s] for k in range(n) for s in lives.after[k])
+    assert all(step[k] < step[s] for k in range(n) for s in lives.successors[k])
     assert bound <= highest == peak(lives, order) < peak(lives, range(n))
-    assert arrange(lives) == (order, highest, bound)
+    assert order_kernels(lives) == (order, highest, bound)
 
 
 def test_a_plan_close_to_the_floor_is_good_enough_only_if_large():
     small, large = random_lives(60, 4, 1), random_lives(600, 4, 1)
     for lives, stays in ((small, False), (large, True)):
         given_order = tuple(range(lives.n_kernels))
-        order, _, bound = arrange(lives, close=1)
+        order, _, bound = order_kernels(lives, OrderOptions(tolerance=1))
         assert (order == given_order) is stays
         assert bound <= peak(lives, order)
-        assert arrange(lives, close=0)[1] < peak(lives, given_order)
+        assert order_kernels(lives, OrderOptions(tolerance=0))[1] < peak(lives, given_order)
 
 
 def test_a_chain_beside_another_runs_to_its_end_first():
     # Two sources, each reduced: one after the other needs room for one of them alone.
     g = graph("eerr", [[], [], [0], [1]])
     kernels = [kernel(g, (n,)) for n in range(4)]
-    order = least_peak(g, kernels)
+    order = minimise_peak(g, kernels)
     assert [k.spec.nodes for k in order.kernels] == [(0,), (2,), (1,), (3,)]
     assert (order.peak_bytes, order.status) == (65_536, "OPTIMAL")
 
@@ -141,25 +139,25 @@ def test_a_chain_beside_another_runs_to_its_end_first():
 def test_the_given_order_stays_where_no_other_is_better():
     g = graph("eee", [[], [], [0, 1]])
     kernels = [kernel(g, (n,)) for n in (1, 0, 2)]
-    assert [k.spec.nodes for k in least_peak(g, kernels).kernels] == [(1,), (0,), (2,)]
+    assert [k.spec.nodes for k in minimise_peak(g, kernels).kernels] == [(1,), (0,), (2,)]
 
 
 def test_side_effects_keep_their_order():
     # n4 would free n0 before n2 is made, but must wait for n3, which reads n2.
     g = graph("eeeff", [[], [0], [], [1, 2], [0]])
-    order = least_peak(g, [kernel(g, (n,)) for n in range(5)])
+    order = minimise_peak(g, [kernel(g, (n,)) for n in range(5)])
     assert (order.peak_bytes, order.status) == (3 * 65_536, "OPTIMAL")
     assert_can_run(g, order.kernels)
 
 
 def test_no_kernels():
     g = graph("e", [[]])
-    assert least_peak(g, []).peak_bytes == 0
+    assert minimise_peak(g, []).peak_bytes == 0
     assert execution_order([]) == []
 
 
 def test_nothing_better_is_found_where_there_is_nothing():
     lives = random_lives(12, 2, 0)
-    best = arrange(lives)[1]
-    found = search(lives, peak_floor(lives), best, 10_000)
+    best = order_kernels(lives)[1]
+    found = search_order(lives, order_peak_bound(lives), best, 10_000)
     assert (found.order, found.bound_bytes) == (None, best)

@@ -13,8 +13,8 @@ from costmodel.graph import whole
 from fuseplan import Constraints, Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.memory.liveness import lives_of, profile
-from fuseplan.memory.plan_bound import least_peak_of_any
+from fuseplan.memory.liveness import live_ranges, profile
+from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.options import Options
 from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
@@ -105,7 +105,7 @@ def test_what_is_claimed_under_a_limit_holds(g):
     plans = every_plan(copies, [*siblings_of(graph, pricing), *ties(graph)])
     if plans is None:
         return
-    assert least_peak_of_any(graph, PriceBook(graph, pricing), float("inf")) <= min(plans)
+    assert plan_peak_bound(graph, PriceBook(graph, pricing), float("inf")) <= min(plans)
     for most in limits(plans):
         fitting = [t for highest, t in plans.items() if highest <= most]
         grouping = answer(graph, pricing, most)
@@ -114,7 +114,7 @@ def test_what_is_claimed_under_a_limit_holds(g):
             assert grouping.smallest_bytes > most
             assert grouping.bound_ps <= min(plans.values())
             continue
-        lives = lives_of(graph, grouping.kernels)
+        lives = live_ranges(graph, grouping.kernels)
         assert profile(lives, range(len(grouping.kernels))) == needs(copies, grouping.groups)
         assert max(needs(copies, grouping.groups)) <= most
         assert grouping.bound_ps <= min(fitting) <= time_ps(grouping.kernels)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.memory.order import least_peak
+from fuseplan.memory.order import minimise_peak
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule import pricing
 from fuseplan.schedule.pricing import PriceBook
@@ -165,11 +165,11 @@ def test_a_relaxation_without_time_keeps_prices_that_still_hold():
 @given(programs(), st.integers(0, 12))
 def test_the_order_of_kernels_is_legal_wherever_the_deadline_falls(program, looks):
     g, kernels = program
-    best = least_peak(g, kernels)
+    best = minimise_peak(g, kernels)
     clock = Clock(looks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "monotonic", clock)
-        order = least_peak(g, kernels, expires_at=10.0)
+        order = minimise_peak(g, kernels, expires_at=10.0)
     assert sorted(k.spec.nodes for k in order.kernels) == sorted(k.spec.nodes for k in kernels)
     assert order.bound_bytes <= best.peak_bytes <= order.peak_bytes
     assert order.peak_bytes <= peak(g, kernels)
