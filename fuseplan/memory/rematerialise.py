@@ -221,7 +221,7 @@ class MemoryFit:
     def _duplicated(
         self, every: Copies, once: Grouping, fastest: Answer, order: Order, work: Work
     ) -> Answer | None:
-        """Plan the graph in which every reader has its own copy of some operations, with a surcharge on memory.
+        """Plan a graph in which every reader has its own copy of some operations, under the limit.
 
         The copied operations are all that could be recomputed; or, where that is too much, those whose
         results are live over the limit with those worth recomputing for their time; or the latter only.
