@@ -26,7 +26,7 @@ from dataclasses import replace
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.schedule.pricing import PriceBook, Pricing
-from fuseplan.schedule.scalar_hubs import MAX_PORTS, NOT_SEARCHED
+from fuseplan.schedule.shared_operands import MAX_PORTS, NOT_SEARCHED
 from fuseplan.search.component import Starts, as_fast, make_proof, solve_component
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart

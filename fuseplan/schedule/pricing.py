@@ -93,7 +93,7 @@ class Pricing(ABC):
 
     def walked(self, n: int) -> tuple[int, ...]:
         """The arrays that node ``n`` walks. A kernel may hold nodes for no more than that both walk one
-        (``fuseplan.schedule.siblings``)."""
+        (``fuseplan.schedule.shared_operands``)."""
         return ()
 
     def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:

@@ -25,7 +25,7 @@ from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.prologues import Gates, gated
-from fuseplan.schedule.siblings import walked
+from fuseplan.schedule.shared_operands import walked
 from fuseplan.schedule.spec import SpecMaker, whole_array_spec
 from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tiling_bound import Rank

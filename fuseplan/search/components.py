@@ -4,11 +4,15 @@ An edge is *crossable* if some legal group may hold both of its ends. Groups are
 crossable edges and siblings, so no group spans two weakly connected components of them,
 and costs add up: components are planned apart, equal ones once. Only the order of
 execution couples them (``fuseplan.support.digraph``).
+
+Inside a component all edges are crossable, so a path that leaves it does so by a barrier, at one of a few
+*exits*. Sets of exits are integers with a bit an exit: those that a node leads to, and those that lead to a
+node.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
@@ -16,10 +20,12 @@ import rustworkx as rx
 
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scalar_hubs import wide_hubs
-from fuseplan.schedule.siblings import Edge, Place, paths_back, sibling_pairs
+from fuseplan.schedule.shared_operands import Edge, sibling_pairs, wide_hubs
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.errors import Verdict
+
+Place = tuple[int, int]
+"""Of a node: which component it is in, and at which position."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +178,7 @@ def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:
 
 
 def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
-    """The edges through which a scalar ties more than ``hubs.MAX_PORTS`` operations together."""
+    """The edges through which a scalar ties more than ``MAX_PORTS`` operations together."""
     hubs = wide_hubs(graph)
     dropped: dict[Edge, Verdict] = {}
     for node in graph.nodes:
@@ -191,3 +197,101 @@ def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
         for edge in by_array:
             dropped.pop(edge, None)
     return dropped
+
+
+@dataclass(frozen=True, slots=True)
+class PathsBack:
+    """Exits of a node's own component; a node without any is missing."""
+
+    leaving: dict[int, int]
+    """Those that crossable edges lead to from the node, itself one of them or not."""
+    entering: dict[int, int]
+    """Those from which a path that starts with a barrier leads to the node."""
+
+    def join(self, u: int, v: int) -> bool:
+        """Whether a path through a barrier leads from ``u`` to ``v``, of one component."""
+        return self.leaving.get(u, 0) & self.entering.get(v, 0) != 0
+
+    def below(self, nodes: Sequence[int]) -> tuple[int, ...]:
+        """For each node of a component, the positions to which a path through a barrier leads."""
+        entered: dict[int, int] = {}
+        for i, n in enumerate(nodes):
+            if n in self.entering:
+                exits = self.entering[n]
+                entered[exits] = entered.get(exits, 0) | 1 << i
+        if not entered:
+            return (0,) * len(nodes)
+        known = {
+            exits: sum(positions for some, positions in entered.items() if some & exits)
+            for exits in {self.leaving.get(n, 0) for n in nodes}
+        }
+        return tuple([known[self.leaving.get(n, 0)] for n in nodes])
+
+
+def paths_back(
+    members: Sequence[Sequence[int]], place: Sequence[Place], kept: Sequence[Edge], barriers: Sequence[Edge]
+) -> PathsBack:
+    """The paths that leave the components ``members`` and come back. They are connected by
+    ``kept``, the crossable edges, in order of the consumer; ``place`` has every node's place."""
+    exits = _exits(members, place, barriers)
+    first: dict[int, int] = {}
+    bit: dict[int, int] = {}
+    leaving: dict[int, int] = {}
+    for c, nodes in exits.items():
+        first[c] = len(bit)
+        for k, u in enumerate(nodes):
+            bit[u] = len(bit)
+            leaving[u] = 1 << k
+    for u, v in reversed(kept):
+        if v in leaving:
+            leaving[u] = leaving.get(u, 0) | leaving[v]
+    entering: dict[int, int] = {}
+    for v, reached in _reached(len(place), kept, barriers, bit) if exits else ():
+        c = place[v][0]
+        if c in first:
+            own = reached >> first[c] & ((1 << len(exits[c])) - 1)
+            if own:
+                entering[v] = own
+    return PathsBack(leaving, entering)
+
+
+def _exits(
+    members: Sequence[Sequence[int]], place: Sequence[Place], barriers: Sequence[Edge]
+) -> dict[int, list[int]]:
+    """For each component, the nodes that barriers leave it from, but for those after the last
+    node to which one leads."""
+    entered = [-1] * len(members)
+    for _, v in barriers:
+        c = place[v][0]
+        entered[c] = max(entered[c], v)
+    exits: dict[int, dict[int, None]] = {}
+    for u, _ in barriers:
+        c = place[u][0]
+        if u < entered[c]:
+            exits.setdefault(c, {})[u] = None
+    return {c: list(leaving) for c, leaving in exits.items()}
+
+
+def _reached(
+    n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge], bit: dict[int, int]
+) -> Iterator[tuple[int, int]]:
+    """For each node in order, the exits from which a path that starts with a barrier leads to it.
+    A set is forgotten after its node's last consumer, so memory follows what is live."""
+    before: list[list[Edge]] = [[] for _ in range(n_nodes)]
+    last = [-1] * n_nodes
+    for u, v in kept:
+        before[v].append((u, 0))
+        last[u] = max(last[u], v)
+    for u, v in barriers:
+        before[v].append((u, 1 << bit[u] if u in bit else 0))
+        last[u] = max(last[u], v)
+    reached = [0] * n_nodes
+    for v, preds in enumerate(before):
+        now = 0
+        for u, own in preds:
+            now |= reached[u] | own
+            if last[u] == v:
+                reached[u] = 0
+        if now:
+            yield v, now
+            reached[v] = now

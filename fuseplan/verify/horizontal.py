@@ -14,8 +14,8 @@ from costmodel.graph import Graph
 from fuseplan.plan.certificate import Piece
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
-from fuseplan.schedule.scalar_hubs import wide_hubs
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.components import Crossable, crossable_edges, data_edges, effect_edges
 from fuseplan.search.horizontal.rules import InOneTile, Line, Room
 from fuseplan.support.digraph import cyclic_sets, group_successors

@@ -20,8 +20,7 @@ from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.legality import refuse, refuse_nest
 from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
-from fuseplan.schedule.scalar_hubs import Hubs
-from fuseplan.schedule.siblings import walked
+from fuseplan.schedule.shared_operands import Hubs, walked
 from fuseplan.schedule.spec import is_nest
 from fuseplan.schedule.streaming import walks_in_passes
 from fuseplan.support.errors import InvalidPlanError

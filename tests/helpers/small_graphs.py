@@ -19,7 +19,7 @@ from costmodel.graph import Graph, Node, OpKind, Value, make_graph
 from costmodel.kernel import Access, Cost, KernelSpec
 from fuseplan import Kernel
 from fuseplan.schedule.pricing import PriceBook, Pricing
-from fuseplan.schedule.siblings import walked
+from fuseplan.schedule.shared_operands import walked
 from fuseplan.search.components import crossable_edges
 from fuseplan.support.errors import Verdict
 

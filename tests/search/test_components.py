@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from costmodel.devices import TEST_DEVICE
 from costmodel.graph import make_graph
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scalar_hubs import MAX_PORTS
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.components import component_key, components, crossable_edges, data_edges, effect_edges
 from tests.helpers.graphs import GraphBuilder

@@ -14,7 +14,7 @@ from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Kernel, Plan
 from fuseplan.plan.options import Features
 from fuseplan.planners.solver import plan_groups
-from fuseplan.schedule import scalar_hubs as hubs
+from fuseplan.schedule import shared_operands
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.horizontal.pack import with_packs
@@ -234,7 +234,7 @@ ARGS = ([jax.ShapeDtypeStruct((n,), "float32") for n in (100, 100, 200, 300, 300
 
 def test_a_pack_needs_a_hub(monkeypatch):
     plan = check_plan(fuseplan.make_plan(step, device="h200")(*ARGS))
-    monkeypatch.setattr(hubs, "MAX_PORTS", 99)
+    monkeypatch.setattr(shared_operands, "MAX_PORTS", 99)
     with pytest.raises(InvalidPlanError, match="nothing ties"):
         check_plan(plan)
 

@@ -10,7 +10,7 @@ from costmodel.devices import get_device
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners.solver import plan_groups
-from fuseplan.schedule import scalar_hubs as hubs
+from fuseplan.schedule import shared_operands
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.heuristics import best_first
 from fuseplan.settings import make_options
@@ -31,7 +31,7 @@ def test_plans_across_a_hub_can_be_faster_and_no_less_than_the_note_says(device,
     told = re.search(r"at least ([\d.,]+) µs", note)
     assert told is not None
     time_ps = sum(kernel.cost.time_ps for kernel in plan.kernels)
-    monkeypatch.setattr(hubs, "MAX_PORTS", 10**9)
+    monkeypatch.setattr(shared_operands, "MAX_PORTS", 10**9)
     across_ps = sum(kernel.cost.time_ps for kernel in best_first(graph, scheduler).kernels)
     assert float(told[1].replace(",", "")) * 1e6 <= across_ps * 1.01, "three digits of it are told"
     assert across_ps < time_ps, "the space without such plans would lose nothing"
@@ -44,6 +44,6 @@ def test_copies_of_an_operation_are_one_port_of_a_hub():
     x = jax.ShapeDtypeStruct((1024, 1000), "bfloat16")
     lowered, plan = plan_traced(trace(loss, x), make_options("tpu_v5e", deadline_s=100))
     assert lowered.graph.origins, "the difference is computed again"
-    assert not hubs.wide_hubs(lowered.graph).ports
+    assert not shared_operands.wide_hubs(lowered.graph).ports
     assert plan.status == "OPTIMAL"
     assert verify_plan(plan).status == VERIFIED

@@ -27,8 +27,8 @@ from costmodel.graph import Graph, boundary
 from fuseplan.plan.certificate import Piece
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, total_of
-from fuseplan.schedule.scalar_hubs import NOT_SEARCHED, ONLY_PACKS, wide_hubs
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.shared_operands import NOT_SEARCHED, ONLY_PACKS, wide_hubs
 from fuseplan.search.grouping import Grouping, order_groups
 from fuseplan.search.horizontal.rules import InOneTile, Line, Room, arrays_read, may_pack
 from fuseplan.search.selectors import Ties

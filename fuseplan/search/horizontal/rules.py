@@ -1,9 +1,9 @@
 """Packs: kernels that do several things to small arrays which have no more in common than a scalar.
 
 Each *piece* of a pack is what a kernel could do by itself. Pieces of one *line* are ports of one hub
-(``fuseplan.schedule.scalar_hubs``), in some order, and no two of them read one array or exchange a value, but
-that the first may hold the hub's arithmetic: it takes scalars from the others or makes some for them. A pack
-is a run of pieces that follow each other there.
+(``fuseplan.schedule.shared_operands``), in some order, and no two of them read one array or exchange a
+value, but that the first may hold the hub's arithmetic: it takes scalars from the others or makes some for
+them. A pack is a run of pieces that follow each other there.
 
 **A pack runs on one core.** An axis that is cut among cores indexes all that a kernel writes
 (``fuseplan.schedule.layout.axis_roles``). Axes are tied by arrays alone, so no axis of one piece indexes what

@@ -27,9 +27,9 @@ from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, boundary
 from fuseplan.plan.constraints import Resolved
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.siblings import Edge, paths_back
+from fuseplan.schedule.shared_operands import Edge
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.components import data_edges, effect_edges
+from fuseplan.search.components import data_edges, effect_edges, paths_back
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Components
 from fuseplan.search.remat.duplicate_pricing import Recomputing
