@@ -50,7 +50,7 @@ class Pricing(ABC):
     """Kernels need not fit on chip, so that what only moves data is best in the kernel that reads it."""
     merges_copies: bool = False
     """A kernel that holds several copies of an operation (``Graph.origins``) computes it once
-    (``fuseplan.search.remat.duplicate_rules``)."""
+    (``fuseplan.search.remat.duplicates``)."""
     device: DeviceSpec | None = None
     """The device whose rates the prices follow from, if there is one."""
 

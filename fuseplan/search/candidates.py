@@ -48,7 +48,7 @@ def enumerate_groups(
 
     From the lowest member, the search decides neighbour by neighbour whether it belongs to the group (then
     what lies between belongs to it too) or not. What is left out decides what must be read and written (and
-    which copies it cannot do without, ``fuseplan.search.remat.duplicate_rules``): a group that would hold too
+    which copies it cannot do without, ``fuseplan.search.remat.duplicates``): a group that would hold too
     much on chip however it grows is looked for now and then, and what is learnt of it cuts off all groups
     around it; each is looked at in the end, as it is. Some are found for which there is no tile all the same:
     their price says so. Each branch ends in another group, so the time is proportional to their number.

@@ -9,7 +9,7 @@ from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.capacity import Room
 from fuseplan.search.components import Component
 from fuseplan.search.nogoods import Monotone
-from fuseplan.search.remat.duplicate_rules import Closure
+from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.support.bitset import bits, pick, transposed
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.errors import Verdict
@@ -63,7 +63,9 @@ class Space:
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
         self._exchange()
-        self.closure = Closure(book.graph, book.copies, self.members, book.renames) if book.copies else None
+        self.closure = (
+            DuplicateRules(book.graph, book.copies, self.members, book.renames) if book.copies else None
+        )
         """What groups of copies must hold; None where no operation has any."""
         if self.closure is not None and not self.closure.classes:
             self.closure = None

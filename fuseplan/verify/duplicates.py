@@ -1,4 +1,4 @@
-"""What ``fuseplan.search.remat.duplicate_rules`` says of groups of copies, for the verifier, sentence by
+"""What ``fuseplan.search.remat.duplicates`` says of groups of copies, for the verifier, sentence by
 sentence."""
 
 from __future__ import annotations

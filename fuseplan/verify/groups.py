@@ -19,7 +19,7 @@ _LEARNT = 200
 
 class Groups:
     """The groups of one component: connected by crossable edges and siblings, convex, refused by no rule that
-    refuses larger ones as well; of copies, as ``fuseplan.search.remat.duplicate_rules`` says. Sets are
+    refuses larger ones as well; of copies, as ``fuseplan.search.remat.duplicates`` says. Sets are
     bitmasks of positions in ``component.nodes``."""
 
     def __init__(self, component: Component, book: PriceBook) -> None:

@@ -33,7 +33,7 @@ class ByHand:
         return Scheduler(merged, self.device).price(tuple(sorted({new[n] for n in nodes})))
 
     def is_searched(self, group: set[int]) -> bool:
-        """The three sentences of ``fuseplan.search.remat.duplicate_rules``, one after the other."""
+        """The three sentences of ``fuseplan.search.remat.duplicates``, one after the other."""
         graph = self.graph
         for n in group:
             for v in graph.nodes[n].inputs:

@@ -1,20 +1,30 @@
-"""Copies: operations that may be computed again for each of their readers.
+"""The graph in which operations have a copy for each reader, and the groups of copies that are searched.
 
-A value that several kernels read is written once and read by each; or each of them computes it
-for itself, from what it reads anyway or from less, and it is never written. To leave that to the
-solver, each operation worth it is split into *copies*, one a reader: whatever a reader needs
-stands before it, so that a partition of the copies says who computes what. A kernel that holds
-several copies of an operation computes it once; that is what makes "computed once, for all" one
-of these partitions, and everything between that and "computed by everyone" others (as
-rematerialisation: Chen et al., arXiv:1604.06174; partial duplication of producers: XLA's
-PriorityFusion copies into all users or none).
+A value that several kernels read is either written once and read by each, or computed by each from what it
+reads anyway or from less, and never written. To leave the choice to the solver, ``split`` gives each operation
+that may be worth it one *copy* for each reader. A partition of the copies then says which kernel computes
+what: a kernel that holds several copies of an operation computes it once, so "computed once, for all readers"
+is one of these partitions, "computed by every reader" another. (Rematerialisation: Chen et al.,
+arXiv:1604.06174. XLA's PriorityFusion copies a producer into all of its users or into none.) ``roots_of``
+says which operations are copied.
 
-What is split, and so what the search space is: see ``roots_of`` and ``fuseplan.search.remat.search``.
+``DuplicateRules`` says which sets of copies are searched as one kernel. A kernel computes an operation once,
+for whichever readers. Therefore
+
+1. a group that holds a reader, and some copy of what it reads, holds that reader's own copy.
+
+Two more rules keep the number of groups near what it is without copies:
+
+2. An operation with three or more copies is computed once for all readers, or by each reader for itself: a
+   group that holds a copy without its reader holds all copies.
+3. An operation that only leads to a copied one is computed again together with it: a group that holds some
+   copies of an operation but not all holds, with each, the operations that lead to it alone, whether renamed
+   on the way (``Pricing.renames``) or not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -22,6 +32,7 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, whole
 from costmodel.picoseconds import bytes_in
 from fuseplan.frontend.compared import needed_once
+from fuseplan.support.bitset import bits
 
 MAX_COPIES = 4
 """An operation is split for so many readers at most: groups of copies are subsets of them."""
@@ -33,6 +44,11 @@ becomes noticeably faster."""
 _FEEDS = 2
 """What copies read may be so many times as large as what they make. A copy saves its reader a
 read, and the last one also the write."""
+
+_PARTLY = 2
+"""With more copies than these, rule 2 holds."""
+
+Mask = int
 
 Copy = tuple[int, int]
 """A node of the whole graph, and which of its copies."""
@@ -184,3 +200,100 @@ def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()
             was searched, where that is not ``graph.origins`` (``fuseplan.plan.certificate.Proof.origins``).
     """
     return split(whole(replace(graph, origins=origins or graph.origins)), roots)
+
+
+class DuplicateRules:
+    """What a group that holds some positions holds too, and what it then must not leave out."""
+
+    def __init__(
+        self,
+        graph: Graph,
+        copies_of: Sequence[Sequence[int]],
+        members: Sequence[Sequence[int]],
+        renames: Callable[[int], bool],
+    ) -> None:
+        position = {n: i for i, nodes in enumerate(members) for n in nodes}
+        n_positions = len(members)
+        self._own: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        """For each reader, its copy of what it reads, and all copies (1)."""
+        self._served: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        """For each copy of many, its readers, and all copies (2)."""
+        self._led: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        """For each copy, what leads to it alone, and all copies (3)."""
+        self.classes: list[Mask] = []
+        """The copies of each operation that has several."""
+        outside = 1 << n_positions
+        origin = graph.origins
+        every = {copies[0]: copies for copies in copies_of if copies[0] in position}
+        mask_of = {first: sum(1 << position[n] for n in copies) for first, copies in every.items()}
+        for first, copies in every.items():
+            together = mask_of[first]
+            # What is merged into a reader that has no copies is no operation to decide about.
+            if any(mask_of.get(origin[m]) != together for n in copies for m in members[position[n]]):
+                continue
+            if together not in self.classes:
+                self.classes.append(together)
+            for n in copies:
+                i, node = position[n], graph.nodes[n]
+                readers = 0 if graph.results.isdisjoint(node.outputs) else outside
+                for reader in {r for v in node.outputs for r in graph.consumers[v]}:
+                    readers |= 1 << position[reader] if reader in position else outside
+                    if reader in position and position[reader] != i:
+                        self._own[position[reader]].append((1 << i, together))
+                if len(copies) > _PARTLY and not readers >> i & 1:
+                    self._served[i].append((readers, together))
+                for maker in _leading(graph, every, n, renames):
+                    if position[maker] != i:
+                        self._led[i].append((1 << position[maker], together))
+        self.ruled = sum(
+            1 << i for i in range(n_positions) if self._own[i] or self._served[i] or self._led[i]
+        )
+        self.outside = outside
+        """Stands in a mask for what is in no group: the caller, and other components."""
+
+    def decided(self, group: Mask, out: Mask) -> tuple[Mask, Mask]:
+        """What else belongs to ``group``, and what else does not, if the positions ``out`` do not;
+        where the two meet each other, or what is decided, the group is none."""
+        out |= self.outside
+        wanted = unwanted = 0
+        for i in bits(group & self.ruled):
+            for own, together in self._own[i]:
+                if group & together:
+                    wanted |= own
+                elif own & out:
+                    unwanted |= together
+            for readers, together in self._served[i]:
+                if together & out:
+                    wanted |= readers
+                elif readers & out and not readers & group:
+                    wanted |= together
+            for own, together in self._led[i]:
+                if together & out:
+                    wanted |= own
+                elif own & out:
+                    wanted |= together
+        return wanted & ~group, unwanted & ~out
+
+    def allows(self, group: Mask) -> bool:
+        """Whether the group, without any other position, is one."""
+        return not self.decided(group, ~group)[0]
+
+
+def _leading(
+    graph: Graph, every: dict[int, Sequence[int]], n: int, renames: Callable[[int], bool]
+) -> Iterator[int]:
+    """What is made for copy ``n`` alone."""
+    for v in graph.nodes[n].inputs:
+        maker = graph.values[v].producer
+        makers = every.get(graph.origins[maker], ()) if maker >= 0 else ()
+        if makers and _readers(graph, makers) == {graph.origins[n]}:
+            yield maker
+            if renames(maker):
+                yield from _leading(graph, every, maker, renames)
+
+
+def _readers(graph: Graph, copies: Sequence[int]) -> set[int]:
+    """The operations that read copies of one; -1 is the caller."""
+    made = [v for n in copies for v in graph.nodes[n].outputs]
+    readers = {graph.origins[r] for v in made for r in graph.consumers[v]}
+    return readers if graph.results.isdisjoint(made) else readers | {-1}
