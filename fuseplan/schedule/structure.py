@@ -57,10 +57,6 @@ class Signatures:
         }
         """For each value of a copy, a name of the array, which no value has."""
 
-    def alike(self, one: int, other: int) -> bool:
-        """Whether two nodes do the same to arrays of the same shapes and types."""
-        return self._class[one] == self._class[other]
-
     def of(self, nodes: Sequence[int]) -> Structure:
         """The structure of ``nodes``, which must ascend."""
         key, number = self.key(nodes)

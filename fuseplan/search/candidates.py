@@ -9,7 +9,7 @@ whoever needs them.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuseplan.search.space import Mask, Space
@@ -41,7 +41,6 @@ def enumerate_groups(
     max_groups: int,
     expires_at: float = float("inf"),
     clock: Callable[[], float] = time.monotonic,
-    runs: Sequence[Mask] = (),
     within: Mask | None = None,
 ) -> Candidates:
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
@@ -58,7 +57,6 @@ def enumerate_groups(
         max_groups: stop when so many have been found.
         expires_at: stop at this time of ``clock``, in seconds.
         clock: what tells the time.
-        runs: of these positions, groups hold intervals only (``fuseplan.search.presolve``).
         within: of these positions alone, if given.
     """
     found: list[Mask] = []
@@ -71,10 +69,6 @@ def enumerate_groups(
     )
     made, read = space.made, space.read
     closure = space.closure
-    run_of = [0] * space.n
-    for run in runs:
-        for i in bits(run):
-            run_of[i] = run
     # What lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
     outside = 0 if within is None else space.everything & ~within
@@ -128,17 +122,6 @@ def enumerate_groups(
                 continue
             new = forced & -forced or border & -border
             i = new.bit_length() - 1
-            # Twins are on the border together, and so decided one after the other.
-            held = run_of[i] & group
-            if held and not held << 1 & new:
-                excluded |= new
-                stack.append(
-                    (
-                        group, down, up, border, clash, excluded, makes, reads,
-                        needed | read[i], others | made[i], tight,
-                    )
-                )  # fmt: skip
-                continue
             crossing = makes & needed | reads & others
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out

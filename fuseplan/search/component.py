@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 from costmodel.graph import Graph
 from fuseplan.plan.certificate import Part, Proof
 from fuseplan.schedule.pricing import Nodes, Price
-from fuseplan.search import axis_cut as by_axis
-from fuseplan.search.candidates import Candidates, enumerate_groups
+from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
 from fuseplan.search.grouping import Budget, Parts, Stopwatch, order_groups, place
 from fuseplan.search.heuristics import (
@@ -18,7 +17,7 @@ from fuseplan.search.heuristics import (
     heuristic_groups,
     heuristic_plan,
 )
-from fuseplan.search.presolve import absorb_moves, absorb_renames, contract, runs_of_twins
+from fuseplan.search.presolve import absorb_moves, absorb_renames, contract
 from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
@@ -34,8 +33,7 @@ _CROWDED = 6_000
 
 _MANY_GROUPS = 4_000
 """Groups of a component after which others are looked for only if a plan of fewer is not as fast as
-its floor, and interchangeable operations are told apart no more: a training step's largest has half
-as many. What is proven of intervals of twins cannot be verified without the solver."""
+its floor: a training step's largest has half as many."""
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
@@ -191,7 +189,7 @@ def _solve_space(
     of_loops = bool(space.offers) and space.book.absorbs_moves
     most = few if of_loops else budget.max_groups
     crowds = space.closure is not None and known is not None
-    found, by_runs = _legal_groups(space, _CROWDED if crowds else few, expires_at)
+    found = enumerate_groups(space, _CROWDED if crowds else few, expires_at, space.book.clock)
     watch.lap("enumerate")
     note = ""
     if crowds and not found.complete:
@@ -202,7 +200,6 @@ def _solve_space(
         return Solved(best, floor_ps, False, note=note, crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
-        best = _divided(space, best) if space.book.clock() < expires_at else best
         watch.lap("heuristics")
         fewer, note = _fewer_groups(space, few, most, expires_at)
         watch.lap("enumerate")
@@ -211,12 +208,10 @@ def _solve_space(
         best = result.groups
         # What is as fast as its floor needs no more groups for its proof.
         if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
-            found, by_runs = _legal_groups(space, most, expires_at)
+            found = enumerate_groups(space, most, expires_at, space.book.clock)
             watch.lap("enumerate")
     if found.complete:
         result = _search(space, [*best, *always, *found.groups], best, expires_at)
-        if by_runs:  # Prices that hold for these groups need not hold for others.
-            result.by_runs, result.duals = True, ()
     else:
         result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
         if result.steady:
@@ -232,32 +227,12 @@ def _solve_space(
     return result
 
 
-def _divided(space: Space, best: list[Mask]) -> list[Mask]:
-    """``best``, or a better plan that divides the component by axes; that the solver cannot be used
-    is told where it proves plans."""
-    try:
-        return better(space, best, by_axis.merge(space) or best)
-    except FAILURES:
-        return best
-
-
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     """The cheapest partition into ``columns``, or ``best`` where the solver cannot be used."""
     try:
         return search(space, tuple(dict.fromkeys(columns)), best, expires_at)
     except FAILURES as error:
         return Solved(best, 0, False, note=failure(error), steady=False)
-
-
-def _legal_groups(space: Space, max_groups: int, expires_at: float) -> tuple[Candidates, bool]:
-    """The legal groups; if they are many, intervals of twins only, and whether that is so."""
-    runs = runs_of_twins(space)
-    plain = min(max_groups, _MANY_GROUPS) if runs else max_groups
-    found = enumerate_groups(space, plain, expires_at, space.book.clock)
-    by_runs = bool(runs) and not found.complete and space.book.clock() < expires_at
-    if by_runs:
-        found = enumerate_groups(space, max_groups, expires_at, space.book.clock, runs)
-    return found, by_runs
 
 
 def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) -> tuple[list[Mask], str]:

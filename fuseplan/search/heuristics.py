@@ -147,9 +147,8 @@ def greedy_groups(space: Space) -> list[Mask]:
     return merging.groups()
 
 
-def best_first_groups(space: Space, sides: Sequence[Mask] = ()) -> list[Mask]:
-    """Best-first groups of one component, none of which holds positions of two ``sides``; where
-    ``space.book`` is late, those that were made until then.
+def best_first_groups(space: Space) -> list[Mask]:
+    """Best-first groups of one component; where ``space.book`` is late, those that were made until then.
 
     A merge is queued with what it saves at most, and priced when it comes first: most are
     overtaken by others and never are.
@@ -158,8 +157,6 @@ def best_first_groups(space: Space, sides: Sequence[Mask] = ()) -> list[Mask]:
     queue: list[tuple[tuple[int, int, int], bool, Mask, Mask]] = []
 
     def offer(a: Mask, b: Mask, priced: bool) -> None:
-        if _is_apart(a, b, sides):
-            return
         saving = merging.saving(a, b) if priced else merging.saving_at_most(a, b)
         if saving is not None:
             most = (-saving[0], -saving[1], -saving[2])
@@ -183,11 +180,11 @@ def best_first_groups(space: Space, sides: Sequence[Mask] = ()) -> list[Mask]:
                 break
             offer(both, other, False)
     if merging.looked > MAX_LOOKED:
-        _merge_in_rounds(merging, sides)
+        _merge_in_rounds(merging)
     return merging.groups()
 
 
-def _merge_in_rounds(merging: Merging, sides: Sequence[Mask] = ()) -> None:
+def _merge_in_rounds(merging: Merging) -> None:
     """Merge each group with the neighbour that saves the most, once a round, until no merge gains or
     ``Merging.space``'s book is late."""
     book = merging.space.book
@@ -207,7 +204,7 @@ def _merge_in_rounds(merging: Merging, sides: Sequence[Mask] = ()) -> None:
             for other in near[:_TRIED]:
                 if book.is_late():
                     return
-                saving = None if _is_apart(group, other, sides) else merging.saving(group, other)
+                saving = merging.saving(group, other)
                 if saving is None:
                     refused.add(group | other)
                 elif (best is None or saving > best[0]) and not merging.deadlocks(group, other):
@@ -215,10 +212,6 @@ def _merge_in_rounds(merging: Merging, sides: Sequence[Mask] = ()) -> None:
             if best is not None:
                 merged.add(merging.merge(group, best[1]))
                 gains = True
-
-
-def _is_apart(a: Mask, b: Mask, sides: Sequence[Mask]) -> bool:
-    return any(a & side and not b & side for side in sides)
 
 
 class Merging:

@@ -97,8 +97,6 @@ def _solve_jointly(
 ) -> tuple[list[Nodes], int] | None:
     """The cheapest groups of several components together that avoid all ``cuts``, and a
     bound; None if that could not be proven in time."""
-    if any(solved[parts.instances[i][0]].by_runs for i in hint):
-        return None  # Who waits for twins outside may tell them apart.
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:

@@ -39,8 +39,6 @@ class Solved:
     """Solving it once more gives the same, as far as this file knows: no solver was missing."""
     crowded: bool = False
     """Whether it has too many groups for copies of operations to be worth their search."""
-    by_runs: bool = False
-    """Whether groups that only swap twins (``fuseplan.search.presolve``) are left out of ``columns``."""
 
 
 def failure(error: BaseException) -> str:

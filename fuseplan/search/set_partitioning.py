@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -233,22 +233,6 @@ class Relaxation:
 
     def _item_sums(self, prices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.add.reduceat(prices[self._items], self._starts)
-
-
-def minimum_cut(capacities: Mapping[tuple[int, int], int], source: int, sink: int) -> list[int]:
-    """The vertices on the side of ``source`` of a cut that separates it from ``sink`` and through which
-    the least capacity leads; ``capacities`` has those of the arcs. Raises ImportError without
-    OR-Tools, RuntimeError where it fails."""
-    from ortools.graph.python import max_flow
-
-    flow = max_flow.SimpleMaxFlow()
-    flow.add_arc_with_capacity(source, sink, 0)  # it knows no vertex without an arc
-    for (tail, head), capacity in capacities.items():
-        flow.add_arc_with_capacity(tail, head, capacity)
-    status = flow.solve(source, sink)
-    if status != flow.OPTIMAL:
-        raise RuntimeError(f"OR-Tools finds no maximum flow: {status}")
-    return sorted({source, *(int(v) for v in flow.get_source_side_min_cut())})
 
 
 def _check(instance: Instance) -> None:

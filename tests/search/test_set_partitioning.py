@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.search import set_partitioning as solver
-from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover, minimum_cut
+from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 
 pytestmark = pytest.mark.one_python
 
@@ -219,20 +219,3 @@ def test_a_malformed_instance_is_named(instance, message):
 
 def test_nothing_to_cover():
     assert exact_cover(Instance((), (), 0)).status == "OPTIMAL"
-
-
-@settings(max_examples=100)
-@given(st.data())
-def test_a_minimum_cut_is_one(data):
-    n = data.draw(st.integers(2, 6))
-    pairs = st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)).filter(lambda arc: arc[0] != arc[1])
-    capacities = data.draw(st.dictionaries(pairs, st.integers(0, 9), max_size=12))
-
-    def through(side):
-        return sum(c for (u, v), c in capacities.items() if u in side and v not in side)
-
-    side = minimum_cut(capacities, 0, n - 1)
-    assert 0 in side
-    assert n - 1 not in side
-    sides = ({0} | set(some) for k in range(n - 1) for some in itertools.combinations(range(1, n - 1), k))
-    assert through(side) == min(map(through, sides))

@@ -1,10 +1,10 @@
 """The graph in which operations have a copy for each reader, and the groups of copies that are searched.
 
 A value that several kernels read is either written once and read by each, or computed by each from what it
-reads anyway or from less, and never written. To leave the choice to the solver, ``split`` gives each operation
-that may be worth it one *copy* for each reader. A partition of the copies then says which kernel computes
-what: a kernel that holds several copies of an operation computes it once, so "computed once, for all readers"
-is one of these partitions, "computed by every reader" another. (Rematerialisation: Chen et al.,
+reads anyway or from less, and never written. To leave the choice to the solver, ``split`` gives each
+operation that may be worth it one *copy* for each reader. A partition of the copies then says which kernel
+computes what: a kernel that holds several copies of an operation computes it once, so "computed once, for all
+readers" is one of these partitions, "computed by every reader" another. (Rematerialisation: Chen et al.,
 arXiv:1604.06174. XLA's PriorityFusion copies a producer into all of its users or into none.) ``roots_of``
 says which operations are copied.
 
