@@ -17,7 +17,7 @@ from fuseplan.search.heuristics import (
     heuristic_groups,
     heuristic_plan,
 )
-from fuseplan.search.presolve import absorb_moves, absorb_renames, contract
+from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
@@ -191,7 +191,6 @@ def _solve_space(
     crowds = space.closure is not None and known is not None
     found = enumerate_groups(space, _CROWDED if crowds else few, expires_at, space.book.clock)
     watch.lap("enumerate")
-    note = ""
     if crowds and not found.complete:
         if space.book.clock() >= expires_at:
             return Solved(best, floor_ps, False, note=ended_note(space))
@@ -201,9 +200,7 @@ def _solve_space(
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
         watch.lap("heuristics")
-        fewer, note = _fewer_groups(space, few, most, expires_at)
-        watch.lap("enumerate")
-        result = _search(space, [*best, *always, *fewer], best, expires_at)
+        result = _search(space, [*best, *always], best, expires_at)
         watch.lap("solve")
         best = result.groups
         # What is as fast as its floor needs no more groups for its proof.
@@ -217,7 +214,8 @@ def _solve_space(
         if result.steady:
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
             # Groups that were not enumerated in time need not be too many.
-            result.note = ended_note(space) if space.book.clock() >= expires_at else note
+            is_late = space.book.clock() >= expires_at
+            result.note = ended_note(space) if is_late else _too_many_note(space, most)
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
@@ -235,22 +233,9 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         return Solved(best, 0, False, note=failure(error), steady=False)
 
 
-def _fewer_groups(space: Space, few: int, max_groups: int, expires_at: float) -> tuple[list[Mask], str]:
-    """Those of the contracted component, if they are not too many either, and what to tell the user
-    should that be all."""
-    if space.book.clock() >= expires_at:
-        return [], ended_note(space)
-    smaller = contract(space)
-    some = enumerate_groups(smaller, few, expires_at, space.book.clock)
-    too_many = f"{space.n} operations from {where(space)} on have more than {max_groups:,} legal groups"
-    searched = (
-        "only those that keep single-use producers with their consumer were searched"
-        if some.complete
-        else "only some were searched"
-    )
-    # Some of many differ from each other in little: better plans are found in windows.
-    groups = [space.mask(smaller.nodes(mask)) for mask in some.groups] if some.complete else []
-    return groups, f"{too_many}: {searched}"
+def _too_many_note(space: Space, max_groups: int) -> str:
+    count = f"more than {max_groups:,} legal groups"
+    return f"{space.n} operations from {where(space)} on have {count}: only some were searched"
 
 
 def as_fast(

@@ -14,31 +14,6 @@ from fuseplan.support.digraph import execution_order
 from fuseplan.support.errors import Verdict
 
 
-def contract(space: Space) -> Space:
-    """``space`` with each cheap single-use producer merged into its consumer.
-
-    A producer is merged if it is elementwise or a broadcast, all of it is used by one
-    consumer, it reads nothing larger than what it makes, and the two have a price together.
-    Such a merge saves traffic, but it may keep a group from fitting on chip that would fit
-    without the producer: the best contracted plan need not be the best plan.
-    """
-    merged = _Merged(space)
-    for i in reversed(range(space.n)):
-        if space.book.is_late():
-            break
-        node = _single(space, i)
-        if node is None or node.kind > OpKind.BROADCAST:
-            continue
-        reader = _only_reader(space, i)
-        values = space.book.graph.values
-        made = max(values[v].nbytes for v in node.outputs)
-        if reader < 0 or any(values[v].nbytes > made for v in node.inputs):
-            continue
-        if not isinstance(space.price(merged.together(i, reader)), Verdict):
-            merged.merge(i, reader)
-    return merged.space()
-
-
 def absorb_moves(space: Space) -> Space:
     """``space`` with each operation that only moves data merged into its reader, where it has
     one that reads all that it makes, reads one other member at most, and makes no less than it
