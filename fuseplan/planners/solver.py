@@ -31,14 +31,11 @@ from fuseplan.search.component import Starts, as_fast, make_proof, solve_compone
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.search.joint import join
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.result import MANY_NOTES, UNUSABLE, Solved
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.support.format import time_text
 from fuseplan.support.work import ENDED, LATE, SPENT, Work, ended, limit_of
-
-_TAIL_S = 4e-5
-"""Seconds a node to set aside for joining, ordering and checking kernels, which come after the
-search: what a fan of ten thousand operations takes."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -57,7 +54,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book = PriceBook(graph, pricing)
     parts = take_apart(graph, book)
     watch.lap("partition")
-    tail_s = min(_TAIL_S * len(graph.nodes), budget.deadline_s / 2)
+    tail_s = min(LIMITS.tail_s_per_node * len(graph.nodes), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or Work(limit_of(budget.whole_s))

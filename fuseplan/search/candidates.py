@@ -12,20 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.work import STEP
-
-_ASKED = 32
-"""Of the groups that may be too large for the chip so many are looked at closely, and one in so
-many after that: a look takes as long as enumerating ten, and a few smallest groups that do not
-fit are behind all (4 behind 959 in a LayerNorm's gradient)."""
-
-_STEPS_A_LOOK = 16
-"""Steps after which the clock is looked at: one may ask the scheduler, which takes up to 1 ms; longer
-of a group of more than ``_LARGE`` positions, so that each step looks at the clock there."""
-
-_LARGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +66,7 @@ def enumerate_groups(
         left_needs |= read[j]
         left_makes |= made[j]
     looked = 0
+    steps_per_look, large = LIMITS.steps_per_clock_look, LIMITS.large_group
     work = space.book.work
     if closure is None and (space.everything & ~outside).bit_count() >= max_groups:
         return Candidates(tuple(space.singles), False)  # Each position is a group.
@@ -99,7 +90,7 @@ def enumerate_groups(
             group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
             looked += 1
             work.spend(STEP)
-            if (looked % _STEPS_A_LOOK == 0 or group.bit_count() > _LARGE) and clock() > expires_at:
+            if (looked % steps_per_look == 0 or group.bit_count() > large) and clock() > expires_at:
                 return Candidates(_with_singles(found, space), False)
             forced = 0
             if closure is not None:
@@ -151,7 +142,7 @@ def enumerate_groups(
                 continue
             tight = space.is_tight(grown)
             n_tight += tight
-            asks = n_tight <= _ASKED or n_tight % _ASKED == 0
+            asks = n_tight <= LIMITS.capacity_checks or n_tight % LIMITS.capacity_checks == 0
             overflows = space.overflows if asks else space.is_known_to_overflow
             if not tight or not overflows(grown, makes & needed | reads & others):
                 stack.append((grown, down, up, border, apart, excluded, makes, reads, needed, others, tight))

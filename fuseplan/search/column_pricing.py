@@ -8,22 +8,12 @@ import numpy as np
 
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.heuristics import better, heuristic_plan
-from fuseplan.search.result import FAILURES, MAX_ROUNDS, Solved, ended_note, failure, where
+from fuseplan.search.limits import LIMITS
+from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
 from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, shortest_cycle
-
-_MORE = 100
-"""The more groups, the longer a relaxation takes: one more is priced for so many."""
-
-_FEW = 16
-"""Groups that are priced at least before the relaxation is solved again: scheduling one takes
-half a millisecond, solving the relaxation of a large component three."""
-
-_MANY = 24
-"""Proofs whose plans hold groups without a price after which all are priced: of a few hundred, that
-takes as long as so many proofs."""
 
 
 def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
@@ -60,7 +50,8 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
         open_ = np.flatnonzero(is_open)
-        promising = open_[np.argsort(extra[open_], kind="stable")][: _FEW + len(masks) // _MORE].tolist()
+        count = LIMITS.priced_at_once + len(masks) // LIMITS.columns_per_priced
+        promising = open_[np.argsort(extra[open_], kind="stable")][:count].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
             if space.book.clock() >= expires_at:
                 break
@@ -121,7 +112,7 @@ def _prove(
     prices = duals if holds else ()
     forbidden: list[tuple[Mask, ...]] = []
     rounds = 0
-    while len(forbidden) <= MAX_ROUNDS:
+    while len(forbidden) <= LIMITS.max_cuts:
         index = {mask: k for k, mask in enumerate(alive)}
         instance = Instance(
             tuple(tuple(bits(m)) for m in alive),
@@ -145,7 +136,7 @@ def _prove(
         if asked:
             rounds += 1
             # Floors that are no good are not asked for one plan at a time.
-            for mask in asked if rounds < _MANY else [m for m in alive if m in unpriced]:
+            for mask in asked if rounds < LIMITS.max_priced_proofs else [m for m in alive if m in unpriced]:
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":

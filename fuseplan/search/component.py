@@ -17,23 +17,13 @@ from fuseplan.search.heuristics import (
     heuristic_groups,
     heuristic_plan,
 )
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.work import ENDED
-
-_SMALL = 128
-"""Positions of a component whose heuristic plans are made only where the relaxation does not lead
-to a plan: for more they can take longer than a deadline may be overrun."""
-
-_CROWDED = 6_000
-"""Of a component in which copies make more groups, a plan is kept in which all is computed once."""
-
-_MANY_GROUPS = 4_000
-"""Groups of a component after which others are looked for only if a plan of fewer is not as fast as
-its floor: a training step's largest has half as many."""
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
@@ -180,22 +170,23 @@ def _solve_space(
         return Solved(singles, time_ps, True, duals=(time_ps,))
     floor_ps = space.floor_ps
     # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
-    best = known or (heuristic_plan(space) if space.n > _SMALL else singles)
+    best = known or (heuristic_plan(space) if space.n > LIMITS.min_heuristic_size else singles)
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    few = min(budget.max_groups, _MANY_GROUPS)
+    few = min(budget.max_groups, LIMITS.max_groups_first)
     # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
     of_loops = bool(space.offers) and space.book.absorbs_moves
     most = few if of_loops else budget.max_groups
     crowds = space.closure is not None and known is not None
-    found = enumerate_groups(space, _CROWDED if crowds else few, expires_at, space.book.clock)
+    limit = LIMITS.max_groups_with_copies if crowds else few
+    found = enumerate_groups(space, limit, expires_at, space.book.clock)
     watch.lap("enumerate")
     if crowds and not found.complete:
         if space.book.clock() >= expires_at:
             return Solved(best, floor_ps, False, note=ended_note(space))
         what = f"{space.n} operations from {where(space)} on, with copies,"
-        note = f"{what} have more than {_CROWDED:,} legal groups"
+        note = f"{what} have more than {LIMITS.max_groups_with_copies:,} legal groups"
         return Solved(best, floor_ps, False, note=note, crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))

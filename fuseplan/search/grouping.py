@@ -23,16 +23,12 @@ from fuseplan.search.components import (
     data_edges,
     effect_edges,
 )
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import Work
-
-MAX_GROUPS = 40_000
-"""Candidate groups of one component: the right-hand side of the shallow-water equations has 34,000,
-which take a second, and where there are more they are soon too many for any limit: 60 random
-elementwise operations have over a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +38,7 @@ class Budget:
     deadline_s: float = 30.0
     """Wall-clock seconds of all stages of the planner together. The deadline cannot cut short the division
     into components, nor the first, counted part of the heuristics' work (``PriceBook.is_late``)."""
-    max_groups: int = MAX_GROUPS
+    max_groups: int = LIMITS.max_groups
     """Candidate groups of one component."""
     asked_s: float | None = None
     """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the

@@ -7,7 +7,8 @@ apart. It never revises a decision, so the result depends on the order of operat
 does, but merges pairs of groups and compares real prices; it skips a queue entry whose groups have changed.
 
 A group that grows by one operation at a time is priced anew each time, which takes time quadratic in its
-size. So after ``MAX_LOOKED`` positions both heuristics merge the rest in rounds (``_merge_in_rounds``).
+size. So after ``LIMITS.max_looked`` positions both heuristics merge the rest in rounds
+(``_merge_in_rounds``).
 """
 
 from __future__ import annotations
@@ -19,20 +20,11 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, place, take_apart
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import execution_order
 from fuseplan.support.work import LATE
-
-MAX_LOOKED = 20_000
-"""Positions in the groups that a heuristic looks at before it merges in rounds: about half a second of work,
-and sixteen times what the largest component of the workloads needs."""
-
-_TRIED = 4
-"""Neighbours, the smallest first, with which a round prices each group."""
-
-_LARGE = 1_000
-"""Operations of a component that may be left unmerged, or be one kernel, where the deadline has passed."""
 
 CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
 
@@ -89,12 +81,12 @@ def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list
     if space.is_ideal:
         return [space.everything]
     together = space.known_price(space.everything)
-    if space.n >= _LARGE and isinstance(together, Price) and space.book.has_expired():
+    if space.n >= LIMITS.large_component and isinstance(together, Price) and space.book.has_expired():
         # There is no time to merge so many.
         singles = space.singles
         return [space.everything] if _is_cheaper(space, together, singles) else singles
     groups = with_offers(space, merge(space))
-    may_be_better = space.n >= _LARGE or space.book.was_late
+    may_be_better = space.n >= LIMITS.large_component or space.book.was_late
     if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
         return [space.everything]
     return groups
@@ -136,7 +128,7 @@ def greedy_groups(space: Space) -> list[Mask]:
     merging = Merging(space)
     for v in range(space.n):
         for u in space.producers[v]:
-            if merging.looked > MAX_LOOKED:
+            if merging.looked > LIMITS.max_looked:
                 _merge_in_rounds(merging)
                 return merging.groups()
             if space.book.is_late():
@@ -164,10 +156,10 @@ def best_first_groups(space: Space) -> list[Mask]:
 
     for u, v in space.component.edges + space.component.siblings:
         if merging.owner[u] != merging.owner[v]:
-            if merging.looked > MAX_LOOKED or space.book.is_late():
+            if merging.looked > LIMITS.max_looked or space.book.is_late():
                 break
             offer(merging.owner[u], merging.owner[v], False)
-    while queue and merging.looked <= MAX_LOOKED and not space.book.is_late():
+    while queue and merging.looked <= LIMITS.max_looked and not space.book.is_late():
         _, priced, a, b = heapq.heappop(queue)
         if a not in merging.reach or b not in merging.reach or merging.deadlocks(a, b):
             continue
@@ -176,10 +168,10 @@ def best_first_groups(space: Space) -> list[Mask]:
             continue
         both = merging.merge(a, b)
         for other in sorted(merging.neighbours(both)):
-            if merging.looked > MAX_LOOKED or space.book.is_late():
+            if merging.looked > LIMITS.max_looked or space.book.is_late():
                 break
             offer(both, other, False)
-    if merging.looked > MAX_LOOKED:
+    if merging.looked > LIMITS.max_looked:
         _merge_in_rounds(merging)
     return merging.groups()
 
@@ -201,7 +193,7 @@ def _merge_in_rounds(merging: Merging) -> None:
             near = [other for other in near if group | other not in refused]
             near.sort(key=lambda mask: (mask.bit_count(), mask))
             best: tuple[tuple[int, int, int], Mask] | None = None
-            for other in near[:_TRIED]:
+            for other in near[: LIMITS.max_tried_neighbours]:
                 if book.is_late():
                     return
                 saving = merging.saving(group, other)

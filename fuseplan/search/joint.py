@@ -9,8 +9,9 @@ from fuseplan.plan.certificate import Joint
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.component import HEURISTICS, Starts
-from fuseplan.search.grouping import MAX_GROUPS, Parts, break_cycles, order_groups, place, sum_prices
-from fuseplan.search.result import FAILURES, MAX_ROUNDS, Solved, failure
+from fuseplan.search.grouping import Parts, break_cycles, order_groups, place, sum_prices
+from fuseplan.search.limits import LIMITS
+from fuseplan.search.result import FAILURES, Solved, failure
 from fuseplan.search.set_partitioning import Instance, exact_cover
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
@@ -37,7 +38,7 @@ def join(
     joint_bound = 0
     proven: frozenset[int] = frozenset()
     failed = ""
-    for _ in range(MAX_ROUNDS):
+    for _ in range(LIMITS.max_cuts):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
         outside = sum(b for i, b in enumerate(bounds) if i not in proven)
@@ -145,5 +146,5 @@ def _solve_jointly(
 def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
     """Columns of a component whose plan was certified without enumerating them; None if they are too many
     or a limit comes first."""
-    found = enumerate_groups(space, MAX_GROUPS, expires_at, space.book.clock)
+    found = enumerate_groups(space, LIMITS.max_groups, expires_at, space.book.clock)
     return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

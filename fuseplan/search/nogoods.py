@@ -8,16 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-_MAX_LEARNT = 256
-"""Sets that are remembered: looking through more of them takes longer than asking."""
-
-
-_MAX_EFFORT = 1 << 15
-"""Bits of all large sets asked about in order to learn, after which learning stops: some tenths of a second
-of work. Widening a set of thousands, or finding a core in it, takes thousands of questions of that size."""
-
-_LARGE = 256
-"""Bits of a set from which on a question about it counts as effort (``_MAX_EFFORT``)."""
+from fuseplan.search.limits import LIMITS
 
 
 class Monotone:
@@ -45,7 +36,7 @@ class Monotone:
         self._allowed: list[int] = []
         self._effort = 0
         self.cores: list[int] = []
-        """Refused sets, each minimal unless ``_MAX_EFFORT`` ended its reduction."""
+        """Refused sets, each minimal unless ``LIMITS.max_learning_bits`` ended its reduction."""
 
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""
@@ -73,7 +64,7 @@ class Monotone:
 
     @property
     def _full(self) -> bool:
-        return len(self._allowed) + len(self.cores) >= _MAX_LEARNT or self._is_tired
+        return len(self._allowed) + len(self.cores) >= LIMITS.max_learnt_sets or self._is_tired
 
     def _refuses(self, mask: int) -> bool:
         """As ``refused``, but nothing is widened or shrunk for it."""
@@ -82,7 +73,7 @@ class Monotone:
         if any(not mask & ~wide for wide in self._allowed):
             return False
         size = mask.bit_count()
-        if size > _LARGE:
+        if size > LIMITS.large_learnt_set:
             self._effort += size
         suspect = self._ask(mask)
         if suspect is not None and not self._full:
@@ -91,7 +82,7 @@ class Monotone:
 
     @property
     def _is_tired(self) -> bool:
-        return self._effort > _MAX_EFFORT
+        return self._effort > LIMITS.max_learning_bits
 
     def _confirm(self, suspect: int) -> bool:
         """Learn a pair that is suspected, if it is refused by itself."""

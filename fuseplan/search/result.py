@@ -12,10 +12,6 @@ from dataclasses import dataclass, field
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.work import LATE, SPENT
 
-MAX_ROUNDS = 20
-"""Rounds of cycle cuts before the plan falls back to taking groups apart. No graph of the
-tests needs more than 3."""
-
 FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
 """What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
 

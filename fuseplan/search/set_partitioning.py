@@ -25,24 +25,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MAX_STATES = 50_000
-"""Partial covers that dynamic programming may hold: about a tenth of a second of work
-(measured: 2 us a state), the time that CP-SAT takes to load and presolve."""
-
-_STATES_A_LOOK = 16
-"""States after which the clock is looked at: each may be tried with thousands of sets."""
-
-_ENTERING = 200
-"""Sets that enter the relaxation at a time: a few times the number of items, so that the
-solver's own work stays small beside finding them."""
+from fuseplan.search.limits import LIMITS
 
 _SLACK = 0.5
 """The share of its time limit that CP-SAT may leave unused when the limit ended it."""
-
-_COUNTED_S = 5.0
-"""CP-SAT's and GLOP's own counts of their work, in about seconds of an idle core, at which they end: the same
-on any machine. Relaxations of the workloads take milliseconds, and who solves one again and again pays for
-each by a price at least, which is counted (``fuseplan.support.work``)."""
 
 _INT64_HEADROOM = 2**62
 """CP-SAT keeps sums of objective terms in 64 bits."""
@@ -142,7 +128,7 @@ class Relaxation:
         if self._lp is None:
             raise RuntimeError("this build of OR-Tools has no GLOP")
         # Presolve would forget the basis, from which the next solution is a few pivots away.
-        parameters = f"use_preprocessing: false max_deterministic_time: {_COUNTED_S}"
+        parameters = f"use_preprocessing: false max_deterministic_time: {LIMITS.solver_work_s}"
         if not self._lp.SetSolverSpecificParametersAsString(parameters):
             raise RuntimeError("this build of GLOP does not count its work")
         self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
@@ -202,7 +188,7 @@ class Relaxation:
                 prices = np.floor(exact).astype(np.int64)
                 over = self._item_sums(prices) - self._costs
                 entering = np.flatnonzero(outside & (over > 0))
-                entering = entering[np.argsort(-over[entering], kind="stable")][:_ENTERING]
+                entering = entering[np.argsort(-over[entering], kind="stable")][: LIMITS.max_entering]
             else:  # what is inside covers nothing: all may be needed
                 entering = np.flatnonzero(outside)
                 if not len(entering):
@@ -305,12 +291,14 @@ def _dynamic_programming(
     # covered -> (cost, price of what is uncovered, last set, covered before it)
     waiting: list[dict[int, tuple[int, int, int, int]]] = [{} for _ in range(instance.n_items + 1)]
     waiting[0][0] = (0, to_go, -1, 0)
-    n_states = 0
+    n_states, limits = 0, LIMITS
     for lowest in range(instance.n_items):
         options = by_lowest[lowest]
         for covered, (cost, rest, _, _) in waiting[lowest].items():
             n_states += 1
-            if n_states > MAX_STATES or (n_states % _STATES_A_LOOK == 0 and time.monotonic() > expires_at):
+            if n_states > limits.max_states:
+                return None
+            if n_states % limits.states_per_clock_look == 0 and time.monotonic() > expires_at:
                 return None
             for mask, extra, worth, k in options:
                 if mask & covered:
@@ -372,7 +360,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         solver = cp_model.CpSolver()
         solver.parameters.num_workers = 1  # one worker and one seed: the same plan every run
         solver.parameters.random_seed = 0
-        solver.parameters.max_deterministic_time = _COUNTED_S
+        solver.parameters.max_deterministic_time = LIMITS.solver_work_s
         remaining_s = expires_at - time.monotonic()  # of 20,000 sets, building the model takes 0.1 s
         if remaining_s <= 0:
             status, is_late = "FEASIBLE", True
@@ -386,7 +374,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
         if outcome == cp_model.MODEL_INVALID:
             raise RuntimeError(f"CP-SAT calls the model invalid: {model.validate() or 'it says no more'}")
         is_early = time.monotonic() < expires_at - _SLACK * remaining_s
-        if outcome == cp_model.UNKNOWN and is_early and _counted_s(solver) < _SLACK * _COUNTED_S:
+        if outcome == cp_model.UNKNOWN and is_early and _counted_s(solver) < _SLACK * LIMITS.solver_work_s:
             raise RuntimeError("CP-SAT gave up long before the deadline, as it does where memory runs out")
         if outcome == cp_model.INFEASIBLE:
             return Selection("INFEASIBLE", (), (), bound, "CP-SAT", counted_us=round(1e6 * counted_s))
@@ -397,7 +385,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
             proven = value if outcome == cp_model.OPTIMAL else math.ceil(solver.best_objective_bound - 1e-6)
             bound = max(bound, proven * factor)
         if outcome != cp_model.OPTIMAL:
-            status, is_late = "FEASIBLE", _counted_s(solver) < _COUNTED_S
+            status, is_late = "FEASIBLE", _counted_s(solver) < LIMITS.solver_work_s
             break
         # Later objectives must not worsen this one.
         model.add(expression <= value)

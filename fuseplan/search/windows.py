@@ -19,23 +19,11 @@ from fuseplan.schedule.pricing import Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
 from fuseplan.search.heuristics import better
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
 from fuseplan.search.result import FAILURES
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
-
-_SHAPES = ((12, 0.0), (8, 0.5))
-"""Windows in turns: how many operations are freed, of which more find what fewer do not, and how
-often a window grows to what reads the same array, which may be many, rather than to a reader."""
-
-_MAX_GROUPS = 1_000
-"""Groups of a window, of which all or only some are tried."""
-
-_PATIENCE = 48
-"""Windows in a row that bring nothing, after which the search ends."""
-
-_ENOUGH = 1_000
-"""The search ends, too, within such a fraction of what no plan beats."""
 
 
 def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) -> list[Mask]:
@@ -44,11 +32,11 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
     rng = random.Random(0)
     tried: set[tuple[Mask, int]] = set()
     idle = turn = 0
-    while idle < _PATIENCE and space.book.clock() < expires_at:
+    while idle < LIMITS.max_idle_windows and space.book.clock() < expires_at:
         time_ps = space.total(groups).time_ps
-        if time_ps - bound_ps <= bound_ps // _ENOUGH:
+        if time_ps - bound_ps <= bound_ps // LIMITS.window_gap_divisor:
             break
-        free = _window(space, groups, *_SHAPES[turn % len(_SHAPES)], rng)
+        free = _window(space, groups, *LIMITS.window_shapes[turn % len(LIMITS.window_shapes)], rng)
         turn += 1
         idle += 1
         if not free or (free, time_ps) in tried:
@@ -130,7 +118,7 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
     for mask in groups:
         around |= mask if mask & free else 0
     within = small.mask(space.nodes(around))
-    found = enumerate_groups(small, _MAX_GROUPS, expires_at, space.book.clock, within=within)
+    found = enumerate_groups(small, LIMITS.max_groups_of_window, expires_at, space.book.clock, within=within)
     known = [small.mask(space.nodes(mask)) for mask in groups]
     others = [*small.offers, *(1 << i for i in range(small.n))]
     columns = [*known, *found.groups, *(mask for mask in others if isinstance(small.price(mask), Price))]

@@ -3,6 +3,7 @@
 import random
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from fuseplan.search import component
 from fuseplan.search import set_partitioning as solver
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import take_apart
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Instance, Relaxation, Selection, exact_cover
 from fuseplan.settings import make_options
 from fuseplan.support.errors import FuseplanWarning
@@ -81,12 +83,12 @@ def expire_everywhere(monkeypatch, g, pricing_of, budget):
         looks += 1
 
 
-@pytest.mark.parametrize("max_states", [solver.MAX_STATES, 0])
+@pytest.mark.parametrize("max_states", [LIMITS.max_states, 0])
 @pytest.mark.parametrize("floor", [True, False])
 def test_the_deadline_may_fall_anywhere(monkeypatch, floor, max_states):
-    monkeypatch.setattr(solver, "MAX_STATES", max_states)  # with 0, by CP-SAT
-    monkeypatch.setattr("fuseplan.search.candidates._STEPS_A_LOOK", 1)
-    monkeypatch.setattr(solver, "_STATES_A_LOOK", 1)
+    limits = replace(LIMITS, max_states=max_states, states_per_clock_look=1)  # with no states, by CP-SAT
+    monkeypatch.setattr(solver, "LIMITS", limits)
+    monkeypatch.setattr("fuseplan.search.candidates.LIMITS", replace(LIMITS, steps_per_clock_look=1))
     stages = set()
     for g in some_graphs(4 if max_states == 0 else 14):
         plans = expire_everywhere(monkeypatch, g, lambda g=g: Bytes(g, 4, 3, floor), Budget(10.0))
@@ -199,7 +201,7 @@ def test_enumeration_looks_at_the_clock_between_groups_too():
 
 
 def test_cp_sat_keeps_to_its_limit_presolve_included(monkeypatch):
-    monkeypatch.setattr(solver, "MAX_STATES", 0)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=0))
     rng = random.Random(3)
     n = 60
     sets = {tuple(sorted(rng.sample(range(n), 4))) for _ in range(4000)} | {(i,) for i in range(n)}
@@ -282,7 +284,7 @@ def test_an_answer_of_cp_sat_that_is_none(monkeypatch, status):
 
     monkeypatch.setattr(cp_model.CpSolver, "solve", lambda self, model: getattr(cp_model, status))
     monkeypatch.setattr(cp_model.CpSolver, "wall_time", 0.0, raising=False)
-    monkeypatch.setattr(solver, "MAX_STATES", 0)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=0))
     assert_heuristic(graph(*FRACTIONAL), "could not be used")
 
 

@@ -1,6 +1,7 @@
 """Operations that are computed again for their readers: the search space, the optimum, the program."""
 
 import dataclasses
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -22,9 +23,10 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import take_apart
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import Recomputing
-from fuseplan.search.remat.duplicates import MAX_COPIES, roots_of, split
+from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.search.remat.search import NO_TIME
 from fuseplan.verify.groups import Groups
 from fuseplan.workloads import get_workload, make_args
@@ -203,7 +205,7 @@ def test_what_is_split():
     graph = lower(trace(f, *args)).graph
     copies = split(graph, roots_of(graph, get_device("h200")))
     for nodes in copies_of(copies.graph):
-        assert len(nodes) <= MAX_COPIES
+        assert len(nodes) <= LIMITS.max_copies
         assert copies.graph.nodes[nodes[0]].kind <= OpKind.INJECTIVE
         readers = [
             {r for v in copies.graph.nodes[n].outputs for r in copies.graph.consumers[v]} for n in nodes
@@ -263,7 +265,7 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
 
 
 def test_too_many_groups_of_copies_leave_the_plan_without(monkeypatch):
-    monkeypatch.setattr("fuseplan.search.component._CROWDED", 10)
+    monkeypatch.setattr("fuseplan.search.component.LIMITS", replace(LIMITS, max_groups_with_copies=10))
     monkeypatch.setenv("FUSEPLAN_CACHE", "0")
     plan = planned("gpt2_block")
     assert (plan.recomputed, plan.status, plan.proof.roots) == ((), "OPTIMAL", ())
@@ -287,7 +289,7 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
 def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.search.remat.search._UNCUT_S", 10**6)
+    monkeypatch.setattr("fuseplan.search.remat.search.LIMITS", replace(LIMITS, remat_s_per_node=1e6))
     monkeypatch.setattr("fuseplan.search.remat.search.worth_again", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")

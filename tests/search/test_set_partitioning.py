@@ -1,14 +1,15 @@
 """Exact cover against trying every combination, its engines against each other, limits."""
 
-import dataclasses
 import itertools
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fuseplan.search import set_partitioning as solver
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 
 pytestmark = pytest.mark.one_python
@@ -111,7 +112,7 @@ def test_known_prices_take_the_place_of_a_relaxation(instance):
     relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
     relaxation.solve()
     quickest = min(possible, key=lambda c: (total(instance, c)[0], -total(instance, c)[1]))
-    asked = dataclasses.replace(instance, hint=quickest, prices=relaxation.duals)
+    asked = replace(instance, hint=quickest, prices=relaxation.duals)
     with pytest.MonkeyPatch.context() as patch:
         if total(instance, quickest)[0] - relaxation.bound <= instance.n_items:
             patch.setattr(solver, "Relaxation", None)
@@ -143,14 +144,14 @@ def test_engines_agree_when_there_are_too_many_states(monkeypatch):
     instance = wide()
     by_states = exact_cover(instance)
     assert by_states.engine == "dynamic programming"
-    monkeypatch.setattr(solver, "MAX_STATES", 10)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10))
     by_cp_sat = exact_cover(instance)
     assert by_cp_sat.engine == "CP-SAT"
     assert (by_cp_sat.status, by_cp_sat.objective) == ("OPTIMAL", by_states.objective)
 
 
 def test_the_same_selection_every_time(monkeypatch):
-    monkeypatch.setattr(solver, "MAX_STATES", 10)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10))
     assert exact_cover(wide()) == exact_cover(wide())
 
 
@@ -166,13 +167,13 @@ def test_no_time_returns_the_hint():
 @pytest.mark.parametrize("counted_s", [1e-6, 1e-5, 1e-4])
 def test_counted_work_ends_the_solvers_at_the_same_place(monkeypatch, counted_s):
     """A relaxation that is cut short proves less, and nothing false; no cover is dearer than the hint."""
-    monkeypatch.setattr(solver, "MAX_STATES", 10)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10))
     instance = wide(40, 2000)
     singles = tuple(k for k, s in enumerate(instance.sets) if len(s) == 1)
-    hinted = dataclasses.replace(instance, hint=singles)
+    hinted = replace(instance, hint=singles)
     whole = Relaxation(instance.sets, [c[0] for c in instance.costs], 40)
     whole.solve()
-    monkeypatch.setattr(solver, "_COUNTED_S", counted_s)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10, solver_work_s=counted_s))
     bounds = []
     for _ in range(2):
         cut = Relaxation(instance.sets, [c[0] for c in instance.costs], 40)
@@ -189,7 +190,7 @@ def test_counted_work_ends_the_solvers_at_the_same_place(monkeypatch, counted_s)
 
 
 def test_a_deadline_covers_building_and_presolve(monkeypatch):
-    monkeypatch.setattr(solver, "MAX_STATES", 10)
+    monkeypatch.setattr(solver, "LIMITS", replace(LIMITS, max_states=10))
     instance = wide(60, 6000)
     singles = tuple(k for k, s in enumerate(instance.sets) if len(s) == 1)
     limited = Instance(instance.sets, instance.costs, 60, singles, deadline_s=0.3)

@@ -32,21 +32,8 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, whole
 from costmodel.picoseconds import bytes_in
 from fuseplan.frontend.compared import needed_once
+from fuseplan.search.limits import LIMITS
 from fuseplan.support.bitset import bits
-
-MAX_COPIES = 4
-"""An operation is split for so many readers at most: groups of copies are subsets of them."""
-
-_WORTH = 10
-"""Values are split that take at least the tenth part of a launch to read: for less, no kernel
-becomes noticeably faster."""
-
-_FEEDS = 2
-"""What copies read may be so many times as large as what they make. A copy saves its reader a
-read, and the last one also the write."""
-
-_PARTLY = 2
-"""With more copies than these, rule 2 holds."""
 
 Mask = int
 
@@ -86,21 +73,21 @@ class Copies:
 def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
     """The operations that may be worth computing again.
 
-    These are elementwise operations, broadcasts and moves with two to ``MAX_COPIES`` readers (the
-    caller of the function counts as one), whose result takes a tenth of a launch of ``device``
-    to read, and that can be computed, by operations of these kinds alone, from at most ``_FEEDS``
-    times the bytes they make.
+    These are elementwise operations, broadcasts and moves with two to ``max_copies`` readers (the caller of
+    the function counts as one), whose result takes a noticeable part of a launch of ``device`` to read, and
+    that can be computed, by operations of these kinds alone, from at most ``max_feed_ratio`` times the bytes
+    they make (``fuseplan.search.limits``).
     """
-    min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // _WORTH
+    min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // LIMITS.launch_divisor
     large = [
         (node.id, made)
         for node in graph.nodes
         if (made := sum([graph.values[v].nbytes for v in node.outputs])) >= min_bytes
         and _is_cheap(node)
-        and 1 < _n_readers(graph, node) <= MAX_COPIES
+        and 1 < _n_readers(graph, node) <= LIMITS.max_copies
     ]
     fed_bytes = _feeds(graph) if large else []
-    return tuple([n for n, made in large if fed_bytes[n] <= _FEEDS * made])
+    return tuple([n for n, made in large if fed_bytes[n] <= LIMITS.max_feed_ratio * made])
 
 
 def _n_readers(graph: Graph, node: Node) -> int:
@@ -110,7 +97,7 @@ def _n_readers(graph: Graph, node: Node) -> int:
 
 def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> Copies | None:
     """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
-    there, as far as nobody else needs it and there are no more than ``MAX_COPIES`` of it; none of
+    there, as far as nobody else needs it and there are no more than ``LIMITS.max_copies`` of it; none of
     the nodes ``once`` or ``needed_once``. None if that is the graph itself."""
     once = needed_once(graph).union(once)
     copies = readers_of_copies(graph, frozenset(roots) - once, once)
@@ -130,7 +117,7 @@ def readers_of_copies(
         if not graph.results.isdisjoint(node.outputs):
             found.insert(0, (-1, 0))
         wanted = node.id in roots or (_n_readers(graph, node) == 1 and node.id not in once)
-        splits = _is_cheap(node) and wanted and 1 < len(found) <= MAX_COPIES
+        splits = _is_cheap(node) and wanted and 1 < len(found) <= LIMITS.max_copies
         copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
     return copies
 
@@ -151,17 +138,13 @@ def _feeds(graph: Graph) -> list[int]:
             leads = producer >= 0 and _is_cheap(graph.nodes[producer])
             feeding.append(sources[producer] if leads else frozenset((v,)))
         own = frozenset[int]().union(*(some for some in feeding if some is not None))
-        if None in feeding or len(own) > _MANY_SOURCES:
+        if None in feeding or len(own) > LIMITS.max_sources:
             sources.append(None)
             fed.append(1 << 62)
         else:
             sources.append(own)
             fed.append(sum(graph.values[v].nbytes for v in own))
     return fed
-
-
-_MANY_SOURCES = 16
-"""What follows from more arrays than these is not worth computing again."""
 
 
 def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
@@ -240,7 +223,7 @@ class DuplicateRules:
                     readers |= 1 << position[reader] if reader in position else outside
                     if reader in position and position[reader] != i:
                         self._own[position[reader]].append((1 << i, together))
-                if len(copies) > _PARTLY and not readers >> i & 1:
+                if len(copies) > LIMITS.max_partial_copies and not readers >> i & 1:
                     self._served[i].append((readers, together))
                 for maker in _leading(graph, every, n, renames):
                     if position[maker] != i:

@@ -18,16 +18,13 @@ from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, roots_of, split
 from fuseplan.search.remat.materialise import realised
 from fuseplan.search.remat.select import computed_once, sample_of, worth_again
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import LATE
-
-_UNCUT_S = 2e-4
-"""Seconds for each operation that must be left of the deadline for the second search, whose copies and sample
-cannot be cut short (measured on a training step of GPT-2 of 24 and of 72 layers)."""
 
 NO_TIME = f"{LATE} plans that compute values again were searched: everything is computed once"
 
@@ -45,7 +42,7 @@ def plan_again(
     program that computes some values again. What is proven is proven of the plans that may.
     ``planner`` makes plans within limits."""
     graph, groups, components = lowered.graph, once.groups, once.components
-    uncut_s = _UNCUT_S * len(graph.nodes)
+    uncut_s = LIMITS.remat_s_per_node * len(graph.nodes)
     if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
     # What is found in the sample is recalled for the whole.

@@ -32,6 +32,7 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.search.components import data_edges, effect_edges, paths_back
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Components
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, readers_of_copies, roots_of, split
 from fuseplan.support.bitset import bits
@@ -178,11 +179,6 @@ def _direct(graph: Graph, region: Nodes, below: Sequence[int]) -> Iterator[Edge]
         yield from ((i, j) for j in bits(first[later] & ~after[i]))
 
 
-_FEW = 6
-"""So many values are all left to the search: a GPT-2 block has 5, and the best plan of it on a GPU
-computes one again that a kernel would not, were the others as they are."""
-
-
 def computed_once(limits: Resolved | None) -> frozenset[int]:
     """What nothing may compute again: what must share a kernel."""
     return frozenset() if limits is None else limits.fused
@@ -200,7 +196,7 @@ def worth_again(
     of one holds of all at such a place in components of these kinds, but where ``limits`` may tell
     them apart, or a planner does not go by components and gives none."""
     roots = roots_of(graph, scheduler.device)
-    if len(roots) <= _FEW:
+    if len(roots) <= LIMITS.untried_copies:
         return roots
     if not components or (limits is not None and limits.shapes_groups):
         copies = split(graph, roots, computed_once(limits))

@@ -1,0 +1,101 @@
+"""The numeric limits of the search: counts that are the same on every machine, and two times.
+
+They decide how far a search looks before it settles for the best plan found, or how much work it does between
+two looks at the clock. A plan within them is proven optimal; beyond them a note of the plan says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SearchLimits:
+    """How far the search looks; ``LIMITS`` has the values in use."""
+
+    max_groups: int = 40_000
+    """Candidate groups of one component. The right-hand side of the shallow-water equations has 34,000, which
+    take a second; 60 random elementwise operations have over a million."""
+    max_groups_first: int = 4_000
+    """Candidate groups that are enumerated before the heuristic plans are made and compared with the floor,
+    and all of them where XLA's loops are offered. A training step's largest component has half as many."""
+    max_groups_with_copies: int = 6_000
+    """Candidate groups of a component with copies; of one with more, no operation is computed twice."""
+    max_cuts: int = 20
+    """Cycles that are forbidden before groups that wait for each other are taken apart. No graph of the tests
+    needs more than 3."""
+
+    steps_per_clock_look: int = 16
+    """Steps of the enumeration between two looks at the clock: one may schedule a group, up to 1 ms."""
+    large_group: int = 100
+    """Positions of a group from which on each step of the enumeration looks at the clock."""
+    capacity_checks: int = 32
+    """Groups near the capacity of the chip that are checked, and one in so many after that. A check takes as
+    long as enumerating ten groups; 4 smallest sets are behind all 959 misfits of a LayerNorm's gradient."""
+    max_learnt_sets: int = 256
+    """Refused and allowed sets that are remembered: to look through more takes longer than to ask."""
+    max_learning_bits: int = 1 << 15
+    """Positions of all large sets asked about in order to learn, some tenths of a second of work."""
+    large_learnt_set: int = 256
+    """Positions of a set from which on a question about it counts towards ``max_learning_bits``."""
+
+    min_heuristic_size: int = 128
+    """Positions of a component from which on a heuristic plan is made first: in smaller ones the relaxation
+    usually leads to a plan."""
+    max_looked: int = 20_000
+    """Positions in the groups that a heuristic looks at before it merges in rounds: half a second of work,
+    sixteen times what the largest component of the workloads needs."""
+    max_tried_neighbours: int = 4
+    """Neighbours, the smallest first, with which a round prices each group."""
+    large_component: int = 1_000
+    """Operations of a component that is left unmerged, or one kernel, where the deadline has passed."""
+
+    window_shapes: tuple[tuple[int, float], ...] = ((12, 0.0), (8, 0.5))
+    """Windows of the neighbourhood search in turns: the operations freed, and the probability with which a
+    window grows to another reader of an array rather than to a reader or producer."""
+    max_groups_of_window: int = 1_000
+    """Candidate groups of one window."""
+    max_idle_windows: int = 48
+    """Windows in a row without gain after which the neighbourhood search ends."""
+    window_gap_divisor: int = 1_000
+    """The neighbourhood search ends within this part of the floor."""
+
+    priced_at_once: int = 16
+    """Groups that are priced at least between two relaxations: to schedule one takes half a millisecond, to
+    solve the relaxation of a large component three."""
+    columns_per_priced: int = 100
+    """One more group is priced between two relaxations for so many columns."""
+    max_priced_proofs: int = 24
+    """Proofs whose plans hold unpriced groups after which all groups that are left are priced."""
+    max_states: int = 50_000
+    """Partial covers of the dynamic programme: a tenth of a second, as long as CP-SAT takes to load."""
+    states_per_clock_look: int = 16
+    """Partial covers between two looks at the clock: each may be extended by thousands of sets."""
+    max_entering: int = 200
+    """Sets that enter the relaxation at a time."""
+    solver_work_s: float = 5.0
+    """Deterministic time of CP-SAT and of GLOP, about seconds of an idle core, after which they end."""
+
+    max_copies: int = 4
+    """Readers for which an operation is copied at most: groups of copies are subsets of them."""
+    launch_divisor: int = 10
+    """Values are copied that take at least this part of a launch to read."""
+    max_feed_ratio: int = 2
+    """The values that copies read may be so many times as large as what they make: a copy saves its reader a
+    read, and the last one also the write."""
+    max_sources: int = 16
+    """Arrays from which a copied operation is computed at most."""
+    max_partial_copies: int = 2
+    """Copies of an operation of which some may serve readers elsewhere while others do not."""
+    untried_copies: int = 6
+    """Operations that are copied without a trial; of more, those that a trial of single moves finds."""
+
+    remat_s_per_node: float = 2e-4
+    """Seconds for each operation that the deadline must leave for the search of copies, whose set-up cannot
+    be cut short (a training step of GPT-2 of 24 and of 72 layers)."""
+    tail_s_per_node: float = 4e-5
+    """Seconds for each operation set aside to order and check kernels after the search (a fan of ten
+    thousand operations)."""
+
+
+LIMITS = SearchLimits()
