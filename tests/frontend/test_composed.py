@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from fuseplan.frontend.ops import composed, float8
+from fuseplan.frontend.ops import composed
 
 pytestmark = pytest.mark.one_python
 
@@ -41,20 +41,20 @@ def test_accuracy(name):
     np.testing.assert_array_equal(np.signbit(got[want == 0]), np.signbit(want[want == 0]))
 
 
-@pytest.mark.parametrize("name", sorted(float8.NAMES))
+@pytest.mark.parametrize("name", sorted(composed.FLOAT8_NAMES))
 def test_numbers_of_eight_bits(name):
     """All of them, everything half way between two, and what is next to that: to the bit."""
     dtype = jnp.dtype(name)
     codes = np.arange(256, dtype=np.uint8).view(dtype)
     numbers = codes.astype(np.float32)
-    np.testing.assert_array_equal(jax.jit(float8.from_float8)(jnp.asarray(codes)), numbers)
+    np.testing.assert_array_equal(jax.jit(composed.from_float8)(jnp.asarray(codes)), numbers)
     finite = np.sort(numbers[np.isfinite(numbers)])
     halves = (finite[1:] + finite[:-1]) / 2
     largest = finite[-1] * np.float32([1.01, 1.0357, 1.04, 1.07, 1.08, 1.125, 1.2, 1e30])
     rest = np.float32([np.inf, np.nan, 0.0, 1e-40, *np.random.default_rng(1).standard_normal(1000)])
     x = np.concatenate([finite, halves, np.nextafter(halves, np.float32(np.inf)), largest, rest])
     x = np.concatenate([x, -x])
-    got = np.asarray(jax.jit(lambda x: float8.to_float8(x, dtype))(x))
+    got = np.asarray(jax.jit(lambda x: composed.to_float8(x, dtype))(x))
     want = x.astype(dtype)
     is_number = ~np.isnan(want.astype(np.float32))
     np.testing.assert_array_equal(got.view(np.uint8)[is_number], want.view(np.uint8)[is_number])

@@ -1,12 +1,15 @@
-"""Primitives that a kernel backend lacks, composed of those it has. All in float32.
+"""Functions of float32 arrays composed of primitives that every kernel language has.
 
-Each is checked against float64 over the whole range: test_composed.py. Errors in units in the last
-place (ulp) are those with XLA's ``exp``, ``log1p``, ``sqrt`` and ``atan2`` on a CPU.
+Errors in units in the last place (ulp) are with XLA's ``exp``, ``log1p``, ``sqrt`` and ``atan2`` on a CPU,
+against float64 over the whole range. 8-bit floats are converted by integer arithmetic on float32, so that
+every target rounds as XLA does: to nearest, ties to even, overflow to infinity (to NaN where the format has
+no infinity). The conversions of GPUs saturate instead (PTX ISA, ``cvt.satfinite``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,7 +46,7 @@ def _erf_small(x: Any) -> Any:
 
 def _erfc_large(x: Any) -> Any:
     a = jnp.abs(x)
-    # One, where the other branch is taken: no division by zero.
+    # 1 where the other branch is taken, to avoid a division by zero.
     inverse = 1.0 / jnp.where(a > 1.0, a, 1.0)
     y = inverse * inverse
     p = jnp.where(a < 2.0, _polynomial(y, _ERFC_P), _polynomial(y, _ERFC_R))
@@ -62,14 +65,13 @@ def erfc(x: Any) -> Any:
 
 
 def expm1(x: Any) -> Any:
-    """``exp(x) - 1`` of a float32 array: ``tanh(x / 2) (exp(x) + 1)`` near zero, where the
-    difference would cancel."""
+    """``exp(x) - 1`` of a float32 array; near zero ``tanh(x / 2) (exp(x) + 1)``, which does not cancel."""
     return jnp.where(jnp.abs(x) < 0.5, lax.tanh(x * 0.5) * (lax.exp(x) + 1.0), lax.exp(x) - 1.0)
 
 
 def log1p(x: Any) -> Any:
-    """``log(1 + x)`` of a float32 array, within 5 ulp: near zero, where adding one would round off digits,
-    a series in ``x / (2 + x)`` (Abramowitz and Stegun, Handbook of Mathematical Functions, 4.1.27)."""
+    """``log(1 + x)`` of a float32 array, within 5 ulp; near zero, where ``1 + x`` loses digits, by a series
+    in ``x / (2 + x)`` (Abramowitz and Stegun, Handbook of Mathematical Functions, 4.1.27)."""
     z = jnp.where(jnp.abs(x) < 0.25, x, 0.0)
     z = z / (2.0 + z)
     near = 2.0 * z * _polynomial(z * z, (1 / 9, 1 / 7, 1 / 5, 1 / 3, 1.0))
@@ -77,29 +79,28 @@ def log1p(x: Any) -> Any:
 
 
 def sqrt(x: Any) -> Any:
-    """The square root of a float32 array, within 3 ulp, from its inverse, which zero and infinity have
-    not."""
+    """The square root of a float32 array, within 3 ulp, as ``x * rsqrt(x)``."""
     return jnp.where((x == 0.0) | (x == jnp.inf), x, x * lax.rsqrt(x))
 
 
 def floor(x: Any) -> Any:
-    """The largest integers that are not above a float32 array."""
+    """The floor of a float32 array."""
     near = lax.round(x, lax.RoundingMethod.TO_NEAREST_EVEN)
     return jnp.where(near > x, near - 1.0, near)
 
 
 def ceil(x: Any) -> Any:
-    """The least integers that are not below a float32 array."""
+    """The ceiling of a float32 array."""
     return -floor(-x)
 
 
 def is_finite(x: Any) -> Any:
-    """Whether numbers are neither infinite nor NaN."""
+    """Whether each element is neither infinite nor NaN."""
     return jnp.abs(x) < jnp.inf
 
 
 def round_to(x: Any, method: lax.RoundingMethod) -> Any:
-    """Round a float array to integers: halves to even, or away from zero."""
+    """A float array rounded to integers: ties to even, or away from zero."""
     down = lax.floor(x)
     rest = x - down
     if method == lax.RoundingMethod.TO_NEAREST_EVEN:
@@ -107,24 +108,24 @@ def round_to(x: Any, method: lax.RoundingMethod) -> Any:
     else:
         half_up = x > 0.0
     up = (rest > 0.5) | ((rest == 0.5) & half_up)
-    # Infinities have no rest: what is integral already is its own result.
+    # Integral values, and infinities, whose fraction is NaN, are returned as they are.
     rounded = jnp.where(x == down, x, jnp.where(up, down + 1.0, down))
     return jnp.where((rounded == 0.0) & (x < 0.0), -0.0, rounded).astype(x.dtype)
 
 
 _LOG_2 = 0.6931471805599453
 
-# Below this x + x**3 / 6 is x in float32, its sign and that of zero included.
+# Below this x + x**3 / 6 rounds to x in float32, and the sign of zero is kept.
 _TINY = 1e-4
 
 
 def _odd(x: Any, positive: Any) -> Any:
-    """An odd function that is ``x`` near zero, of its values at ``|x|``."""
+    """An odd function that equals ``x`` near zero, from its values at ``|x|``."""
     return jnp.where(jnp.abs(x) < _TINY, x, jnp.where(x < 0.0, -positive, positive))
 
 
 def sinh(x: Any) -> Any:
-    """Within 6 ulp. Of large arguments half of ``exp(|x| / 2)`` squared, which overflows no earlier."""
+    """Within 6 ulp; for large arguments ``exp(|x| / 2) ** 2 / 2``, which overflows only where sinh does."""
     a = jnp.abs(x)
     e = expm1(jnp.minimum(a, 20.0))
     half = lax.exp(a * 0.5)
@@ -139,31 +140,31 @@ def cosh(x: Any) -> Any:
 
 
 def asinh(x: Any) -> Any:
-    """Within 4 ulp. What is large is not squared."""
+    """Within 4 ulp; large arguments are not squared."""
     a = jnp.minimum(jnp.abs(x), 1e9)
     near = lax.log1p(a + a * a / (1.0 + lax.sqrt(1.0 + a * a)))
     return _odd(x, jnp.where(jnp.abs(x) < 1e9, near, lax.log(jnp.abs(x)) + _LOG_2))
 
 
 def acosh(x: Any) -> Any:
-    """Within 4 ulp; no number below one."""
+    """Within 4 ulp; NaN below one."""
     t = jnp.minimum(x, 1e9) - 1.0
     return jnp.where(x > 1e9, lax.log(x) + _LOG_2, lax.log1p(t + lax.sqrt(2.0 * t + t * t)))
 
 
 def atanh(x: Any) -> Any:
-    """Within 4 ulp; infinite at one, and no number beyond."""
+    """Within 4 ulp; infinite at one and NaN beyond."""
     a = jnp.abs(x)
     return _odd(x, 0.5 * lax.log1p(2.0 * a / (1.0 - a)))
 
 
 def asin(x: Any) -> Any:
-    """Within 4 ulp; no number beyond one."""
+    """Within 4 ulp; NaN beyond one."""
     return lax.atan2(x, lax.sqrt((1.0 - x) * (1.0 + x)))
 
 
 def acos(x: Any) -> Any:
-    """Within 4 ulp; no number beyond one."""
+    """Within 4 ulp; NaN beyond one."""
     return lax.atan2(lax.sqrt((1.0 - x) * (1.0 + x)), x)
 
 
@@ -173,9 +174,9 @@ def atan(x: Any) -> Any:
 
 
 def cbrt(x: Any) -> Any:
-    """Within 2 ulp: a power of a third and one step of Newton's method."""
+    """Within 2 ulp: ``exp(log(x) / 3)`` and one step of Newton's method."""
     a = jnp.abs(x)
-    # Cubes of small roots would have no digits left.
+    # Squares of small roots underflow.
     scale = jnp.where(a < 1e-30, jnp.float32(2.0**48), jnp.float32(1.0))
     wide = a * scale
     y = lax.exp(lax.log(wide) * (1.0 / 3.0))
@@ -185,7 +186,7 @@ def cbrt(x: Any) -> Any:
 
 
 def rounded_mantissa(x: Any, kept: int) -> Any:
-    """A float32 array with ``kept`` of its 23 bits, rounded to even, exactly."""
+    """A float32 array rounded to ``kept`` of its 23 mantissa bits, ties to even."""
     dropped = 23 - kept
     bits = lax.bitcast_convert_type(x, jnp.int32)
     half = (1 << dropped - 1) - 1 + ((bits >> dropped) & 1)
@@ -194,20 +195,77 @@ def rounded_mantissa(x: Any, kept: int) -> Any:
 
 
 TOP_BIT = np.uint32(1 << 31)
-"""It orders signed integers as unsigned ones, of which a TPU reduces and compares none."""
+"""XOR with it maps the order of uint32 to that of int32, which a TPU can reduce and compare."""
 
 
 def unsigned_greater(a: Any, b: Any) -> Any:
-    """``a > b`` of uint32, by signed numbers: a TPU's vector unit has no other order, and what its compiler
-    makes of a comparison and a choice between the same two is an extremum that it does not have."""
+    """``a > b`` of uint32, compared as int32: a TPU's vector unit compares no unsigned integers, and its
+    compiler turns a comparison and a selection of the same two into a maximum that it does not have."""
     return in_signed_order(a) > in_signed_order(b)
 
 
 def in_signed_order(x: Any) -> Any:
-    """int32 that compare as these uint32 do."""
+    """int32 values with the order of the uint32 values ``x``."""
     return (x ^ TOP_BIT).astype(jnp.int32)
 
 
 def unsigned_less(a: Any, b: Any) -> Any:
     """``a < b`` of uint32; see ``unsigned_greater``."""
     return unsigned_greater(b, a)
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """An 8-bit float format: mantissa bits, exponent bias, and the codes of overflow and of NaN."""
+
+    mantissa: int
+    bias: int
+    overflow: int
+    nan: int
+
+    @property
+    def denormal_step(self) -> float:
+        """The spacing of denormal numbers."""
+        return 2.0 ** (1 - self.bias - self.mantissa)
+
+
+# OCP 8-bit Floating Point Specification, section 5: E4M3 has no infinity.
+_FORMATS = {"float8_e4m3fn": _Format(3, 7, 0x7F, 0x7F), "float8_e5m2": _Format(2, 15, 0x7C, 0x7E)}
+
+FLOAT8_NAMES = frozenset(_FORMATS)
+
+
+def to_float8(x: Any, dtype: Any) -> Any:
+    """A float32 array in ``dtype``, one of ``FLOAT8_NAMES``."""
+    form = _FORMATS[str(dtype)]
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    size = bits & 0x7FFFFFFF
+    dropped = 23 - form.mantissa
+    even = (size >> dropped) & 1
+    normal = ((size + ((1 << dropped - 1) - 1) + even) >> dropped) - (127 - form.bias << form.mantissa)
+    # The sum of this and a denormal number is rounded to the spacing of denormals.
+    magic = jnp.float32(form.denormal_step * 2.0**23)
+    small = jnp.minimum(lax.bitcast_convert_type(size, jnp.float32), magic)
+    few = lax.bitcast_convert_type(small + magic, jnp.int32) - _bits_of(form.denormal_step * 2.0**23)
+    code = jnp.where(size < _bits_of(2.0 ** (1 - form.bias)), few, jnp.minimum(normal, form.overflow))
+    code = jnp.where(size > 0x7F800000, form.nan, code) | ((bits >> 24) & 0x80)
+    signed = jnp.where(code > 127, code - 256, code)
+    return lax.bitcast_convert_type(signed.astype(jnp.int8), jnp.dtype(dtype))
+
+
+def from_float8(x: Any) -> Any:
+    """An array of one of ``FLOAT8_NAMES`` in float32, exactly."""
+    form = _FORMATS[str(x.dtype)]
+    code = lax.bitcast_convert_type(x, jnp.int8).astype(jnp.int32)
+    size = code & 0x7F
+    up = 23 - form.mantissa
+    normal = lax.bitcast_convert_type((size << up) + (127 - form.bias << 23), jnp.float32)
+    value = jnp.where(size < 1 << form.mantissa, size.astype(jnp.float32) * form.denormal_step, normal)
+    if form.overflow != form.nan:
+        value = jnp.where(size == form.overflow, jnp.inf, value)
+    value = jnp.where((size > form.overflow) | (size == form.nan), jnp.nan, value)
+    return jnp.where(code < 0, -value, value)
+
+
+def _bits_of(x: float) -> int:
+    return int(np.float32(x).view(np.int32))

@@ -1,4 +1,4 @@
-"""Contractions: ``dot_general`` as a tiled matmul, and convolutions as anchors."""
+"""Rules of contractions: ``dot_general`` as a tiled matmul, and convolutions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _P, _W, _R = DimRole.PARALLEL, DimRole.WHOLE, DimRole.REDUCED
 
 
 def _dot_space(eqn: Equation) -> Space:
-    """The result is indexed by batch, free dimensions of the left, free ones of the right."""
+    """The space whose result has batch dimensions, then free dimensions of the left and of the right."""
     (lhs_contract, rhs_contract), (lhs_batch, rhs_batch) = eqn.params["dimension_numbers"]
     lhs, rhs = eqn.in_avals
     dims, lhs_map = own_dims(lhs.shape)
@@ -65,31 +65,31 @@ def _dot_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 
 
 def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """The primitive itself, on blocks with all their dimensions."""
+    """The partial product of one tile by the primitive itself, for XLA."""
     contracts, _ = eqn.params["dimension_numbers"]
     dtype = accumulator(eqn.out_avals[0].dtype)
     params = dict(eqn.params)
     if not isinstance(params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset)):
-        params["preferred_element_type"] = dtype  # An algorithm says itself what it sums in.
-    # Both sides: what an earlier tile has counted may be infinite, and 0 * inf is no number.
+        params["preferred_element_type"] = dtype  # an algorithm has its own accumulator dtype
+    # Both sides are masked: an element that belongs to an earlier tile may be infinite, and 0 * inf is NaN.
     lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
-    if tile.language == "loops" and _may_exchange(eqn):
+    if tile.language == "loops" and _treats_sides_alike(eqn):
         space = _dot_space(eqn)
         maps = (*space.input_maps, *space.output_maps)
-        if exchanges(maps, _extents(space, (lhs.shape, rhs.shape))):
+        if exchanges(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
             return [_exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
     return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
 
 
-def _may_exchange(eqn: Equation) -> bool:
-    """Whether what an equation asks of its two sides is the same."""
+def _treats_sides_alike(eqn: Equation) -> bool:
+    """Whether both sides have one precision, and no sharding is asked for, so that they may be exchanged."""
     precision, sharding = eqn.params["precision"], eqn.params.get("out_sharding")
     alike = isinstance(precision, tuple) and precision[0] == precision[1]
     return sharding is None and (precision is None or alike)
 
 
-def _extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
-    """The extents of a tile in each dimension, from the shapes of its operands."""
+def _tile_extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
+    """The tile's extent in each iteration dimension, from the shapes of its operands."""
     extents = [1] * len(space.dims)
     for dim_map, shape in zip(space.input_maps, shapes, strict=True):
         for dims, extent in zip(dim_map, shape, strict=True):
@@ -99,20 +99,22 @@ def _extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
 
 
 def _exchanged_dot(eqn: Equation, lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
-    """``rhs`` times ``lhs``, in the order of the dimensions of ``lhs`` times ``rhs``."""
+    """The product computed as ``rhs`` times ``lhs`` and transposed."""
     contracts, batches = eqn.params["dimension_numbers"]
     params = {**params, "dimension_numbers": (contracts[::-1], batches[::-1])}
     out = eqn.primitive.bind(rhs, lhs, **params)
     batch = len(batches[0])
     columns = rhs.ndim - len(contracts[1]) - batch
     order = (*range(batch), *range(batch + columns, out.ndim), *range(batch, batch + columns))
-    # Unhidden, XLA would turn the transposed product into the one that was to be avoided.
+    # Without the barrier, XLA rewrites the transposed product as ``lhs`` times ``rhs``.
     return lax.optimization_barrier(out).transpose(order)
 
 
 def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """Pallas': the schedule leaves at most one row, one column and one contracted axis longer
-    than one, so that the tile is a plain two-dimensional matmul."""
+    """The partial product of one tile as a two-dimensional matmul, for Pallas.
+
+    The schedule leaves at most one row, one column and one contracted axis longer than one.
+    """
     (contracts, batches) = eqn.params["dimension_numbers"]
     sides = []
     dtype, accumulate = jnp.result_type(*args), accumulator(eqn.out_avals[0].dtype)
@@ -121,7 +123,7 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     ]
     single = any(all(x.shape[d] == 1 for d in free) for x, free in zip(args, every_free, strict=True))
     if tile.language == "mosaic_tpu" and single:
-        # One row gains nothing from narrow operands, and not every compiler takes or masks them.
+        # A single row gains nothing from narrow operands, which not every TPU compiler accepts or masks.
         dtype = accumulate
     for i, (x, free) in enumerate(zip(args, every_free, strict=True)):
         x = masked(tile, i, contracts[i], jnp.asarray(x, dtype), 0)
@@ -132,7 +134,7 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         width = math.prod(x.shape[d] for d in free)
         sides.append((reshaped(x, (depth, width) if leading else (width, depth)), leading))
     (lhs, lhs_leading), (rhs, rhs_leading) = sides
-    if _by_hand(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
+    if _avoids_matrix_unit(tile, (lhs, lhs_leading), (rhs, rhs_leading)):
         out = _multiply_and_sum((lhs, lhs_leading), (rhs, rhs_leading), accumulate)
     else:
         out = lax.dot_general(
@@ -146,11 +148,11 @@ def _flat_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
 
 
 Side = tuple[Any, bool]
-"""An operand of a matmul and whether its contracted dimension comes first."""
+"""An operand of a matmul, and whether its contracted dimension comes first."""
 
 
-def _by_hand(tile: Tile, lhs: Side, rhs: Side) -> bool:
-    """Whether the tile is better multiplied and summed than given to the matrix unit.
+def _avoids_matrix_unit(tile: Tile, lhs: Side, rhs: Side) -> bool:
+    """Whether the tile is multiplied and summed by vector operations.
 
     Tensor cores take at least 16 rows, columns and contracted elements (mma.m16n8k16);
     Mosaic lowers no product of 16-bit rows with one vector.
@@ -181,10 +183,10 @@ def _sum(x: Any, axis: int) -> Any:
 
 
 def _dot_supports(eqn: Equation, language: str) -> bool:
-    """Floats, and int8 into int32. Mosaic takes one precision for both sides."""
+    """Floats, and int8 accumulated in int32. Mosaic takes one precision for both sides."""
     lhs, rhs = (str(a.dtype) for a in eqn.in_avals)
     if language == "mosaic_gpu":
-        # Of 32 bits, tensor cores take operands that lie along the contracted axis alone (wgmma.m64nNk8).
+        # wgmma takes 32-bit operands only with the contracted axis minor (wgmma.m64nNk8).
         plain = not isinstance(eqn.params["precision"], (lax.DotAlgorithm, lax.DotAlgorithmPreset))
         return plain and lhs == rhs in ("bfloat16", "float16") and known_dtypes(eqn, language)
     if lhs.startswith(("int", "uint")) or rhs.startswith(("int", "uint")):
@@ -207,13 +209,12 @@ _SCALE = elementwise(block=_scale_block, supports=known_dtypes)
 
 
 def _scaling(eqn: Equation) -> Rule | None:
-    """The rule of a product with a scalar, as in the gradient of ``jnp.vdot``: it contracts nothing, and one
-    of its sides may be a literal."""
+    """The elementwise rule of a product with a scalar, as in the gradient of ``jnp.vdot``; else None."""
     return _SCALE if any(aval.ndim == 0 for aval in eqn.in_avals) else None
 
 
 def _conv_space(eqn: Equation) -> Space:
-    """Batch and output channels are parallel; windows slide over whole images."""
+    """The space in which batch and output channels are parallel and all else is whole."""
     numbers = eqn.params["dimension_numbers"]
     dims, out_map = own_dims(eqn.out_avals[0].shape)
     spatial = {i for d in numbers.out_spec[2:] for i in out_map[d]}
@@ -235,7 +236,7 @@ def _conv_flops(eqn: Equation) -> Flops:
 
 
 def _ragged_flops(eqn: Equation) -> Flops:
-    """Each row of the left meets the free columns of one group of the right."""
+    """Each row of the left is multiplied by the free columns of one group of the right."""
     numbers = eqn.params["ragged_dot_dimension_numbers"]
     ((_, contract), (_, batch)), rhs = numbers.dot_dimension_numbers, eqn.in_avals[1]
     bound = {*contract, *batch, *numbers.rhs_group_dimensions}

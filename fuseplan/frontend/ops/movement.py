@@ -1,4 +1,4 @@
-"""Primitives that move data: broadcast, transpose, reshape. Those that cut are ``slices``."""
+"""Rules of primitives that move data: broadcast, transpose, reshape. ``slices`` has those that split."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from fuseplan.frontend.ops.rule import (
     Tile,
     bind,
     known_dtypes,
-    moved,
     no_flops,
     own_dims,
+    relayout,
     reshaped,
     whole_space,
 )
@@ -41,11 +41,11 @@ def _broadcast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence
     shape = tile.out_shapes[0]
     if not dimensions or dimensions[-1] == len(shape) - 1:
         return [lax.broadcast_in_dim(args[0], shape, dimensions)]
-    return [moved(tile, args[0], lambda x: lax.broadcast_in_dim(x, shape, dimensions))]
+    return [relayout(tile, args[0], lambda x: lax.broadcast_in_dim(x, shape, dimensions))]
 
 
 def _tile_space(eqn: Equation) -> Space:
-    """A repeated dimension merges how often and what."""
+    """A repeated dimension merges a dimension of repetitions with the operand's."""
     dims: list[int] = []
     in_map: list[tuple[int, ...]] = []
     out_map: list[tuple[int, ...]] = []
@@ -76,13 +76,15 @@ def _transpose_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence
     x, order = args[0], tuple(int(d) for d in eqn.params["permutation"])
     if tile.language != "mosaic_tpu":
         return [lax.transpose(x, order)]
-    # Transposed bits choose between no rows and columns of a TPU (tests/aot/test_compile_primitives.py).
-    return [moved(tile, x, lambda x: _turned(x, order)) if x.dtype == bool else _turned(x, order)]
+    # TPU compilers do not select by a transposed mask of bits.
+    if x.dtype == bool:
+        return [relayout(tile, x, lambda x: _transpose_in_steps(x, order))]
+    return [_transpose_in_steps(x, order)]
 
 
-def _turned(x: Any, order: tuple[int, ...]) -> Any:
-    """``x`` transposed by exchanges of its last two dimensions, and of others: where one comes last that was
-    not among them, a TPU's compiler else takes 16 blocks of VMEM (tests/aot/test_compiled.py)."""
+def _transpose_in_steps(x: Any, order: tuple[int, ...]) -> Any:
+    """``x`` transposed in steps that exchange either the last two dimensions or others: where another
+    dimension becomes the last one, a single transpose takes 16 blocks of VMEM."""
     last = len(order) - 1
     if last < 2 or order[-1] >= last - 1:
         return lax.transpose(x, order)
@@ -94,7 +96,7 @@ def _turned(x: Any, order: tuple[int, ...]) -> Any:
 
 
 def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, ...], DimMap, DimMap] | None:
-    """Dimensions that both shapes of a row-major reshape merge, or None.
+    """The finest dimensions of which both shapes of a row-major reshape are products; None if there are none.
 
     Example:
         >>> common_factors((6, 4), (2, 3, 4))
@@ -106,14 +108,14 @@ def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, .
     maps: tuple[list[list[int]], list[list[int]]] = ([[] for _ in old], [[] for _ in new])
     shapes = (old, new)
     position = [0, 0]
-    left = [1, 1]  # What of the current dimension of each shape is still to be factored.
+    left = [1, 1]  # The factor of each shape's current dimension that is still to be split.
 
     def refill(side: int) -> None:
         while left[side] == 1 and position[side] < len(shapes[side]):
             left[side] = shapes[side][position[side]]
             position[side] += 1
 
-    # From the major end: the smaller of the two extents must divide the larger.
+    # From the major end on, the smaller of the two extents must divide the larger.
     while True:
         refill(0)
         refill(1)
@@ -145,7 +147,7 @@ def _reshape_space(eqn: Equation) -> Space:
 def _reshape_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     x, shape = args[0], tile.out_shapes[0]
     becomes_column = shape[-1:] == (1,) != x.shape[-1:]
-    return [moved(tile, x, lambda x: reshaped(x, shape)) if becomes_column else reshaped(x, shape)]
+    return [relayout(tile, x, lambda x: reshaped(x, shape)) if becomes_column else reshaped(x, shape)]
 
 
 def _squeeze_space(eqn: Equation) -> Space:
@@ -157,25 +159,24 @@ def _squeeze_space(eqn: Equation) -> Space:
 
 def _rev_space(eqn: Equation) -> Space:
     dims, out_map = own_dims(eqn.out_avals[0].shape)
-    turned = {i for d in eqn.params["dimensions"] for i in out_map[d]}
-    roles = tuple(_W if i in turned else _P for i in range(len(dims)))
+    reversed_dims = {i for d in eqn.params["dimensions"] for i in out_map[d]}
+    roles = tuple(_W if i in reversed_dims else _P for i in range(len(dims)))
     return Space(dims, roles, (out_map,), (out_map,))
 
 
 def _bitcast_space(eqn: Equation) -> Space:
-    """Elements keep their place."""
     dims, dim_map = own_dims(eqn.out_avals[0].shape)
     return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
 
 
-def _of_one_width(eqn: Equation, language: str) -> bool:
-    """The scalar unit of a TPU has registers for each type. To Mosaic GPU what moves is what it was."""
+def _bitcast_supports(eqn: Equation, language: str) -> bool:
+    """Mosaic GPU has no bitcast; a TPU has none of scalars, which are in registers of one type."""
     scalar = language == "mosaic_tpu" and not eqn.out_avals[0].ndim
     return known_dtypes(eqn, language) and not scalar and language != "mosaic_gpu"
 
 
-def _regrouped(eqn: Equation) -> Rule | None:
-    """Of types of another width, one element becomes several."""
+def _bitcast_of_other_width(eqn: Equation) -> Rule | None:
+    """The rule of a bitcast that splits or joins elements; None if both dtypes have the same width."""
     same = eqn.in_avals[0].dtype.itemsize == eqn.out_avals[0].dtype.itemsize
     return None if same else Rule(OpKind.INJECTIVE, whole_space, no_flops)
 
@@ -203,7 +204,12 @@ RULES: dict[str, Rule] = {
     "iota": Rule(OpKind.BROADCAST, _iota_space, no_flops, _iota_block),
     "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
     "bitcast_convert_type": Rule(
-        OpKind.INJECTIVE, _bitcast_space, no_flops, bind, supports=_of_one_width, special=_regrouped
+        OpKind.INJECTIVE,
+        _bitcast_space,
+        no_flops,
+        bind,
+        supports=_bitcast_supports,
+        special=_bitcast_of_other_width,
     ),
     "rev": Rule(OpKind.INJECTIVE, _rev_space, no_flops, None, PALLAS),
 }

@@ -1,15 +1,15 @@
-"""Gathers that pick one element a row, and the scatters that are their gradients.
+"""Rules of gathers, scatters, dynamic slices and sorts. XLA runs them, except for one-hot gathers.
 
-``take_along_axis(logits, labels[:, None], -1)`` reads one element of each row. On tiles it
-is a reduction: over the picked dimension, the sum of ``where(index == position, x, 0)``,
-which has one term. So logits that are made in the same kernel need never be stored. Its
-gradient, a ``scatter-add`` of one update a row, is elementwise: ``x + update`` where
-``index == position``. A lookup in a table shared by all indices is neither: it would read
-the table once for every index.
+``take_along_axis(logits, labels[:, None], -1)`` reads one element of each row. On tiles it is a reduction
+over the picked dimension: the sum of ``where(index == position, x, 0)``, which has one nonzero term. So
+logits that the same kernel computes need not be stored. Its gradient, a ``scatter-add`` of one update a
+row, is elementwise: ``x + update`` where ``index == position``. A lookup in a table shared by all indices is
+left to XLA: a reduction would read the table once for every index.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,7 +20,20 @@ from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.ops.reduction import accumulator, masked
-from fuseplan.frontend.ops.rule import MOSAIC_GPU, Reduction, Rule, Space, Tile, no_flops, own_dims, reshaped
+from fuseplan.frontend.ops.rule import (
+    MOSAIC_GPU,
+    PALLAS,
+    Reduction,
+    Rule,
+    Space,
+    Tile,
+    in_size,
+    no_flops,
+    own_dims,
+    reshaped,
+    whole_space,
+)
+from fuseplan.frontend.ops.slices import constant_slice
 from fuseplan.frontend.trace import Equation
 
 _Mode = lax.GatherScatterMode
@@ -28,11 +41,10 @@ _Mode = lax.GatherScatterMode
 
 @dataclass(frozen=True, slots=True)
 class Pick:
-    """One element of ``operand`` along ``dim`` for each index of its other dimensions.
+    """A gather or scatter of one element along ``dim`` for each index of the operand's other dimensions.
 
-    ``index_dims`` gives for each dimension of the indices the operand's dimension that it
-    moves with, ``window`` the same for the gathered result, or the scattered update. None
-    stands for a dimension of size one.
+    ``index_dims`` has for each dimension of the indices the operand's dimension that it corresponds to,
+    ``window`` the same for the gathered result or the scattered update; None for a dimension of size one.
     """
 
     dim: int
@@ -41,7 +53,7 @@ class Pick:
 
 
 def gather_pick(eqn: Equation) -> Pick | None:
-    """What a ``gather`` picks; None if it does not pick along one dimension."""
+    """The ``Pick`` of a ``gather``; None if it does not pick along one dimension."""
     numbers = eqn.params["dimension_numbers"]
     return _pick(
         eqn.in_avals[0].shape,
@@ -56,7 +68,7 @@ def gather_pick(eqn: Equation) -> Pick | None:
 
 
 def scatter_pick(eqn: Equation) -> Pick | None:
-    """Where a ``scatter-add`` puts its updates; None if not along one dimension."""
+    """The ``Pick`` of a ``scatter-add``; None if it does not update along one dimension."""
     numbers = eqn.params["dimension_numbers"]
     operand, indices, updates = (a.shape for a in eqn.in_avals)
     batching = numbers.operand_batching_dims
@@ -97,13 +109,13 @@ def _pick(
     if any(d is None and n != 1 for d, n in zip(index_dims, indices, strict=True)):
         return None  # Several indices share a row.
     inner = iter(d for d in range(len(operand)) if d not in {*collapsed, *moves.values()})
-    outer = iter(index_dims)  # The last dimension, of the index itself, is never asked for.
+    outer = iter(index_dims)  # the last one, the index vector's, is never read
     window = tuple(next(inner) if d in offsets else next(outer) for d in range(rank))
     return Pick(dim, index_dims, tuple(None if d == dim else d for d in window))
 
 
 def _space(eqn: Equation, pick: Pick, role: DimRole) -> tuple[Space, DimMap]:
-    """The operand's dimensions, without results; and how the window is indexed by them."""
+    """The operand's iteration space without results, and the map of the window."""
     dims, operand_map = own_dims(eqn.in_avals[0].shape)
 
     def along(moved: tuple[int | None, ...]) -> DimMap:
@@ -114,9 +126,9 @@ def _space(eqn: Equation, pick: Pick, role: DimRole) -> tuple[Space, DimMap]:
     return Space(dims, roles, (operand_map, along(pick.index_dims)), ()), along(pick.window)
 
 
-def _aligned(x: Any, moved: tuple[int | None, ...], shape: tuple[int, ...], dim: int) -> Any:
-    """``x``, whose dimensions move with those of an operand of ``shape``, with as many, of
-    size one along ``dim``."""
+def _align(x: Any, moved: tuple[int | None, ...], shape: tuple[int, ...], dim: int) -> Any:
+    """``x`` transposed and reshaped to broadcast against an operand of ``shape``, with size one along
+    ``dim``. ``moved`` has the operand's dimension of each dimension of ``x``."""
     order = sorted((i for i, d in enumerate(moved) if d is not None), key=lambda i: moved[i] or 0)
     ones = [i for i, d in enumerate(moved) if d is None]
     x = lax.transpose(x, (*order, *ones))
@@ -124,12 +136,12 @@ def _aligned(x: Any, moved: tuple[int | None, ...], shape: tuple[int, ...], dim:
     return reshaped(x, tuple(n if d in kept and d != dim else 1 for d, n in enumerate(shape)))
 
 
-def _index(eqn: Equation, pick: Pick, index: Any, shape: tuple[int, ...]) -> Any:
-    """The indices, wide enough to compare with positions, one a row of an operand's block."""
+def _row_indices(eqn: Equation, pick: Pick, index: Any, shape: tuple[int, ...]) -> Any:
+    """The indices as integers of at least 32 bits, one for each row of an operand's block."""
     if index.dtype.itemsize < 4:
         index = index.astype(jnp.int32)
-    aligned = _aligned(index, pick.index_dims, shape, pick.dim)
-    # Promised to be in bounds: XLA's gather clamps, and its scatter drops what is not.
+    aligned = _align(index, pick.index_dims, shape, pick.dim)
+    # For indices promised to be in bounds, XLA's gather clamps and its scatter drops the others.
     gathers = eqn.primitive.name == "gather"
     if eqn.params["mode"] == _Mode.CLIP or (gathers and eqn.params["mode"] == _Mode.PROMISE_IN_BOUNDS):
         last = eqn.in_avals[0].shape[pick.dim] - 1
@@ -137,15 +149,15 @@ def _index(eqn: Equation, pick: Pick, index: Any, shape: tuple[int, ...]) -> Any
     return aligned
 
 
-def _hit(tile: Tile, eqn: Equation, pick: Pick, index: Any, shape: tuple[int, ...]) -> Any:
-    """Bool array of an operand's block shape: which elements are picked."""
+def _one_hot(tile: Tile, eqn: Equation, pick: Pick, index: Any, shape: tuple[int, ...]) -> Any:
+    """Bool array of an operand's block shape: True where ``index`` is the position along ``pick.dim``."""
     own = own_dims(eqn.in_avals[0].shape)[1][pick.dim]
     positions = tile.indices(shape, pick.dim, own[0]) if own else jnp.zeros(shape, jnp.int32)
     return positions.astype(index.dtype) == index
 
 
-def _fill(eqn: Equation) -> float | None:
-    """What an index out of bounds gives: 0 or NaN; None if neither."""
+def _fill_value(eqn: Equation) -> float | None:
+    """The value of an index out of bounds, 0 or NaN; None if it is another."""
     if eqn.params["mode"] != _Mode.FILL_OR_DROP:
         return 0.0
     fill = eqn.params["fill_value"]
@@ -155,22 +167,22 @@ def _fill(eqn: Equation) -> float | None:
 
 
 def gather_rule(eqn: Equation) -> Rule | None:
-    """The rule of a gather that picks one number a row, as a reduction; else None."""
-    pick, fill = gather_pick(eqn), _fill(eqn)
+    """The rule of a gather of one number a row, as a reduction; else None."""
+    pick, fill = gather_pick(eqn), _fill_value(eqn)
     if pick is None or fill is None or eqn.out_avals[0].dtype == jnp.bool_:
         return None
-    return _selecting(pick, fill, eqn.in_avals[0].shape[pick.dim] != 1)
+    return _gather_as_reduction(pick, fill, eqn.in_avals[0].shape[pick.dim] != 1)
 
 
-def _selecting(pick: Pick, fill: float, reduces: bool) -> Rule:
+def _gather_as_reduction(pick: Pick, fill: float, reduces: bool) -> Rule:
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.REDUCED)
         return replace(operand, output_maps=(window,))
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        x, index = args[0], _index(eqn, pick, args[1], args[0].shape)
+        x, index = args[0], _row_indices(eqn, pick, args[1], args[0].shape)
         x = x.astype(accumulator(x.dtype))
-        x = jnp.where(_hit(tile, eqn, pick, index, x.shape), x, jnp.zeros((), x.dtype))
+        x = jnp.where(_one_hot(tile, eqn, pick, index, x.shape), x, jnp.zeros((), x.dtype))
         x = masked(tile, 0, (pick.dim,), x, 0)
         total = lax.expand_dims(lax.reduce_sum(x, axes=(pick.dim,)), (pick.dim,))
         if fill != 0:
@@ -190,27 +202,48 @@ def scatter_rule(eqn: Equation) -> Rule | None:
     pick = scatter_pick(eqn)
     if pick is None or eqn.out_avals[0].dtype == jnp.bool_:
         return None
-    return _adding(pick)
+    return _scatter_as_sum(pick)
 
 
-def _adding(pick: Pick) -> Rule:
+def _scatter_as_sum(pick: Pick) -> Rule:
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.PARALLEL)
         maps = operand.input_maps
         return replace(operand, input_maps=(*maps, window), output_maps=(maps[0],))
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        x, index = args[0], _index(eqn, pick, args[1], args[0].shape)
-        update = _aligned(args[2], pick.window, x.shape, pick.dim)
-        hit, added = _hit(tile, eqn, pick, index, x.shape), x + update
-        # As in select_n, in 32 bits.
+        x, index = args[0], _row_indices(eqn, pick, args[1], args[0].shape)
+        update = _align(args[2], pick.window, x.shape, pick.dim)
+        hit, added = _one_hot(tile, eqn, pick, index, x.shape), x + update
+        # In 32 bits on a TPU, as in select_n.
         wide = accumulator(x.dtype) if tile.language == "mosaic_tpu" else x.dtype
         return [jnp.where(hit, added.astype(wide), x.astype(wide)).astype(x.dtype)]
 
-    # XLA runs a scatter on its own, as a loop over its updates.
+    # XLA does not fuse a scatter: it loops over the updates.
     return Rule(OpKind.ELEMENTWISE, space, scatter_flops, block, MOSAIC_GPU | {"xla"})
 
 
 def scatter_flops(eqn: Equation) -> Flops:
-    """One operation an update."""
+    """One operation for each update."""
     return Flops(vector=eqn.in_avals[-1].size)
+
+
+def _sort_flops(eqn: Equation) -> Flops:
+    """``n log2 n`` comparisons for a row of ``n``, one pass of a sorting network (Batcher)."""
+    rows = in_size(eqn)
+    longest = max((a.shape[eqn.params.get("dimension", -1)] for a in eqn.in_avals if a.ndim), default=1)
+    return Flops(vector=rows * max(math.ceil(math.log2(max(longest, 2))), 1))
+
+
+_MOVE = Rule(OpKind.INJECTIVE, whole_space, no_flops, None, PALLAS)
+_SCATTER = Rule(OpKind.OPAQUE, whole_space, scatter_flops, None, PALLAS)
+
+RULES: dict[str, Rule] = {
+    "gather": replace(_MOVE, special=gather_rule),
+    "dynamic_slice": replace(_MOVE, special=constant_slice),
+    **dict.fromkeys(("dynamic_update_slice", "take_along_axis"), _MOVE),
+    **dict.fromkeys(("scatter-add", "scatter_add"), replace(_SCATTER, special=scatter_rule)),
+    **dict.fromkeys(("scatter", "scatter_mul", "scatter-mul", "scatter_min", "scatter_max"), _SCATTER),
+    "sort": Rule(OpKind.OPAQUE, whole_space, _sort_flops, None, PALLAS),
+    "top_k": Rule(OpKind.OPAQUE, whole_space, lambda eqn: Flops(vector=in_size(eqn)), None, PALLAS),
+}

@@ -1,4 +1,8 @@
-"""Primitives that consume axes: sums, extrema and where they are, products, scans."""
+"""Rules of reductions (sums, extrema, products, arg-extrema) and of cumulative operations.
+
+Where a kernel language has no primitive, a reduction folds halves onto each other, and a cumulative
+operation joins blocks (Triton, which splits blocks at powers of two) or shifts rows (Mosaic).
+"""
 
 from __future__ import annotations
 
@@ -23,23 +27,71 @@ from fuseplan.frontend.ops.rule import (
     Rule,
     Space,
     Tile,
+    bind,
     in_size,
+    known_dtypes,
     own_dims,
     reshaped,
 )
-from fuseplan.frontend.ops.tree_reduce import folded
+from fuseplan.frontend.ops.slices import join_even, split_even
 from fuseplan.frontend.trace import Equation
 
+Combine = Callable[[Any, Any], Any]
 
-def _reduced_dims(eqn: Equation) -> set[int]:
-    return {int(d) for d in eqn.params["axes"]}
+
+def _fold(tile: Tile, x: Any, dim: int, combine: Combine) -> Any:
+    """``x`` reduced along ``dim`` to one element, by combining halves."""
+    rest: list[Any] = []
+    while (n := x.shape[dim]) > 1:
+        half = n // 2
+        if tile.language == "triton":
+            sides = split_even(x, dim, 2)
+        else:
+            sides = [lax.slice_in_dim(x, i * half, (i + 1) * half, axis=dim) for i in (0, 1)]
+            rest += [lax.slice_in_dim(x, n - 1, n, axis=dim)] if n % 2 else []
+        x = combine(*sides)
+    for one in rest:
+        x = combine(x, one)
+    return x
+
+
+def _scan_blocks(x: Any, dim: int, combine: Combine, reverse: bool) -> Any:
+    """An inclusive scan that doubles the length of scanned blocks (J. Sklansky, Conditional-Sum Addition
+    Logic, 1960): the total of one block is combined with each element of its neighbour."""
+    shape, n = x.shape, x.shape[dim]
+    totals, size = x, 1
+    while size < n:
+        pairs = n // (2 * size)
+        blocks = split_even(lax.reshape(x, (*shape[:dim], pairs, 2, size, *shape[dim + 1 :])), dim + 1, 2)
+        ends = split_even(lax.reshape(totals, (*shape[:dim], pairs, 2, 1, *shape[dim + 1 :])), dim + 1, 2)
+        if reverse:
+            sides = [combine(blocks[0], ends[1]), blocks[1]]
+        else:
+            sides = [blocks[0], combine(blocks[1], ends[0])]
+        x = lax.reshape(join_even(sides, dim + 1), shape)
+        totals, size = combine(*ends), 2 * size
+    return x
+
+
+def _scan_shifts(x: Any, dim: int, combine: Combine, reverse: bool) -> Any:
+    """An inclusive scan that combines each element with the one 1, 2, 4 … before it (W. D. Hillis and
+    G. L. Steele, Data Parallel Algorithms, 1986)."""
+    n, distance = x.shape[dim], 1
+    while distance < n:
+        near, far = (lax.slice_in_dim(x, start, start + n - distance, axis=dim) for start in (0, distance))
+        if reverse:
+            ends = [combine(near, far), lax.slice_in_dim(x, n - distance, n, axis=dim)]
+        else:
+            ends = [lax.slice_in_dim(x, 0, distance, axis=dim), combine(near, far)]
+        x, distance = lax.concatenate(ends, dim), 2 * distance
+    return x
 
 
 def _reduce_space(eqn: Equation) -> Space:
     dims, in_map = own_dims(eqn.in_avals[0].shape)
-    reduced = _reduced_dims(eqn)
-    gone = {i for d in reduced for i in in_map[d]}
-    roles = tuple(DimRole.REDUCED if i in gone else DimRole.PARALLEL for i in range(len(dims)))
+    reduced = {int(d) for d in eqn.params["axes"]}
+    dropped = {i for d in reduced for i in in_map[d]}
+    roles = tuple(DimRole.REDUCED if i in dropped else DimRole.PARALLEL for i in range(len(dims)))
     out_map = tuple(m for d, m in enumerate(in_map) if d not in reduced)
     return Space(dims, roles, (in_map,) * len(eqn.in_avals), (out_map,) * len(eqn.out_avals))
 
@@ -49,13 +101,13 @@ def _reduce_flops(eqn: Equation) -> Flops:
 
 
 def accumulator(dtype: Any) -> Any:
-    """Partial results of 16-bit floats are carried in float32, as XLA carries them."""
+    """The dtype of partial results: float32 for 16-bit floats, as in XLA; else ``dtype``."""
     small = jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize < 4
     return jnp.dtype(jnp.float32) if small else jnp.dtype(dtype)
 
 
 def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) -> Any:
-    """``x`` with ``neutral`` wherever the tile has no element of its own."""
+    """``x`` with ``neutral`` at elements outside the array or in an earlier tile (``Tile.valid``)."""
     for dim in dims:
         valid = tile.valid(operand, dim)
         if valid is not None:
@@ -63,8 +115,8 @@ def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) 
     return x
 
 
-def _bound(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
-    """The primitive itself, along ``axes``."""
+def _native(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
+    """The equation's primitive along ``axes``. A TPU reduces unsigned integers as signed ones."""
     params = {**eqn.params, "axes": axes}
     if tile.language != "mosaic_tpu" or x.dtype != jnp.uint32:
         return eqn.primitive.bind(x, **params)
@@ -80,26 +132,26 @@ def _reduce(
     *,
     folds: bool = False,
 ) -> Rule:
-    """A reduction; with ``folds`` one that kernels lack. A block in the registers of Mosaic GPU is not
-    cut in halves."""
+    """The rule of a reduction. With ``folds``, Pallas lacks the primitive: it is folded on Triton and TPUs,
+    and not fused on Mosaic GPU, which cannot split a block in registers."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        dims = sorted(_reduced_dims(eqn))
+        dims = sorted(map(int, eqn.params["axes"]))
         x = jnp.asarray(args[0], accumulator(eqn.out_avals[0].dtype))
         x = masked(tile, 0, dims, x, neutral(x.dtype))
         if tile.language == "loops":
-            # Of some fusions with dimensions of one, XLA:CPU makes kernels ten times as slow.
+            # XLA:CPU compiles some fusions with dimensions of size one to kernels ten times as slow.
             long = [d for d in range(x.ndim) if x.shape[d] != 1]
             x, dims = reshaped(x, tuple(x.shape[d] for d in long)), [long.index(d) for d in dims if d in long]
-        # Dimensions of size one are dropped by a reshape: nothing is combined there.
+        # A reshape drops dimensions of size one.
         real = tuple(d for d in dims if x.shape[d] != 1)
         if tile.language == "loops" and eqn.primitive.name == "reduce_sum" and _adds_wide_rows(x, real):
-            x = _added_rows(x, len(real))
+            x = _sum_rows(x, len(real))
         elif folds and tile.language not in XLA:
             for d in real:
-                x = folded(tile, x, d, combine)
+                x = _fold(tile, x, d, combine)
         elif real:
-            x = _bound(tile, eqn, x, real)
+            x = _native(tile, eqn, x, real)
         return [reshaped(x, tile.out_shapes[0])]
 
     return Rule(
@@ -112,18 +164,18 @@ def _reduce(
     )
 
 
-_WIDE = 8192
-"""Rows of so many elements XLA:CPU may add up at a tenth of the speed (jax 0.10: 128 x 20,000
-float32 in 7.7 ms, as a product with ones in 0.4; 512 x 4,096 in 0.3 either way)."""
+_WIDE_ROW_ELEMENTS = 8192
+"""Row length from which XLA:CPU may add rows at a tenth of the speed of a product with ones (measured with
+jax 0.10: 128 x 20,000 float32 in 7.7 ms against 0.4 ms; 512 x 4,096 in 0.3 ms either way)."""
 
 
 def _adds_wide_rows(x: Any, dims: Sequence[int]) -> bool:
-    """Whether long rows of floats are added to one."""
-    wide = math.prod(x.shape[len(dims) :]) >= _WIDE
+    """Whether the reduction over ``dims`` adds long rows of floats."""
+    wide = math.prod(x.shape[len(dims) :]) >= _WIDE_ROW_ELEMENTS
     return wide and tuple(dims) == tuple(range(len(dims))) != () and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def _added_rows(x: Any, leading: int) -> Any:
+def _sum_rows(x: Any, leading: int) -> Any:
     """The sum over the leading dimensions, as a product with ones."""
     ones = jnp.ones(x.shape[:leading], x.dtype)
     axes = tuple(range(leading))
@@ -133,11 +185,11 @@ def _added_rows(x: Any, leading: int) -> Any:
 def _quantifier(
     reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], neutral: int, bitwise: Rule
 ) -> Rule:
-    """``all`` and ``any``: extrema of zeros and ones, since Triton reduces no booleans; of integers,
-    ``bitwise``."""
+    """The rule of ``all`` and ``any``: extrema of zeros and ones, since Triton cannot reduce booleans. For
+    integers the rule is ``bitwise``."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        dims = sorted(_reduced_dims(eqn))
+        dims = sorted(map(int, eqn.params["axes"]))
         native = tile.language in XLA
         x = args[0] if native else args[0].astype(jnp.int32)
         x = masked(tile, 0, dims, x, neutral)
@@ -151,20 +203,19 @@ def _quantifier(
         _reduce_space,
         _reduce_flops,
         block,
-        # Its registers hold no row of booleans.
-        MOSAIC_GPU,
+        MOSAIC_GPU,  # holds no rows of booleans in registers
         Reduction(combine, lambda dtype: neutral, lambda dtype: jnp.dtype(jnp.int32)),
         special=lambda eqn: None if eqn.out_avals[0].dtype == jnp.bool_ else bitwise,
     )
 
 
 def larger(a: Any, b: Any) -> Any:
-    """The larger of two, as every backend can."""
+    """The elementwise maximum; unsigned integers are compared as a TPU can."""
     return jnp.where(unsigned_greater(a, b), a, b) if a.dtype == jnp.uint32 else jnp.maximum(a, b)
 
 
 def smaller(a: Any, b: Any) -> Any:
-    """The smaller of two, as every backend can."""
+    """The elementwise minimum; unsigned integers are compared as a TPU can."""
     return jnp.where(unsigned_greater(b, a), a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
 
 
@@ -173,34 +224,30 @@ def _ones(dtype: Any) -> Any:
 
 
 def lowest(dtype: Any) -> Any:
-    """What no number of a dtype is below."""
+    """The least value of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
         return -np.inf
     return False if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).min
 
 
 def highest(dtype: Any) -> Any:
-    """What no number of a dtype is above."""
+    """The greatest value of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
         return np.inf
     return True if jnp.issubdtype(dtype, jnp.bool_) else jnp.iinfo(dtype).max
 
 
-def _one_an_element(eqn: Equation) -> Flops:
-    return Flops(vector=in_size(eqn))
-
-
-_LAST = np.iinfo(np.int32).max
-"""Behind every index."""
+_NO_INDEX = np.iinfo(np.int32).max
+"""An index greater than every index of an array."""
 
 
 @dataclass(frozen=True, slots=True)
-class Selection(Reduction):
-    """Arg-extrema: what is combined are pairs of a value and where it is (int32)."""
+class ArgReduction(Reduction):
+    """Combines pairs of an extremum and its index (int32)."""
 
     def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
         dtype = eqn.in_avals[0].dtype
-        return jnp.full(shape, self.neutral(dtype), dtype), jnp.full(shape, _LAST, jnp.int32)
+        return jnp.full(shape, self.neutral(dtype), dtype), jnp.full(shape, _NO_INDEX, jnp.int32)
 
     def finish(self, total: Any, eqn: Equation) -> Any:
         return total[1].astype(eqn.out_avals[0].dtype)
@@ -209,7 +256,7 @@ class Selection(Reduction):
 def _arg_extremum(
     reduce: Callable[..., Any], exceeds: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]
 ) -> Rule:
-    """Where the extremum is: the first of equals, and a NaN before any number, as in JAX."""
+    """The rule of ``argmax`` or ``argmin``: the first of equal extrema; a NaN precedes any number."""
 
     def combine(total: Any, part: Any) -> Any:
         (old, old_at), (new, new_at) = total, part
@@ -222,21 +269,66 @@ def _arg_extremum(
         x, dim = args[0], int(eqn.params["axes"][0])
         own = own_dims(eqn.in_avals[0].shape)[1][dim]
         at = tile.indices(x.shape, dim, own[0]) if own else jnp.zeros(x.shape, jnp.int32)
-        at = masked(tile, 0, (dim,), at, _LAST)
+        at = masked(tile, 0, (dim,), at, _NO_INDEX)
         x = masked(tile, 0, (dim,), x, neutral(x.dtype))
-        # XLA vectorises a reduction of one array, but not of pairs: first what, then where.
+        # XLA vectorises a reduction of one array, but not of pairs: first the extremum, then its index.
         extremum = reduce(x, axes=(dim,))
         found = (x == lax.expand_dims(extremum, (dim,))) | (x != x)
-        return [(extremum, lax.reduce_min(jnp.where(found, at, _LAST), axes=(dim,)))]
+        return [(extremum, lax.reduce_min(jnp.where(found, at, _NO_INDEX), axes=(dim,)))]
 
     return Rule(
         OpKind.REDUCTION,
         _reduce_space,
-        _one_an_element,
+        lambda eqn: Flops(vector=in_size(eqn)),
         block,
         PALLAS,
-        Selection(combine, neutral, jnp.dtype),
+        ArgReduction(combine, neutral, jnp.dtype),
     )
+
+
+def _scan_space(eqn: Equation) -> Space:
+    """The scanned axis is needed whole."""
+    dims, dim_map = own_dims(eqn.in_avals[0].shape)
+    along = set(dim_map[int(eqn.params["axis"])])
+    roles = tuple(DimRole.WHOLE if i in along else DimRole.PARALLEL for i in range(len(dims)))
+    return Space(dims, roles, (dim_map,) * len(eqn.in_avals), (dim_map,) * len(eqn.out_avals))
+
+
+def _scan_flops(eqn: Equation) -> Flops:
+    """``log2 n`` operations for each element of a row of ``n``, as in both parallel forms."""
+    n = eqn.in_avals[0].shape[int(eqn.params["axis"])]
+    return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
+
+
+def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
+    """The rule of a cumulative operation, in ascending or (``reverse``) descending order."""
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        if tile.language in XLA:
+            return bind(tile, eqn, args)
+        x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
+        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
+        scan = _scan_blocks if tile.language == "triton" else _scan_shifts
+        x = scan(x, dim, combine, eqn.params["reverse"])
+        return [x.astype(eqn.out_avals[0].dtype)]
+
+    return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, MOSAIC_GPU, supports=_scan_supports)
+
+
+_MAX_SCAN_ELEMENTS = 4096
+"""The longest row that a kernel scans: each doubling adds a step to the kernel's code."""
+
+
+def _scan_supports(eqn: Equation, language: str) -> bool:
+    short = eqn.in_avals[0].shape[int(eqn.params["axis"])] <= _MAX_SCAN_ELEMENTS
+    return short and known_dtypes(eqn, language)
+
+
+def _log_add(a: Any, b: Any) -> Any:
+    """``log(exp(a) + exp(b))``, correct for infinities."""
+    top = jnp.maximum(a, b)
+    rest = jnp.where(a == b, 0.0, jnp.abs(a - b)).astype(top.dtype)
+    return top + lax.log1p(lax.exp(-rest))
 
 
 RULES: dict[str, Rule] = {
@@ -251,4 +343,9 @@ RULES: dict[str, Rule] = {
     "reduce_xor": _reduce(jnp.bitwise_xor, lambda dtype: 0, folds=True),
     "argmax": _arg_extremum(lax.reduce_max, jnp.greater, lowest),
     "argmin": _arg_extremum(lax.reduce_min, jnp.less, highest),
+    "cumsum": _scan(jnp.add, lambda dtype: 0),
+    "cumprod": _scan(jnp.multiply, lambda dtype: 1),
+    "cummax": _scan(larger, lowest),
+    "cummin": _scan(smaller, highest),
+    "cumlogsumexp": _scan(_log_add, lowest),
 }

@@ -1,5 +1,4 @@
-"""What fuseplan knows of one primitive: its kind, axes, flops, and how to evaluate it
-on one tile. One ``Rule`` is the only place that says any of it."""
+"""``Rule``: the kind, iteration space, flops and tile evaluation of one primitive; the table of rules."""
 
 from __future__ import annotations
 
@@ -9,24 +8,28 @@ from typing import Any, Protocol
 
 from jax import lax
 from jax import numpy as jnp
+from jax.extend import core as jex_core
 
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.trace import Equation
+from fuseplan.support.errors import InvalidArgumentError
 
 TRITON = frozenset({"triton"})
 MOSAIC_GPU = frozenset({"mosaic_gpu"})
 PALLAS = frozenset({"triton", "mosaic_tpu", "mosaic_gpu"})
 XLA = frozenset({"xla", "loops"})
-"""The backends whose compiler is XLA: it has every primitive, for every dtype, so that what
-Pallas lacks needs no detour there, and a tile gets the very bits that the array would."""
+"""The languages that XLA compiles. XLA lowers every primitive for every dtype, so that a tile is computed
+by the primitive itself and has the same bits as the whole array."""
 NONE: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """The iteration space of one equation. Maps are given for every operand, literals
-    included; a dimension of size one maps to ``()``."""
+    """The iteration space of one equation.
+
+    There is a map for every operand, literals included. A dimension of size one maps to ``()``.
+    """
 
     dims: tuple[int, ...]
     roles: tuple[DimRole, ...]
@@ -35,7 +38,7 @@ class Space:
 
 
 class Tile(Protocol):
-    """What a rule sees of the kernel when its equation is evaluated on one tile."""
+    """The tile of a kernel on which a rule evaluates its equation."""
 
     language: str
     """``costmodel.backends.Backend.language`` of the kernel."""
@@ -44,21 +47,20 @@ class Tile(Protocol):
     out_shapes: tuple[tuple[int, ...], ...]
 
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
-        """int32 array of ``shape``: along ``dim``, the index in the node's iteration
-        dimension ``node_dim`` that each element of this tile stands for."""
+        """int32 array of ``shape``: the index of each element along the node's iteration dimension
+        ``node_dim``, which varies along ``dim``."""
 
     def valid(self, operand: int, dim: int) -> Any | None:
-        """Bool array of the operand's block shape: which elements count along ``dim``, being
-        inside the array and in no earlier tile. None where all of them do."""
+        """Bool array of the operand's block shape: the elements that are inside the array along ``dim``
+        and in no earlier tile. None where all of them are."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reduction:
-    """How partial results over tiles of a reduced axis are combined.
+    """Combines partial results over the tiles of a reduced axis.
 
-    ``combine(total, part)`` is associative and commutative, ``neutral(dtype)`` its
-    neutral element, ``accumulator(dtype)`` the dtype in which partial results of a
-    result of ``dtype`` are carried.
+    ``combine(total, part)`` is associative and commutative, ``neutral(dtype)`` its neutral element,
+    ``accumulator(dtype)`` the dtype of partial results whose final result is of ``dtype``.
 
     Example:
         >>> from fuseplan.frontend.ops import rules
@@ -71,13 +73,12 @@ class Reduction:
     accumulator: Callable[[Any], Any]
 
     def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
-        """What ``shape`` of the equation's result is before anything is combined into it: an
-        array, or a tuple of arrays, of that shape."""
+        """The initial accumulator: an array, or a tuple of arrays, of ``shape``."""
         dtype = self.accumulator(eqn.out_avals[0].dtype)
         return jnp.full(shape, self.neutral(dtype), dtype)
 
     def finish(self, total: Any, eqn: Equation) -> Any:
-        """The equation's result, in its dtype, of what was combined."""
+        """The equation's result, in its dtype, from the final accumulator."""
         dtype = eqn.out_avals[0].dtype
         return total if jnp.result_type(total) == dtype else total.astype(dtype)
 
@@ -87,9 +88,9 @@ BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 _DTYPES = {
     "triton": frozenset({"bool", "float16", "bfloat16", "float32", "float64", *_INTEGERS}),
-    # Narrower integers can be converted, but have no arithmetic of their own.
+    # Mosaic converts narrower integers but has no arithmetic for them.
     "mosaic_tpu": frozenset({"bool", "bfloat16", "float32", "int32", "uint32"}),
-    # Narrower integers are converted, but are not added or compared.
+    # Mosaic GPU converts narrower integers but does not add or compare them.
     "mosaic_gpu": frozenset({"bool", "float16", "bfloat16", "float32", "int32", "uint32"}),
 }
 
@@ -100,18 +101,17 @@ def dtypes_of(eqn: Equation) -> set[str]:
 
 
 def kernel_dtypes(language: str) -> frozenset[str]:
-    """The dtypes that kernels of a Pallas backend compute with."""
+    """The dtypes for which a kernel language has arithmetic."""
     return _DTYPES[language]
 
 
 def known_dtypes(eqn: Equation, language: str) -> bool:
-    """Whether kernels of ``backend`` compute with the equation's dtypes."""
+    """Whether kernels in ``language`` have arithmetic for all dtypes of the equation."""
     return dtypes_of(eqn) <= _DTYPES[language]
 
 
 def _real(eqn: Equation) -> bool:
-    """Whether all operands and results are real numbers or booleans: neither keys nor tokens,
-    nor complex numbers, which have no least or greatest one."""
+    """Whether all operands and results are real numbers or booleans, not keys, tokens or complex numbers."""
     dtypes = [getattr(a, "dtype", None) for a in (*eqn.in_avals, *eqn.out_avals)]
     kinds = (jnp.floating, jnp.integer, jnp.bool_)
     return all(d is not None and any(jnp.issubdtype(d, k) for k in kinds) for d in dtypes)
@@ -119,13 +119,12 @@ def _real(eqn: Equation) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """All that is known of one primitive.
+    """How one primitive is priced, tiled and evaluated.
 
-    ``space`` and ``flops`` see the equation with its avals. ``block`` evaluates it on one
-    tile (None: it can only be left to XLA as it is); for a ``reduction`` it returns
-    partial results as the accumulators are, in their dtype. ``lacks`` names the backends
-    whose compilers do not lower it into a larger kernel. ``special`` gives the rule of an
-    equation for which more is known than for the primitive, or None.
+    ``space`` and ``flops`` take the equation with its avals. ``block`` evaluates it on one tile; None means
+    that only XLA can run it. For a ``reduction``, ``block`` returns partial results in the accumulators'
+    dtypes. ``lacks`` names the languages whose compilers do not lower the primitive inside a larger kernel.
+    ``special`` returns a more specific rule for an equation, by its parameters and shapes, or None.
     """
 
     kind: OpKind
@@ -135,10 +134,9 @@ class Rule:
     lacks: frozenset[str] = NONE
     reduction: Reduction | None = None
     supports: Callable[[Equation, str], bool] = known_dtypes
-    """Whether a backend that lowers the primitive does so for an equation's dtypes and
-    parameters."""
+    """Whether a language that lowers the primitive does so for an equation's dtypes and parameters."""
     temporaries: int = 0
-    """Blocks as large as the result that evaluating it keeps beside operands and result."""
+    """Blocks of the result's size that the evaluation holds beside operands and result."""
     special: Callable[[Equation], Rule | None] | None = None
 
     def backends(self, eqn: Equation) -> tuple[str, ...]:
@@ -156,20 +154,22 @@ class Rule:
 
 
 def bind(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """Evaluate an equation whose parameters do not mention shapes, at block shape."""
+    """Evaluate an equation whose parameters contain no shapes on blocks."""
     out = eqn.primitive.bind(*args, **eqn.params)
     return out if eqn.primitive.multiple_results else [out]
 
 
 def reshaped(x: Any, shape: tuple[int, ...]) -> Any:
-    """``x`` at ``shape``, untouched where it has it: Mosaic lowers no reshape of a scalar to
-    a scalar."""
+    """``x`` reshaped to ``shape``; ``x`` itself if it has that shape, since Mosaic lowers no reshape of a
+    scalar to a scalar."""
     return x if jnp.shape(x) == shape else lax.reshape(x, shape)
 
 
-def moved(tile: Tile, x: Any, move: Callable[[Any], Any]) -> Any:
-    """``move(x)``, which puts a dimension of size one last; of narrow numbers on a TPU in 32 bits, since not
-    every compiler for it turns packed rows into columns (tests/aot/test_compile_primitives.py)."""
+def relayout(tile: Tile, x: Any, move: Callable[[Any], Any]) -> Any:
+    """``move(x)``, where ``move`` puts a dimension of size one last.
+
+    On a TPU narrow numbers are moved in 32 bits: not every TPU compiler turns packed rows into columns.
+    """
     if tile.language != "mosaic_tpu" or x.dtype.itemsize >= 4:
         return move(x)
     wide = jnp.float32 if jnp.issubdtype(x.dtype, jnp.floating) else jnp.int32
@@ -177,17 +177,17 @@ def moved(tile: Tile, x: Any, move: Callable[[Any], Any]) -> Any:
 
 
 def no_flops(eqn: Equation) -> Flops:
-    """Moving data is not counted as arithmetic."""
+    """Zero flops, for primitives that only move data."""
     return Flops()
 
 
 def out_size(eqn: Equation) -> int:
-    """Elements of its results."""
+    """The number of elements of all results."""
     return sum(map(_size, eqn.out_avals))
 
 
 def in_size(eqn: Equation) -> int:
-    """Elements of its operands."""
+    """The number of elements of all operands."""
     return sum(map(_size, eqn.in_avals))
 
 
@@ -196,9 +196,9 @@ def _size(aval: Any) -> int:
 
 
 def own_dims(shape: Sequence[int], first: int = 0) -> tuple[tuple[int, ...], DimMap]:
-    """Give each dimension of ``shape`` an iteration dimension of its own.
+    """One iteration dimension for each dimension of ``shape`` that is longer than one.
 
-    Returns their sizes and the map, numbering from ``first``; size one maps to ``()``.
+    Returns their sizes and the map, numbered from ``first``. A dimension of size one maps to ``()``.
 
     Example:
         >>> own_dims((4, 1, 6))
@@ -216,8 +216,7 @@ def own_dims(shape: Sequence[int], first: int = 0) -> tuple[tuple[int, ...], Dim
 
 
 def whole_space(eqn: Equation) -> Space:
-    """Every dimension of every operand and result is needed whole: what is assumed of an
-    equation without a rule."""
+    """The space of an equation that needs every dimension of every operand and result whole."""
     dims: tuple[int, ...] = ()
     maps: list[DimMap] = []
     for aval in (*eqn.in_avals, *eqn.out_avals):
@@ -226,3 +225,52 @@ def whole_space(eqn: Equation) -> Space:
         maps.append(dim_map)
     n_in = len(eqn.in_avals)
     return Space(dims, (DimRole.WHOLE,) * len(dims), tuple(maps[:n_in]), tuple(maps[n_in:]))
+
+
+_RULES: dict[str, Rule] = {}
+
+_WITHOUT_RULE = Rule(
+    OpKind.OPAQUE,
+    whole_space,
+    # One operation for each element, so that an unknown primitive is never free.
+    lambda eqn: Flops(vector=in_size(eqn) + out_size(eqn)),
+)
+
+
+def rule_of(eqn: Equation) -> Rule:
+    """The rule of an equation: its primitive's, or a more specific one for its parameters and shapes.
+
+    An unregistered primitive has an OPAQUE rule.
+    """
+    rule = _RULES.get(eqn.primitive.name, _WITHOUT_RULE)
+    special = rule.special(eqn) if rule.special is not None else None
+    return special or rule
+
+
+def has_rule(eqn: Equation) -> bool:
+    """Whether the equation's primitive has a registered rule."""
+    return eqn.primitive.name in _RULES
+
+
+def rules() -> dict[str, Rule]:
+    """A copy of the table of rules, by the primitives' names."""
+    return dict(_RULES)
+
+
+def register_rule(primitive: jex_core.Primitive | str, rule: Rule) -> None:
+    """Register the rule of a primitive, or replace it. Plans made afterwards use it.
+
+    Raises:
+        InvalidArgumentError: ``rule`` is not a ``Rule``.
+
+    Example:
+        >>> from fuseplan.frontend.ops import register_rule, rules
+        >>> register_rule("my_gelu", rules()["tanh"])
+    """
+    if not isinstance(rule, Rule):
+        raise InvalidArgumentError(
+            f"register_rule expects a fuseplan.extend.Rule, got {type(rule).__name__}. "
+            "Build one with fuseplan.extend.elementwise(...), or one with Rule(kind, space, flops, block)."
+        )
+    name = primitive if isinstance(primitive, str) else primitive.name
+    _RULES[name] = rule
