@@ -1,10 +1,9 @@
 """Describe equations by their content: primitive parameters, literals and nested jaxprs as text.
 
-Two equations that are described alike compute the same and have the same rule, iteration space and
-costs. A description is the same in every process: it holds no address, no source location and no
-hash that depends on ``PYTHONHASHSEED``. A function, a tracer or a mutable array has no content that
-can be read. The description numbers such objects within one ``Describer`` and says so
-(``Params.told``): it then means nothing outside of one graph.
+Two equations with equal descriptions compute the same and have the same rule, iteration space and costs. A
+description is the same in every process: it holds no address, no source location and no hash that depends on
+``PYTHONHASHSEED``. A function, a tracer or a mutable array has no readable content: it is numbered within one
+``Describer``, and the description is then valid in one graph only (``Params.portable`` is False).
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from jax.extend import core as jex_core
 from fuseplan.frontend.trace import INLINED
 
 _ADDRESS = re.compile(r"\b0x[0-9a-fA-F]{5,}|<locals>")
-"""In the ``repr`` of an object that names its address, or a local class that has namesakes."""
+"""Matches the ``repr`` of an object with an address, or of a local class, whose name may not be unique."""
 
-_SHORT_BYTES = 64
+_MAX_VERBATIM_BYTES = 64
 """Larger arrays are described by a digest of their bytes."""
 
-_PLACES = ("debug_info", "src_info", "source_info")
-"""How the names of fields end that say where in the user's code something stands."""
+_SOURCE_FIELDS = ("debug_info", "src_info", "source_info")
+"""Suffixes of the names of fields that hold source locations."""
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
@@ -38,13 +37,14 @@ class Params(NamedTuple):
     """The parameters of an equation as text."""
 
     items: tuple[tuple[str, str], ...]
-    told: bool
-    """Whether ``items`` mean the same in every graph and process."""
+    portable: bool
+    """Whether equal ``items`` mean equal parameters in every graph and process."""
 
 
 class Describer:
-    """Describes equations: JAX shares most of the objects they are made of, so what has been described
-    is known by its identity. It is held as well: an address that is free again may be another object's.
+    """Describes equations, with a cache by object identity, since JAX shares most parameters.
+
+    The cache keeps described objects alive, so that no address is used twice.
 
     Example:
         >>> describer = Describer()
@@ -58,10 +58,10 @@ class Describer:
         self._bodies: dict[int, tuple[Any, str, frozenset[int]]] = {}
         self._reprs: dict[int, tuple[Any, str]] = {}
         self._objects: dict[int, tuple[Any, int]] = {}
-        """The objects without content, and their numbers."""
+        """The objects without readable content, and their numbers."""
 
     def array(self, aval: Any) -> tuple[tuple[int, ...], str]:
-        """Its shape, and the name of its dtype."""
+        """The shape of an aval, and the name of its dtype."""
         found = self._arrays.get(id(aval))
         if found is None:
             dtype = getattr(aval, "dtype", None)
@@ -79,11 +79,11 @@ class Describer:
         return found[1]
 
     def literal(self, value: Any) -> str:
-        """Its type and its bits. ``repr`` of an array rounds: equal text would not mean equal values."""
+        """The type and the bits of a literal. ``repr`` of an array would round."""
         return self._text(value, set())
 
     def _text(self, value: Any, objects: set[int]) -> str:
-        """``value`` as text; the numbers of objects in it that have no content are added to ``objects``."""
+        """``value`` as text. Adds to ``objects`` the numbers of objects without readable content."""
         kind = type(value)
         if kind in _PLAIN:
             return repr(value)
@@ -103,12 +103,12 @@ class Describer:
             pairs = [f"{self._text(k, objects)}: {self._text(v, objects)}" for k, v in value.items()]
             return f"{kind.__qualname__}{{{', '.join(sorted(pairs))}}}"
         if isinstance(value, (set, frozenset)):
-            inner = ", ".join([self._text(v, objects) for v in sorted(value, key=_rank)])
+            inner = ", ".join([self._text(v, objects) for v in sorted(value, key=_sort_key)])
             return f"{kind.__qualname__}{{{inner}}}"
         if isinstance(value, (np.ndarray, np.generic, jax.Array)):
             return _bits(value) or self._object(value, objects)
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and not callable(value):
-            fields = [f.name for f in dataclasses.fields(value) if not f.name.endswith(_PLACES)]
+            fields = [f.name for f in dataclasses.fields(value) if not f.name.endswith(_SOURCE_FIELDS)]
             said = [f"{name}={self._text(getattr(value, name, None), objects)}" for name in fields]
             return f"{kind.__module__}.{kind.__qualname__}({', '.join(said)})"
         if callable(value) and not isinstance(value, type):
@@ -124,7 +124,7 @@ class Describer:
         return f"{type(value).__qualname__} #{number}"
 
     def _body(self, body: Any, objects: set[int]) -> str:
-        """A digest of a jaxpr: the text of a body that is nested, or shared, enters once."""
+        """A digest of a jaxpr, computed once for a shared one."""
         found = self._bodies.get(id(body))
         if found is None:
             inside: set[int] = set()
@@ -135,7 +135,7 @@ class Describer:
         return found[1]
 
     def _lines(self, body: Any, objects: set[int]) -> Iterable[str]:
-        """A jaxpr as lines that read one way only: variables are numbered by their binding."""
+        """An unambiguous text of a jaxpr, with variables numbered in order of their binding."""
         jaxpr = getattr(body, "jaxpr", body)
         numbers: dict[Any, int] = {}
 
@@ -166,13 +166,12 @@ class Describer:
 
 
 def _evaluated(primitive: str, params: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """The parameters, sorted by name, that decide what an equation computes.
+    """The parameters, sorted by name, that affect the value of an equation.
 
-    A call holds the body that is evaluated; the functions beside it are rules of differentiation and
-    batching, which have been applied where an equation is planned, and its name is for readers. The
-    function of ``reduce`` is what its jaxpr was traced from.
+    Of a call this is the body. Its differentiation and batching rules have been applied before planning, and
+    its name is for readers. ``reduce`` has its function as a jaxpr as well.
     """
-    beside: tuple[str, ...] = tuple(k for k in params if k.endswith(_PLACES))
+    beside: tuple[str, ...] = tuple(k for k in params if k.endswith(_SOURCE_FIELDS))
     if primitive in INLINED and INLINED[primitive] in params:
         body = INLINED[primitive]
         beside += tuple(k for k, v in params.items() if k == "name" or (k != body and callable(v)))
@@ -181,13 +180,13 @@ def _evaluated(primitive: str, params: Mapping[str, Any]) -> list[tuple[str, Any
     return sorted((k, v) for k, v in params.items() if k not in beside) if beside else sorted(params.items())
 
 
-def _rank(value: Any) -> tuple[str, str]:
-    """An order of the members of a set that does not depend on their hashes or addresses."""
+def _sort_key(value: Any) -> tuple[str, str]:
+    """A sort key for the members of a set that does not depend on their hashes or addresses."""
     return type(value).__qualname__, _ADDRESS.sub("", repr(value))
 
 
 def _bits(value: Any) -> str:
-    """The dtype, shape and bits of an array, or nothing if they cannot be read."""
+    """The dtype, shape and bits of an array; empty if they cannot be read."""
     if isinstance(value, jax.core.Tracer):
         return ""
     weak = " weak" if getattr(value, "weak_type", False) else ""
@@ -198,5 +197,5 @@ def _bits(value: Any) -> str:
     if array.dtype.hasobject:
         return ""
     raw = array.tobytes()
-    said = raw.hex() if len(raw) <= _SHORT_BYTES else hashlib.blake2b(raw, digest_size=20).hexdigest()
+    said = raw.hex() if len(raw) <= _MAX_VERBATIM_BYTES else hashlib.blake2b(raw, digest_size=20).hexdigest()
     return f"{array.dtype}{list(array.shape)}{weak} {said}"

@@ -1,10 +1,13 @@
-"""Lower: flat equations become a graph. Each primitive's rule is evaluated here, once."""
+"""Lower flat equations to a graph whose nodes have kinds, iteration spaces and flops.
+
+The rule of each primitive is evaluated here, once for all equal equations.
+"""
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,11 @@ from fuseplan.support.errors import UnsupportedOperationError
 
 @dataclass(frozen=True, slots=True)
 class Lowered:
-    """A graph together with what emitting it needs: the equation behind each node.
+    """A graph together with the equations of its nodes.
 
-    ``equations[i]`` belongs to ``graph.nodes[i]``, ``avals[v]`` to ``graph.values[v]``;
-    operands and results of the equations are value ids of the graph. ``outputs`` are
-    value ids or literals, in the order of the function's flat results.
+    ``equations[i]`` belongs to ``graph.nodes[i]``, ``avals[v]`` to ``graph.values[v]``. Operands and results
+    of the equations are value ids of the graph. ``outputs`` are value ids or literals, in the order of the
+    function's flat results.
     """
 
     graph: Graph
@@ -34,14 +37,14 @@ class Lowered:
     consts: tuple[Any, ...]
     out_tree: Any
     without_rule: tuple[tuple[str, int], ...] = ()
-    """Primitives that no rule describes, and how often each occurs."""
+    """The primitives without a rule, and how often each occurs."""
 
 
 def lower(flat: Flat, *, strict: bool = False) -> Lowered:
-    """Build the graph of a function's equations.
+    """Build the graph of a function's equations. An equation without a rule becomes an OPAQUE node.
 
-    With ``strict=True`` an equation without a rule raises ``UnsupportedOperationError``
-    instead of becoming OPAQUE.
+    Raises:
+        UnsupportedOperationError: with ``strict=True``, an equation has no rule.
 
     Example:
         >>> import jax.numpy as jnp
@@ -69,13 +72,13 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
 
 
 @dataclass(frozen=True, slots=True)
-class _Facts:
-    """What a node says of its equation beside where it stands."""
+class _NodeAttributes:
+    """The attributes of a node that follow from its equation's primitive, parameters and shapes."""
 
     kind: OpKind
     space: Space
     input_maps: tuple[DimMap, ...]
-    """Of the operands that are arrays."""
+    """Those of the operands that are arrays, not literals."""
     flops: Flops
     bitcast: bool
     backends: tuple[str, ...]
@@ -94,9 +97,9 @@ class _Builder:
         self.equations: list[Equation] = []
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
-        self.facts: dict[Any, _Facts] = {}
+        self.attributes: dict[Any, _NodeAttributes] = {}
         self.made: dict[tuple[int, tuple[int, ...]], int] = {}
-        """The node that makes something of some arrays."""
+        """The node of each distinct computation: attributes (by identity) and operands."""
         self.describe = Describer()
         self.inputs = [self._value(number, -1) for number in flat.inputs]
 
@@ -112,8 +115,8 @@ class _Builder:
     def add(self, eqn: Equation) -> None:
         arrays = [v for v in eqn.inputs if not isinstance(v, Literal)]
         if not arrays and not eqn.effects and not eqn.is_set_apart and rule_of(eqn).block is not None:
-            # A constant in disguise (iota, a filled array): each consumer makes its own, which
-            # costs no memory traffic and ties no two consumers together.
+            # A computed constant (iota, a filled array): each consumer computes its own copy, which costs no
+            # memory traffic and does not tie consumers together.
             self.constants[eqn.outputs[0]] = eqn
             return
         self._emit(eqn)
@@ -126,11 +129,11 @@ class _Builder:
     def _emit(self, eqn: Equation) -> None:
         operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
-        facts = self._facts(eqn)
+        attributes = self._attributes(eqn)
         arrays = tuple([v for v in operands if not isinstance(v, Literal)])
-        if arrays and facts.kind != OpKind.OPAQUE:
-            # As XLA does: no array is written twice (test_trace.py::test_the_same_twice_is_one_operation).
-            same = self.made.setdefault((id(facts), arrays), node_id)
+        if arrays and attributes.kind != OpKind.OPAQUE:
+            # Common subexpressions are computed once, as in XLA.
+            same = self.made.setdefault((id(attributes), arrays), node_id)
             if same != node_id:
                 self.ids.update(zip(eqn.outputs, self.nodes[same].outputs, strict=True))
                 return
@@ -139,43 +142,30 @@ class _Builder:
             Node(
                 node_id,
                 eqn.primitive.name,
-                facts.kind,
+                attributes.kind,
                 arrays,
                 outputs,
-                facts.space.dims,
-                facts.space.roles,
-                facts.input_maps,
-                facts.space.output_maps,
-                facts.flops,
-                facts.bitcast,
+                attributes.space.dims,
+                attributes.space.roles,
+                attributes.input_maps,
+                attributes.space.output_maps,
+                attributes.flops,
+                attributes.bitcast,
                 eqn.effects,
-                facts.backends,
-                facts.temporaries,
-                facts.signature,
+                attributes.backends,
+                attributes.temporaries,
+                attributes.signature,
                 eqn.source,
-                facts.reciprocal,
-                facts.takes_part,
+                attributes.reciprocal,
+                attributes.takes_part,
                 "/".join(eqn.scope),
             )
         )
-        self.equations.append(
-            Equation(
-                eqn.primitive,
-                eqn.params,
-                operands,
-                outputs,
-                eqn.in_avals,
-                eqn.out_avals,
-                eqn.effects,
-                eqn.frames,
-                eqn.context,
-                eqn.scope,
-                node_id if eqn.origin < 0 else eqn.origin,
-            )
-        )
+        origin = node_id if eqn.origin < 0 else eqn.origin
+        self.equations.append(replace(eqn, inputs=operands, outputs=outputs, origin=origin))
 
-    def _facts(self, eqn: Equation) -> _Facts:
-        """Equal equations share one evaluation of their rule."""
+    def _attributes(self, eqn: Equation) -> _NodeAttributes:
+        """The attributes of an equation's node. Equal equations share them."""
         describe = self.describe
         name = eqn.primitive.name
         literals = tuple(
@@ -185,13 +175,13 @@ class _Builder:
         alone = eqn.effects or eqn.is_set_apart
         shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
         key = (name, params, literals, shapes, alone)
-        found = self.facts.get(key)
+        found = self.attributes.get(key)
         if found is None:
             rule, text = rule_of(eqn), repr((name, params.items, literals))
             space = rule.space(eqn)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
             arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
-            found = self.facts[key] = _Facts(
+            found = self.attributes[key] = _NodeAttributes(
                 OpKind.OPAQUE if alone else rule.kind,
                 space,
                 tuple([space.input_maps[i] for i in arrays]),
@@ -199,7 +189,7 @@ class _Builder:
                 _is_bitcast(eqn),
                 () if alone else rule.backends(eqn),
                 rule.temporaries,
-                digest if params.told else -1 - digest,
+                digest if params.portable else -1 - digest,
                 _is_reciprocal(eqn),
                 name in ("slice", "dynamic_slice", "gather"),
             )
@@ -221,7 +211,7 @@ class _Builder:
 
 
 def _is_bitcast(eqn: Equation) -> bool:
-    """Whether it only renames dimensions: XLA lays arrays out row-major on CPU and GPU."""
+    """Whether the equation only renames dimensions: XLA lays arrays out row-major on CPU and GPU."""
     if not eqn.inputs or isinstance(eqn.inputs[0], Literal):
         return False
     name = eqn.primitive.name

@@ -1,10 +1,9 @@
-"""Write a plan's program, the equations behind its nodes, as JSON data, and read it again.
+"""Write a plan's program, the equations of its nodes, as JSON data, and read it again.
 
-Equations are written by primitive name with their parameters: numbers, texts, dtypes, arrays, tuples, JAX's
-own records and enumerations, and nested jaxprs without side effects. What has no such form (a Python function
-among the parameters, an array split over devices, a custom primitive) makes the program unwritable; the
-plan's graph is written all the same. Values are read into classes of JAX alone, never into those of another
-package.
+Equations are written by primitive name with their parameters: numbers, strings, dtypes, arrays, tuples, JAX's
+own records and enumerations, and nested jaxprs without side effects. Anything else (a Python function among
+the parameters, an array split over devices, a custom primitive) makes the program unwritable, and only the
+plan's graph is written. Reading creates objects of JAX's classes only, never those of another package.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import InvalidPlanError
 
-MOST_BYTES = 2**20
-"""Of arrays that the function closes over: larger ones are its user's data, and no part of a plan."""
+MAX_CONSTANT_BYTES = 2**20
+"""The most bytes of closed-over arrays in a plan's file. Larger arrays are the user's data."""
 
 Json = Any
 
 
 class UnwritableError(Exception):
-    """A program has no form in JSON; the message says why."""
+    """The program cannot be written as JSON; the message says why."""
 
 
 def program_to_data(lowered: Lowered) -> Json:
@@ -47,7 +46,7 @@ def program_to_data(lowered: Lowered) -> Json:
         UnwritableError: a parameter, an array or a side effect has no form in JSON.
     """
     size = sum(getattr(const, "nbytes", 0) for const in lowered.consts)
-    if size > MOST_BYTES:
+    if size > MAX_CONSTANT_BYTES:
         raise UnwritableError(f"the function closes over {size:,} bytes of arrays")
     return {
         "jax": jax.__version__,
@@ -89,7 +88,7 @@ def program_from_data(data: Json, graph: Graph) -> Lowered:
 
 
 def _check(program: Lowered) -> None:
-    """Every node has its equation, on its values, of the arrays that the graph says."""
+    """Assert that every node matches its equation: primitive, operands, results and shapes."""
     graph = program.graph
     assert len(program.avals) == len(graph.values), "an aval for each value"
     assert len(program.equations) == len(graph.nodes), "an equation for each node"
@@ -161,7 +160,7 @@ def _equation_from(data: Json, avals: tuple[Any, ...]) -> Equation:
 
 
 def _tree_to(tree: Any) -> Json:
-    """None for a tree with containers of the user's own: the results are then read as a list."""
+    """A pytree structure as text; None if it has containers of the user: results are then read as a list."""
     try:
         return None if tree is None else base64.b64encode(tree.serialize_using_proto()).decode()
     except ValueError:
@@ -184,7 +183,7 @@ def _primitive_name(primitive: Any) -> str:
 
 @cache
 def _primitives() -> dict[str, Any]:
-    """JAX's primitives by name."""
+    """All primitives of JAX by name."""
     return jax_compat.primitives()
 
 
@@ -225,10 +224,10 @@ def _to(value: Any) -> Json:
     if is_dataclass(value) and not isinstance(value, type):
         items = {f.name: _to(getattr(value, f.name)) for f in fields(value) if f.init}
         return {"record": _class_name(type(value)), "items": items}
-    return _refuse(value)
+    return _unwritable(value)
 
 
-def _refuse(value: Any) -> Json:
+def _unwritable(value: Any) -> Json:
     shown = f"{type(value).__name__}: {str(value)[:80]}"
     raise UnwritableError(f"a parameter has no form in a file: {shown}")
 
@@ -271,22 +270,22 @@ def _from(data: Json) -> Any:
 
 
 def _array_to(array: Any) -> Json:
-    if array.nbytes > MOST_BYTES or array.dtype.hasobject:
+    if array.nbytes > MAX_CONSTANT_BYTES or array.dtype.hasobject:
         raise UnwritableError(f"an array of {array.nbytes:,} bytes among the parameters")
     buffer = io.BytesIO()
-    # NumPy's files know no bfloat16: the bytes, and the dtype by name.
+    # NumPy's file format has no bfloat16: the bytes are stored, and the dtype by name.
     np.save(buffer, array.view(f"V{array.dtype.itemsize}") if array.dtype.kind == "V" else array)
     return {"array": base64.b64encode(buffer.getvalue()).decode(), "dtype": str(array.dtype)}
 
 
 def _function_name(function: types.FunctionType) -> str:
-    """Of a function of JAX, such as those of a random number generator."""
+    """The qualified name of a function of JAX, such as that of a random number generator."""
     name = f"{function.__module__}:{function.__qualname__}"
     try:
         is_found = _function(name) is function
     except (ValueError, ImportError, AttributeError):
         is_found = False
-    return name if is_found else _refuse(function)
+    return name if is_found else _unwritable(function)
 
 
 def _function(name: str) -> Any:
@@ -321,7 +320,7 @@ def _named(name: str) -> Any:
 
 
 def _jaxpr_to(jaxpr: Any) -> Json:
-    """Variables are numbered as they appear; a result that nothing reads is -1."""
+    """A jaxpr as data. Variables are numbered in order; unread results have negative numbers."""
     if jaxpr.effects:
         raise UnwritableError("a nested jaxpr has side effects")
     number: dict[Any, int] = {}

@@ -1,8 +1,7 @@
-"""Trace: any jittable function becomes one flat list of equations.
+"""Trace a jittable function to one flat list of equations.
 
-Nested ``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint`` and ``closed_call`` are
-inlined, and equations whose results nobody needs are dropped. Values are numbered, so
-that the same inner jaxpr can be inlined many times over.
+Nested ``jit``, ``custom_jvp``, ``custom_vjp``, ``checkpoint`` and ``closed_call`` are inlined, and dead
+equations are dropped. Values are numbered, so that one inner jaxpr can be inlined many times.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Literal = jex_core.Literal
 Primitive = jex_core.Primitive
 Operand = int | jex_core.Literal
 
-# Where each inlined primitive keeps the jaxpr that it evaluates.
+# The parameter of each inlined primitive that holds the jaxpr that it evaluates.
 INLINED = {
     "pjit": "jaxpr",
     "jit": "jaxpr",
@@ -34,7 +33,7 @@ INLINED = {
     "custom_vjp_call": "call_jaxpr",
     "custom_vjp_call_jaxpr": "fun_jaxpr",
     "custom_vmap_call": "call",
-    "fused": "jaxpr",  # traced before an outer function was (``fuseplan.runtime.primitive``)
+    "fused": "jaxpr",  # an inner fused function (``fuseplan.runtime.primitive``)
 }
 
 
@@ -52,24 +51,22 @@ class Equation:
     frames: tuple[Any, ...] = ()
     """JAX's ``source_info`` of the equation, then of each call that it was inlined from, innermost first."""
     context: Any = None
-    """JAX's ``JaxprEqnContext``: settings in force where the equation was traced."""
+    """JAX's ``JaxprEqnContext``: the settings in force where the equation was traced."""
     scope: tuple[str, ...] = ()
-    """The ``jax.named_scope``s around it, outermost first."""
+    """The ``jax.named_scope``s around the equation, outermost first."""
     origin: int = -1
-    """The node that it first became: what it is rewritten into keeps it. -1 before that."""
+    """The id of the node that the equation was first lowered to, kept by rewrites. -1 before lowering."""
 
     @property
     def source(self) -> str:
-        """``file:line (function)`` in the user's code. Inside a library function no frame is the user's:
-        the line is that of the call. Reading a traceback takes as long as all else that is done for an
-        equation before planning, so it is read on demand."""
+        """``file:line (function)`` in the user's code; for an equation inside a library function, the line
+        of the call. Reading a traceback is slow, so it is read on demand."""
         return next(filter(None, map(jax_compat.source_line, self.frames)), "")
 
     @property
     def is_set_apart(self) -> bool:
-        """Whether the user asked for it to run elsewhere (``compute_on``), to carry metadata to XLA, or
-        to work on arrays that are split over devices (axes of a mesh that are ``Explicit``): it is
-        evaluated as it is, by itself."""
+        """Whether the equation must be left to XLA by itself: it runs elsewhere (``compute_on``), carries
+        metadata to XLA, or works on arrays that are split over the explicit axes of a mesh."""
         context = self.context
         if getattr(context, "compute_type", None) or getattr(context, "xla_metadata", None):
             return True
@@ -91,10 +88,10 @@ def _is_split(aval: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Flat:
-    """Flat equations over numbered values.
+    """A flat program: equations over numbered values.
 
-    ``inputs`` are the constants' values followed by the arguments'; ``outputs`` are value
-    numbers, or literals.
+    ``inputs`` are the value numbers of the constants followed by those of the arguments. ``outputs`` are
+    value numbers or literals.
     """
 
     equations: tuple[Equation, ...]
@@ -107,24 +104,24 @@ class Flat:
 
 @dataclass(frozen=True, slots=True)
 class Traced(Flat):
-    """A function at given shapes: its equations as JAX compiles it, its jaxpr as JAX transforms it."""
+    """A function traced at given shapes: flat equations for compilation, a jaxpr for transformations."""
 
     jaxpr: jex_core.Jaxpr
-    """As it was traced: custom derivatives, ``checkpoint``, batching rules and high-level types are in it."""
+    """The traced jaxpr, with custom derivatives, ``checkpoint``, batching rules and high-level types."""
     low: jex_core.Jaxpr
-    """The jaxpr that the equations are from: ``jaxpr`` in JAX's low-level types, without dead code."""
+    """The jaxpr of the flat equations: ``jaxpr`` in JAX's low-level types, without dead code."""
     constants: tuple[int, ...]
-    """For each constant of ``jaxpr``, its place among the function's."""
+    """For each constant of ``jaxpr``, its index among the function's constants."""
     low_constants: tuple[int, ...]
-    """The same of ``low``."""
+    """For each constant of ``low``, its index among the function's constants."""
 
     def evaluate(self, *flat: Any) -> list[Any]:
-        """JAX's own evaluation, of the constants followed by the arguments: with every custom
-        rule, so it is what a fused function is differentiated and batched by."""
+        """Evaluate ``jaxpr`` on the constants followed by the arguments. Fused functions are differentiated
+        and batched by it, since it has every custom rule."""
         return self._evaluate(self.jaxpr, self.constants, flat)
 
     def evaluate_low(self, *flat: Any) -> list[Any]:
-        """The same as JAX compiles it, not to be differentiated or batched."""
+        """Evaluate ``low``, which cannot be differentiated or batched."""
         return self._evaluate(self.low, self.low_constants, flat)
 
     def _evaluate(self, jaxpr: jex_core.Jaxpr, constants: Sequence[int], flat: Sequence[Any]) -> list[Any]:
@@ -132,9 +129,9 @@ class Traced(Flat):
         return jax_compat.eval_jaxpr(jaxpr, [flat[i] for i in constants], *flat[n_consts:])
 
     def reaches(self, marks: Sequence[bool]) -> list[bool]:
-        """Which results of ``evaluate`` depend on one of the marked constants and arguments.
+        """For each result of ``evaluate``, whether it depends on a marked constant or argument.
 
-        ``equations`` may have fewer dependencies: dead-code rules can replace an equation by one of fewer
+        ``equations`` may have fewer dependencies: dead-code rules can replace an equation by one with fewer
         arguments.
         """
         flat = _Flattener()
@@ -148,8 +145,8 @@ class Traced(Flat):
 
     @property
     def batches_by_rule(self) -> bool:
-        """Whether a batching rule was inlined or lowered that the equations do not show: of the user's own
-        (``custom_vmap``), or of a high-level type."""
+        """Whether a batching rule was inlined that the equations do not show: the user's own
+        (``custom_vmap``), or that of a high-level type."""
         return jax_compat.is_high(self.jaxpr) or _calls(self.jaxpr, "custom_vmap_call")
 
 
@@ -157,14 +154,14 @@ _state = threading.local()
 
 
 def is_tracing() -> bool:
-    """Whether this thread is tracing a function to plan it: a nested ``fuseplan.jit``
-    then shows its plain function, so that the outer plan sees through it."""
+    """Whether this thread is tracing a function to plan it. A nested ``fuseplan.jit`` is then traced as its
+    plain function, so that the outer plan covers it."""
     return getattr(_state, "depth", 0) > 0
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """Within it, ``is_tracing()``."""
+    """A context in which ``is_tracing()`` is true."""
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
         yield
@@ -173,9 +170,9 @@ def tracing() -> Iterator[None]:
 
 
 def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
-    """Trace ``f`` at the shapes and dtypes of ``args``: arrays or ``ShapeDtypeStruct``\\ s.
+    """Trace ``f`` at the shapes and dtypes of ``args``, arrays or ``ShapeDtypeStruct``\\ s.
 
-    Errors that ``f`` raises while it is traced are JAX's own, unchanged.
+    Errors that ``f`` raises while it is traced pass through unchanged.
 
     Example:
         >>> import jax.numpy as jnp
@@ -189,7 +186,7 @@ def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
 
 
 def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:
-    """Inline nested calls of a closed jaxpr, and drop equations nobody needs."""
+    """Inline the nested calls of a closed jaxpr, and drop dead equations."""
     flat = _Flattener()
     low, consts = jax_compat.as_compiled(closed)
     arguments = [flat.new(v.aval) for v in low.invars]
@@ -225,7 +222,7 @@ def _calls(jaxpr: jex_core.Jaxpr, name: str) -> bool:
 def depends_on(
     equations: Iterable[Equation], inputs: Sequence[int], outputs: Sequence[Operand], marks: Sequence[bool]
 ) -> list[bool]:
-    """Which outputs depend on one of the marked inputs."""
+    """For each output, whether it depends on one of the marked inputs."""
     marked = {v for v, mark in zip(inputs, marks, strict=True) if mark}
     for eqn in equations:
         if any(not isinstance(v, Literal) and v in marked for v in eqn.inputs):
@@ -262,7 +259,7 @@ class _Flattener:
             env[var] = self.constant(value, var.aval)
         for eqn in jaxpr.eqns:
             operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            if eqn.primitive.name == "pvary":  # a matter of types under shard_map
+            if eqn.primitive.name == "pvary":  # changes only the type under shard_map
                 env[eqn.outvars[0]] = operands[0]
                 continue
             inner = self.inlinable(eqn)
@@ -309,9 +306,11 @@ class _Flattener:
         frames: tuple[Any, ...],
         scope: tuple[str, ...],
     ) -> list[Operand]:
-        """Keep a ``checkpoint``'s recomputation apart from the values it recomputes, as
-        JAX does: without it XLA would merge the two and keep the memory that
-        ``checkpoint`` was asked to give back. ``prevent_cse`` says which operands it is asked for."""
+        """Put an optimization barrier around the operands of a ``checkpoint``'s recomputation, as JAX does.
+
+        Without it XLA merges the recomputation with the original values and keeps their memory.
+        ``prevent_cse`` says for which operands.
+        """
         chosen = prevent_cse if isinstance(prevent_cse, tuple) else (prevent_cse,) * len(operands)
         arrays = [(i, v) for i, v in enumerate(operands) if chosen[i] and not isinstance(v, Literal)]
         if not arrays:
@@ -343,7 +342,7 @@ class _Flattener:
 
 
 def live(equations: Sequence[Equation], outputs: Sequence[Operand]) -> tuple[Equation, ...]:
-    """Those of the equations that an output, or an effect, needs."""
+    """The equations that an output or a side effect needs."""
     needed = {v for v in outputs if not isinstance(v, Literal)}
     kept = []
     for eqn in reversed(equations):

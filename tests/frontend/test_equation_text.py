@@ -65,7 +65,7 @@ def described(f, *args):
 def test_constants_in_bodies_are_read_whole():
     def of(table):
         found = described(lambda x: x + jnp.asarray(table).sum())
-        assert found.told
+        assert found.portable
         return found
 
     table = np.arange(4096.0, dtype=np.float32)
@@ -114,7 +114,7 @@ def test_a_body_that_is_nested_often_is_described_once():
     f = jax.jit(jnp.sin)
     for _ in range(40):
         f = level(f)
-    assert described(f).told
+    assert described(f).portable
 
 
 def test_functions_have_no_content():
@@ -127,9 +127,9 @@ def test_functions_have_no_content():
     describer = Describer()
     one, again, other = (describer.params("custom", {"f": f, "n": 1}) for f in (double, double, triple))
     assert one == again != other
-    assert not one.told
+    assert not one.portable
     inside = described(lambda x: jax.pure_callback(lambda v: v, X, x))
-    assert not inside.told, "nor has a body with one in it"
+    assert not inside.portable, "nor has a body with one in it"
 
 
 def test_what_holds_a_function_is_known_in_its_graph_only():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan.frontend.program_codec import MOST_BYTES
+from fuseplan.frontend.program_codec import MAX_CONSTANT_BYTES
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.targets.calibrate import described_cpu
 from fuseplan.workloads import WORKLOADS, get_workload, make_args
@@ -85,7 +85,7 @@ def callback(x):
     return jax.pure_callback(np.sin, jax.ShapeDtypeStruct(x.shape, x.dtype), x) * 2
 
 
-LARGE = np.zeros(MOST_BYTES, "float32")
+LARGE = np.zeros(MAX_CONSTANT_BYTES, "float32")
 
 
 @pytest.mark.parametrize(
