@@ -63,6 +63,14 @@ class Backend:
     loops_inside: bool = False
     """Whether a contraction of what is read may have a loop of its own inside a kernel, where memory on chip
     is too small to hold its operands whole."""
+    max_whole_axis: int = 1024
+    """The longest axis that is whole in a kernel of several contractions beside a streamed one: 32 rows of it
+    in float32 fill the half of a GPU core's 256 KiB of registers that values may have."""
+    one_step_depth: int = 128
+    """The longest contracted axis that a kernel of several contractions takes in one step: the width of an
+    attention head."""
+    max_accumulators: int = 4
+    """Contractions in one kernel that each accumulate a tile of equal axes."""
     splits_reductions: bool = False
     """Whether a reduction of which no program sees all is made in two steps, each tile first."""
     ignores_unit_dims: bool = False

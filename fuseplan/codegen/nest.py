@@ -16,7 +16,7 @@ from fuseplan.codegen.step import Step, make_step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.dead_tiles import Skips
 from fuseplan.schedule.nests.cpu import program_of
-from fuseplan.schedule.nests.live_tiles import Range, ranges_of, skips_of
+from fuseplan.schedule.nests.live_tiles import TileRange, ranges_of, skips_of
 from fuseplan.schedule.nests.online_rescaling import reduced_axes
 
 
@@ -40,7 +40,7 @@ class Nest:
         self.inner = [a for a, axis in enumerate(spec.axes) if axis.role == AxisRole.INNER]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
         self.skips = skips_of(lowered, spec, program) if spec.capabilities.loop_nest else []
-        self.ranges: list[Range | None] = [None] * len(program.passes)
+        self.ranges: list[TileRange | None] = [None] * len(program.passes)
         """Of a GPU's or a TPU's kernel, the tiles that each pass walks."""
         if not spec.capabilities.loop_nest and spec.walked:
             self.ranges = ranges_of(lowered, spec, program)

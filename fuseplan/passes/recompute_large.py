@@ -18,8 +18,15 @@ from functools import partial
 from costmodel.graph import ORIGINAL, Graph, Item
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import with_copies
-from fuseplan.schedule.nests.connected import IsLarge, Nodes, levels, loopable, tied
-from fuseplan.schedule.nests.regions import is_index_arithmetic, paths
+from fuseplan.schedule.nests.regions import (
+    IsLarge,
+    can_nest,
+    connected_groups,
+    descendants_up_to_last,
+    is_index_arithmetic,
+    levels,
+)
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.support.digraph import reachable
 
 Copies = dict[Nodes, Nodes]
@@ -42,7 +49,7 @@ def _copies(graph: Graph, is_large: IsLarge) -> Copies:
     """What to copy for whom, at one level of largeness."""
     positions = is_index_arithmetic(graph)
     copies: Copies = {}
-    for group in tied(graph, is_large):
+    for group in connected_groups(graph, is_large):
         for stage in stages(graph, group):
             inside = set(stage)
             wanted = [
@@ -71,10 +78,10 @@ def stages(graph: Graph, group: Nodes, backend: str = "loops") -> list[Nodes]:
     through an operation that no tiled loop of it could hold, and returns."""
     inside = set(group)
     level: dict[int, int] = {}
-    for n in paths(graph, group):
+    for n in descendants_up_to_last(graph, group):
         node = graph.nodes[n]
         before = [level[m] for v in node.inputs if (m := graph.values[v].producer) in level]
-        foreign = n not in inside and (not loopable(node, backend) or node.flops.matrix > 0)
+        foreign = n not in inside and (not can_nest(node, backend) or node.flops.matrix > 0)
         # Odd levels are outside: a member behind them is on the next even one.
         now = max(before, default=0)
         if (foreign and now % 2 == 0) or (n in inside and now % 2):
@@ -103,7 +110,7 @@ def chain_of(
         if n in chain or n in readers:
             continue
         node = graph.nodes[n]
-        if not loopable(node, backend):
+        if not can_nest(node, backend):
             return ()
         chain.add(n)
         for v in node.inputs:

@@ -26,9 +26,9 @@ from fuseplan.passes.recompute_large import Copies, chain_of, rewritten, stages
 from fuseplan.passes.split_contractions import along_several, in_steps
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.accelerator import KernelNests
-from fuseplan.schedule.nests.connected import IsLarge, Nodes, levels, loopable, tied
 from fuseplan.schedule.nests.offered import least_bytes
-from fuseplan.schedule.nests.regions import is_index_arithmetic
+from fuseplan.schedule.nests.regions import IsLarge, can_nest, connected_groups, is_index_arithmetic, levels
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.work import Work, unlimited
 
@@ -80,7 +80,7 @@ class _Streams:
         taken: set[int] = set()
         steps: list[int] = []
         for is_large in levels(graph, least_bytes(self.device)):
-            for group in tied(graph, is_large, backend):
+            for group in connected_groups(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue
                 sides = _Sides(graph, group, is_large, self.positions, backend)
@@ -207,7 +207,7 @@ def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
     alone, after, before = set(group), set(group), set(group)
 
     def passes(n: int) -> bool:
-        return loopable(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix
+        return can_nest(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix
 
     queue = list(group)
     while queue:

@@ -26,8 +26,8 @@ from fuseplan.frontend.rewrite import EquationRewriter, part
 from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.plan.options import Features
-from fuseplan.schedule.nests.connected import Nodes
 from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited

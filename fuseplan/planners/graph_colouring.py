@@ -1,14 +1,13 @@
 """Fusion as graph colouring: an edge joins operations that may not share a kernel, a colour is a kernel.
 
-The literature's other way of deciding, beside the greedy one (it is said of XLA, which in truth runs a queue
-of priorities: ``xla_priority``). Two operations conflict if no kernel may hold both with everything between
-them. The conflict graph is coloured in order of saturation (DSATUR: Brélaz, Commun. ACM 22(4), 1979): next is
-the operation whose conflicts have the most colours, and it takes a colour that none of them has: the first,
-which makes the fewest colours, or that with which it shares the most bytes.
+Two operations conflict if no kernel may hold both with all operations between them. The conflict graph is
+coloured by DSATUR (Brélaz, Commun. ACM 22(4), 1979): the next operation is the one whose neighbours have the
+most colours, and it takes a colour that none of them has, either the first such colour, which minimises the
+number of colours, or the one with which it shares the most bytes. (Publications describe XLA in this way; it
+uses a priority queue, see ``xla_priority``.)
 
-Colours know neither paths nor what passes between operations, so a colour is no kernel yet. It is made
-convex, by parting what stands before an operation of another colour from what stands behind that, and falls
-into what holds together (``decided``). Nor are three operations one kernel because any two of them are.
+Colouring ignores paths and data flow, and pairwise legality does not make a group legal. So each colour is
+split into convex parts, and then into connected legal groups (``fuseplan.search.decided``).
 """
 
 from __future__ import annotations
@@ -30,8 +29,9 @@ Objective = Literal["bytes", "kernels"]
 def plan_groups(
     graph: Graph, pricing: Pricing, budget: Budget | None = None, *, objective: Objective = "bytes"
 ) -> Grouping:
-    """The groups of a colouring, by memory traffic or by the number of colours. ``budget`` is not needed:
-    each operation is coloured once. For the other objective:
+    """Plan with the groups of a colouring that minimises memory traffic or the number of colours.
+
+    ``budget`` is unused: each operation is coloured once. For the other objective:
 
         >>> import functools
         >>> from fuseplan import register_planner
@@ -51,7 +51,7 @@ def _groups(book: PriceBook, objective: Objective) -> Iterator[Nodes]:
 
 
 def conflicts(space: Space) -> list[Mask]:
-    """For each operation, those that no kernel may hold with it and with all between the two."""
+    """For each operation, those that cannot share a kernel with it and all operations between the two."""
     found = list(space.conflicts)
     for v in range(space.n):
         for u in range(v):
@@ -67,12 +67,12 @@ def colours(space: Space, objective: Objective) -> list[Mask]:
     by_bytes = objective == "bytes"
     conflict, shared = conflicts(space), _shared_bytes(space)
     classes: list[Mask] = []
-    seen: list[set[int]] = [set() for _ in range(space.n)]  # the colours of an operation's conflicts
-    worth: list[dict[int, int]] = [{} for _ in range(space.n)]  # by colour, the bytes that it shares with it
+    seen: list[set[int]] = [set() for _ in range(space.n)]  # the colours of each operation's neighbours
+    worth: list[dict[int, int]] = [{} for _ in range(space.n)]  # the bytes that it shares with each colour
     left = set(range(space.n))
 
     def urgency(v: int) -> tuple[bool, int, int, int]:
-        # What shares bytes with a colour that it may take comes before what would begin another.
+        # Operations that share bytes with an allowed colour come before those that need a new one.
         is_near = by_bytes and not worth[v].keys() <= seen[v]
         return is_near, len(seen[v]), conflict[v].bit_count(), -v
 
@@ -91,9 +91,9 @@ def colours(space: Space, objective: Objective) -> list[Mask]:
 
 
 def convex(space: Space, colour: Mask) -> list[Mask]:
-    """A colour in parts none of which is left by a path and entered again."""
+    """Split a colour into parts that no path leaves and enters again."""
     exits = [0] * space.n
-    """The most often that a path to each operation has left the colour."""
+    """For each operation, the most exits from the colour on any path to it."""
     parts: dict[int, Mask] = {}
     for v in range(space.n):
         inside = colour >> v & 1
@@ -105,8 +105,7 @@ def convex(space: Space, colour: Mask) -> list[Mask]:
 
 
 def _shared_bytes(space: Space) -> Sequence[dict[int, int]]:
-    """For each operation, the bytes that it need not move beside each other: what one makes for the other,
-    or what both read."""
+    """For each operation, the bytes of the arrays that it has in common with each other operation."""
     graph = space.book.graph
     shared: list[dict[int, int]] = [{} for _ in range(space.n)]
     touched: dict[int, set[int]] = {}

@@ -1,14 +1,13 @@
-"""TorchInductor's scheduler: rounds of pairwise fusion, of what shares the most bytes first.
+"""TorchInductor's scheduler: rounds of pairwise fusion, pairs that share the most bytes first.
 
-After ``torch._inductor.scheduler`` (PyTorch 2: Ansel et al., ASPLOS 2024). What is elementwise and read
-once is inlined in its reader, as lowering does; what is left are loops over so many elements, or so many
-rows of so many. In each of ten rounds all pairs that touch a common buffer are scored: whether both are
-reductions, the bytes that they share, how near they stand; and fused in that order, if their loops agree
-and nothing between them would wait for itself. Contractions are library calls.
+After ``torch._inductor.scheduler`` (PyTorch 2: Ansel et al., ASPLOS 2024). An elementwise operation with one
+reader is inlined in it, as Inductor's lowering does. The remaining operations are loops over a number of
+elements, or over rows of a number of elements. Each of ten rounds scores all pairs that touch a common buffer
+by whether both reduce, the bytes that they share, and their distance in the program. In that order, pairs are
+fused if their loops agree and the result has no cycle. Contractions are library calls.
 
-What is not followed: an elementwise value that several read is inlined in each of them there, which is
-to compute it again; templates with epilogues (``max_autotune``) and loops reordered after fusion, both
-off by default; the limits by peak memory.
+Not modelled: inlining an elementwise value in each of several readers, which recomputes it; templates with
+epilogues (``max_autotune``) and loop reordering after fusion, both off by default; limits of peak memory.
 """
 
 from __future__ import annotations
@@ -26,20 +25,21 @@ from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
 
 ROUNDS = 10
-"""``Scheduler.fuse_nodes``: so often at most."""
+"""Rounds of fusion (``Scheduler.fuse_nodes``)."""
 
 MAX_FUSION_SIZE = 64
-"""``config.max_fusion_size``: loops of a kernel."""
+"""Loops in one kernel (``config.max_fusion_size``)."""
 
 PAIRWISE_ATTEMPTS = 64
-"""``config.max_fusion_buffer_group_pairwise_attempts``: so many that touch a buffer are tried with each."""
+"""Loops that each loop is paired with among those that touch one buffer
+(``config.max_fusion_buffer_group_pairwise_attempts``)."""
 
-LEAST_SHARED_BYTES = 10
-"""``config.score_fusion_memory_threshold``."""
+MIN_SHARED_BYTES = 10
+"""Bytes that two loops must share (``config.score_fusion_memory_threshold``)."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The groups of TorchInductor. ``budget`` is not needed: ten rounds are the most."""
+    """Plan with the groups of TorchInductor. ``budget`` is unused: there are at most ten rounds."""
     return plan_decided(graph, pricing, lambda book: fuse_pairwise(book.graph))
 
 
@@ -62,13 +62,13 @@ def fuse_pairwise(graph: Graph) -> Iterator[Nodes]:
 
 @dataclass(frozen=True, slots=True)
 class _Loop:
-    """One loop nest: what the scheduler fuses. ``rows`` elements, or rows of ``reduced`` elements each."""
+    """A loop nest over ``rows`` elements, or over rows of ``reduced`` elements each."""
 
     nodes: frozenset[int]
     rows: int
     reduced: int
     count: int = 1
-    """Loops that were fused."""
+    """Number of loops fused into it."""
     is_extern: bool = False
 
     @property
@@ -82,7 +82,7 @@ class _Scheduler:
         self._dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
         loops = [_loop_of(graph, node) for node in graph.nodes]
         self._index = list(self._dag.add_nodes_from(loops))
-        """For each operation, the loop that has it."""
+        """For each operation, its loop's index in the DAG."""
         self._dag.add_edges_from_no_data([*data_edges(graph), *effect_edges(graph)])
 
     def run(self) -> list[_Loop]:
@@ -95,7 +95,8 @@ class _Scheduler:
         return sorted(self._dag.nodes(), key=lambda loop: loop.place)
 
     def _inline(self) -> None:
-        """Each elementwise result that one operation alone reads is no loop of its own."""
+        """Merge each elementwise or data-movement operation that has a single reader into the reader's
+        loop."""
         graph = self.graph
         for node in reversed(graph.nodes):
             readers = {n for v in node.outputs for n in graph.consumers[v]}
@@ -108,7 +109,7 @@ class _Scheduler:
                 self._contract(self._index[node.id], self._index[reader], loop.rows, loop.reduced, 1)
 
     def _fuse_once(self) -> None:
-        """``fuse_nodes_once``: the pairs that may be fused, the best first."""
+        """Fuse the pairs that may be fused, best first (``fuse_nodes_once``)."""
         pairs = sorted(self._pairs(), key=lambda pair: self._score(*pair), reverse=True)
         for m, n in pairs:
             a, b = self._index[m], self._index[n]
@@ -118,7 +119,7 @@ class _Scheduler:
                 self._contract(a, b, most.rows, most.reduced, first.count + second.count)
 
     def _pairs(self) -> list[tuple[int, int]]:
-        """Pairs of loops, each by an operation of it, that touch a common buffer."""
+        """Pairs of loops that touch a common buffer, each loop given by its first operation."""
         loops = sorted(self._dag.nodes(), key=lambda loop: loop.place)
         touching: defaultdict[int, list[_Loop]] = defaultdict(list)
         for loop in loops:
@@ -140,15 +141,15 @@ class _Scheduler:
         return (first.reduced > 1) == (second.reduced > 1) and shared > 0, shared, near
 
     def _may_fuse(self, first: _Loop, second: _Loop) -> bool:
-        """``can_fuse``: loops that agree, bytes that both touch, and the limits."""
+        """Whether the loops agree, share enough bytes and keep to the limits (``can_fuse``)."""
         if first.is_extern or second.is_extern or first.count + second.count > MAX_FUSION_SIZE:
             return False
         if not _agree(first, second) or self._is_permuted(first, second):
             return False
-        return self._shared_bytes(first, second) >= LEAST_SHARED_BYTES
+        return self._shared_bytes(first, second) >= MIN_SHARED_BYTES
 
     def _is_permuted(self, first: _Loop, second: _Loop) -> bool:
-        """Whether one reads what the other makes in another order."""
+        """Whether one loop transposes a result of the other."""
         graph = self.graph
         for maker, reader in ((first, second), (second, first)):
             made = {v for n in maker.nodes for v in graph.nodes[n].outputs}
@@ -176,7 +177,7 @@ class _Scheduler:
 
 
 def _loop_of(graph: Graph, node: Node) -> _Loop:
-    """The loop of one operation: over its result, or for a reduction over what it reads."""
+    """The loop of one operation: over its result, or for a reduction over its operand."""
     rows = graph.values[node.outputs[0]].size if node.outputs else 0
     if node.kind == OpKind.REDUCTION:
         whole = max((graph.values[v].size for v in node.inputs), default=rows)
@@ -186,8 +187,8 @@ def _loop_of(graph: Graph, node: Node) -> _Loop:
 
 
 def _agree(first: _Loop, second: _Loop) -> bool:
-    """``SIMDScheduling.can_fuse``: as many rows of as many elements, or elementwise over all of these, or
-    over the rows."""
+    """Whether two loops have the same extents, or one is elementwise over the other's elements or rows
+    (``SIMDScheduling.can_fuse``)."""
     if first.reduced > 1 and second.reduced > 1:
         return (first.rows, first.reduced) == (second.rows, second.reduced)
     if first.reduced == second.reduced:

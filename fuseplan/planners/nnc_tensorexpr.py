@@ -1,11 +1,10 @@
-"""PyTorch's ``FuseTensorExprs``: from the last operation up, each group pulls in what it reads.
+"""PyTorch's ``FuseTensorExprs``: from the last operation to the first, each group takes in its producers.
 
-After the overview of TorchScript's ``tensorexpr_fuser`` (NNC): operations are scanned in reverse; one that
-can be handled becomes a group and takes in the operations that it reads, the nearest first, as long as
-any can be moved next to it; then groups that stand next to each other and do not depend on one another
-are merged, and groups of fewer than ``min_group_size`` operations are taken apart again. What can be
-handled is arithmetic, broadcasts, and moves; reductions only where that is asked for, as there
-(``setTexprReductionsEnabled``), contractions never. No price is asked.
+After the overview of TorchScript's ``tensorexpr_fuser`` (NNC). Operations are scanned in reverse. A supported
+operation becomes a group and takes in its producers, the nearest first, as long as one can be moved next to
+it. Then adjacent groups that do not depend on each other are merged, and groups of fewer than
+``min_group_size`` operations are dissolved. Supported are arithmetic, broadcasts and data movement, and
+reductions if enabled (``setTexprReductionsEnabled``), but no contractions. Prices are not used.
 """
 
 from __future__ import annotations
@@ -26,23 +25,24 @@ from fuseplan.support.errors import InvalidArgumentError
 
 MIN_GROUP_SIZE = 2
 MAX_ARGUMENTS = 128
-"""``subgraphArgLimit``: what of constant memory a CUDA kernel has for its arguments."""
+"""Arrays that a group may read and write (``subgraphArgLimit``): the space for a CUDA kernel's arguments."""
 
 _STARTS_NONE = frozenset({"slice", "dynamic_slice", "expand_dims", "split", "broadcast_in_dim", "iota"})
-"""Handled, but not worth a group: ``aten::slice``, ``unsqueeze``, ``ConstantChunk``, constants."""
+"""Supported, but not the first operation of a group: ``aten::slice``, ``unsqueeze``, ``ConstantChunk``,
+constants."""
 
 _VIEWS = frozenset({"reshape", "squeeze"})
-"""``aten::view`` and its like are aliases, which are not fused."""
+"""Aliases such as ``aten::view``, which are not fused."""
 
 
 def make_planner(
     *, min_group_size: int = MIN_GROUP_SIZE, reductions: bool = False, fuse_to_dynamic_shapes: bool = False
 ) -> PlanGroups:
-    """A planner by ``FuseTensorExprs`` with its settings, for ``fuseplan.register_planner``.
+    """A ``FuseTensorExprs`` planner with these settings, for ``fuseplan.register_planner``.
 
     Args:
-        min_group_size: groups of fewer operations are taken apart.
-        reductions: whether groups hold reductions, too (``setTexprReductionsEnabled``).
+        min_group_size: groups of fewer operations are dissolved.
+        reductions: whether groups may hold reductions (``setTexprReductionsEnabled``).
         fuse_to_dynamic_shapes: decide once for symbolic sizes (``dynamic_shapes.DynamicShapes``).
 
     Raises:
@@ -66,7 +66,7 @@ def make_planner(
 def fuse_tensor_exprs(
     graph: Graph, *, min_group_size: int = MIN_GROUP_SIZE, reductions: bool = False
 ) -> Iterator[Nodes]:
-    """The groups, by node ids; the graph's dead code has been eliminated.
+    """The groups, by node ids, of a graph without dead code.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -86,7 +86,7 @@ def fuse_tensor_exprs(
 
 
 def can_handle(node: Node, reductions: bool = False) -> bool:
-    """Whether a group may hold the node (``canHandle``): its shapes are known, as all are here."""
+    """Whether a group may hold the node (``canHandle``)."""
     if node.effects or node.op in _VIEWS:
         return False
     return node.kind <= OpKind.INJECTIVE or (reductions and node.kind == OpKind.REDUCTION)
@@ -94,7 +94,7 @@ def can_handle(node: Node, reductions: bool = False) -> bool:
 
 @dataclass(slots=True)
 class _Unit:
-    """An operation, or a group, in the place of its last operation."""
+    """An operation or a group, at the position of its last operation."""
 
     nodes: set[int]
 
@@ -104,13 +104,13 @@ class _Unit:
 
 
 class _Fuser:
-    """The graph while it is fused; ``units`` are what is left of it."""
+    """The graph during fusion."""
 
     def __init__(self, graph: Graph, can_handle: Callable[[Node], bool]) -> None:
         self.graph, self._can_handle = graph, can_handle
         self._dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
         self._index = list(self._dag.add_nodes_from([_Unit({node.id}) for node in graph.nodes]))
-        """For each operation, the unit that has it."""
+        """For each operation, its unit's index in the DAG."""
         self._dag.add_edges_from_no_data([*data_edges(graph), *effect_edges(graph)])
 
     @property
@@ -118,7 +118,7 @@ class _Fuser:
         return sorted(self._dag.nodes(), key=lambda unit: unit.place)
 
     def create_groups(self) -> None:
-        """``createFusionGroups``: scan from the last operation up, until nothing changes."""
+        """Scan from the last operation to the first until nothing changes (``createFusionGroups``)."""
         changed = True
         while changed:
             changed = False
@@ -127,7 +127,7 @@ class _Fuser:
                     changed = True
 
     def _starts(self, n: int) -> bool:
-        """``scanNode``: whether a group may begin with what stands in the place of node ``n``."""
+        """Whether a group may begin with the unit at the position of node ``n`` (``scanNode``)."""
         unit: _Unit = self._dag[self._index[n]]
         node = self.graph.nodes[n]
         return unit.place == n and (len(unit.nodes) > 1 or self._begins(node))
@@ -136,7 +136,7 @@ class _Fuser:
         return self._can_handle(node) and node.op not in _STARTS_NONE
 
     def _pull(self, at: int) -> bool:
-        """``createFusionGroup``: take in one more operation that the unit reads, the nearest that can be."""
+        """Take in one more producer, the nearest that can be (``createFusionGroup``)."""
         read = {
             self.graph.values[v].producer for n in self._dag[at].nodes for v in self.graph.nodes[n].inputs
         }
@@ -145,7 +145,7 @@ class _Fuser:
         return any(self._try_merge(at, maker) for maker in nearest)
 
     def merge_adjacent(self) -> None:
-        """Merge each group with the one before it, unless it depends on that."""
+        """Merge each group with the one before it, unless it depends on it."""
         groups = [unit for unit in self.units if len(unit.nodes) > 1]
         if not groups:
             return
@@ -158,10 +158,10 @@ class _Fuser:
                 before = self._index[unit.place]
 
     def _try_merge(self, group: int, other: int) -> bool:
-        """``tryMerge``: make two units one, if they may be, and if the second can be moved to the first."""
+        """Merge two units if the second is supported and can be moved next to the first (``tryMerge``)."""
         a, b = self._dag[group], self._dag[other]
-        handled = len(b.nodes) > 1 or self._can_handle(self.graph.nodes[b.place])
-        if not handled or self._arguments(a.nodes) + self._arguments(b.nodes) > MAX_ARGUMENTS:
+        is_supported = len(b.nodes) > 1 or self._can_handle(self.graph.nodes[b.place])
+        if not is_supported or self._arguments(a.nodes) + self._arguments(b.nodes) > MAX_ARGUMENTS:
             return False
         both = _Unit(a.nodes | b.nodes)
         try:
@@ -173,6 +173,6 @@ class _Fuser:
         return True
 
     def _arguments(self, nodes: set[int]) -> int:
-        """Arrays that a unit reads and makes for others."""
+        """Number of arrays that a unit reads and writes."""
         edge = boundary(self.graph, tuple(sorted(nodes)))
         return len(edge.reads) + len(edge.writes)

@@ -1,11 +1,11 @@
-"""TVM's ``FuseOps``: each operation joins its post-dominator, if all paths to it allow that.
+"""TVM's ``FuseOps``: fuse each operation with its post-dominator if the kinds of operations allow it.
 
-After "Operator Fusion" of TVM's documentation and its ``graph_partitioner``: operations have kinds from
-elementwise to opaque (``OpKind``), and a chain of kinds is as complex as the most complex. The operation
-in which all that is made of another meets again is its post-dominator; whether the two become one group,
-with everything between, depends on the three kinds: of the first, of the paths, of the last. In the first
-of three phases contractions take in what is elementwise after them; in the second, moves join; reductions
-only ever receive. The third is about tuples, of which there are none here.
+After "Operator Fusion" of TVM's documentation and its ``graph_partitioner``. Operations have kinds from
+elementwise to opaque (``OpKind``), and a path has the kind of its most complex operation. Whether an
+operation, its post-dominator and all operations between them become one group depends on three kinds: that of
+the operation, of the paths, and of the post-dominator. The first of three phases fuses elementwise operations
+into contractions, the second fuses data movement. Reductions end a group. The third phase is about tuples,
+which a graph here has not.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from fuseplan.schedule.pricing import Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
 
-MAX_DEPTH = 256
-"""Operations of a group (``kMaxFusedOps``). Arguments are limited by OpenCL and Metal targets only
+MAX_FUSED_OPS = 256
+"""Operations of a group (``kMaxFusedOps``). Only OpenCL and Metal targets limit arguments
 (``max_function_args``)."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The groups of ``FuseOps``. ``budget`` is not needed: each phase looks at each operation once."""
+    """Plan with the groups of ``FuseOps``. ``budget`` is unused: each phase visits each operation once."""
     return plan_decided(graph, pricing, lambda book: fuse_ops(book.graph))
 
 
@@ -48,18 +48,18 @@ class _Dominator:
     """A node of the post-dominator tree."""
 
     parent: int
-    """Where all that is made of it meets again; -1: nowhere before the function's end."""
+    """The post-dominator; -1 if the paths meet only at the end of the function."""
     depth: int
     kind: OpKind
-    """Of the most complex step on the way there."""
+    """Kind of the paths to the parent."""
 
 
 def post_dominators(graph: Graph) -> list[_Dominator]:
-    """For each node, its post-dominator, by the least common ancestor of its readers."""
+    """The post-dominator tree: the parent of a node is the least common ancestor of its readers."""
     tree: list[_Dominator] = [_Dominator(-1, 1, OpKind.OPAQUE)] * len(graph.nodes)
     for node in reversed(graph.nodes):
         if not graph.results.isdisjoint(node.outputs):
-            continue  # Who reads a result is not known.
+            continue  # A result has readers outside the graph.
         readers = sorted({n for v in node.outputs for n in graph.consumers[v]})
         if not readers:
             continue
@@ -73,15 +73,15 @@ def post_dominators(graph: Graph) -> list[_Dominator]:
 
 
 def _edge(graph: Graph, node: Node, reader: Node) -> OpKind:
-    """The kind of one step: a broadcast between arrays of one shape is elementwise."""
+    """The kind of one edge: a broadcast between arrays of one shape is elementwise."""
     if reader.effects:
-        return OpKind.OPAQUE  # It may make nothing: ``jax.debug.print``.
+        return OpKind.OPAQUE  # It may have no output, as ``jax.debug.print``.
     alike = graph.values[node.outputs[0]].shape == graph.values[reader.outputs[0]].shape
     return OpKind.ELEMENTWISE if reader.kind == OpKind.BROADCAST and alike else reader.kind
 
 
 def _common(tree: Sequence[_Dominator], a: int, b: int, kind: OpKind) -> tuple[int, OpKind]:
-    """The least common ancestor of two nodes, -1 where there is none, and the kind of all steps to it."""
+    """The least common ancestor of two nodes, -1 if there is none, and the kind of the paths to it."""
     while a != b:
         if a < 0 or b < 0:
             return -1, kind
@@ -98,7 +98,7 @@ def _common(tree: Sequence[_Dominator], a: int, b: int, kind: OpKind) -> tuple[i
 
 @dataclass(slots=True)
 class _Group:
-    """What was found to share a function; ``nodes`` grows while others join."""
+    """The nodes of one group; ``nodes`` grows as groups are merged into it."""
 
     nodes: set[int]
     kind: OpKind
@@ -128,7 +128,7 @@ class _Partitioner:
                 yield tuple(sorted(group.nodes))
 
     def _visit(self, n: int, dominator: _Dominator, phase: int) -> None:
-        """Fuse a node with its post-dominator, where its kind may be in this phase."""
+        """Fuse a node with its post-dominator if this phase fuses its kind."""
         kind, sink = self.groups[n].kind, dominator.parent
         if self.groups[n] is self.groups[sink]:
             return
@@ -142,19 +142,20 @@ class _Partitioner:
             self._try(n, sink, lambda k, last: k <= OpKind.BROADCAST)
 
     def _try(self, n: int, sink: int, allowed: Callable[[OpKind, bool], bool]) -> None:
-        """``CheckPath``, the limit, and ``CommitFuse``."""
+        """Merge a node and the nodes up to ``sink`` if ``allowed(kind, is sink)`` holds for each
+        (``CheckPath``, ``CommitFuse``)."""
         path = self._between(n, sink)
         if not all(allowed(self.groups[m].kind, m == sink) for m in path):
             return
         members = set().union(*(self.groups[m].nodes for m in (n, *path)))
-        if len(members) > MAX_DEPTH:
+        if len(members) > MAX_FUSED_OPS:
             return
         target = self.groups[sink]
         for m in (n, *path):
             self._merge(self.groups[m], target)
 
     def _between(self, n: int, sink: int) -> set[int]:
-        """The nodes on all paths from a node to its post-dominator, with that."""
+        """The nodes on all paths from a node to its post-dominator, and the post-dominator."""
         found, queue = {sink}, [n]
         while queue:
             new = {m for v in self.graph.nodes[queue.pop()].outputs for m in self.graph.consumers[v]} - found
@@ -166,7 +167,7 @@ class _Partitioner:
         if child is parent:
             return
         parent.nodes |= child.nodes
-        if child.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:  # it has the anchor
+        if child.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:  # The anchor's kind is the group's.
             parent.kind = max(parent.kind, child.kind)
         for m in child.nodes:
             self.groups[m] = parent

@@ -1,16 +1,17 @@
-"""XLA:GPU's ``PriorityFusion``: the producer that gains most is fused into all of its users, or into none.
+"""XLA:GPU's ``PriorityFusion``: fuse the producer of highest priority into all of its users, or into none.
 
-After ``priority_fusion`` and ``gpu_performance_model`` of OpenXLA. Operations wait in a queue by what
-fusing them saves: the time of each by itself less the time of the users that compute it for themselves,
-each for as many elements as it reads. A kernel takes ``compute + memory - 0.95 min(compute, memory)`` and
-a launch of 1 us. What gains is fused, its users' and its operands' priorities are counted anew, and so on
-until nothing gains. What several users read is then computed in each of them.
+After ``priority_fusion`` and ``gpu_performance_model`` of OpenXLA. A priority queue holds each operation with
+the time that fusing it saves: its time and its users' times as separate kernels, less the times of the users
+if each recomputes it for the elements that it reads. A kernel takes
+``compute + memory - 0.95 min(compute, memory)`` and a launch of 1 us. The operation that saves most is fused,
+the priorities of its users and operands are updated, until fusing saves nothing. An operation with several
+users is then computed in each of them.
 
-Refused are: two reductions of 16 elements and more in one kernel; what is elementwise after a reduction, but
-for what is unary; operations that are no loops (contractions, sorts, calls); results of the function; more
-than 96 arrays. Not followed: what is fused into scatters, uncoalesced reads and few blocks, the size of the
-code that is emitted, and the passes around it, which fuse contractions and softmax by way of Triton before
-and siblings after.
+Refused are: two reductions of 16 or more elements in one kernel; operations other than unary elementwise ones
+after a reduction; operations that are not loops (contractions, sorts, calls); fusing a result of the
+function; more than 96 arrays. Not modelled: fusion into scatters, uncoalesced reads and small grids, the size
+of the emitted code, and the passes around this one, which fuse contractions and softmax by Triton before it
+and siblings after it.
 """
 
 from __future__ import annotations
@@ -31,25 +32,27 @@ from fuseplan.search.grouping import Budget, Grouping
 LAUNCH_S = 1e-6
 """``kKernelLaunchOverhead``."""
 OVERLAP = 0.95
-"""``memory_compute_parallelism``: the share of the shorter of the two that is hidden."""
+"""Share of the shorter of compute and memory time that is hidden (``memory_compute_parallelism``)."""
 L2_SPEEDUP, L1_SPEEDUP, L1_BYTES_PER_CORE = 2.5, 8.0, 2048
-"""``kL2CacheSpeedup``, ``kL1CacheSpeedup``, ``kL1CacheSizePerSM``: of what is read again."""
+"""Speed of repeated reads over HBM, and the cache size assumed per core: ``kL2CacheSpeedup``,
+``kL1CacheSpeedup``, ``kL1CacheSizePerSM``."""
 MAX_ARRAYS = 96
 """``MaxOperandsAndOutputsPerFusion``."""
-SIGNIFICANT = 16
-"""Elements that a reduction which the loop emitter does not write combines at least."""
+MIN_REDUCED_ELEMENTS = 16
+"""A reduction of fewer elements is emitted as a loop, not by the reduction emitter."""
 TICKS_PER_S = 4e9
-"""``absl::Duration``, in which times are compared: what differs by less gains as much."""
+"""Resolution of ``absl::Duration``, in which XLA compares times."""
 DEFAULT_DEVICE = "h100"
+"""The device whose rates are used if the prices follow from no device."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The fusions of the queue. ``budget`` is not needed: each fusion makes an operation less."""
+    """Plan with the fusions of the queue. ``budget`` is unused: each fusion removes an operation."""
     return plan_decided(graph, pricing, lambda book: fuse_by_priority(book, pricing.device))
 
 
 def fuse_by_priority(book: PriceBook, device: DeviceSpec | None = None) -> Iterator[Nodes]:
-    """The fusions, by node ids. An operation stands in each that computes it."""
+    """The fusions, by node ids. An operation occurs in every fusion that computes it."""
     queue = _Queue(book, device or get_device(DEFAULT_DEVICE))
     for fusion in queue.run():
         if len(fusion) > 1:
@@ -58,23 +61,23 @@ def fuse_by_priority(book: PriceBook, device: DeviceSpec | None = None) -> Itera
 
 @dataclass(slots=True)
 class _Fusion:
-    """What one kernel computes; ``root`` is what it writes."""
+    """The operations of one kernel; ``root`` is the one whose result it writes."""
 
     root: Node
     nodes: set[int]
     number: int
-    """As XLA numbers instructions: of equal gain, the last made is fused first."""
+    """XLA's instruction number: of equal priorities, the latest instruction is fused first."""
     users: set[int] = field(default_factory=set)
     """Roots of the kernels that read it."""
     operands: set[int] = field(default_factory=set)
     """Roots of the kernels that it reads."""
     runtime_s: float = 0.0
     with_producer_s: dict[int, float] = field(default_factory=dict)
-    """Its time if it computes a producer for itself, as far as that was asked since either changed."""
+    """Cache: its time if it recomputes a producer, by the producer's root."""
 
 
 _Entry = tuple[float, int, int]
-"""Less the priority, less the number, and the root: the least is fused first."""
+"""The negative priority, the negative number, and the root: the least entry is fused first."""
 
 
 class _Queue:
@@ -92,14 +95,14 @@ class _Queue:
         self._numbers = itertools.count(len(self.graph.nodes))
         self._queue: list[_Entry] = []
         self._entries: dict[int, _Entry] = {}
-        """What counts of each root, whether it gains or not."""
+        """The current entry of each root; older entries in the queue are stale."""
 
     def run(self) -> list[Nodes]:
         for root in self.fusions:
             self._push(root)
         while self._queue:
             entry = heapq.heappop(self._queue)
-            if self._entries.get(entry[-1]) == entry:  # else it was counted anew, or is gone
+            if self._entries.get(entry[-1]) == entry:  # else it is stale
                 self._fuse(entry[-1])
         return [tuple(sorted(fusion.nodes)) for fusion in self.fusions.values()]
 
@@ -111,10 +114,10 @@ class _Queue:
 
     def _fuse(self, root: int) -> None:
         producer = self.fusions[root]
-        into = self._takers(producer)
+        into = self._fusible_users(producer)
         for user in into:
             fusion = self.fusions[user]
-            if len(fusion.nodes) == 1:  # One that is a fusion already stays the same instruction.
+            if len(fusion.nodes) == 1:  # A fusion that grows remains the same instruction.
                 fusion.number = next(self._numbers)
             fusion.nodes |= producer.nodes
             fusion.operands = fusion.operands - {root} | producer.operands
@@ -134,8 +137,8 @@ class _Queue:
         for other in sorted(affected & self._entries.keys()):
             self._push(other)
 
-    def _takers(self, producer: _Fusion) -> list[int]:
-        """The users that may compute it for themselves; a bitcast alone is none."""
+    def _fusible_users(self, producer: _Fusion) -> list[int]:
+        """The users, apart from bitcasts, that the producer may be fused into."""
         users = sorted(producer.users)
         return [u for u in users if not self._is_bitcast(u) and self._may_fuse(producer, self.fusions[u])]
 
@@ -143,18 +146,18 @@ class _Queue:
         return self.fusions[root].nodes <= self._bitcasts
 
     def _priority_of(self, producer: _Fusion) -> float:
-        """What fusing the producer into all of its users saves, in ticks; -inf where it may not be."""
-        takers = self._takers(producer)
-        users = [self.fusions[user] for user in takers]
+        """The ticks saved by fusing the producer into all of its users; -inf if that is not allowed."""
+        fusible = self._fusible_users(producer)
+        users = [self.fusions[user] for user in fusible]
         if self._is_bitcast(producer.root.id):
             return inf if users else -inf
-        if not users or any(user not in takers and not self._is_bitcast(user) for user in producer.users):
+        if not users or any(user not in fusible and not self._is_bitcast(user) for user in producer.users):
             return -inf
         unfused_s = LAUNCH_S + producer.runtime_s + sum(user.runtime_s for user in users)
-        fused_s = sum(self._together_s(producer, user) for user in users)
+        fused_s = sum(self._fused_s(producer, user) for user in users)
         return round((unfused_s - fused_s) * TICKS_PER_S)
 
-    def _together_s(self, producer: _Fusion, user: _Fusion) -> float:
+    def _fused_s(self, producer: _Fusion, user: _Fusion) -> float:
         known, root = user.with_producer_s, producer.root.id
         if root not in known:
             known[root] = self.runtime_s(user.root, user.nodes | producer.nodes)
@@ -178,7 +181,7 @@ class _Queue:
 
     def _reduces(self, nodes: set[int]) -> bool:
         """Whether a kernel is written by the reduction emitter."""
-        return any(_share(self.graph, self.graph.nodes[n]) >= SIGNIFICANT for n in nodes)
+        return any(_elements_read(self.graph, self.graph.nodes[n]) >= MIN_REDUCED_ELEMENTS for n in nodes)
 
     def _is_unary(self, node: Node, size: int) -> bool:
         result = self.graph.values[node.outputs[0]]
@@ -188,7 +191,7 @@ class _Queue:
         """Seconds of a kernel, without its launch."""
         graph, device = self.graph, self.device
         elements: dict[int, float] = {v: graph.values[v].size for v in root.outputs}
-        """Of each value, how many a kernel computes or reads: of one that several read, the most."""
+        """How many elements of each value the kernel computes or reads: the most of any reader."""
         compute_s = memory_s = 0.0
         for n in sorted(nodes, reverse=True):
             node = graph.nodes[n]
@@ -197,7 +200,7 @@ class _Queue:
             compute_s += _seconds(node.flops, device) * made / max(size, 1)
             for v in node.inputs:
                 whole = graph.values[v].size
-                share = whole / max(size, 1) if node.op == "concatenate" else _share(graph, node)
+                share = whole / max(size, 1) if node.op == "concatenate" else _elements_read(graph, node)
                 elements[v] = max(elements.get(v, 0.0), made * share)
         for v, count in elements.items():
             value = graph.values[v]
@@ -208,7 +211,7 @@ class _Queue:
         return compute_s + memory_s - OVERLAP * min(compute_s, memory_s)
 
     def _read_s(self, net_bytes: float, total_bytes: float) -> float:
-        """Seconds to read an array for the first time, and what is read of it again."""
+        """Seconds to read ``net_bytes`` of an array once, and the rest of ``total_bytes`` again."""
         bytes_per_s = float(self.device.hbm_bytes_per_s)
         again_bytes_per_s = bytes_per_s
         if net_bytes < self.device.cache_bytes:
@@ -222,8 +225,8 @@ def _is_loop(node: Node) -> bool:
     return node.kind <= OpKind.REDUCTION and not node.effects
 
 
-def _share(graph: Graph, node: Node) -> float:
-    """Elements of its largest operand that one of a node's result takes: more than 1 in reductions."""
+def _elements_read(graph: Graph, node: Node) -> float:
+    """Elements of a node's largest operand for each element of its result: more than 1 in reductions."""
     if node.kind != OpKind.REDUCTION:
         return 1.0
     read = max((graph.values[v].size for v in node.inputs), default=0)
@@ -236,5 +239,5 @@ def _seconds(flops: Flops, device: DeviceSpec) -> float:
 
 
 def _at(amount: float, per_s: float) -> float:
-    """Seconds for so much at a rate; a rate of 0 is no limit (``DeviceSpec``)."""
+    """Seconds for an amount at a rate; a rate of 0 means no limit (``DeviceSpec``)."""
     return amount / per_s if per_s else 0.0

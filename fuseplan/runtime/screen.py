@@ -22,9 +22,9 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
 from fuseplan.planners import decides_nothing, is_built_in
 from fuseplan.runtime.control_flow import bodies
-from fuseplan.schedule.nests.connected import LEAST_PART, loopable
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.offered import least_bytes
+from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
 from fuseplan.settings import with_figures
 
 RUNS_AS_JAX = (
@@ -99,9 +99,9 @@ def may_keep(graph: Graph, min_bytes: int) -> bool:
     made = [v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes]
     if not made:
         return False
-    least = min(made) // LEAST_PART  # a region is tied together by values of more elements than this
+    least = min(made) // MAX_SIZE_RATIO  # a region is tied together by values of more elements than this
     sizes = [v.size for v in graph.values]
-    holds = [loopable(node) for node in graph.nodes]
+    holds = [can_nest(node) for node in graph.nodes]
     read: list[float] = [math.inf] * len(sizes)
     for node in graph.nodes:
         if holds[node.id]:

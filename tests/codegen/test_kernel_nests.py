@@ -29,8 +29,8 @@ from fuseplan.schedule import tilings as tiles
 from fuseplan.schedule.nests import offered
 from fuseplan.schedule.nests.accelerator import kernel_nests
 from fuseplan.schedule.nests.cpu import program_of
-from fuseplan.schedule.nests.live_tiles import walked_in_ranges
-from fuseplan.schedule.nests.regions import joined, regions
+from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
+from fuseplan.schedule.nests.regions import joined_contractions, regions
 from fuseplan.workloads import get_workload
 from tests.helpers.nest_cases import CASES, D, M, N, normal, with_gradient
 from tests.helpers.nests import assert_close, describe
@@ -65,7 +65,7 @@ def in_kernels(f, args, device):
 
 def in_ranges(lowered, specs):
     """Those of which a mask leaves out tiles, without these."""
-    walks = [walked_in_ranges(lowered, spec, program_of(lowered.graph, spec)) for spec in specs]
+    walks = [tiles_visited_in_ranges(lowered, spec, program_of(lowered.graph, spec)) for spec in specs]
     return [replace(spec, walked=walked) for spec, walked in zip(specs, walks, strict=True) if walked]
 
 
@@ -248,7 +248,7 @@ def test_a_gate_and_what_it_gates_share_a_loop(small_tiles):
     args = in_float32((normal(20, 40), normal(40, 36), normal(40, 36, seed=1)))
     lowered = lower(trace(gated, *args))
     graph, values = lowered.graph, evaluated(lowered, args)
-    (group,) = joined(graph, "triton")
+    (group,) = joined_contractions(graph, "triton")
     assert len(group) == len(graph.nodes)
     specs = list(kernel_nests(graph, group, unify(graph, group), boundary(graph, group), "triton"))
     assert {len(spec.passes) for spec in specs} == {0, 1}, "held, or walked once"

@@ -19,9 +19,8 @@ from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, trace
 from fuseplan.schedule.layout import group_layout
-from fuseplan.schedule.nests.connected import loopable
 from fuseplan.schedule.nests.cpu import program_of
-from fuseplan.schedule.nests.regions import regions
+from fuseplan.schedule.nests.regions import can_nest, regions
 from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import addressing
 from tests.helpers.quickly import run_quickly
@@ -34,7 +33,7 @@ def groups(lowered: Lowered) -> list[tuple[int, ...]]:
     """All nodes together where they have a nest; else the regions."""
     graph = lowered.graph
     nodes = tuple(range(len(graph.nodes)))
-    if all(map(loopable, graph.nodes)) and not isinstance(unify(graph, nodes), Conflict):
+    if all(map(can_nest, graph.nodes)) and not isinstance(unify(graph, nodes), Conflict):
         return [nodes]
     found = regions(graph, LARGE_BYTES)
     return [nodes for nodes in found if not isinstance(unify(graph, nodes), Conflict)]

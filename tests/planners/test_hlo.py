@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from costmodel.graph import make_graph
-from fuseplan.planners.hlo import wire
+from fuseplan.planners.hlo import module
 from fuseplan.planners.hlo.attribution import place_nodes
 from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
 from fuseplan.planners.hlo.module import Computation, Instruction, Module, Shape, read_module
@@ -23,20 +23,20 @@ def text(number, value):
 
 def test_fields_of_a_message():
     packed = text(3, bytes([1, 0x80, 0x01]))
-    message = wire.fields(
+    message = module.fields(
         packed + bytes([3 << 3, 7]) + bytes([1 << 3 | 5, 0, 0, 0, 0]) + text(2, b"\x08\x05")
     )
-    assert list(wire.integers(message, 3)) == [1, 128, 7]
-    assert [wire.integer(m, 1) for m in wire.messages(message, 2)] == [5]
+    assert list(module.integers(message, 3)) == [1, 128, 7]
+    assert [module.integer(m, 1) for m in module.messages(message, 2)] == [5]
     assert 1 not in message, "a number of fixed width"
-    assert wire.text(message, 9) == ""
-    assert wire.integer(message, 9) == 0
+    assert module.text(message, 9) == ""
+    assert module.integer(message, 9) == 0
 
 
 @pytest.mark.parametrize("data", [b"\x80", text(1, b"abc")[:-1], bytes([1 << 3 | 3])])
 def test_what_is_no_message(data):
     with pytest.raises(ValueError, match=r"message ends|no wire type"):
-        wire.fields(data)
+        module.fields(data)
 
 
 class Program:

@@ -107,7 +107,7 @@ def test_a_group_has_so_many_operations(monkeypatch):
 
     sizes = sorted(map(len, groups(chain, X)))
     assert sizes == [43, 256]
-    monkeypatch.setattr(tvm_fuse_ops, "MAX_DEPTH", 100)
+    monkeypatch.setattr(tvm_fuse_ops, "MAX_FUSED_OPS", 100)
     assert sorted(map(len, groups(chain, X))) == [99, 100, 100]
 
 

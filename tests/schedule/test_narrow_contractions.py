@@ -14,7 +14,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.accelerator import kernel_nests
-from fuseplan.schedule.nests.regions import narrow
+from fuseplan.schedule.nests.regions import narrow_contractions
 from tests.codegen.test_kernel_nests import check, evaluated, in_float32, small_tiles  # noqa: F401
 from tests.helpers.nest_cases import normal
 
@@ -47,7 +47,7 @@ def test_agrees(name, device, small_tiles):  # noqa: F811
     args = in_float32(args)
     lowered = lower(trace(f, *args))
     graph = lowered.graph
-    groups = list(narrow(graph, get_device(device).backend))
+    groups = list(narrow_contractions(graph, get_device(device).backend))
     assert groups
     values = evaluated(lowered, args)
     for nodes in groups:
@@ -79,7 +79,7 @@ def test_an_adapter_beside_its_weights_is_one_kernel_of_a_tpu(dtype):
 
 def test_what_is_wide_or_wanted_elsewhere_is_not_offered():
     def found(f, *args):
-        return list(narrow(lower(trace(f, *args)).graph, "mosaic_tpu"))
+        return list(narrow_contractions(lower(trace(f, *args)).graph, "mosaic_tpu"))
 
     x, w, a, b = LARGE
     assert len(found(low_rank, x, w, a, b)) == 2

@@ -17,7 +17,7 @@ from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.nests.accelerator import kernel_nests
-from fuseplan.schedule.nests.regions import joined, normed
+from fuseplan.schedule.nests.regions import joined_contractions, normalised_contractions
 from fuseplan.workloads.functions import layernorm, rmsnorm
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import kernel_function
@@ -80,7 +80,7 @@ def offered(name: str, args: tuple[Any, ...], device: str) -> tuple[Lowered, lis
     """The whole function as one kernel: of each choice of roles, the smallest and the largest tiles."""
     lowered = lower(trace(FUNCTIONS[name][0], *args))
     graph, backend = lowered.graph, get_device(device).backend
-    group = max(normed(graph, joined(graph, backend), backend), key=len)
+    group = max(normalised_contractions(graph, joined_contractions(graph, backend), backend), key=len)
     assert len(group) == len(graph.nodes)
     by_roles: dict[Any, list[KernelSpec]] = {}
     for spec in kernel_nests(graph, group, unify(graph, group), boundary(graph, group), backend):
@@ -229,7 +229,7 @@ def test_what_is_needed_elsewhere_is_no_part():
 
     def groups(f, *shapes):
         graph = lower(trace(f, *(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))).graph
-        return graph, list(normed(graph, (), "triton"))
+        return graph, list(normalised_contractions(graph, (), "triton"))
 
     assert groups(both, *MATRIX)[1] == []
     assert groups(statistics, *MATRIX)[1] == []

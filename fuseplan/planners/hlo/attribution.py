@@ -1,10 +1,10 @@
-"""Which of XLA's kernels computes which node, from where each instruction says that it comes from.
+"""Assign each graph node to the XLA kernels that compute it, by the metadata of their instructions.
 
-XLA computes a node again wherever that saves it a trip through memory, cuts one into steps, and leaves out
-what it can; so a node may show in several kernels, or in none. From the results backwards, a kernel that
-needs a node either computes it itself, where the node shows in it and it reads enough for that, or reads it
-from the last such kernel before. What shows nowhere is computed by the first that needs it; barriers and
-such are no kernel's. No kernel ever waits for a later one, whatever the compiler said.
+XLA recomputes a node where that saves memory traffic, splits nodes into steps, and removes nodes, so a node
+may occur in several kernels or in none. Nodes are assigned from the results backwards. A kernel that needs a
+node computes it if the node occurs in the kernel and the kernel reads enough for it; otherwise it reads the
+node from the last earlier kernel of that kind. A node that occurs nowhere is computed by the first kernel
+that needs it. Barriers and the like belong to no kernel. No kernel depends on a later one.
 """
 
 from __future__ import annotations
@@ -17,29 +17,30 @@ from costmodel.traffic import part_bytes
 from fuseplan.planners.hlo.kernels import HloKernel
 
 Place = tuple[int, int]
-"""A kernel's position in XLA's order, and ``len(graph.nodes)``; or, before it, a node that is alone."""
+"""A kernel's position in XLA's order with ``len(graph.nodes)``; or, for a node that no kernel computes, the
+position of the kernel that it runs before, with the node."""
 
 
-_SLACK = 2
-"""Arrays may be as much smaller in XLA's program than in the graph, as where it keeps halves of float32; what
-is left of a sum after its first step is smaller by far."""
+NARROWING = 2
+"""XLA may store a float32 array in half of its bytes, so a kernel may read this much less than a node's
+operands have. The partial results of a reduction split into steps are far smaller than its operand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Where nodes are computed."""
+    """The assignment of nodes to places."""
 
     places: tuple[tuple[Place, ...], ...]
-    """For each node, ascending; several where it is computed again."""
+    """For each node, the places that compute it, ascending."""
     source: tuple[Place, ...]
-    """For each node, the place that writes it for those that do not compute it."""
+    """For each node, the place from which the other places read it."""
     hosts: tuple[Place | None, ...]
-    """For each kernel, the place that it is counted with: its own, if it has nodes; None if there are no
-    nodes at all."""
+    """For each kernel, the place to which its launch and its bytes are charged: its own, if it has nodes;
+    None if the graph has none."""
 
 
 def place_nodes(graph: Graph, kernels: Sequence[HloKernel]) -> Placed:
-    """Place the nodes of a program that was compiled to ``kernels``."""
+    """Assign the nodes of a program that was compiled to ``kernels``."""
     return _Placing(graph, kernels).run()
 
 
@@ -52,19 +53,19 @@ class _Placing:
         for k, kernel in enumerate(kernels):
             for n in kernel.computes:
                 holders[n].append(k)
-        self.shows = [
+        self.occurs = [
             [(k, self.slot) for k in ([k for k in several if self._reads_enough(n, k, holders)] or several)]
             for n, several in enumerate(holders)
         ]
 
     def _reads_enough(self, n: int, k: int, holders: Sequence[Sequence[int]]) -> bool:
-        """Whether kernel ``k`` reads what node ``n`` is computed from, or computes that too. One that does
-        not finishes what another began: it adds partial sums up, or multiplies by an inverse."""
+        """Whether kernel ``k`` reads or computes all operands of node ``n``. Otherwise it completes what
+        another kernel began: it adds partial sums, or multiplies by an inverse."""
         graph, node = self.graph, self.graph.nodes[n]
         producer = {v: graph.values[v].producer for v in node.inputs}
-        # What shows nowhere has become a part of its readers.
+        # A producer that occurs in no kernel became part of its readers.
         needed = [v for v, p in producer.items() if p < 0 or (holders[p] and k not in holders[p])]
-        return sum(part_bytes(graph, node, v) for v in needed) <= _SLACK * self.kernels[k].read_bytes
+        return sum(part_bytes(graph, node, v) for v in needed) <= NARROWING * self.kernels[k].read_bytes
 
     def run(self) -> Placed:
         graph, homes = self.graph, self._homes()
@@ -93,47 +94,47 @@ class _Placing:
             wanted[producer].add(place)
 
     def _homes(self) -> list[Place]:
-        """For each node, the last kernel in which it shows, or else anything that it is made of."""
+        """For each node, the last kernel in which it occurs, or else in which an operand does."""
         homes: list[Place] = []
         for node in self.graph.nodes:
-            made_of = [homes[p] for v in node.inputs if (p := self.graph.values[v].producer) >= 0]
-            homes.append(max(self.shows[node.id] or made_of, default=(-1, self.slot)))
+            of_operands = [homes[p] for v in node.inputs if (p := self.graph.values[v].producer) >= 0]
+            homes.append(max(self.occurs[node.id] or of_operands, default=(-1, self.slot)))
         return homes
 
     def _is_alone(self, node: Node) -> bool:
-        """What has side effects is, and what is no work, but may keep others apart."""
-        return node.effects or (node.kind == OpKind.OPAQUE and not self.shows[node.id])
+        """Whether no kernel computes the node: it has side effects, or is a barrier."""
+        return node.effects or (node.kind == OpKind.OPAQUE and not self.occurs[node.id])
 
     def _alone(self, n: int, before: Place) -> Place:
-        """The place of a node that is alone: in XLA's order, but before whoever waits for it."""
-        k = max((k for k, _ in self.shows[n]), default=before[0])
+        """The place of a node without a kernel: in XLA's order, but before the places that wait for it."""
+        k = max((k for k, _ in self.occurs[n]), default=before[0])
         return min((k, n), (before[0], n))
 
     def _shared(self, node: Node, users: set[Place], home: Place) -> tuple[tuple[Place, ...], Place]:
-        """Where a node that ``users`` need is computed, and which of these places writes it."""
-        shows = self.shows[node.id]
+        """The places that compute a node which ``users`` need, and the one from which the others read it."""
+        occurs = self.occurs[node.id]
         if node.kind >= OpKind.OUT_ELEMENTWISE_FUSABLE:
-            # XLA computes none of these twice: the rest is copies and conversions for it.
-            shows = [place for place in shows if place <= min(users)][-1:]
-        inside = users.intersection(shows)
+            # XLA computes these once; further kernels copy or convert the operands or the result.
+            occurs = [place for place in occurs if place <= min(users)][-1:]
+        inside = users.intersection(occurs)
         outside = users - inside
         if not outside:
             return tuple(sorted(inside)), min(inside)
         first = min(outside)
-        before = [place for place in shows if place < first]
+        before = [place for place in occurs if place < first]
         if before:
             source = before[-1]
         elif first == self.caller:
             source = home
-        elif first[1] < self.slot:  # It is alone.
+        elif first[1] < self.slot:  # a node without a kernel
             source = (first[0] - 1, self.slot)
         else:
             source = first
         return tuple(sorted(inside | {source})), source
 
     def _hosts(self, places: Sequence[tuple[Place, ...]]) -> tuple[Place | None, ...]:
-        """Kernels without nodes of their own are counted with what they come from, else with who reads
-        them, else with what they read, else with anyone."""
+        """Charge a kernel without nodes of its own to a place that computes a node it comes from, else to a
+        kernel that reads it, else to one that it reads, else to the last place."""
         used = sorted({place for several in places for place in several})
         hosts: list[Place | None] = [None] * len(self.kernels)
         for k, kernel in enumerate(self.kernels):

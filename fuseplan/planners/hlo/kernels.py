@@ -1,11 +1,12 @@
-"""The kernels of an optimized HLO module: what is launched, what that moves, what it comes from.
+"""The kernels of an optimized HLO module: the bytes that each moves, and the graph nodes that it computes.
 
-Every instruction of the entry computation that does work is a kernel: a fusion, a library's call, a sort, a
-copy, a loop as one. It reads its operands and writes its results once, but of what it only slices or
-gathers from, no more than it takes, and of what it updates in place (``dynamic-update-slice``,
-``scatter``) the updates. Arrays that the compiler placed on chip (VMEM of a TPU) count as all others do: the
-cost model knows nothing of the like for any plan. Copies between them and HBM run beside the kernels, and
-are none: whoever reads the copy is charged with it.
+Every instruction of the entry computation that does work is one kernel: a fusion, a library call, a sort, a
+copy, a whole loop. A kernel reads its operands and writes its results once. Of an operand that it slices or
+gathers from, it reads at most the elements taken; of an array that it updates in place
+(``dynamic-update-slice``, ``scatter``), it writes the updates. Arrays that the compiler placed on chip (VMEM
+of a TPU) are counted like arrays in HBM, because no other plan's cost has on-chip arrays. Copies between them
+and HBM run in parallel to kernels and are not kernels: their traffic is charged to the kernel that reads the
+copy.
 """
 
 from __future__ import annotations
@@ -22,38 +23,40 @@ _FREE |= {"parameter", "partition-id", "replica-id", "tuple"}
 _FREE_CALLS = {"AllocateBuffer", "ConcatBitcast"}
 """Custom calls of a TPU that launch nothing: they name parts of VMEM."""
 
-_SAME = {"async-start", "call"}
-"""Instructions that stand for those of the computation that they call."""
+_CALLS = {"async-start", "call"}
+"""Instructions that are replaced by those of the computation that they call."""
 
-_HOLDS = _SAME | {"conditional", "fusion", "while"}
-"""Instructions that run what they call. What others apply element by element may be shared by several."""
+_EXECUTES = _CALLS | {"conditional", "fusion", "while"}
+"""Instructions that run the computations that they call. Others apply a computation to single elements, and
+several of them may share it."""
 
 _MOVES = {"bitcast", "bitcast-convert", "broadcast", "concatenate", "convert", "copy", "copy-start"}
 _MOVES |= {"get-tuple-element", "pad", "reshape", "reverse", "slice", "transpose", "tuple"}
-"""Instructions that arrange data: where others come from an equation, too, those compute it."""
+"""Instructions that only move data. A node is computed by other instructions, if it has any."""
 
-_TAKES = {"dynamic-slice", "gather", "slice"}
+_SLICES = {"dynamic-slice", "gather", "slice"}
+"""Instructions that read only the elements of their first operand that are in their result."""
 
 
 @dataclass(frozen=True, slots=True)
 class HloKernel:
-    """Something that XLA launches."""
+    """One launch of XLA's program."""
 
     name: str
     computes: frozenset[int]
-    """The nodes that it computes, or parts of them."""
+    """The nodes that it computes, wholly or in part."""
     touches: frozenset[int]
-    """The nodes that anything in it comes from."""
+    """The nodes that any of its instructions comes from."""
     read_bytes: int
     write_bytes: int
     on_chip_bytes: int
-    """Of operands and results that lie on chip."""
+    """Size of the operands and results that are on chip."""
     after: tuple[int, ...]
-    """Kernels whose results it reads, by position."""
+    """The kernels whose results it reads, by position."""
 
     @property
     def moved_bytes(self) -> int:
-        """What it moves in all."""
+        """Bytes read and written."""
         return self.read_bytes + self.write_bytes
 
 
@@ -61,7 +64,7 @@ def read_kernels(module: Module) -> tuple[HloKernel, ...]:
     """The kernels of the entry computation, in the order in which they run."""
     reader = _Reader(module)
     reader.walk(module.computations[module.entry], [])
-    # A node that some kernel computes is not computed where its data are only arranged.
+    # A kernel that only moves a node's data computes the node only if no other kernel does.
     return tuple(replace(k, computes=k.computes | (k.touches - reader.strong)) for k in reader.kernels)
 
 
@@ -70,42 +73,45 @@ class _Reader:
         self.module = module
         self.kernels: list[HloKernel] = []
         self.strong: set[int] = set()
-        """Nodes that some kernel computes by more than arranging data."""
+        """Nodes that some kernel computes by more than moving data."""
 
     def walk(
-        self, computation: Computation, given: Sequence[frozenset[int]], is_beside: bool = False
+        self, computation: Computation, given: Sequence[frozenset[int]], is_async: bool = False
     ) -> frozenset[int]:
-        """Add the kernels of a computation, whose parameters come from the kernels ``given``, and which may
-        run beside others; the kernels that its result comes from."""
+        """Add the kernels of a computation; the kernels that its result comes from.
+
+        ``given`` has, for each parameter, the kernels that it comes from; ``is_async`` is whether the
+        computation may run in parallel to others.
+        """
         made: dict[int, frozenset[int]] = {}
         for one in computation.instructions.values():
             sources = [made[operand] for operand in one.operands]
             every = frozenset[int]().union(*sources)
             if one.opcode == "parameter":
                 made[one.id] = given[one.index] if given else frozenset()
-            elif one.opcode in _SAME:
+            elif one.opcode in _CALLS:
                 made[one.id] = self.walk(
                     self.module.computations[one.called[0]], sources, one.opcode == "async-start"
                 )
-            elif _is_free(one) or (one.opcode in _MOVES and self._is_beside(computation, one, is_beside)):
+            elif _is_free(one) or (one.opcode in _MOVES and self._is_async_copy(computation, one, is_async)):
                 made[one.id] = every
             else:
                 made[one.id] = frozenset({len(self.kernels)})
                 self.kernels.append(self._kernel(computation, one, tuple(sorted(every))))
         return made.get(computation.root, frozenset())
 
-    def _is_beside(self, computation: Computation, one: Instruction, may_be: bool) -> bool:
-        """Whether it is a copy onto the chip, or off it, that runs beside kernels."""
-        if not may_be and one.opcode != "copy-start":
+    def _is_async_copy(self, computation: Computation, one: Instruction, is_async: bool) -> bool:
+        """Whether it is a copy onto the chip, or off it, that runs in parallel to kernels."""
+        if not is_async and one.opcode != "copy-start":
             return False
-        # What a copy starts from is among its results.
+        # The results of a copy-start include its source.
         return any(shape.on_chip_bytes for shape in (one.shape, *_shapes(computation, one)))
 
     def _kernel(self, computation: Computation, one: Instruction, after: tuple[int, ...]) -> HloKernel:
         inside = list(self._inside(one)) or [one]
         computes = _nodes(i for i in inside if i.opcode not in _MOVES)
         self.strong |= computes
-        # Its results are where it copies to, where it copies from, and what to wait for.
+        # The results of a copy-start are the destination, the source and a token.
         result = one.shape.parts[0] if one.opcode == "copy-start" else one.shape
         return HloKernel(
             one.name,
@@ -118,8 +124,8 @@ class _Reader:
         )
 
     def _inside(self, one: Instruction) -> Iterator[Instruction]:
-        """All instructions of what an instruction runs, but those that stand for no work."""
-        for called in one.called if one.opcode in _HOLDS else ():
+        """All instructions of the computations that an instruction runs, without constants and parameters."""
+        for called in one.called if one.opcode in _EXECUTES else ():
             for inner in self.module.computations[called].instructions.values():
                 if inner.opcode not in ("constant", "parameter"):
                     yield inner
@@ -131,12 +137,12 @@ class _Reader:
         return min(whole, self._parts(computation, one, operand, whole))
 
     def _parts(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
-        """Bytes that ``one`` takes of an operand that has ``whole``, of each place where it stands."""
+        """Bytes that ``one`` reads of an operand of ``whole`` bytes, summed over its positions."""
         places = [i for i, o in enumerate(one.operands) if o == operand]
         return sum(self._part(computation, one, place, whole) for place in places)
 
     def _part(self, computation: Computation, one: Instruction, place: int, whole: int) -> int:
-        if one.opcode in _TAKES and place == 0:
+        if one.opcode in _SLICES and place == 0:
             return one.shape.array_bytes
         if one.opcode == "dynamic-update-slice" and place == 0:
             return 0
@@ -149,7 +155,7 @@ class _Reader:
         return whole
 
     def _used(self, body: Computation, given: Instruction, whole: int) -> int:
-        """Bytes that a fusion reads of what it is ``given``."""
+        """Bytes that a fusion reads of its parameter ``given``."""
         if given.id == body.root:
             return whole
         parts = 0
@@ -159,7 +165,7 @@ class _Reader:
         return min(whole, parts)
 
     def _written(self, computation: Computation, one: Instruction) -> int:
-        """Bytes that ``one`` writes: of what it is given and updates, the updates."""
+        """Bytes that ``one`` writes; of an operand that it updates in place, those of the updates."""
         if one.opcode in ("dynamic-update-slice", "scatter") and self._is_given(computation, one.operands[0]):
             return sum(computation.instructions[u].shape.array_bytes for u in _updates(one))
         if one.opcode == "fusion":
@@ -169,7 +175,7 @@ class _Reader:
             return sum(self._written(computation, computation.instructions[o]) for o in one.operands)
         if one.opcode == "bitcast":
             return self._written(computation, computation.instructions[one.operands[0]])
-        if one.opcode == "custom-call" and one.shape.parts:  # Workspace is nobody's result.
+        if one.opcode == "custom-call" and one.shape.parts:  # Workspace has no reader.
             taken = {u.index for u in computation.users.get(one.id, ()) if u.opcode == "get-tuple-element"}
             return sum(one.shape.parts[k].nbytes for k in taken) if taken else one.shape.nbytes
         return one.shape.nbytes
@@ -187,7 +193,7 @@ def _is_free(one: Instruction) -> bool:
 
 
 def _shapes(computation: Computation, one: Instruction) -> list[Shape]:
-    """Of the operands, each once."""
+    """Shapes of the operands, each operand once."""
     return [computation.instructions[operand].shape for operand in dict.fromkeys(one.operands)]
 
 
@@ -196,7 +202,7 @@ def _nodes(instructions: Iterable[Instruction]) -> frozenset[int]:
 
 
 def _updates(one: Instruction) -> tuple[int, ...]:
-    """The operands that a ``dynamic-update-slice`` or a ``scatter`` puts in place."""
+    """The operands of a ``dynamic-update-slice`` or a ``scatter`` that are the updates."""
     if one.opcode == "dynamic-update-slice":
         return one.operands[1:2]
     return one.operands[len(one.operands) // 2 + 1 :]

@@ -1,14 +1,98 @@
-"""An optimized HLO module: computations, their instructions, and the bytes of arrays.
+"""Read an optimized HLO module from its protocol buffer: computations, instructions, and sizes of arrays.
 
-Field numbers are those of ``xla/service/hlo.proto`` and ``xla/xla_data.proto``.
+The first half decodes the wire format of Protocol Buffers ("Encoding" in its documentation) without the
+schema's library; unknown fields are skipped. Field numbers and wire types never change once a field is in
+use, unlike the text that XLA prints. The numbers here are those of ``xla/service/hlo.proto`` and
+``xla/xla_data.proto``.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from fuseplan.planners.hlo.wire import Message, fields, integer, integers, messages, text
+Message = dict[int, list[int | bytes]]
+"""The values of each field that is present, in order: integers, or the bytes of strings and messages."""
+
+_VARINT, _FIXED_64, _BYTES, _FIXED_32 = 0, 1, 2, 5
+
+
+def fields(data: bytes) -> Message:
+    """The fields of one message by number, without those of fixed width.
+
+    Raises:
+        ValueError: the bytes are not a message.
+
+    Example:
+        >>> fields(bytes([0x08, 0x96, 0x01, 0x12, 0x02]) + b"ok")
+        {1: [150], 2: [b'ok']}
+    """
+    found: Message = {}
+    at = 0
+    while at < len(data):
+        key, at = _varint(data, at)
+        number, kind = key >> 3, key & 7
+        if kind == _VARINT:
+            value, at = _varint(data, at)
+            found.setdefault(number, []).append(value)
+        elif kind == _BYTES:
+            size, at = _varint(data, at)
+            found.setdefault(number, []).append(data[at : at + size])
+            at += size
+        elif kind in (_FIXED_32, _FIXED_64):
+            at += 4 if kind == _FIXED_32 else 8
+        else:
+            raise ValueError(f"no wire type {kind} at byte {at}")
+    if at > len(data):
+        raise ValueError("the message ends before its last field")
+    return found
+
+
+def text(message: Message, number: int) -> str:
+    """The string in a field; empty if the field is absent."""
+    return b"".join(v for v in message.get(number, ())[-1:] if isinstance(v, bytes)).decode()
+
+
+def integer(message: Message, number: int) -> int:
+    """The integer in a field; 0 if the field is absent."""
+    found = message.get(number, [0])[-1]
+    assert isinstance(found, int), f"field {number} holds bytes"
+    return found
+
+
+def integers(message: Message, number: int) -> Iterator[int]:
+    """The integers of a repeated field, packed or not."""
+    for value in message.get(number, ()):
+        if isinstance(value, int):
+            yield value
+            continue
+        at = 0
+        while at < len(value):
+            one, at = _varint(value, at)
+            yield one
+
+
+def messages(message: Message, number: int) -> Iterator[Message]:
+    """The messages of a repeated field."""
+    for value in message.get(number, ()):
+        assert isinstance(value, bytes), f"field {number} holds an integer"
+        yield fields(value)
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    """An integer of seven bits a byte, the lowest first, and the position behind it."""
+    value = shift = 0
+    while True:
+        if at >= len(data):
+            raise ValueError("the message ends inside of a number")
+        byte = data[at]
+        at += 1
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            return value, at
+        shift += 7
+
 
 # Bits of an element, by PrimitiveType; tuples, tokens and opaque values have none of their own.
 _BITS = {1: 8, 2: 8, 3: 16, 4: 32, 5: 64, 6: 8, 7: 16, 8: 32, 9: 64, 10: 16, 11: 32, 12: 64, 15: 64, 16: 16}
@@ -16,10 +100,10 @@ _BITS |= {18: 128, 19: 8, 20: 8, 21: 4, 22: 4, 23: 8, 24: 8, 25: 8, 26: 2, 27: 2
 _BITS |= {31: 1, 32: 4, 33: 8}
 
 _ON_CHIP = 1
-"""The memory space of a layout that is VMEM on a TPU (printed as ``S(1)``)."""
+"""The memory space of a layout in a TPU's VMEM (printed as ``S(1)``)."""
 
 SCOPE = "fuseplan.node."
-"""What the name stack of each equation begins with, before the number of its node."""
+"""Prefix of the named scope of each equation; the number of its node follows."""
 
 _NODE = re.compile(re.escape(SCOPE) + r"(\d+)")
 
@@ -29,18 +113,18 @@ class Shape:
     """An array, or a tuple of shapes."""
 
     array_bytes: int
-    """Of the array; 0 of a tuple."""
+    """Size of the array; 0 for a tuple."""
     on_chip: bool = False
     parts: tuple[Shape, ...] = ()
 
     @property
     def nbytes(self) -> int:
-        """Of all arrays."""
+        """Size of all arrays."""
         return sum(p.nbytes for p in self.parts) + self.array_bytes
 
     @property
     def on_chip_bytes(self) -> int:
-        """Of all arrays that lie on chip."""
+        """Size of all arrays that the compiler placed on chip."""
         return sum(p.on_chip_bytes for p in self.parts) + (self.array_bytes if self.on_chip else 0)
 
 
@@ -53,26 +137,27 @@ class Instruction:
     opcode: str
     shape: Shape
     nodes: frozenset[int]
-    """The nodes whose equations it comes from."""
+    """The graph nodes whose equations it was compiled from."""
     operands: tuple[int, ...]
     called: tuple[int, ...]
     """The computations that it calls."""
     index: int
-    """Of a parameter or an element of a tuple."""
+    """Number of a parameter or of a tuple element."""
     target: str
-    """Of a custom call."""
+    """Target of a custom call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Computation:
-    """Instructions in an order that can run, that of the schedule where there is one."""
+    """The instructions of a computation by id, in the order of the schedule, or else in an order that can
+    run."""
 
     instructions: dict[int, Instruction]
     root: int
     users: dict[int, list[Instruction]] = field(default_factory=dict)
 
     def parameter(self, index: int) -> Instruction | None:
-        """The parameter of that number, if it is used."""
+        """The parameter of that number; None if it is unused."""
         every = self.instructions.values()
         return next((i for i in every if i.opcode == "parameter" and i.index == index), None)
 

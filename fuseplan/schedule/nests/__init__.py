@@ -1,7 +1,7 @@
-"""Kernels that walk an axis in several passes, or hold several contractions.
+"""Nests: kernels that walk an axis in several passes, or have several contractions.
 
-In: a graph and a device. Out: the groups that are worth offering to a planner (``offered``, ``regions``), and
-the cheapest nest of a group (``cpu``, ``accelerator``). ``multipass`` finds the passes, ``online_rescaling``
-what makes a softmax online, ``live_tiles`` the tiles that masks leave. Open ``offered`` first, then
-``multipass``.
+In: a graph and a device. Out: the groups worth offering to a planner (``regions`` finds them, ``offered``
+prices them), and the fastest nest of a group (``cpu``, ``accelerator``). ``multipass`` splits a group into
+passes, ``online_rescaling`` makes a softmax online, ``live_tiles`` skips masked tiles. Open ``offered``
+first, then ``multipass``.
 """

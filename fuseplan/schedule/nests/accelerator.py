@@ -1,13 +1,10 @@
-"""The best kernel of several contractions of a group, on a GPU or a TPU.
+"""Schedule a group with several contractions as one kernel of a GPU or a TPU.
 
-Kernel nests: the tiles that a group with several contractions may have in one kernel of a GPU or
-a TPU.
-
-The axes of the group's largest inner values are cut: one that indexes all results, and that nothing
-reduces, is a grid axis; one other is the stream (``passes``); everything else is whole in every tile.
-So attention streams its keys, a gated layer what its two products contract, a cross-entropy its
-classes. What all contractions of a group contract alike may be held instead: a row of which a norm is
-needed first.
+The axes of the group's largest intermediates are tiled. An axis that indexes all results, and that no node
+reduces, is a grid axis; one other axis is the stream, walked in passes; all others are whole in every tile.
+So attention streams its keys, a gated layer the axis that both contractions contract, a cross-entropy its
+classes. An axis that all contractions contract may be whole instead, so that a norm of its rows is known
+before they are multiplied.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import GroupAxes, NodeAxes, compose
-from costmodel.backends import backend_of
+from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
 from costmodel.kernel import AxisRole, KernelSpec
@@ -29,33 +26,36 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import Contraction, Layout, contraction_axes, group_layout
-from fuseplan.schedule.nests.connected import Nodes
-from fuseplan.schedule.nests.cpu import cuttable, program_of
-from fuseplan.schedule.nests.live_tiles import walked_in_ranges
+from fuseplan.schedule.nests.cpu import program_of, tileable
+from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
 from fuseplan.schedule.nests.offered import Nests
-from fuseplan.schedule.nests.regions import joined, narrow, normed
+from fuseplan.schedule.nests.regions import (
+    joined_contractions,
+    narrow_contractions,
+    normalised_contractions,
+)
 from fuseplan.schedule.padding import whole_tile
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import Tiles, addressing, dot_tiles
 
-_WHOLE = 1024
-"""No longer axis is whole in a tile of a kernel that also streams another: 32 rows of it in float32 are
-all of a GPU's registers that values may have."""
+SETTLING_GAIN = (9, 10)
+"""The contractions of a nest are *settled* (``Pricing.settled``) if the nest takes less than this fraction of
+their time as kernels of their own, which may also write a conversion of their results."""
 
-
-_NARROW = 128
-"""What is no longer than so is contracted at once: a head of an attention."""
+MASKED_KERNELS = 4
+"""The number of fastest kernels whose masked tiles are determined."""
 
 
 def kernel_nests(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, backend: str
 ) -> Iterator[KernelSpec]:
-    """The kernels of the group that are priced, in a fixed order."""
+    """The kernels of the group to price, in a fixed order."""
     layout = group_layout(graph, nodes, axes, edge)
     dots = _contractions(graph, nodes, axes.node_axes)
     can_address = addressing(layout, backend, lifts=True)
     inner = _inner(graph, nodes, axes, edge) if backend_of(backend).loops_inside else set()
-    for roles in _roles(layout, axes, dots, inner):
+    for roles in _roles(layout, axes, dots, inner, backend_of(backend)):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         if AxisRole.STREAMED in roles:
             program = program_of(graph, make_spec(axes.sizes))
@@ -75,8 +75,8 @@ def _contractions(graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxe
 
 
 def _inner(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> set[int]:
-    """The axes that may be contracted in a loop of their own: only contractions of what is read have
-    them. (VMEM holds them whole.)"""
+    """The axes that may be contracted in an inner loop: only contractions of arrays read by the kernel have
+    them. (On a TPU they are whole in VMEM.)"""
     read, inner = set(edge.reads), {a for a, reduced in enumerate(axes.reduced) if reduced}
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
@@ -88,84 +88,75 @@ def _inner(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary
 
 
 def _roles(
-    layout: Layout, axes: GroupAxes, dots: list[Contraction], inner: set[int]
+    layout: Layout, axes: GroupAxes, dots: list[Contraction], inner: set[int], backend: Backend
 ) -> Iterator[tuple[AxisRole, ...]]:
-    """Roles of the axes, one way for each axis that can be the stream; and one without, where all that is
-    contracted is, so that a row's norm is known before it is multiplied."""
+    """Roles of the axes: for each axis that can be the stream, with the other contracted axes whole or in
+    inner loops; and without a stream if all contractions contract one axis."""
     free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
-    at_once = len({dot.depth for dot in dots}) == 1
-    cut = free if at_once else cuttable(layout, axes)
-    apart = {a for dot in dots for a in dot.batch}
+    one_depth = len({dot.depth for dot in dots}) == 1
+    tiled = free if one_depth else tileable(layout, axes)
+    batch = {a for dot in dots for a in dot.batch}
     for stream in range(len(axes.sizes)):
         if stream in free or axes.whole[stream] or not axes.reduced[stream]:
             continue
         roles = [
             AxisRole.PARALLEL
-            if a in free and (a in cut or a in apart or layout.sizes[a] > _WHOLE)
+            if a in free and (a in tiled or a in batch or layout.sizes[a] > backend.max_whole_axis)
             else AxisRole.RESIDENT
             for a in range(len(axes.sizes))
         ]
         roles[stream] = AxisRole.STREAMED
         held = [a for a, role in enumerate(roles) if role == AxisRole.RESIDENT]
-        if all(layout.sizes[a] <= _WHOLE for a in held):
+        if all(layout.sizes[a] <= backend.max_whole_axis for a in held):
             yield tuple(roles)
         for a in held:
-            if a in inner and layout.sizes[a] > _NARROW:
+            if a in inner and layout.sizes[a] > backend.one_step_depth:
                 roles[a] = AxisRole.INNER
         held = [a for a in held if roles[a] == AxisRole.RESIDENT]
-        if AxisRole.INNER in roles and all(layout.sizes[a] <= _WHOLE for a in held):
+        if AxisRole.INNER in roles and all(layout.sizes[a] <= backend.max_whole_axis for a in held):
             yield tuple(roles)
-    if at_once:
+    if one_depth:
         yield tuple(AxisRole.PARALLEL if a in free else AxisRole.RESIDENT for a in range(len(axes.sizes)))
 
 
 def _is_free(a: int, layout: Layout, axes: GroupAxes) -> bool:
-    """Whether tiles of an axis can be computed apart from each other."""
+    """Whether tiles of an axis can be computed independently of each other."""
     return not axes.reduced[a] and not axes.whole[a] and all(a in w.axis_set for w in layout.writes)
 
 
 def _tiles(
     sizes: Tiles, roles: tuple[AxisRole, ...], dots: list[Contraction], backend: str
 ) -> list[tuple[int, ...]]:
-    """Tiles of each axis: what batches of products share is one matrix of them at a time."""
-    apart = {a for dot in dots for a in dot.batch}
-    beside = {a for dot in dots for side in (dot.rows, dot.columns) if len(side) > 1 for a in side}
+    """Tiles of each axis; batch axes of a contraction have tiles of one."""
+    batch = {a for dot in dots for a in dot.batch}
+    multiple = {a for dot in dots for side in (dot.rows, dot.columns) if len(side) > 1 for a in side}
     held = AxisRole.STREAMED not in roles
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
             options.append((whole_tile(size, backend),))
-        elif a in apart:
+        elif a in batch:
             options.append((1,))
         else:
-            alone = (1,) if role == AxisRole.PARALLEL and a in beside else ()
-            options.append((*dot_tiles(size, backend, held), *alone))
+            one = (1,) if role == AxisRole.PARALLEL and a in multiple else ()
+            options.append((*dot_tiles(size, backend, held), *one))
     return options
 
 
-_SETTLED = (9, 10)
-"""By so much a nest has to be faster than its contractions alone, whose kernels may also write what is
-narrower than their results."""
-
-_RANGED = 4
-"""So many of the fastest kernels are looked at for tiles that a mask leaves out."""
-
-
 class KernelNests(Nests):
-    """Kernels of several contractions; see ``Nests``."""
+    """Nests as kernels of a GPU or a TPU."""
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, device.backend)
 
     def _groups(self) -> Iterable[Nodes]:
-        yield from self._tied
-        yield from normed(self.graph, self._tied, self.backend)
-        yield from narrow(self.graph, self.backend)
+        yield from self._regions
+        yield from normalised_contractions(self.graph, self._regions, self.backend)
+        yield from narrow_contractions(self.graph, self.backend)
 
     @cached_property
-    def _tied(self) -> tuple[Nodes, ...]:
-        """What large values tie together, or where results meet."""
-        return (*super()._groups(), *joined(self.graph, self.backend))
+    def _regions(self) -> tuple[Nodes, ...]:
+        return (*super()._groups(), *joined_contractions(self.graph, self.backend))
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -177,30 +168,30 @@ class KernelNests(Nests):
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """Alone, each of a nest's contractions is a kernel, and these take longer than the nest. What rows
-        are normed by may be computed apart all the same."""
-        tied = set(self._tied)
-        return frozenset(n for nodes in self.offers if nodes in tied and self._settles(nodes) for n in nodes)
+        """The operations of offered regions that are much faster than their contractions (``SETTLING_GAIN``).
+        Normalised contractions settle nothing: their statistics may be computed in another kernel."""
+        regions = set(self._regions)
+        return frozenset(n for r in self.offers if r in regions and self._settles(r) for n in r)
 
     def _settles(self, nodes: Nodes) -> bool:
-        products = (n for n in nodes if self.graph.nodes[n].flops.matrix)
-        return self._offered(nodes).cost.time_ps * _SETTLED[1] < self.apart_ps(products) * _SETTLED[0]
+        contractions = (n for n in nodes if self.graph.nodes[n].flops.matrix)
+        numerator, denominator = SETTLING_GAIN
+        return self._offered(nodes).cost.time_ps * denominator < self.apart_ps(contractions) * numerator
 
     def _offered(self, nodes: Nodes) -> Kernel:
         kernel = self.best(nodes)
-        assert kernel is not None, "what is offered has a nest"
+        assert kernel is not None, "an offered group has a nest"
         return kernel
 
     def may_be(self, nodes: Nodes) -> bool:
-        """One that is offered, or holds one that is, because it must (``fuseplan.Constraints``)."""
+        """Whether the group holds an offered one, as constraints (``must_fuse``) may demand."""
         inside = frozenset(nodes)
         return any(inside.issuperset(offer) for offer in self.offers)
 
     def choose(
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
     ) -> Kernel | None:
-        """The fastest that fits on chip; of equals, the one of the largest tiles, which walks its stream in
-        the fewest steps."""
+        """The fastest kernel that fits on chip; of equals, the one of the fewest steps."""
         specs = kernel_nests(self.graph, nodes, axes, edge, self.backend)
         fitting = ((spec, footprint(self.graph, spec, self.device)) for spec in specs)
         kernels = [
@@ -209,16 +200,16 @@ class KernelNests(Nests):
             if need.fits(self.device)
         ]
         kernels.sort(key=_rank)
-        return min([*kernels, *map(self._in_ranges, kernels[:_RANGED])], key=_rank, default=None)
+        return min([*kernels, *map(self._masked_kernel, kernels[:MASKED_KERNELS])], key=_rank, default=None)
 
-    def _in_ranges(self, kernel: Kernel) -> Kernel:
-        """The same kernel, which leaves out the tiles at either end that a mask makes nothing of."""
+    def _masked_kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel without the tiles at either end of the stream that a mask excludes."""
         spec = kernel.spec
         if self.lowered is None or not self.masked(spec.nodes):
             return kernel
         program = program_of(self.graph, spec)
         assert program is not None
-        spec = replace(spec, walked=walked_in_ranges(self.lowered, spec, program, self._index))
+        spec = replace(spec, walked=tiles_visited_in_ranges(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
 

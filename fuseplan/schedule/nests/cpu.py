@@ -1,10 +1,8 @@
-"""The best tiled loops of a group on the CPU.
+"""Schedule a group as tiled loops of a CPU.
 
-Nests: the loop orders and tiles that a group may have on the CPU.
-
-The axes that index the group's largest inner values are cut; the others stay whole in every
-tile. An axis that indexes all results is an outer, parallel loop; of the others, the
-innermost is the stream (``passes``), and around it results are accumulated in place.
+The axes of the group's largest intermediates are tiled; the others are whole in every tile. An axis that
+indexes all results, and that no node reduces, is an outer, parallel loop. Of the other tiled axes one is the
+stream, walked in passes (``multipass``); around it results are accumulated in place.
 """
 
 from __future__ import annotations
@@ -25,26 +23,35 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import Layout, group_layout
-from fuseplan.schedule.nests.connected import Nodes
-from fuseplan.schedule.nests.live_tiles import walked
+from fuseplan.schedule.nests.live_tiles import tiles_visited
 from fuseplan.schedule.nests.multipass import Limit, LimitError, Program, make_program
 from fuseplan.schedule.nests.offered import Nests
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import addressing
 
-# Tiles of a long axis. Under 64 a matrix product is all overhead; over 4096 nothing is gained.
-_TILES = (64, 128, 256, 512, 1024, 2048, 4096)
+TILES = (64, 128, 256, 512, 1024, 2048, 4096)
+"""Tiles of an axis longer than the first of them. A matrix product of smaller tiles is dominated by overhead;
+larger tiles gain nothing."""
 
+LARGE_FRACTION = 2
+"""The axes of intermediates of at least half the largest one's size are tiled."""
 
-_LONG = 64
+EQUAL_TIME = (103, 100)
+"""Tilings within 3 % of the fastest are taken to be equally fast, the accuracy of the model: the one that
+needs the least memory is chosen."""
 
-
-_AS_LARGE = 2
-"""Inner values half as large as the largest have axes worth cutting, too."""
+MASKED_KERNELS = 24
+"""The number of fastest tilings whose masked tiles are determined, which takes milliseconds each. A mask
+changes the order of tilings little."""
 
 
 def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Program | None:
-    """The passes of a nest; ``LimitError`` if they take longer than the limit."""
+    """The passes of a nest (``multipass.make_program``).
+
+    Raises:
+        LimitError: they take longer than the limit.
+    """
     return make_program(
         graph,
         spec.nodes,
@@ -58,26 +65,27 @@ def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Pr
 
 
 def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...] | None:
-    """For each pass of a kernel along its stream, the nodes evaluated on every tile; None if there are no
-    such passes."""
+    """For each pass of a kernel along its stream, the nodes evaluated on every tile; None if it cannot be
+    split into passes."""
     program = program_of(graph, spec)
     return None if program is None else tuple(p.loop for p in program.passes)
 
 
 Order = tuple[int, int]
-"""Where a nest stands among those of its group, in whichever order they are priced."""
+"""The rank of a nest among those of its group, independent of the order in which they are priced."""
 
 
 def nests(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, limit: Limit
 ) -> Iterator[tuple[Order, KernelSpec, NestWork]]:
-    """The nests of the group that may keep to the limit. Those of the fewest streamed axes come first: they
-    compute least more than once."""
+    """The nests of the group that may keep to the limit, those of the fewest streamed axes first, since they
+    recompute least."""
     layout = group_layout(graph, nodes, axes, edge)
-    cut = cuttable(layout, axes)
-    free = {a for a in cut if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
+    tiled = tileable(layout, axes)
+    free = {a for a in tiled if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
     options = [
-        _tiles(layout.sizes[a], a in free) if a in cut else (layout.sizes[a],) for a in range(len(axes.sizes))
+        _tiles(layout.sizes[a], a in free) if a in tiled else (layout.sizes[a],)
+        for a in range(len(axes.sizes))
     ]
     can_address = addressing(layout, "loops")
     by_roles: dict[tuple[AxisRole, ...], list[tuple[int, tuple[int, ...]]]] = {}
@@ -100,8 +108,8 @@ def _makers(
     roles: tuple[AxisRole, ...],
     limit: Limit,
 ) -> Iterator[SpecMaker]:
-    """Makers of specs under these roles: for each axis that can be the stream, with products
-    computed again in each pass and, where that makes a difference, kept."""
+    """Makers of specs with these roles: for each axis that can be the stream, with contractions recomputed in
+    each pass and, where that makes a difference, stored."""
     streams: list[int | None] = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
     for stream in streams or [None]:
         for keeps in (False, True):
@@ -116,22 +124,22 @@ def _makers(
             yield make_spec
 
 
-def cuttable(layout: Layout, axes: GroupAxes) -> set[int]:
-    """The axes of the largest inner values, but for those that some node needs whole."""
+def tileable(layout: Layout, axes: GroupAxes) -> set[int]:
+    """The axes of the largest intermediates, without those that some node needs whole."""
 
     def extent(access: Access) -> int:
         return math.prod(layout.sizes[a] for a in access.axis_set)
 
     largest = max((extent(a) for a in layout.inner), default=0)
-    large = [a for a in layout.inner if extent(a) * _AS_LARGE >= largest]
+    large = [a for a in layout.inner if extent(a) * LARGE_FRACTION >= largest]
     return {a for access in large for a in access.axis_set if not axes.whole[a] and layout.sizes[a] > 1}
 
 
 def _tiles(size: int, free: bool) -> tuple[int, ...]:
-    """Tiles of an axis, and the whole of it; a short one is cut into ones or not at all."""
-    if size <= _LONG:
+    """Tiles of an axis, and the whole axis; a short axis has tiles of one or is whole."""
+    if size <= TILES[0]:
         return (1, size) if free else (size,)
-    return (*(t for t in _TILES if t < size), size)
+    return (*(t for t in TILES if t < size), size)
 
 
 def _role(a: int, tile: int, size: int, free: set[int]) -> AxisRole:
@@ -140,17 +148,8 @@ def _role(a: int, tile: int, size: int, free: set[int]) -> AxisRole:
     return AxisRole.PARALLEL if a in free else AxisRole.STREAMED
 
 
-_AS_FAST = (103, 100)
-"""Tilings within 3 % of the fastest are as fast as it, for all the model knows: the one
-that needs the least memory is taken."""
-
-_SEARCHED = 24
-"""Of all tilings, so many of the cheapest are looked at for tiles that a mask leaves out:
-finding them takes milliseconds, and a mask changes the order of tilings little."""
-
-
 class CpuNests(Nests):
-    """Tiled loops; see ``Nests``. Any group may be one."""
+    """Nests as tiled loops of a CPU. Any group may be one."""
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, "loops")
@@ -169,25 +168,27 @@ class CpuNests(Nests):
     def choose(
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
     ) -> Kernel | None:
-        # A mask may leave out most of what a nest computes.
+        # A masked nest may evaluate few of its tiles, so its time has no lower bound here.
         bounded = not self.masked(nodes)
-        limit = Limit(self._least_ps(nodes), _as_fast(below_ps) if bounded and below_ps is not None else None)
+        limit = Limit(
+            self._least_ps(nodes), _equal_ps(below_ps) if bounded and below_ps is not None else None
+        )
         priced = []
         for order, spec, work in nests(self.graph, nodes, axes, edge, limit):
             cost = estimate(self.graph, spec, self.device, work=work)
             priced.append((cost.time_ps, order, Kernel(spec, cost)))
-            if bounded and (limit.ps is None or _as_fast(cost.time_ps) < limit.ps):
-                limit.ps = _as_fast(cost.time_ps)
+            if bounded and (limit.ps is None or _equal_ps(cost.time_ps) < limit.ps):
+                limit.ps = _equal_ps(cost.time_ps)
         priced.sort(key=lambda found: found[:2])
-        kernels = [self._walked(kernel) for _, _, kernel in priced[:_SEARCHED]]
+        kernels = [self._masked_kernel(kernel) for _, _, kernel in priced[:MASKED_KERNELS]]
         least_ps = min((k.cost.time_ps for k in kernels), default=None)
         if least_ps is None or (below_ps is not None and least_ps >= below_ps):
             return None
-        fast = (k for k in kernels if k.cost.time_ps <= _as_fast(least_ps))
+        fast = (k for k in kernels if k.cost.time_ps <= _equal_ps(least_ps))
         return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
 
     def _least_ps(self, nodes: Nodes) -> list[int]:
-        """What each node takes at least, in whichever tiles: its arithmetic."""
+        """The least picoseconds of each node for any tiles: its arithmetic."""
         device, found = self.device, []
         for node in (self.graph.nodes[n] for n in nodes):
             work = [
@@ -200,18 +201,18 @@ class CpuNests(Nests):
             found.append(sum(time_ps(amount, rate) - 1 for amount, rate in work if amount and rate))
         return found
 
-    def _walked(self, kernel: Kernel) -> Kernel:
-        """The same kernel, without the tiles that a mask makes nothing of."""
+    def _masked_kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel without the tiles that a mask excludes."""
         spec = kernel.spec
         if not self.masked(spec.nodes):
             return kernel
         program = program_of(self.graph, spec)
         assert program is not None
         assert self.lowered is not None
-        spec = replace(spec, walked=walked(self.lowered, spec, program, self._index))
+        spec = replace(spec, walked=tiles_visited(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
 
-def _as_fast(ps: int) -> int:
-    """What is as fast as a nest that takes so long."""
-    return ps * _AS_FAST[0] // _AS_FAST[1]
+def _equal_ps(ps: int) -> int:
+    """The longest time that counts as equal to ``ps``."""
+    return ps * EQUAL_TIME[0] // EQUAL_TIME[1]

@@ -1,9 +1,7 @@
-"""Walks: which tiles of the stream each pass of a nest visits.
+"""The tiles of the streamed axis that each pass of a nest visits where a mask excludes others.
 
-Ranges: which tiles of its stream each pass of a GPU's or a TPU's kernel walks.
-
-Where a mask leaves nothing of the first tiles or of the last, they are not walked: at each place of the
-grid a pass walks from the first tile that counts to the last one.
+A tiled loop of a CPU tests each tile (``skips_of``). A kernel of a GPU or a TPU visits one interval of tiles
+at each position of the grid, from the first live tile to the last (``ranges_of``).
 """
 
 from __future__ import annotations
@@ -27,14 +25,14 @@ from fuseplan.schedule.nests.multipass import Program
 def skips_of(
     lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
 ) -> list[Skips | None]:
-    """For each pass, the tiles that a mask leaves out. Passes of which one recalls what
-    another has kept visit the same tiles."""
+    """For each pass, the tiles that a mask excludes. Passes that store products and those that load them
+    again visit the same tiles."""
     stream = program.stream
     if stream is None or spec.axes[stream].n_tiles == 1:
         return [None] * len(program.passes)
     skips = []
     for p in program.passes:
-        # What is recalled is part of the pass as far as masks go.
+        # Masks apply to the products that are loaded as well.
         nodes = [spec.nodes[i] for i in sorted((*p.loop, *p.recalled))]
         skips.append(find_skips(lowered, spec, stream, nodes, index))
     if not any(p.kept for p in program.passes):
@@ -44,10 +42,10 @@ def skips_of(
     return [common if k in linked else s for k, s in enumerate(skips)]
 
 
-def walked(
+def tiles_visited(
     lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
 ) -> tuple[int, ...]:
-    """For each pass, how many tiles it visits where nothing in the data forbids to skip."""
+    """For each pass of a tiled loop, how many tiles it visits if the data allow all skips."""
     counts = []
     for skips, every in zip(skips_of(lowered, spec, program, index), tiles_walked(spec), strict=True):
         part = 1.0 if skips is None else float(skips.live.mean())
@@ -56,7 +54,7 @@ def walked(
 
 
 def _both(one: Skips | None, other: Skips | None) -> Skips | None:
-    """Tiles that neither of two passes needs; None if that cannot be told."""
+    """The tiles that both of two passes may skip; None if their masks depend on different axes."""
     if one is None or other is None or one.axes != other.axes:
         return None
 
@@ -67,24 +65,26 @@ def _both(one: Skips | None, other: Skips | None) -> Skips | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
-    """The tiles that one pass walks."""
+class TileRange:
+    """The interval of tiles that one pass visits, by position in the grid."""
 
     axes: tuple[int, ...]
-    """The grid axes that ``tiles`` depends on."""
+    """The grid axes that ``tiles`` depends on, its first dimensions."""
     tiles: np.ndarray
-    """int32, as many tiles as each of ``axes`` has, and two: the first one walked, and how many."""
+    """int32, of shape (tiles of each of ``axes``, 2): the first tile visited, and the number of tiles."""
     skips: Skips
     n_tiles: int
 
     def table(self, arrays: Mapping[int, Any]) -> Any:
-        """``tiles``, in one row, or all of them where leaving some out could change the result;
-        ``arrays`` are those that the kernel reads, by value."""
+        """``tiles`` as a vector, or the full interval where the data do not allow to skip any.
+
+        ``arrays`` are the arrays that the kernel reads, by value.
+        """
         every = np.broadcast_to(np.array([0, self.n_tiles], np.int32), self.tiles.shape)
         return jnp.where(self.skips.safe(arrays), self.tiles, every).reshape(-1)
 
     def index(self, spec: KernelSpec, position: Any) -> Any:
-        """Where in the table the range stands at a position of the grid."""
+        """The offset in the table of the interval at a position of the grid."""
         row: Any = 0
         for a in self.axes:
             row = row * spec.axes[a].n_tiles + position[a]
@@ -93,8 +93,8 @@ class Range:
 
 def ranges_of(
     lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
-) -> list[Range | None]:
-    """For each pass, the tiles that it walks; None if all of them."""
+) -> list[TileRange | None]:
+    """For each pass, the interval of tiles that it visits; None if that is all of them."""
     if spec.streamed is None:
         return [None] * len(program.passes)
     n_tiles = spec.axes[spec.streamed].n_tiles
@@ -102,21 +102,20 @@ def ranges_of(
     return [None if skips is None else _range(skips, n_tiles) for skips in every]
 
 
-def _range(skips: Skips, n_tiles: int) -> Range | None:
+def _range(skips: Skips, n_tiles: int) -> TileRange | None:
     live = skips.live
     first = live.argmax(axis=-1)
     last = n_tiles - 1 - live[..., ::-1].argmax(axis=-1)
     count = np.where(live.any(axis=-1), last - first + 1, 0)
     if (count == n_tiles).all():
         return None
-    return Range(skips.axes[:-1], np.stack([first, count], axis=-1).astype(np.int32), skips, n_tiles)
+    return TileRange(skips.axes[:-1], np.stack([first, count], axis=-1).astype(np.int32), skips, n_tiles)
 
 
-def walked_in_ranges(
+def tiles_visited_in_ranges(
     lowered: Lowered, spec: KernelSpec, program: Program, index: IndexArithmetic | None = None
 ) -> tuple[int, ...]:
-    """For each pass, how many tiles it walks where nothing in the data forbids to leave some out;
-    empty if all."""
+    """For each pass of a kernel, how many tiles it visits if the data allow all skips; empty if all."""
     ranges = ranges_of(lowered, spec, program, index)
     if all(r is None for r in ranges):
         return ()

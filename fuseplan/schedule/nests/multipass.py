@@ -1,9 +1,9 @@
-"""Passes: the order in which a tiled loop nest evaluates its group.
+"""Split the evaluation of a nest into passes along its streamed axis.
 
-The innermost streamed axis of a nest, its *stream*, is walked once or several times. A
-node that carries it and needs a finished reduction over it, as the backward pass of a
-softmax does, has to wait for the next pass, in which what it needs is computed again.
-What lacks no more than a factor need not wait (``scaling``).
+The innermost streamed axis of a nest, its *stream*, is walked once or several times. A node that has this
+axis and needs a complete reduction over it, as in the backward pass of a softmax, waits for the next pass,
+which recomputes its other operands. A node whose value is final up to a factor need not wait
+(``online_rescaling``).
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph, Node
 from fuseplan.frontend.compared import are_apart, is_comparison
-from fuseplan.schedule.nests.online_rescaling import NodeAxes, Scale, Scaling, Shift
+from fuseplan.schedule.nests.online_rescaling import NodeAxes, OnlineRescaling, Scale, Shift
 
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One walk along the stream. Nodes are positions in the group."""
+    """One pass along the stream. Nodes are given by their positions in the group."""
 
     loop: tuple[int, ...]
-    """Evaluated on every tile, in order; the sinks among them."""
+    """The nodes evaluated on every tile, in order; they include the sinks."""
     sinks: tuple[tuple[int, Scale], ...]
-    """Reductions whose partial results are accumulated, and what the totals lack."""
+    """The reductions accumulated in this pass, and the scale that their totals lack."""
     pending: dict[int, int]
-    """Of ``loop``, products and quotients whose other operand is not known yet: they pass on
-    the operand at this position."""
+    """For each product or quotient in ``loop`` of which one operand is not known yet, the position of the
+    other operand, which it passes on unchanged."""
     stored: frozenset[int]
-    """Of ``loop``, nodes whose tiles are final in this pass and wanted outside."""
+    """The nodes in ``loop`` whose tiles are final in this pass and written by the kernel."""
     after: tuple[int, ...]
-    """Off the tiles, once the pass is over: sinks are finished, other nodes evaluated."""
+    """Nodes without the stream that are evaluated when the pass is over; sinks are completed there."""
     recalled: tuple[int, ...] = ()
-    """Products that an earlier pass kept; they are not in ``loop``."""
+    """Contractions whose tiles an earlier pass stored; they are not in ``loop``."""
     kept: tuple[int, ...] = ()
-    """Of ``loop``, products that a later pass recalls."""
+    """The contractions in ``loop`` whose tiles are stored for a later pass."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What a nest evaluates at each outer tile: ``before``, then the passes."""
+    """The evaluation at each tile of the outer axes: the nodes ``before``, then the passes."""
 
     stream: int | None
     before: tuple[int, ...]
@@ -48,10 +48,11 @@ class Program:
 
 
 class Limit:
-    """The time above which a nest is not worth pricing further; lowered whenever a faster nest is found."""
+    """The time above which a nest is discarded; it is lowered whenever a faster nest is found."""
 
     def __init__(self, least_ps: Sequence[int], ps: int | None = None) -> None:
-        """``least_ps``: what each node of the group takes at least, evaluated once. None: no limit."""
+        """``least_ps``: the least picoseconds of evaluating each node of the group once. ``ps``: the time
+        limit; None: no limit."""
         self.least_ps, self.ps = least_ps, ps
 
 
@@ -69,26 +70,28 @@ def make_program(
     keeps: bool = False,
     limit: Limit | None = None,
 ) -> Program | None:
-    """The passes of a group whose ``tiled`` axes are cut, ``stream`` innermost. With ``keeps``
-    a pass recalls the products of earlier ones.
+    """The passes of a group whose ``tiled`` axes are split into tiles, ``stream`` innermost.
 
-    None if there are none: what is accumulated over an outer axis is complete only when the
-    nest is over, and some node of the group needs it; or a comparison needs both operands from one
-    evaluation (``fuseplan.frontend.compared``), and passes would each have their own.
+    With ``keeps``, contractions are stored for later passes instead of being recomputed.
+
+    Returns:
+        None if the group cannot be split into passes: some node needs a reduction over an outer axis, which
+        is complete only at the end of the nest; or a comparison needs both operands from one evaluation
+        (``fuseplan.frontend.compared``), but each pass has its own.
 
     Raises:
-        LimitError: they take longer than the limit. Each pass computes anew what it needs, so that many
-            passes have far more nodes than the group.
+        LimitError: the passes take longer than the limit. Each pass recomputes its operands, so many passes
+            evaluate far more nodes than the group has.
     """
-    return _Planner(graph, nodes, node_axes, tiled, stream).program(written, keeps, limit)
+    return _PassBuilder(graph, nodes, node_axes, tiled, stream).program(written, keeps, limit)
 
 
-class _Planner(Scaling):
-    """Node by node: the pass in which each value is final, and how it is scaled before."""
+class _PassBuilder(OnlineRescaling):
+    """Determines, node by node, the pass in which each value is final, and its scale before that."""
 
     def program(self, written: frozenset[int], keeps: bool, limit: Limit | None) -> Program | None:
         for i, node in enumerate(self.nodes):
-            if any(self.outer(self.maker[v]) for v in node.inputs if v in self.maker):
+            if any(self.outer(self.producer[v]) for v in node.inputs if v in self.producer):
                 return None
             self._place(i, node)
         targets: dict[int, list[int]] = {}
@@ -117,36 +120,36 @@ class _Planner(Scaling):
         return Program(self.stream, self._known_after(-1), tuple(passes), dict(self.shifts))
 
     def _compares_apart(self, passes: Sequence[Pass]) -> bool:
-        """Whether the operands of some comparison follow, unrounded, from one operation that two passes
-        evaluate (``fuseplan.frontend.compared``)."""
+        """Whether two passes evaluate one operation for the two operands of a comparison
+        (``fuseplan.frontend.compared``)."""
         graph, loops = self.graph, [frozenset(p.loop) for p in passes]
 
         def evaluated(i: int, at: int) -> int:
-            """The pass that evaluates node ``i`` for a reader in pass ``at``; of a node off the tiles, the
-            pass that follows its evaluation."""
+            """The pass that evaluates node ``i`` for a reader in pass ``at``; for a node without the stream,
+            the pass after its evaluation."""
             if self.in_loop(i):
                 return next(k for k in range(at, -1, -1) if i in loops[k])
             return self.runs[i] if i in self.runs else self.final[i] + 1
 
-        def maker(v: int, at: int) -> tuple[int, int] | None:
-            i = self.maker.get(v)
+        def producer(v: int, at: int) -> tuple[int, int] | None:
+            i = self.producer.get(v)
             return None if i is None else (self.nodes[i].id, evaluated(i, at))
 
         for i, node in enumerate(self.nodes):
             if is_comparison(graph, node):
                 within = [at for at, loop in enumerate(loops) if i in loop]
                 for at in within if self.in_loop(i) else [self.final[i] + 1]:
-                    if are_apart(graph, node, at, maker):
+                    if are_apart(graph, node, at, producer):
                         return True
         return False
 
     def _is_product(self, i: int, at: int) -> bool:
-        """Whether a pass computes a product, final, that costs more than to keep it."""
+        """Whether node ``i`` is a contraction that is final in pass ``at``, and so worth storing."""
         return self.in_loop(i) and self.nodes[i].flops.matrix > 0 and self.final[i] <= at
 
     def _place(self, i: int, node: Node) -> None:
         if not self.carries(i):
-            known = [self.final[self.maker[v]] for v in node.inputs if v in self.maker]
+            known = [self.final[self.producer[v]] for v in node.inputs if v in self.producer]
             self.final.append(max(known, default=-1))
             return
         run = final = max([0, *map(self.usable, node.inputs)])
@@ -156,11 +159,12 @@ class _Planner(Scaling):
         if self.reduced[i]:
             self.runs[i] = run
             if i in self.early:
-                final = max([run, *(self.final[self.maker[v]] for _, v in self.early[i][1].factors)])
+                final = max([run, *(self.final[self.producer[v]] for _, v in self.early[i][1].factors)])
         self.final.append(final)
 
     def _known_after(self, at: int) -> tuple[int, ...]:
-        """What is computed off the tiles, in order: sinks are finished there too."""
+        """The nodes evaluated without the stream after pass ``at``, in order, with the sinks completed
+        there."""
         return tuple(
             i
             for i, final in enumerate(self.final)
@@ -183,7 +187,7 @@ class _Planner(Scaling):
                 pending[i] = next(k for k, v in enumerate(inputs) if v != self.factored[i])
                 inputs = (inputs[pending[i]],)
             for v in inputs:
-                j = self.maker.get(v)
+                j = self.producer.get(v)
                 if j is not None and self.in_loop(j):
                     queue.append(j)
         sinks = tuple(

@@ -1,112 +1,261 @@
-"""Regions: the groups that are offered to the planners as tiled loops.
+"""Candidate groups for kernels in several passes or of several contractions; ``offered`` prices them.
 
-A loop nest pays where it keeps large intermediates from memory. A region therefore is what
-such values tie together: all operations that make or read one of them, and what lies between
-these. How large is large is tried at several levels; whether a region has a nest, and whether
-it is worth it, is for the scheduler to say.
+There are four kinds:
 
-Normed: a contraction and the statistics of the rows that it contracts, such as a layer norm's.
-
-A row's mean and variance are sums along the axis that the contraction sums along. In one kernel the
-row is not written once it is normed, and read again: it is whole on chip, or walked in passes, and
-what is divided by (an RMS norm's root) is left for the end of the one walk (``scaling``).
-
-Narrow: a contraction along the few columns that another one makes, as those of a low-rank adapter.
-
-In ``x @ w + (x @ a) @ b`` the rows of ``x @ a`` are short: a kernel that has a tile of ``x`` makes them
-beside ``x @ w``, and multiplies them by ``b`` when all of ``x`` has been seen; ``x`` is read once, and no
-product is stored. So it is with ``gelu(x @ a) @ b`` (Houlsby et al., arXiv:1902.00751; Hu et al.,
-arXiv:2106.09685).
-
-Joined: contractions whose results meet in an elementwise operation, as a gate and what it gates.
-
-``silu(x @ g) * (x @ u)`` has two products of the same rows; in one kernel both are accumulated in one
-loop over what they contract, ``x`` is read once, and neither product is stored.
+- *Regions* keep large intermediates out of memory: a region has the operations that write or read one of
+  several connected large values, and all operations between these. How large is large depends on the program,
+  so every size that occurs is tried as a limit (a *level*).
+- *Normalised contractions*: a contraction with the statistics of the rows that it contracts, such as those of
+  a layer norm. In one kernel, the normalised rows are not written and read again.
+- *Narrow contractions* have operands of few columns that another contraction computes, as in a low-rank
+  adapter: in ``x @ w + (x @ a) @ b`` one kernel reads ``x`` once and stores no product (Houlsby et al.,
+  arXiv:1902.00751; Hu et al., arXiv:2106.09685).
+- *Joined contractions* have equal axes, and their results meet in an elementwise operation, as in a gated
+  layer ``act(x @ g) * (x @ u)``: one kernel reads ``x`` once and stores neither product.
 """
 
 from __future__ import annotations
 
-import heapq
+import itertools
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import prod
+from typing import NamedTuple
+
+import rustworkx as rx
 
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
 from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 from fuseplan.schedule.layout import contraction_axes
-from fuseplan.schedule.nests.connected import Nodes, loopable, tied_at_any_level
+from fuseplan.schedule.padding import can_regroup, regroups
+from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.streaming import walks_in_passes
 
-_ARRANGING = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
+_LARGE_FRACTIONS = (1, 4)
+"""At each level, values of the largest size are large, or those of more than a quarter of it: the terms of a
+squared distance in three dimensions are three times as large as the distances."""
+
+MAX_SIZE_RATIO = max(_LARGE_FRACTIONS)
+
+NARROWING = 4
+"""A narrow operand has at most this fraction of the elements of its own operands, so that it may be
+recomputed for each tile of the result's columns."""
+
+_LAYOUT_OPS = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
+
+
+@dataclass(frozen=True, slots=True)
+class IsLarge:
+    """A level: whether a size is at most ``most`` and more than ``most // fraction``, or ``most`` itself."""
+
+    most: int
+    fraction: int
+
+    def __call__(self, size: int) -> bool:
+        return self.most // self.fraction < size + (self.fraction == 1) and size <= self.most
+
+
+def levels(graph: Graph, min_bytes: int) -> Iterator[IsLarge]:
+    """All levels for values of at least ``min_bytes`` that operations write, the largest sizes first."""
+    for size in reversed(_large_sizes(graph, min_bytes)):
+        for fraction in _LARGE_FRACTIONS:
+            yield IsLarge(size, fraction)
+
+
+def _large_sizes(graph: Graph, min_bytes: int) -> list[int]:
+    return sorted({v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes})
+
+
+def can_nest(node: Node, backend: str = "loops") -> bool:
+    """Whether tiled loops, or kernels of ``backend`` in several passes, can hold the node."""
+    movable = not regroups(node) or can_regroup(node, backend)
+    return backend in node.backends and not node.effects and walks_in_passes(backend) and movable
+
+
+class _Link(NamedTuple):
+    """A value's size in elements, and its producer and consumers."""
+
+    size: int
+    nodes: Nodes
+
+
+def connected_groups(graph: Graph, is_large: IsLarge, backend: str = "loops") -> list[Nodes]:
+    """The sets of operations that are connected by large values that one of them writes."""
+    return _components(_links(graph, is_large, backend))
+
+
+def _links(graph: Graph, is_large: Callable[[int], bool], backend: str) -> list[_Link]:
+    nests = [can_nest(node, backend) for node in graph.nodes]
+    # Consumers of a value that is written elsewhere are not linked: it is in memory anyway.
+    return [
+        _Link(size, (value.producer, *(n for n in graph.consumers[value.id] if nests[n])))
+        for value in graph.values
+        if value.producer >= 0 and nests[value.producer] and is_large(size := value.size)
+    ]
+
+
+def _components(links: Iterable[_Link]) -> list[Nodes]:
+    """The connected components of several nodes, ascending."""
+    graph = rx.PyGraph(multigraph=False)
+    index: dict[int, int] = {}
+    for _, nodes in links:
+        for n in nodes:
+            if n not in index:
+                index[n] = graph.add_node(n)
+        graph.add_edges_from_no_data([(index[nodes[0]], index[n]) for n in nodes[1:]])
+    groups = (sorted(graph[i] for i in component) for component in rx.connected_components(graph))
+    return [tuple(group) for group in sorted(groups) if len(group) > 1]
+
+
+def _connected_at_all_levels(graph: Graph, min_bytes: int, backend: str) -> list[Nodes]:
+    """The ``connected_groups`` of all levels, each once, in the order of the levels.
+
+    Only the levels that differ for the values of a component at the lowest level are tried, since most
+    components have values of few sizes.
+    """
+    sizes = _large_sizes(graph, min_bytes)
+    if not sizes:
+        return []
+    least, most = sizes[0] // MAX_SIZE_RATIO, sizes[-1]
+    links = _links(graph, lambda size: least < size <= most, backend)
+    component_of = {n: k for k, nodes in enumerate(_components(links)) for n in nodes}
+    components: dict[int, list[_Link]] = {}
+    for link in links:
+        if len(link.nodes) > 1:
+            components.setdefault(component_of[link.nodes[0]], []).append(link)
+    found: dict[Nodes, int] = {}
+    for component in components.values():
+        for level, is_large in _distinct_levels({link.size for link in component}, sizes):
+            for nodes in _components([link for link in component if is_large(link.size)]):
+                found[nodes] = min(level, found.get(nodes, level))
+    return sorted(found, key=lambda nodes: (found[nodes], nodes))
+
+
+def _distinct_levels(own: set[int], sizes: Sequence[int]) -> Iterator[tuple[int, IsLarge]]:
+    """Of the levels of ``sizes``, those that call different subsets of ``own`` large, with their
+    positions."""
+    for k, fraction in enumerate(_LARGE_FRACTIONS):
+        # The subset changes only where the level's largest size passes one of these.
+        steps = sorted({*own, *(fraction * (size + (fraction == 1)) for size in own)})
+        for low, high in itertools.pairwise([*steps, sizes[-1] + 1]):
+            i = bisect_left(sizes, high) - 1
+            if i >= 0 and sizes[i] >= low:
+                yield (len(sizes) - 1 - i) * len(_LARGE_FRACTIONS) + k, IsLarge(sizes[i], fraction)
 
 
 def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[Nodes]:
-    """Groups of ``backend`` tied together by intermediates of at least ``min_bytes``, each once."""
+    """Groups for ``backend`` connected by intermediates of at least ``min_bytes``, each once."""
     found: set[Nodes] = set()
-    positions = is_index_arithmetic(graph, backend)
-    for nodes in tied_at_any_level(graph, min_bytes, backend):
-        region = convex(graph, with_positions(graph, nodes, positions))
-        region = with_positions(graph, region, positions)
+    is_index = is_index_arithmetic(graph, backend)
+    for nodes in _connected_at_all_levels(graph, min_bytes, backend):
+        region = _with_index_arithmetic(graph, nodes, is_index)
+        region = _with_index_arithmetic(graph, convex(graph, region), is_index)
         if region in found:
             continue
         found.add(region)
         reduces = any(graph.nodes[n].kind >= OpKind.REDUCTION for n in nodes)
         new = [graph.nodes[n] for n in set(region).difference(nodes)]
-        # A product between two large values belongs to another layer.
-        whole = all(loopable(node, backend) and not node.flops.matrix for node in new)
-        if reduces and whole and _expands(graph, region) and _is_new(graph, region, backend):
+        # A contraction between two large values belongs to another layer.
+        whole = all(can_nest(node, backend) and not node.flops.matrix for node in new)
+        if reduces and whole and _expands(graph, region) and _needs_nest(graph, region, backend):
             yield region
-            arranged = with_arrangement(graph, region, backend)
-            if arranged != region and arranged not in found:
-                found.add(arranged)
-                yield arranged
+            extended = _with_layout_changes(graph, region, backend)
+            if extended != region and extended not in found:
+                found.add(extended)
+                yield extended
 
 
-def _is_new(graph: Graph, nodes: Nodes, backend: str) -> bool:
-    """Whether the rules refuse the group, so that it is possible as a nest only: a contraction that
-    something else is reduced beside (``fuseplan.schedule.legality``); on a CPU, any."""
+def _needs_nest(graph: Graph, nodes: Nodes, backend: str) -> bool:
+    """Whether the group is refused as a kernel in one pass (``fuseplan.schedule.legality``): on a CPU,
+    always; otherwise, if it has a contraction and another reduction."""
     kinds = [graph.nodes[n].kind for n in nodes]
     several = OpKind.OUT_ELEMENTWISE_FUSABLE in kinds and sum(k >= OpKind.REDUCTION for k in kinds) > 1
     return several or backend_of(backend).loop_nest
 
 
 def _expands(graph: Graph, nodes: Nodes) -> bool:
-    """Whether something made and used up inside is larger than all that is read and written.
-    Where nothing is, XLA's own loops already touch no more memory than a nest would
-    (test_regions.py::test_layernorm_is_left_to_xla)."""
+    """Whether an intermediate is larger than every array that the group reads or writes. Otherwise XLA's own
+    loops already touch no more memory than a nest would."""
     edge = boundary(graph, nodes)
     outside = max((graph.values[v].size for v in (*edge.reads, *edge.writes)), default=0)
     kept = {v for n in nodes for v in graph.nodes[n].outputs}.difference(edge.writes)
     return max((graph.values[v].size for v in kept), default=0) > outside
 
 
-def is_used_up(graph: Graph, n: int, inside: set[int]) -> bool:
-    """Whether nothing but nodes ``inside`` wants what node ``n`` makes."""
+def is_index_arithmetic(graph: Graph, backend: str = "loops") -> list[bool]:
+    """For each node, whether it depends on positions and literals only."""
+    known: list[bool] = []
+    for node in graph.nodes:
+        producers = [graph.values[v].producer for v in node.inputs]
+        known.append(can_nest(node, backend) and all(p >= 0 and known[p] for p in producers))
+    return known
+
+
+def _with_index_arithmetic(graph: Graph, nodes: Nodes, is_index: Sequence[bool]) -> Nodes:
+    """``nodes`` with the index arithmetic that only they read: each tile computes its own."""
+    return tuple(sorted({*nodes, *_private_producers(graph, nodes, is_index.__getitem__)}))
+
+
+def _private_producers(
+    graph: Graph,
+    nodes: Nodes,
+    may_take: Callable[[int], bool],
+    sources: Iterable[int] | None = None,
+    is_last: Callable[[int], bool] = lambda _: False,
+) -> set[int]:
+    """Producers of ``nodes``, and in turn their producers, whose results nothing else reads.
+
+    ``may_take`` says which nodes may be taken. The walk starts from the producers of ``nodes``, or from
+    ``sources`` only, and does not pass nodes that are ``is_last``.
+    """
+    inside, found = set(nodes), set[int]()
+    queue = [-p for p in (sources or {p for n in nodes for p in _producers(graph, n)})]
+    heapify(queue)
+    while queue:  # in descending order, so that a node's readers are decided before it is
+        n = -heappop(queue)
+        if n < 0 or n in inside or not (may_take(n) and _is_private(graph, n, inside)):
+            continue
+        inside.add(n)
+        found.add(n)
+        if not is_last(n):
+            for p in _producers(graph, n):
+                heappush(queue, -p)
+    return found
+
+
+def _is_private(graph: Graph, n: int, inside: set[int]) -> bool:
+    """Whether only nodes ``inside`` read the results of node ``n``."""
     outputs = graph.nodes[n].outputs
     return graph.results.isdisjoint(outputs) and all(inside.issuperset(graph.consumers[v]) for v in outputs)
 
 
-def with_arrangement(graph: Graph, nodes: Nodes, backend: str = "loops") -> Nodes:
-    """``nodes`` with the transposes and conversions that alone read one of their results, so
-    that results are written where they belong at once."""
+def _producers(graph: Graph, n: int) -> set[int]:
+    """The producers of a node's operands; -1 for arguments."""
+    return {graph.values[v].producer for v in graph.nodes[n].inputs}
+
+
+def _with_layout_changes(graph: Graph, nodes: Nodes, backend: str) -> Nodes:
+    """``nodes`` with the transposes and conversions that are the only readers of their results, so that
+    results are written in their final layout."""
     inside = set(nodes)
-    results = graph.results
     queue = [v for n in nodes for v in graph.nodes[n].outputs]
     while queue:
         v = queue.pop()
         readers = graph.consumers[v]
-        if v in results or len(readers) != 1 or readers[0] in inside:
+        if v in graph.results or len(readers) != 1 or readers[0] in inside:
             continue
         node = graph.nodes[readers[0]]
-        if node.op in _ARRANGING and loopable(node, backend):
+        if node.op in _LAYOUT_OPS and can_nest(node, backend):
             inside.add(node.id)
             queue += node.outputs
     return tuple(sorted(inside))
 
 
-def paths(graph: Graph, nodes: Nodes) -> list[int]:
-    """``nodes`` and everything between the first and the last of them that depends on one, in
-    order."""
+def descendants_up_to_last(graph: Graph, nodes: Nodes) -> list[int]:
+    """``nodes`` (ascending) and all nodes before the last of them that depend on one of them, in order."""
     after, last = set(nodes), nodes[-1]
     queue = list(nodes)
     while queue:
@@ -118,74 +267,44 @@ def paths(graph: Graph, nodes: Nodes) -> list[int]:
 
 
 def convex(graph: Graph, nodes: Nodes) -> Nodes:
-    """``nodes`` with everything on paths between them."""
+    """``nodes`` with all nodes on paths between them."""
     found = set(nodes)
-    for n in reversed(paths(graph, nodes)):
+    for n in reversed(descendants_up_to_last(graph, nodes)):
         if any(c in found for v in graph.nodes[n].outputs for c in graph.consumers[v]):
             found.add(n)
     return tuple(sorted(found))
 
 
-def is_index_arithmetic(graph: Graph, backend: str = "loops") -> list[bool]:
-    """For each node, whether it depends on nothing but positions and literals."""
-    known: list[bool] = []
-    for node in graph.nodes:
-        makers = [graph.values[v].producer for v in node.inputs]
-        known.append(loopable(node, backend) and all(m >= 0 and known[m] for m in makers))
-    return known
+def normalised_contractions(graph: Graph, groups: Iterable[Nodes], backend: str) -> Iterator[Nodes]:
+    """Groups with contractions and the private producers of their operands, from the first reductions on.
 
-
-def with_positions(graph: Graph, nodes: Nodes, positions: Sequence[bool]) -> Nodes:
-    """``nodes`` with the index arithmetic (where ``positions``) that they alone read: each
-    tile computes its own."""
-    inside = set(nodes)
-
-    def made_for(n: int) -> Iterator[int]:
-        makers = (graph.values[v].producer for v in graph.nodes[n].inputs)
-        return (-m for m in makers if m >= 0 and positions[m] and m not in inside)
-
-    # The last first: whoever reads it is inside by then, or never will be.
-    queue = [m for n in nodes for m in made_for(n)]
-    heapify(queue)
-    while queue:
-        n = -heappop(queue)
-        if n not in inside and is_used_up(graph, n, inside):
-            inside.add(n)
-            for m in made_for(n):
-                heappush(queue, m)
-    return tuple(sorted(inside))
-
-
-def normed(graph: Graph, groups: Iterable[Nodes], backend: str) -> Iterator[Nodes]:
-    """Contractions, each with what is elementwise on its result and without, and the contractions of
-    ``groups``, where some sum is needed for what they multiply; with what they follow from from there
-    on, none of it wanted elsewhere."""
+    Their contractions are each single contraction, alone and with the elementwise operations on its result,
+    and those of each of ``groups``.
+    """
     found: set[Nodes] = set()
-    products = (
-        n.id for n in graph.nodes if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE and loopable(n, backend)
-    )
-    alone = [(n,) for n in products if _with_statistics(graph, (n,), backend) != (n,)]
-    for group in (*alone, *(_followed(graph, n, backend) for (n,) in alone), *groups):
+    alone = [(n.id,) for n in graph.nodes if _is_contraction(n, backend)]
+    alone = [group for group in alone if _with_statistics(graph, group, backend) != group]
+    for group in (*alone, *(_with_epilogue(graph, n, backend) for (n,) in alone), *groups):
         whole = _with_statistics(graph, group, backend)
         if whole != group and whole not in found and convex(graph, whole) == whole:
             found.add(whole)
             yield whole
 
 
-def _followed(graph: Graph, product: int, backend: str) -> Nodes:
-    """A contraction and as much of what is elementwise of its result as leaves one value."""
-    inside = {product}
-    found: Nodes = (product,)
-    open_values = set(graph.nodes[product].outputs)
+def _with_epilogue(graph: Graph, contraction: int, backend: str) -> Nodes:
+    """A contraction and the largest number of elementwise operations on its result that leave one value."""
+    inside = {contraction}
+    found: Nodes = (contraction,)
+    open_values = set(graph.nodes[contraction].outputs)
     waiting = [n for v in open_values for n in graph.consumers[v]]
-    heapq.heapify(waiting)
+    heapify(waiting)
     while waiting:
-        node = graph.nodes[heapq.heappop(waiting)]
-        makers = {graph.values[v].producer for v in node.inputs} - inside
-        fits = node.kind <= OpKind.BROADCAST and loopable(node, backend)
-        # What is made from arguments alone, as a row of biases is, does not wait for the product.
-        first = all(m < product or max(_makers(graph, m), default=-1) < 0 for m in makers)
-        if node.id in inside or not (fits and first):
+        node = graph.nodes[heappop(waiting)]
+        producers = {graph.values[v].producer for v in node.inputs} - inside
+        fits = node.kind <= OpKind.BROADCAST and can_nest(node, backend)
+        # Values computed from arguments only, such as a row of biases, do not delay the contraction.
+        ready = all(p < contraction or max(_producers(graph, p), default=-1) < 0 for p in producers)
+        if node.id in inside or not (fits and ready):
             continue
         inside.add(node.id)
         open_values.update(node.outputs)
@@ -196,116 +315,84 @@ def _followed(graph: Graph, product: int, backend: str) -> Nodes:
             found = tuple(sorted(inside))
         for v in node.outputs:
             for n in graph.consumers[v]:
-                heapq.heappush(waiting, n)
+                heappush(waiting, n)
     return found
 
 
 def _with_statistics(graph: Graph, group: Nodes, backend: str) -> Nodes:
-    """``group`` with all before it that only it needs, from the first reductions on: of what is before
-    these, what reads no more than it makes."""
-    behind = _used_up(graph, group, lambda n: loopable(graph.nodes[n], backend))
+    """``group`` with its private producers from the first reductions on, and those before the reductions that
+    read no more than they write."""
+
+    def may_take(n: int) -> bool:
+        return graph.nodes[n].kind <= OpKind.REDUCTION and can_nest(graph.nodes[n], backend)
+
+    private = _private_producers(graph, group, may_take)
     after: set[int] = set()
-    for n in sorted(behind):
-        if graph.nodes[n].kind == OpKind.REDUCTION or not after.isdisjoint(_makers(graph, n)):
+    for n in sorted(private):
+        if graph.nodes[n].kind == OpKind.REDUCTION or not after.isdisjoint(_producers(graph, n)):
             after.add(n)
     if not after:
         return group
-    kept = _used_up(graph, group, lambda n: n in after or (n in behind and _reads_once(graph, n)))
+    kept = _private_producers(
+        graph, group, lambda n: n in after or (n in private and _reads_no_more_than_it_writes(graph, n))
+    )
     return tuple(sorted({*group, *kept}))
 
 
-def _used_up(graph: Graph, group: Nodes, may_be: Callable[[int], bool]) -> set[int]:
-    """The nodes before ``group`` whose results nothing but it needs, or another of them."""
-    inside, found = set(group), set[int]()
-    waiting = [-m for n in group for m in _makers(graph, n) if m >= 0]
-    heapq.heapify(waiting)
-    while waiting:  # the last first: who reads it is known then
-        node = graph.nodes[-heapq.heappop(waiting)]
-        if node.id in inside or node.kind > OpKind.REDUCTION:
-            continue
-        if may_be(node.id) and is_used_up(graph, node.id, inside):
-            inside.add(node.id)
-            found.add(node.id)
-            for m in _makers(graph, node.id):
-                if m >= 0:
-                    heapq.heappush(waiting, -m)
-    return found
-
-
-def _makers(graph: Graph, n: int) -> set[int]:
-    """The nodes that make what a node reads; -1 for arguments."""
-    return {graph.values[v].producer for v in graph.nodes[n].inputs}
-
-
-def _reads_once(graph: Graph, n: int) -> bool:
+def _reads_no_more_than_it_writes(graph: Graph, n: int) -> bool:
     node = graph.nodes[n]
-    made = max(graph.values[v].size for v in node.outputs)
-    return sum(graph.values[v].size >= made for v in set(node.inputs)) <= 1
+    written = max(graph.values[v].size for v in node.outputs)
+    return sum(graph.values[v].size >= written for v in set(node.inputs)) <= 1
 
 
-_NARROW = 128
-"""So many columns are whole in a tile: a head of an attention has no more."""
-
-
-_SMALLER = 4
-"""What is made narrow is so many times smaller than what it is made of: it may be made again for each
-tile of columns of the result."""
-
-
-def narrow(graph: Graph, backend: str) -> Iterator[Nodes]:
-    """Pairs of contractions, with what is elementwise between them, and with a third to whose result theirs
-    is added; nothing but the last result is wanted elsewhere."""
+def narrow_contractions(graph: Graph, backend: str) -> Iterator[Nodes]:
+    """Pairs of contractions, the second of which contracts few columns of the first, with the elementwise
+    operations between them; and each pair with a contraction to whose result its own is added. Only the last
+    result has other readers."""
     for node in graph.nodes:
-        if not _is_product(node, backend) or _depth(node) > _NARROW:
+        if not _is_contraction(node, backend) or _depth(node) > backend_of(backend).one_step_depth:
             continue
         for v in node.inputs:
-            before = _made_by_a_product(graph, v, node.id, backend)
+            before = _narrow_operand(graph, v, node.id, backend)
             pair = tuple(sorted({*before, node.id}))
             if before and convex(graph, pair) == pair:
                 yield pair
-                beside = _added(graph, pair, backend)
-                if beside != pair and convex(graph, beside) == beside:
-                    yield beside
+                three = _with_summand(graph, pair, backend)
+                if three != pair and convex(graph, three) == three:
+                    yield three
 
 
-def _is_product(node: Node, backend: str) -> bool:
-    return node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE and loopable(node, backend)
+def _is_contraction(node: Node, backend: str) -> bool:
+    return node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE and can_nest(node, backend)
 
 
 def _depth(node: Node) -> int:
-    """How many products each element of its result sums up."""
+    """The number of products summed for each element of the result."""
     return prod(n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED)
 
 
-def _made_by_a_product(graph: Graph, v: int, reader: int, backend: str) -> set[int]:
-    """What makes ``v`` from the operands of one contraction, if nothing but ``reader`` needs any of it."""
-    inside, found, products = {reader}, set[int](), 0
-    waiting = [graph.values[v].producer]
-    while waiting:
-        n = max(waiting)  # the last first: who reads it is known then
-        waiting.remove(n)
-        if n < 0 or n in found or not is_used_up(graph, n, inside):
-            continue
+def _narrow_operand(graph: Graph, v: int, reader: int, backend: str) -> set[int]:
+    """The operations that compute ``v`` from one contraction, if only ``reader`` reads their results."""
+
+    def is_contraction(n: int) -> bool:
+        return _is_contraction(graph.nodes[n], backend)
+
+    def may_take(n: int) -> bool:
         node = graph.nodes[n]
-        if _is_product(node, backend):
-            products += _shrinks(graph, node)
-        elif node.kind <= OpKind.BROADCAST and loopable(node, backend):
-            waiting += [graph.values[u].producer for u in node.inputs]
-        else:
-            continue
-        found.add(n)
-        inside.add(n)
-    one = sum(graph.nodes[n].flops.matrix > 0 for n in found) == products == 1
-    return found if one else set()
+        return is_contraction(n) or (node.kind <= OpKind.BROADCAST and can_nest(node, backend))
+
+    found = _private_producers(graph, (reader,), may_take, [graph.values[v].producer], is_contraction)
+    contractions = [graph.nodes[n] for n in found if graph.nodes[n].flops.matrix > 0]
+    return found if len(contractions) == 1 and _narrows(graph, contractions[0]) else set()
 
 
-def _shrinks(graph: Graph, node: Node) -> bool:
+def _narrows(graph: Graph, node: Node) -> bool:
     largest = max(graph.values[v].size for v in node.inputs)
-    return graph.values[node.outputs[0]].size * _SMALLER <= largest
+    return graph.values[node.outputs[0]].size * NARROWING <= largest
 
 
-def _added(graph: Graph, pair: Nodes, backend: str) -> Nodes:
-    """``pair`` with what is elementwise of its result, up to a sum with another contraction's."""
+def _with_summand(graph: Graph, pair: Nodes, backend: str) -> Nodes:
+    """``pair`` with the elementwise operations on its result, up to a sum with another contraction's."""
     inside, last = set(pair), pair[-1]
     while True:
         (v, *_) = graph.nodes[last].outputs
@@ -314,51 +401,46 @@ def _added(graph: Graph, pair: Nodes, backend: str) -> Nodes:
             return pair
         last = readers[0]
         inside.add(last)
-        makers = {graph.values[u].producer for u in graph.nodes[last].inputs} - inside
-        others = {m for m in makers if m >= 0 and _is_product(graph.nodes[m], backend)}
-        if len(others) == 1 and is_used_up(graph, min(others), inside):
+        producers = _producers(graph, last) - inside
+        others = {p for p in producers if p >= 0 and _is_contraction(graph.nodes[p], backend)}
+        if len(others) == 1 and _is_private(graph, min(others), inside):
             return tuple(sorted(inside | others))
 
 
-_MOST = 4
-"""So many contractions meet at most: each holds an accumulator of a tile in registers."""
-
-
-def joined(graph: Graph, backend: str) -> Iterator[Nodes]:
-    """Groups of two to four contractions of the same rows and columns, with what is elementwise between
-    them and the operation in which they meet, each once."""
+def joined_contractions(graph: Graph, backend: str) -> Iterator[Nodes]:
+    """Groups of contractions over the same axes, with the elementwise operations between them and the one in
+    which they meet, each once."""
+    most = backend_of(backend).max_accumulators
     feeding: dict[int, Nodes] = {}
     found: set[Nodes] = set()
     for node in graph.nodes:
-        if not loopable(node, backend):
+        if not can_nest(node, backend):
             continue
         if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
             feeding[node.id] = (node.id,)
             continue
         if node.kind > OpKind.BROADCAST:
             continue
-        makers = {graph.values[v].producer for v in node.inputs}
-        sources = {feeding[m] for m in makers if m in feeding}
+        sources = {feeding[p] for p in _producers(graph, node.id) if p in feeding}
         together = tuple(sorted({n for some in sources for n in some}))
-        if not together or sum(graph.nodes[n].flops.matrix > 0 for n in together) > _MOST:
+        if not together or sum(graph.nodes[n].flops.matrix > 0 for n in together) > most:
             continue
         group = feeding[node.id] = (*together, node.id)
         if (
             len(sources) > 1
             and group not in found
-            and all(is_used_up(graph, n, set(group)) for n in group[:-1])
-            and _is_one_loop(graph, group)
+            and all(_is_private(graph, n, set(group)) for n in group[:-1])
+            and _have_equal_axes(graph, group, most)
         ):
             found.add(group)
             yield group
 
 
-def _is_one_loop(graph: Graph, group: Nodes) -> bool:
-    """Whether the contractions of a group have the same axes, and what they contract is one, too."""
-    dots = [n for n in group if graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
+def _have_equal_axes(graph: Graph, group: Nodes, most: int) -> bool:
+    """Whether the two to ``most`` contractions of a group have equal axes in equal roles."""
+    contractions = [n for n in group if graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     axes = unify(graph, group)
-    if not 1 < len(dots) <= _MOST or isinstance(axes, Conflict):
+    if not 1 < len(contractions) <= most or isinstance(axes, Conflict):
         return False
-    own = {n: contraction_axes(graph.nodes[n], axes.node_axes[group.index(n)]) for n in dots}
-    first = own[dots[0]]
-    return bool(first.depth) and all(dot == first for dot in own.values())
+    own = [contraction_axes(graph.nodes[n], axes.node_axes[group.index(n)]) for n in contractions]
+    return bool(own[0].depth) and all(one == own[0] for one in own)
