@@ -12,6 +12,7 @@ import pytest
 
 import fuseplan
 from costmodel.axes import Conflict, unify
+from costmodel.backends import backend_of, register_backend
 from costmodel.devices import get_device
 from costmodel.graph import boundary
 from costmodel.kernel import AxisRole
@@ -90,9 +91,14 @@ def small_tiles(monkeypatch):
     """What is large is small, and so are tiles."""
     for module in (offered, streams):
         monkeypatch.setattr(module, "least_bytes", lambda device: LARGE_BYTES)
-    monkeypatch.setattr(tiles, "_MATMUL_TILES", {"triton": (16,), "mosaic_tpu": (8, 16)})
     monkeypatch.setattr(tiles, "LANES", 1)
     monkeypatch.setattr(tiles, "SUBLANES", 1)
+    known = [backend_of(name) for name in ("triton", "mosaic_tpu")]
+    for backend, matmul_tiles in zip(known, ((16,), (8, 16)), strict=True):
+        register_backend(replace(backend, matmul_tiles=matmul_tiles))
+    yield
+    for backend in known:
+        register_backend(backend)
 
 
 # Of its few scores nothing is gained on a TPU: test_heads_that_share_keys has it.
