@@ -19,7 +19,8 @@ from costmodel.graph import (
     make_graph,
 )
 from costmodel.kernel import Access, Axis, AxisRole, Cost, KernelSpec, block_shape
-from costmodel.memory import Footprint, footprint, onchip_bytes, peak_bytes
+from costmodel.memory import peak_bytes
+from costmodel.onchip import Footprint, footprint, onchip_bytes
 from costmodel.roofline import estimate
 from costmodel.traffic import Traffic, bytes_moved
 

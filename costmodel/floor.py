@@ -16,9 +16,9 @@ from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, OpKind
 from costmodel.loads import Loads, load_key
+from costmodel.memory import least_array_bytes
 from costmodel.picoseconds import time_ps
 from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
-from costmodel.tpu_layout import least_array_bytes
 from costmodel.traffic import part_bytes
 
 

@@ -10,7 +10,7 @@ from costmodel.graph import DimRole, Graph, Node
 from costmodel.library import library_matmul
 
 _ACCUMULATOR_BITS = 32
-"""A block of results is held in float32 at least (``costmodel.memory``)."""
+"""A block of results is held in float32 at least (``costmodel.onchip``)."""
 
 
 class Loads:

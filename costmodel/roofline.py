@@ -17,7 +17,8 @@ from costmodel.graph import Flops, Graph
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec
 from costmodel.library import library_matmul
 from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
-from costmodel.memory import Footprint, concurrent_tiles, footprint, is_bitcast
+from costmodel.memory import is_bitcast
+from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.passes import evaluations, pass_count
 from costmodel.picoseconds import time_ps
 from costmodel.traffic import bytes_moved

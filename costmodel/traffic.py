@@ -13,7 +13,7 @@ of device differ in what catches the repeats:
 A streamed axis is a loop inside a tile: a block that it does not index is loaded before
 the loop and held, one that it does index is loaded again in each pass that needs it. Reads
 past the edge of an array are masked (Triton) or clipped (the TPU pipeline's DMA), so the padding
-of a block costs no traffic; that of an array on a TPU does (``costmodel.tpu_layout``).
+of a block costs no traffic; that of an array on a TPU does (``costmodel.memory``).
 What an earlier kernel left in the cache is not counted as a saving.
 """
 
@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
 from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.memory import array_bytes
 from costmodel.passes import readers, walked_share
-from costmodel.tpu_layout import array_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from costmodel.axes import Conflict, GroupAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.memory import Footprint, Occupancy, footprint
+from costmodel.onchip import Footprint, KernelFootprint, footprint
 from fuseplan.plan.options import Features
-from fuseplan.schedule.footprint import Residency
+from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, axis_roles, group_layout, roles_in_passes
 from fuseplan.schedule.nests.cpu import passes_of
 from fuseplan.schedule.spec import SpecMaker, whole_array_spec
@@ -31,12 +31,12 @@ first: larger blocks never read more (test_schedule.py::test_more_tilings_gain_n
 @dataclass(frozen=True, slots=True)
 class Schedules:
     """The schedules of groups of one graph on one device; ``axes`` tells those of a group,
-    ``residency`` what cannot fit, None where XLA's own kernels are all there is."""
+    ``capacity`` what cannot fit, None where XLA's own kernels are all there is."""
 
     graph: Graph
     device: DeviceSpec
     features: Features
-    residency: Residency | None
+    capacity: Capacity | None
     axes: Callable[[tuple[int, ...]], GroupAxes | Conflict]
 
     def fitting(
@@ -68,7 +68,7 @@ class Schedules:
                 if passes is None:
                     continue
                 make_spec.passes = passes
-            occupancy: Occupancy | None = None
+            of_tiles: KernelFootprint | None = None
             found = 0
             deeper = Deeper(layout, roles)
             every = enumerate(tilings(layout, roles, device.backend, in_passes))
@@ -83,8 +83,8 @@ class Schedules:
                 if device.sequential_grid and deeper.is_known(tiles):
                     continue
                 spec = make_spec(tiles)
-                occupancy = occupancy or Occupancy(self.graph, spec, device)
-                need = occupancy(spec.axes)
+                of_tiles = of_tiles or KernelFootprint(self.graph, spec, device.sequential_grid)
+                need = of_tiles(spec.axes)
                 if need.fits(device):
                     yield rank, spec, need
                     deeper.add(tiles)
@@ -102,6 +102,6 @@ class Schedules:
                 yield roles, False
         # Last: most groups that fit with all of the axis reach their floor so.
         on_the_way = self.device.sequential_grid
-        if streaming and (on_the_way or (self.residency is not None and self.residency.may_walk(nodes))):
+        if streaming and (on_the_way or (self.capacity is not None and self.capacity.may_stream(nodes))):
             for walked in roles_in_passes(self.graph, nodes, axes, layout):
                 yield walked, True

@@ -1,122 +1,119 @@
-"""What a group must hold on chip whatever its tiles, and whatever joins it.
+"""Capacity: which groups can fit on a core whatever their tiles, and whatever joins them.
 
 An axis that a member reduces is never a grid axis again, however the group grows. It is streamed or it is
-resident; only one axis can be streamed, in one pass that on a GPU writes nothing, but for what
-``fuseplan.schedule.streaming`` allows. If what remains resident exceeds a core, no schedule of this group or
-of any larger one can fit: that prunes a search early.
+resident; only one axis can be streamed, in one pass that on a GPU writes nothing, or in several passes
+(``Capacity.may_stream``). If the resident axes alone exceed a core (``costmodel.onchip.LeastFootprint``), no
+schedule of this group or of any larger one can fit, which prunes a search early.
+
+Axes are compared across groups by *class*: dimensions of a graph's nodes that some group might tie together.
+Dimensions of different classes are different axes in every group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Sequence, Set
+from dataclasses import dataclass
+from functools import cache
+from itertools import chain
 
-from costmodel import dtypes
-from costmodel.axes import GroupAxes, NodeAxes, compose
+import rustworkx as rx
+
+from costmodel.axes import GroupAxes, compose
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimMap, DimRole, Graph, OpKind
-from fuseplan.schedule.axis_classes import axis_classes
+from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
+from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.layout import repeats
-from fuseplan.schedule.streaming import Walks
+from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
 
+Mask = int
+Classes = list[list[int]]
+"""For each node of a graph, the class of each of its dimensions."""
 
-class Residency:
-    """What groups of a graph must hold on a core of a device."""
+
+def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
+    """Classes of dimensions that values connect which ``nodes`` make or read. Every dimension of
+    another node is a class of its own."""
+    first: list[int] = []
+    count = 0
+    for node in graph.nodes:
+        first.append(count)
+        count += len(node.dims)
+    ties: rx.PyGraph = rx.PyGraph(multigraph=False)
+    ties.add_nodes_from(range(count))
+    seen: dict[int, tuple[int, DimMap]] = {}
+    pairs: list[tuple[int, int]] = []
+    for node in nodes:
+        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+            other, known = seen.setdefault(v, (node.id, dim_map))
+            if other != node.id:
+                pairs += [
+                    (first[other] + a, first[node.id] + b)
+                    for left, right in zip(known, dim_map, strict=True)
+                    for a in left
+                    for b in right
+                ]
+    ties.add_edges_from_no_data(pairs)
+    classes = [0] * count
+    for c, slots in enumerate(rx.connected_components(ties)):
+        for slot in slots:
+            classes[slot] = c
+    return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
+
+
+_NEVER_STREAMED = frozenset((-1,))
+
+
+class Capacity:
+    """Which groups of a graph can fit on a core of a device."""
 
     def __init__(self, graph: Graph, device: DeviceSpec) -> None:
         self.graph = graph
         self.device = device
-        self.limit_bytes = device.block_limit_bytes
-        self._axes = axis_classes(graph, graph.nodes)
-        self._held = [
-            frozenset(c for c, role in zip(own, node.roles, strict=True) if role != DimRole.PARALLEL)
-            for own, node in zip(self._axes, graph.nodes, strict=True)
+        self.classes = axis_classes(graph, graph.nodes)
+        self.writes_in_pass = device.sequential_grid
+        """Whether a stream that is walked once may be written to on the way."""
+        products = [n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in graph.nodes]
+        others = [n for n, is_product in zip(graph.nodes, products, strict=True) if not is_product]
+        known = axis_classes(graph, others) if any(products) else self.classes
+        self._reduced = [
+            _NEVER_STREAMED if is_product or DimRole.WHOLE in node.roles else _reduced(node, known[node.id])
+            for node, is_product in zip(graph.nodes, products, strict=True)
         ]
-        self.walks = Walks(graph, device, self._axes)
-        self.on_the_way = device.sequential_grid
-        self._buffers = 2 if device.sequential_grid else 1
-        self._at_once: dict[frozenset[int], dict[int, dict[int, int]]] = {}
+        self._rows: frozenset[int] | None = None
+        """The axes that may be streamed in passes; None: all."""
+        if not device.capabilities.walks_in_passes:
+            self._rows = frozenset()
+        elif not device.sequential_grid:
+            self._rows = _rows(others, known)
 
     def held(self, n: int) -> frozenset[int]:
-        """The axes, roughly, that node ``n`` reduces or needs whole."""
-        return self._held[n]
+        """The classes of the axes that node ``n`` reduces or needs whole."""
+        own = zip(self.classes[n], self.graph.nodes[n].roles, strict=True)
+        return frozenset(c for c, role in own if role != DimRole.PARALLEL)
 
-    def axes(self, n: int) -> Sequence[int]:
-        """The axis, roughly, that each dimension of node ``n`` is."""
-        return self._axes[n]
+    def may_stream(self, nodes: Sequence[int]) -> bool:
+        """Whether the axis that ``nodes`` reduce may be streamed in several passes, so that none of it has to
+        be on chip, as far as can be told of every larger group.
 
-    def fits_at_once(self, nodes: tuple[int, ...], held: frozenset[int]) -> bool:
-        """Whether all groups of ``nodes`` fit that hold no axes but ``held``: all that can be
-        alive at a time does (on a TPU, two buffers of all values)."""
-        of_node = self._at_once.setdefault(held, {})
-        alive: dict[int, int] = {}
-        last = {v: n for n in nodes for v in self.graph.nodes[n].inputs}
-        now = peak = 0
-        for n in nodes:
-            if n not in of_node:
-                of_node[n] = self._touched(n, held)
-            for v, nbytes in of_node[n].items():
-                if v not in alive:
-                    alive[v] = nbytes
-                    now += nbytes
-            peak = max(peak, now)
-            if self._buffers == 1:
-                for v in self.graph.nodes[n].inputs:
-                    if last[v] == n:
-                        now -= alive.pop(v, 0)
-        return peak * self._buffers <= self.limit_bytes
+        It is the only axis that the group reduces: with another resident beside it, few rows would be left
+        to stream side by side. On a GPU it lies along the rows of arrays: tiles of columns have to be long
+        to be loaded well, so that there are too few of them to occupy all cores. Both hold for the axes of
+        the whole graph without its contractions, which no such group has. So a group that is forbidden to
+        do so forbids it to every larger one.
+        """
+        return self.can_stream(frozenset().union(*map(self.reduced, nodes)))
 
-    def may_walk(self, nodes: tuple[int, ...]) -> bool:
-        """Whether the axis that ``nodes`` reduce may be streamed in several passes, or written to on
-        the way, so that none of it has to be on chip."""
-        return self.walks.allowed(nodes)
+    def reduced(self, n: int) -> frozenset[int]:
+        """The axes that node ``n`` reduces, in classes of the graph without contractions. A contraction, or a
+        node that needs an axis whole, has one that no kernel streams in passes."""
+        return self._reduced[n]
 
-    def is_roomy(self, nodes: tuple[int, ...], crossing: Set[int]) -> bool:
-        """Whether ``nodes`` fit for sure, with every axis whole that may have to be, or all but
-        one that can be streamed: most groups need no closer look."""
-        held = frozenset[int]().union(*[self._held[n] for n in nodes])
-        if not held or self.may_walk(nodes):
-            return True
-        return any(self.fits_at_once(nodes, held - {a}) and self.streams(nodes, a, crossing) for a in held)
-
-    def streams(self, nodes: tuple[int, ...], axis: int, crossing: Set[int] = frozenset()) -> bool:
-        """Whether the axis is reduced in one pass and indexes nothing that is written for good, but
-        where it may be written to on the way."""
-        reduced: set[int] = set()
-        for n in nodes:
-            node, own = self.graph.nodes[n], self._axes[n]
-            depends = not reduced.isdisjoint(node.inputs)
-            if axis in own:
-                is_written = any(
-                    own[d] == axis
-                    for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
-                    if v in crossing
-                    for dims in dim_map
-                    for d in dims
-                )
-                if depends or (is_written and not self.on_the_way):
-                    return False
-                for c, role in zip(own, node.roles, strict=True):
-                    if c == axis and role == DimRole.WHOLE:
-                        return False
-                    depends = depends or (c == axis and role == DimRole.REDUCED)
-            if depends:
-                reduced.update(node.outputs)
-        return True
-
-    def _touched(self, n: int, held: frozenset[int]) -> dict[int, int]:
-        """The bytes of each value that a node reads or makes. A broadcast is never held."""
-        node, own = self.graph.nodes[n], self._axes[n]
-        sizes: dict[int, int] = {}
-        outputs = () if node.kind == OpKind.BROADCAST else node.outputs
-        for v, dim_map in zip(node.inputs + outputs, node.input_maps + node.output_maps, strict=False):
-            size = -(-dtypes.bits(self.graph.values[v].dtype) // 8)
-            for d in {d for dims in dim_map for d in dims}:
-                if own[d] in held:
-                    size *= node.dims[d]
-            sizes[v] = size
-        return sizes
+    def can_stream(self, reduced: frozenset[int]) -> bool:
+        """``may_stream`` of nodes that reduce these axes together."""
+        return (
+            len(reduced) == 1 and reduced != _NEVER_STREAMED and (self._rows is None or reduced <= self._rows)
+        )
 
     def refuse(self, nodes: tuple[int, ...], axes: GroupAxes, crossing: Set[int]) -> Verdict | None:
         """Why no tile of ``nodes`` or of a larger group can fit on a core, or None.
@@ -125,144 +122,172 @@ class Residency:
         results of the function, and what it exchanges with nodes that can never join.
         """
         graph = self.graph
-        held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
+        held = frozenset(a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a])
         if not held:
             return None
-        need = _Need(graph, self.device, nodes, axes, crossing)
-        if need.fits(held):
+        least = LeastFootprint(graph, self.device, nodes, axes, crossing)
+        if least.fits(held) or (self.may_stream(nodes) and not any(axes.whole)):
             return None
-        # That an axis is missing from a written value proves nothing: joiners may yet tie it to
-        # one that is there (test_residency.py::test_refusals_hold_for_every_larger_group).
+        members = [(graph.nodes[n], own) for n, own in zip(nodes, axes.node_axes, strict=True)]
+        # An axis that is missing from a written value proves nothing: joiners may yet tie it to
+        # one that is there.
         indexed = {
             a
-            for n, own in zip(nodes, axes.node_axes, strict=True)
-            for v, dim_map in zip(graph.nodes[n].outputs, graph.nodes[n].output_maps, strict=True)
+            for node, own in members
+            for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
             if v in crossing
             for dims in compose(dim_map, own)
             for a in dims
         }
-        if self.may_walk(nodes) and not any(axes.whole):
-            return None
-        known = self._classes(nodes, axes)
+        class_of = {
+            a: c
+            for node, own in members
+            for c, dims in zip(self.classes[node.id], own, strict=True)
+            for a in dims
+        }
         repeated = repeats(graph, nodes, axes)
         for a in held:
             # Axes of one class may be one axis of a larger group, and streamed together.
-            others = [b for b in held if known[b] != known[a]]
-            streamable = axes.reduced[a] and not axes.whole[a] and (self.on_the_way or a not in indexed)
-            if streamable and need.fits(others) and a not in repeated:
+            others = frozenset(b for b in held if class_of[b] != class_of[a])
+            streamable = axes.reduced[a] and not axes.whole[a] and (self.writes_in_pass or a not in indexed)
+            if streamable and a not in repeated and least.fits(others):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
-        return Verdict(
-            "on-chip",
-            f"{names} would hold more whole rows and columns than fit on chip "
-            f"({self.limit_bytes:,} bytes a core)",
-            nodes,
-        )
-
-    def _classes(self, nodes: tuple[int, ...], axes: GroupAxes) -> dict[int, int]:
-        """Which of the graph's axes, roughly, each axis of a group is."""
-        return {
-            a: c
-            for n, own in zip(nodes, axes.node_axes, strict=True)
-            for c, dims in zip(self._axes[n], own, strict=True)
-            for a in dims
-        }
+        limit = f"({self.device.block_limit_bytes:,} bytes a core)"
+        reason = f"{names} would hold more whole rows and columns than fit on chip {limit}"
+        return Verdict("on-chip", reason, nodes)
 
 
-Block = tuple[int, frozenset[int]]
-"""Bytes of an element, and the axes that index it."""
+def _reduced(node: Node, classes: Sequence[int]) -> frozenset[int]:
+    own = zip(classes, node.roles, strict=True)
+    return frozenset(c for c, role in own if role == DimRole.REDUCED)
 
 
-class _Need:
-    """What a group holds on a core at least, with some axes held whole and every other of one:
-    every block that all schedules have, and what is alive at one time."""
+def _rows(nodes: Iterable[Node], classes: Classes) -> frozenset[int]:
+    """The axes along which some array lies that has others, and those of vectors alone."""
+    rows: set[int] = set()
+    others: set[int] = set()
+    every: set[int] = set()
+    for node in nodes:
+        for dim_map in (*node.input_maps, *node.output_maps):
+            dims = [classes[node.id][d] for dims in dim_map for d in dims]
+            every.update(dims)
+            if len(dims) > 1:
+                others.update(dims[:-1])
+                rows.add(dims[-1])
+    return frozenset(rows | (every - others))
+
+
+@dataclass(frozen=True, slots=True)
+class _Streaming:
+    """The reasons that keep a group from streaming an axis in one pass."""
+
+    never: Mask
+    """Positions that need it whole, or both reduce it and walk it again."""
+    after: tuple[tuple[Mask, Mask], ...]
+    """Positions that walk it, each with those before it whose sums along it reach it."""
+    written: tuple[tuple[Mask, Mask], ...]
+    """Positions that walk it, each with those of its results that it indexes, as bits of values."""
+
+
+class ComponentCapacity:
+    """Which groups of one component ``Capacity.refuse`` surely allows, told by masks: a search enumerates
+    many groups, and few need a closer look.
+
+    ``members`` are the nodes at each position, ``values`` the bits of values, ``above`` the positions on
+    paths to each.
+    """
 
     def __init__(
         self,
-        graph: Graph,
-        device: DeviceSpec,
-        nodes: tuple[int, ...],
-        axes: GroupAxes,
-        crossing: Set[int],
+        capacity: Capacity,
+        members: Sequence[Sequence[int]],
+        values: dict[int, Mask],
+        above: Sequence[Mask],
     ) -> None:
-        self._limit_bytes = device.block_limit_bytes
-        self._sizes = axes.sizes
-        self._in_registers = bool(device.register_bytes)
-        self._buffers = 2 if device.sequential_grid else 1
-        self._largest: set[Block] = set()
-        """Of values that cross for good, come from outside the graph, or are reduced."""
-        self._crossing: dict[int, Block] = {}
-        """Of values that cross for good; a TPU has two buffers for each all the time."""
-        self._alive: dict[tuple[Block, ...], None] = {}
-        """What is alive before each node."""
-        self._scan(graph, nodes, axes, crossing)
+        self._capacity, self._members, self._values, self._above = capacity, members, values, above
+        self._nodes = sorted(n for nodes in members for n in nodes)
+        self._least: LeastFootprint | None = None
+        self._holders = self._by_axis(capacity.held)
+        self._reducers = self._by_axis(capacity.reduced)
+        self._fits = cache(self._all_fit)
+        self._streaming = cache(self._streaming_of)
 
-    def fits(self, held: list[int]) -> bool:
-        """Whether it could fit with the axes ``held`` whole."""
-        nbytes: dict[Block, int] = {}
+    def _by_axis(self, axes_of: Callable[[int], frozenset[int]]) -> tuple[tuple[int, Mask], ...]:
+        """For each axis, the positions of the nodes that have it."""
+        found: dict[int, Mask] = {}
+        for i, nodes in enumerate(self._members):
+            for axis in frozenset().union(*map(axes_of, nodes)):
+                found[axis] = found.get(axis, 0) | 1 << i
+        return tuple(found.items())
 
-        def size(block: Block) -> int:
-            if block not in nbytes:
-                width, own = block
-                for a in held:
-                    if a in own:
-                        width *= self._sizes[a]
-                nbytes[block] = width
-            return nbytes[block]
+    def _held(self, mask: Mask) -> frozenset[int]:
+        """The axes that the group reduces or needs whole."""
+        return frozenset([axis for axis, holders in self._holders if holders & mask])
 
-        if any(size(block) > self._limit_bytes for block in self._largest):
+    def is_tight(self, mask: Mask) -> bool:
+        """Whether the group may be too large if every axis that it holds is whole."""
+        return not self._fits(self._held(mask))
+
+    def is_roomy(self, mask: Mask, crossing: Mask) -> bool:
+        """Whether the group is surely allowed, with one axis streamed if need be, while it exchanges
+        ``crossing``, a mask of values."""
+        held = self._held(mask)
+        reduced = frozenset([axis for axis, reducers in self._reducers if reducers & mask])
+        if not held or self._capacity.can_stream(reduced):
+            return True
+        return any(self._fits(held - {a}) and self._streams(mask, a, crossing) for a in held)
+
+    def _all_fit(self, held: frozenset[int]) -> bool:
+        """Whether the whole component would be allowed, if groups of it hold no other axes than ``held``:
+        each dimension of each node counts as an axis of its own."""
+        if self._least is None:
+            graph = self._capacity.graph
+            members = [graph.nodes[n] for n in self._nodes]
+            sizes = tuple([size for node in members for size in node.dims])
+            numbers = iter(range(len(sizes)))
+            own = tuple([tuple([(next(numbers),) for _ in node.dims]) for node in members])
+            values = frozenset([v for node in members for v in node.inputs + node.outputs])
+            axes = GroupAxes(sizes, (), (), own)
+            self._least = LeastFootprint(graph, self._capacity.device, self._nodes, axes, values)
+        every = chain.from_iterable(self._capacity.classes[n] for n in self._nodes)
+        return self._least.fits(frozenset([a for a, c in enumerate(every) if c in held]))
+
+    def _streams(self, mask: Mask, axis: int, crossing: Mask) -> bool:
+        """Whether the axis is reduced in one pass and indexes nothing that is written for good, except
+        where the pass may write."""
+        rules = self._streaming(axis)
+        if mask & rules.never:
             return False
-        always = 0 if self._in_registers else self._buffers * sum(map(size, self._crossing.values()))
-        return all(always + sum(map(size, alive)) <= self._limit_bytes for alive in self._alive)
+        if not self._capacity.writes_in_pass and any(
+            mask & i and crossing & made for i, made in rules.written
+        ):
+            return False
+        return not any(mask & i and mask & before for i, before in rules.after)
 
-    def _scan(self, graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, crossing: Set[int]) -> None:
-        """As ``costmodel.memory`` evaluates a group, but only what holds of larger ones, too."""
-        block: dict[int, Block] = {}
-        last: dict[int, int] = {}
-        root: dict[int, int] = {}
-        counted: set[int] = set()
-        for step, (n, own) in enumerate(zip(nodes, axes.node_axes, strict=True)):
-            node = graph.nodes[n]
-            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-                last[root.get(v, v)] = step
-                producer = graph.values[v].producer
-                # A broadcast is never held: it is made where it is used, from what it repeats.
-                real = producer < 0 or graph.nodes[producer].kind != OpKind.BROADCAST
-                if v not in block and v not in root:
-                    block[v] = _block(graph, v, dim_map, own)
-                    if v in crossing:
-                        self._crossing[v] = block[v]
-                    # Operands of a contraction lie in shared memory, not in registers.
-                    if self._in_registers and real and not node.flops.matrix:
-                        counted.add(v)
-                if producer < 0 or (node.kind == OpKind.REDUCTION and real):
-                    self._largest.add(_block(graph, v, dim_map, own))
-            for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-                if v in crossing:
-                    self._crossing[v] = _block(graph, v, dim_map, own)
-                    self._largest.add(self._crossing[v])
-                if node.kind == OpKind.BROADCAST and node.inputs:
-                    root[v] = root.get(node.inputs[0], node.inputs[0])
-                else:
-                    block[v] = _block(graph, v, dim_map, own)
-                    counted.add(v)
-        alive: dict[int, Block] = {}
-        for step, n in enumerate(nodes):
-            node = graph.nodes[n]
-            alive.update((v, block[v]) for v in node.inputs if v in counted)
-            if node.kind != OpKind.BROADCAST:
-                self._alive[tuple(alive.values())] = None
-            for v in node.inputs:
-                if last[root.get(v, v)] == step:
-                    alive.pop(root.get(v, v), None)
-            alive.update((v, block[v]) for v in node.outputs if v in counted and v in last)
-
-
-def _block(graph: Graph, v: int, dim_map: DimMap, own: NodeAxes) -> Block:
-    return _make_block(graph.values[v].dtype, dim_map, own)
-
-
-@lru_cache(maxsize=10_000)
-def _make_block(dtype: str, dim_map: DimMap, own: NodeAxes) -> Block:
-    width = -(-dtypes.bits(dtype) // 8)
-    return width, frozenset([a for dims in compose(dim_map, own) for a in dims])
+    def _streaming_of(self, axis: int) -> _Streaming:
+        graph = self._capacity.graph
+        walking = reducing = never = 0
+        written: list[tuple[Mask, Mask]] = []
+        for i, nodes in enumerate(self._members):
+            made = 0
+            behind: set[int] = set()
+            for n in nodes:
+                node, own = graph.nodes[n], self._capacity.classes[n]
+                is_behind = not behind.isdisjoint(node.inputs)
+                roles = {role for c, role in zip(own, node.roles, strict=True) if c == axis}
+                if roles:
+                    walking |= 1 << i
+                    if DimRole.REDUCED in roles:
+                        reducing |= 1 << i
+                    if is_behind or DimRole.WHOLE in roles:
+                        never |= 1 << i
+                    for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+                        if any(own[d] == axis for dims in dim_map for d in dims):
+                            made |= self._values.get(v, 0)
+                if is_behind or DimRole.REDUCED in roles:
+                    behind.update(node.outputs)
+            if made:
+                written.append((1 << i, made))
+        after = ((1 << i, self._above[i] & reducing) for i in bits(walking))
+        return _Streaming(never, tuple((i, before) for i, before in after if before), tuple(written))

@@ -134,7 +134,7 @@ def roles_in_passes(
 ) -> Iterator[tuple[AxisRole, ...]]:
     """The ways to stream an axis that ``axis_roles`` does not have: in several passes, or in one
     that writes what it makes. In several only if the group reduces or needs whole no other
-    (``fuseplan.schedule.streaming`` says where either is done)."""
+    (``fuseplan.schedule.footprint`` says where either is done)."""
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
     if layout.contraction is not None:
         return

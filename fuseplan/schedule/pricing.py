@@ -19,7 +19,7 @@ from costmodel.floor import Floors
 from costmodel.graph import Graph, copies_of
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.schedule.footprint import Residency
+from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.structure import Key, Signatures, Structure
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import unlimited
@@ -44,7 +44,7 @@ class Pricing(ABC):
     settled: frozenset[int] = frozenset()
     """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses them wherever they stand,
     whatever is said of others of their structure."""
-    residency: Residency | None = None
+    capacity: Capacity | None = None
     """Tells of many groups at once that they are not ``oversized``."""
     absorbs_moves: bool = False
     """Kernels need not fit on chip, so that what only moves data is best in the kernel that reads it."""
@@ -113,7 +113,7 @@ class PricingWrapper(Pricing):
     def __init__(self, pricing: Pricing) -> None:
         self._pricing = pricing
         self.offers, self.settled = pricing.offers, pricing.settled
-        self.residency, self.device = pricing.residency, pricing.device
+        self.capacity, self.device = pricing.capacity, pricing.device
         self.absorbs_moves, self.merges_copies = pricing.absorbs_moves, pricing.merges_copies
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
@@ -201,7 +201,7 @@ class PriceBook:
         # These answers are given as they are: they are known, or not asked for twice.
         self.floor, self.least, self.floor_bytes = pricing.floor, pricing.least, pricing.floor_bytes
         self.floors, self.walked, self.renames = pricing.floors, pricing.walked, pricing.renames
-        self.offers, self.residency = pricing.offers, pricing.residency
+        self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
         """The copies of each operation that has several, where a kernel computes it once."""

@@ -11,13 +11,13 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor, Floors
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.memory import footprint
+from costmodel.onchip import footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.enumerate import Schedules
-from fuseplan.schedule.footprint import Residency
+from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import group_layout
 from fuseplan.schedule.legality import refuse, refuse_exchange
 from fuseplan.schedule.nests.accelerator import KernelNests
@@ -58,10 +58,10 @@ class Scheduler(Pricing):
         self.features = features
         self._gated = gated(graph)
         self._nests = _make_nests(graph, device, lowered) if features.loop_nests else None
-        self.residency = None if not device.capabilities.emits_kernels else Residency(graph, device)
+        self.capacity = Capacity(graph, device) if device.capabilities.emits_kernels else None
         # Whoever asks for a group asks again, for what else it may exchange and for its price.
         self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
-        self._schedules = Schedules(graph, device, features, self.residency, self.axes)
+        self._schedules = Schedules(graph, device, features, self.capacity, self.axes)
 
     @cached_property
     def offers(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
@@ -129,10 +129,10 @@ class Scheduler(Pricing):
 
     def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
         """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
-        if self.residency is None or self.residency.is_roomy(nodes, crossing):
+        if self.capacity is None:
             return None
         axes = self.axes(nodes)
-        return None if isinstance(axes, Conflict) else self.residency.refuse(nodes, axes, crossing)
+        return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
         """The fastest kernel for ``nodes`` (ascending ids), or why there is none.

@@ -11,7 +11,7 @@ from functools import lru_cache
 from costmodel.backends import backend_of
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
-from costmodel.tpu_layout import LANES, SUBLANES
+from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.layout import Contraction, Layout
 from fuseplan.schedule.padding import is_contiguous, whole_tile
 from fuseplan.schedule.warpgroup import is_addressable

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 
+from fuseplan.schedule.footprint import ComponentCapacity
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
-from fuseplan.search.capacity import Room
 from fuseplan.search.components import Component
 from fuseplan.search.nogoods import Monotone
 from fuseplan.search.remat.duplicates import DuplicateRules
@@ -185,10 +185,11 @@ class Space:
         """``overflows``, as far as that follows from groups that were asked about before."""
         return self._capacity.holds_core(mask | crossing << self.n)
 
-    def _make_room(self) -> Room | None:
-        residency = self.book.residency
+    def _make_room(self) -> ComponentCapacity | None:
+        if self.book.capacity is None:
+            return None
         values = {v: 1 << k for k, v in enumerate(self.values)}
-        return None if residency is None else Room(residency, self.members, values, self.inner_above)
+        return ComponentCapacity(self.book.capacity, self.members, values, self.inner_above)
 
     # Questions are counted though another component may have asked them of groups of such a structure: what
     # a search may do does not depend on what was searched before.

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from costmodel.axes import NodeAxes, Unifier, compose
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec
-from costmodel.memory import footprint
+from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.schedule.layout import contraction_axes
@@ -22,7 +22,6 @@ from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.shared_operands import Hubs, walked
 from fuseplan.schedule.spec import is_nest
-from fuseplan.schedule.streaming import walks_in_passes
 from fuseplan.support.errors import InvalidPlanError
 
 
@@ -33,7 +32,7 @@ def check_kernel(
     of the function, ``is_gated`` what may be computed inside a contraction, ``hubs`` those of the graph."""
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
-    walks = walks_in_passes(device.backend) or not kernel.spec.passes
+    walks = device.capabilities.walks_in_passes or not kernel.spec.passes
     require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
     if kernel.spec.compiled is None:
         _check_group(graph, kernel.spec, where, hubs if device.capabilities.emits_kernels else None)

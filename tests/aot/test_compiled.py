@@ -15,8 +15,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from costmodel import dtypes
 from costmodel.devices import get_device
-from costmodel.memory import block_bytes, onchip_bytes
-from costmodel.tpu_layout import array_bytes
+from costmodel.memory import array_bytes
+from costmodel.onchip import block_bytes, onchip_bytes
 from experiments import compiled
 from experiments.compiled_kernels import rows_of
 from experiments.compiled_processes import Work, all_rows

@@ -19,7 +19,7 @@ from costmodel import (
     onchip_bytes,
     peak_bytes,
 )
-from costmodel.memory import block_bytes, concurrent_tiles
+from costmodel.onchip import block_bytes, concurrent_tiles
 from tests.helpers.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
 
 pytestmark = pytest.mark.one_python

@@ -102,7 +102,7 @@ def test_two_rows_that_a_joiner_ties_are_streamed_as_one(device):
     untied = tuple(n.id for n in graph.nodes if n.op not in ("mul", "reduce_max"))
     assert next(scheduler.schedules(untied), None) is None
     crossing = frozenset((edge := boundary(graph, untied)).reads + edge.writes)
-    assert scheduler.residency.refuse(untied, unify(graph, untied), crossing) is None
+    assert scheduler.capacity.refuse(untied, unify(graph, untied), crossing) is None
     assert next(scheduler.schedules(everything), None) is not None
 
 
@@ -112,7 +112,7 @@ def test_what_fits_by_masks_fits(name, device):
     f, args = (long_rows, LONG) if name == "long_rows" else get_workload(name).build()
     graph = lower(trace(f, *args)).graph
     book = PriceBook(graph, Scheduler(graph, device))
-    residency, asked, roomy = book.residency, 0, 0
+    asked = roomy = 0
     for space in take_apart(graph, book).kinds:
         for mask in enumerate_groups(space, 300).groups:
             crossing = space.crossing(mask)
@@ -122,5 +122,5 @@ def test_what_fits_by_masks_fits(name, device):
             asked += 1
             if space._room.is_roomy(mask, crossing):
                 roomy += 1
-                assert residency.is_roomy(nodes, crosses)
+                assert book.oversized(nodes, crosses) is None
     assert roomy > asked / 2, "it would spare nothing"

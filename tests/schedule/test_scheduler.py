@@ -11,7 +11,7 @@ import pytest
 import fuseplan
 from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.kernel import Access, AxisRole
-from costmodel.memory import footprint
+from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan import Kernel
 from fuseplan.codegen import emit

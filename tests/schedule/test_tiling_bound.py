@@ -8,7 +8,7 @@ import pytest
 from costmodel.axes import unify
 from costmodel.devices import DEVICES
 from costmodel.graph import OpKind
-from costmodel.memory import Footprint
+from costmodel.onchip import Footprint
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

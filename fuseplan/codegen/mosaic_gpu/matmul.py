@@ -14,14 +14,14 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from costmodel.kernel import KernelSpec
-from costmodel.memory import warpgroups
+from costmodel.onchip import warpgroups
 from fuseplan.codegen.mosaic_gpu.blocks import BlockRefs
 from fuseplan.codegen.step import Step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.schedule.warpgroup import SWIZZLED, held
 
 _STAGES, _DEEP_STAGES = 2, 3
-"""Buffers of the operands: the schedule counts on two (costmodel.memory)."""
+"""Buffers of the operands: the schedule counts on two (costmodel.onchip)."""
 
 _DEEP_BYTES = 112 * 1024
 """What three buffers may take: two tiles share an SM's 227 KiB of shared memory (CUDA C++

@@ -16,8 +16,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.graph import DimMap, Graph
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
+from costmodel.memory import is_lifted, outer_shape
 from costmodel.passes import pass_count, readers
-from costmodel.tpu_layout import is_lifted, outer_shape
 
 PASS = -1
 """The grid dimension that counts passes, where axes are told by their index."""

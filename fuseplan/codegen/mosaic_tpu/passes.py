@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 
 from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import Access
-from costmodel.tpu_layout import LANES
+from costmodel.memory import LANES
 from fuseplan.codegen.body import Blocks
 from fuseplan.codegen.cpu_loops.tiles import Position
 from fuseplan.codegen.mosaic_tpu import blocks as blocks_of
@@ -28,7 +28,7 @@ from fuseplan.codegen.step import Step
 def scratch(nest: Nest) -> list[Any]:
     """Scratch memory for every accumulator of every pass. What reduces the last dimension keeps
     it: so the vector unit has the result, and it is read into rows again. Memory counts with it
-    (``costmodel.memory``)."""
+    (``costmodel.onchip``)."""
     found = []
     for step in (nest.steps[i] for i in _sinks(nest)):
         axes, operand = step.out_axes[0], step.reads[0]

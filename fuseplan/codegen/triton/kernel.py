@@ -16,10 +16,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from costmodel.axes import compose
-from costmodel.devices import get_device
 from costmodel.graph import OpKind
-from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
-from costmodel.memory import footprint
+from costmodel.kernel import Access, KernelSpec, block_shape
+from costmodel.onchip import STAGES, KernelFootprint
 from fuseplan.codegen import body as bodies
 from fuseplan.codegen.body import Body, Totals, accumulated
 from fuseplan.codegen.nest import Nest, neutral
@@ -44,12 +43,11 @@ as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
 
 _LIVE_BLOCKS, _MAX_FULL_WARPS = 2, 8
 """Of 512 threads ``ptxas`` gives each 64 registers where it can: room for so many blocks of 16 beside
-addresses. Where more are alive, half as many threads hold them
-(tests/aot/test_compiled.py::test_what_a_thread_holds_does_not_spill)."""
+addresses. Where more are alive, half as many threads hold them."""
 
-_STAGES, _DEEP_STAGES = 2, 3
-"""Buffers that the compiler pipelines streamed operands through: the schedule counts on two
-(costmodel.memory); a third hides more latency where it is small."""
+_DEEP_STAGES = 3
+"""Buffers that the compiler pipelines streamed operands through where these are small: a third hides more
+latency than the two that the schedule counts on (``costmodel.onchip``)."""
 
 _DEEP_BYTES = 128 * 1024
 """What three buffers may take: they leave 35 KiB of an A100's 163 KiB of shared memory, and 99 KiB of
@@ -124,39 +122,19 @@ class _Program:
 
 
 def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
-    """Warps and pipeline stages for the kernel's largest block."""
+    """Warps and pipeline stages: for the kernel's largest block, and for what fits beside each other."""
     nodes = [lowered.graph.nodes[n] for n in spec.nodes]
     accesses = [*spec.reads, *spec.writes]
     for node, own in zip(nodes, spec.node_axes, strict=True):
         accesses += [Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)]
     largest = max(math.prod(spec.block_shape(a)) for a in accesses)
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
-    # What a pack reads, dozens of arrays, is loaded long before it is needed (tests/aot/test_compiled.py).
+    # A pack reads dozens of arrays, which are loaded long before they are needed.
     largest = max(largest, sum(math.prod(spec.block_shape(r)) for r in spec.reads) // _BLOCKS_A_THREAD)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
+    need = KernelFootprint(lowered.graph, spec, stages=_DEEP_STAGES)(spec.axes)
     if not dot:
-        live_bytes = footprint(lowered.graph, spec, get_device("h100")).register_bytes  # alike on all GPUs
-        is_full = live_bytes > _LIVE_BLOCKS * largest * _REGISTER_BYTES
-        return min(warps, _MAX_FULL_WARPS) if is_full else warps, _STAGES
-    turn_bytes = sum(
-        math.prod(spec.block_shape(r)) * lowered.avals[r.value].dtype.itemsize
-        for r in spec.reads
-        if any(a == spec.streamed or spec.axes[a].role == AxisRole.INNER for a in r.axis_set)
-    )
-    deep = _DEEP_STAGES * turn_bytes + _made_bytes(spec, lowered) <= _DEEP_BYTES
-    return max(warps, 4), _DEEP_STAGES if deep else _STAGES
-
-
-def _made_bytes(spec: KernelSpec, lowered: Lowered) -> int:
-    """Shared memory for operands of a contraction that the kernel itself computes (costmodel.memory)."""
-    made = {v for n in spec.nodes for v in lowered.graph.nodes[n].outputs}
-    total = 0
-    for n, own in zip(spec.nodes, spec.node_axes, strict=True):
-        node = lowered.graph.nodes[n]
-        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
-            for v, m in zip(node.inputs, node.input_maps, strict=True):
-                if v in made:
-                    block = math.prod(spec.block_shape(Access(v, compose(m, own))))
-                    total += block * lowered.avals[v].dtype.itemsize
-    return total
+        is_full = need.register_bytes > _LIVE_BLOCKS * largest * _REGISTER_BYTES
+        return min(warps, _MAX_FULL_WARPS) if is_full else warps, STAGES
+    return max(warps, 4), _DEEP_STAGES if need.onchip_bytes <= _DEEP_BYTES else STAGES

@@ -20,7 +20,7 @@ from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.memory import footprint
+from costmodel.onchip import footprint
 from costmodel.passes import evaluations
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered

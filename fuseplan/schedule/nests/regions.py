@@ -32,7 +32,6 @@ from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.padding import can_regroup, regroups
 from fuseplan.schedule.pricing import Nodes
-from fuseplan.schedule.streaming import walks_in_passes
 
 _LARGE_FRACTIONS = (1, 4)
 """At each level, values of the largest size are large, or those of more than a quarter of it: the terms of a
@@ -72,7 +71,8 @@ def _large_sizes(graph: Graph, min_bytes: int) -> list[int]:
 def can_nest(node: Node, backend: str = "loops") -> bool:
     """Whether tiled loops, or kernels of ``backend`` in several passes, can hold the node."""
     movable = not regroups(node) or can_regroup(node, backend)
-    return backend in node.backends and not node.effects and walks_in_passes(backend) and movable
+    can_nest = backend in node.backends and backend_of(backend).walks_in_passes
+    return can_nest and not node.effects and movable
 
 
 class _Link(NamedTuple):

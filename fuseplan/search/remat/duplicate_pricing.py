@@ -16,7 +16,7 @@ from costmodel.floor import Floor, Floors
 from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.schedule.footprint import Residency
+from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.prologues import gated, refuse_leak
 from fuseplan.schedule.scheduler import Scheduler
@@ -33,7 +33,7 @@ class Recomputing(Pricing):
 
     def __init__(self, copies: Copies, scheduler: Scheduler) -> None:
         self.graph = copies.graph
-        self.residency = Residency(copies.graph, scheduler.device)
+        self.capacity = Capacity(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
         self._scheduler = scheduler
         self._gated = gated(copies.graph)

@@ -1,0 +1,544 @@
+"""On-chip footprint of a kernel: shared memory, registers or VMEM that one tile occupies on a core.
+
+``footprint`` is exact for a kernel with given tiles, ``KernelFootprint`` for all tilings of one kernel, and
+``LeastFootprint`` is a lower bound for a group of nodes in every tiling. All follow from one walk through the
+nodes in their order (``_walk``), which says when values are loaded and when they die.
+
+The accounting follows what each backend's compiler does with a block:
+
+- *Mosaic TPU*: everything is in VMEM. The pipeline double-buffers every read and written
+  block; carried accumulators and the intermediates that are alive at once come on top.
+- *Triton*: shared memory holds the operands of contractions, double-buffered when
+  streamed (``num_stages=2``); everything else lives in registers. Checked against the
+  compiler on an H200, bf16: matmul 128x128x64 in 3 stages 98,304 bytes = 3 x 32,768, and
+  attention D=64 with 128x128 blocks 81,920 bytes = q 16,384 + 2 x (k + v) 32,768.
+  The arrays from which a kernel computes a streamed operand pass through shared memory too, in one
+  buffer less, and of computed operands only the right one lies there: (silu(x) * y) @ w in 2 stages
+  65,536 = x + y + 2 w; x @ tanh(w) in 3 stages 98,304 = 3 x + 2 w + tanh(w).
+- *Mosaic GPU*: as Triton, but the registers are those of the one or two warpgroups that compute
+  a tile (``warpgroups``).
+- A kernel in several passes needs the largest of its passes, and in each of them the accumulators
+  and all values that are computed once before the passes and needed on every tile.
+- *XLA loops* (CPU): blocks and intermediates all lie in the caches of the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import chain
+from math import prod
+from operator import mul
+from struct import Struct
+
+from costmodel import dtypes
+from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
+from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
+from costmodel.memory import LANES, SUBLANES, WORD_BITS, padded_size
+
+STAGES = 2
+"""Buffers of a streamed operand: one is filled while the other is used."""
+
+ACCUMULATOR_BITS = 32
+"""Matrix units and streamed reductions accumulate in float32 at least."""
+
+_WARPGROUP_SHARE = 2
+"""A warpgroup is 128 threads of at most 255 registers: half of a core's file."""
+
+_ADDRESS_BYTES = 16 * 4 * 128
+"""Registers of one warpgroup for addresses, 16 a thread: without them a 128x128 tile of bfloat16 that is
+computed in float32 is modelled to fit, and ptxas spills."""
+
+
+def warpgroups(rows: int) -> int:
+    """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
+    a multiple of 64 (wgmma.m64n8k16). Any other tile is computed by one warpgroup."""
+    return 1 if rows % 128 else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """What one tile occupies on a core."""
+
+    onchip_bytes: int
+    """Shared memory, VMEM or cache, against ``DeviceSpec.onchip_bytes``."""
+    register_bytes: int = 0
+    """Simultaneously live blocks held in registers (a GPU's), else 0."""
+
+    def fits(self, device: DeviceSpec) -> bool:
+        """Whether a kernel of this footprint can run without spilling. Half of the register
+        file is for values; addresses, masks and layout conversions need the other half (a
+        256x256x64 Triton matmul, whose accumulator is the whole file, spills)."""
+        return self.onchip_bytes <= device.onchip_bytes and (
+            not device.register_bytes or self.register_bytes <= device.register_bytes // 2
+        )
+
+
+def onchip_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
+    """Bytes of on-chip memory that ``spec`` needs per core (``footprint`` has registers too)."""
+    return footprint(graph, spec, device).onchip_bytes
+
+
+def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
+    """What one tile of ``spec`` occupies. A group left to XLA whole (no axes) occupies
+    nothing that a plan could exhaust; a CPU's loops may exceed the caches, which costs time."""
+    return KernelFootprint(graph, spec, device.sequential_grid)(spec.axes)
+
+
+def concurrent_tiles(need: Footprint, device: DeviceSpec) -> int:
+    """Tiles of this footprint that share one core at a time. At most 16 blocks of four
+    warps fill a GPU core's 64 warp slots (CUDA C++ programming guide, compute capability)."""
+    limit = 16
+    if need.onchip_bytes:
+        limit = min(limit, device.onchip_bytes // need.onchip_bytes)
+    if need.register_bytes and device.register_bytes:
+        limit = min(limit, device.register_bytes // need.register_bytes)
+    return max(limit, 1)
+
+
+def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool) -> int:
+    """Bytes of one block with ``bits`` an element. ``tiled``: padded to a TPU's registers,
+    the last dimension to 128 and the one before to 8, 16 or 32; a vector to 8 x 128 of 32
+    bits once; a scalar stays in scalar memory, unpadded."""
+    size = minor = second = 1
+    for dims in dim_map:
+        second, minor = minor, 1
+        for a in dims:
+            minor *= axes[a].tile
+        size *= minor
+    if tiled and dim_map:
+        rows = max(SUBLANES * WORD_BITS // max(bits, 1), 1)
+        if len(dim_map) == 1:
+            size = -(-size // (rows * LANES)) * rows * LANES
+        else:
+            size = padded_size(size, second, minor, rows)
+    return -(-size * bits // 8)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """One node of a kernel in its turn."""
+
+    node: Node
+    loads: tuple[int, ...]
+    """Values from outside that are first needed in registers."""
+    dying: tuple[int, ...]
+    """Values that no later node needs."""
+    used: tuple[int, ...]
+    """Results that later nodes need. A broadcast has none: it is never materialised, so the value that it
+    repeats lives until the last use of the result."""
+
+
+def _walk(nodes: Sequence[Node], loaded: Collection[int]) -> Iterator[_Step]:
+    """The nodes in order, with the values that are loaded, die and stay alive at each.
+
+    ``loaded`` are values from outside that are held in registers from the first use on. A contraction is no
+    such use: it takes its operands from shared memory.
+    """
+    last: dict[int, int] = {}
+    repeated: dict[int, int] = {}  # the value that a broadcast result repeats
+    for step, node in enumerate(nodes):
+        for v in node.inputs:
+            last[repeated.get(v, v)] = step
+        if is_virtual(node):
+            repeated[node.outputs[0]] = repeated.get(node.inputs[0], node.inputs[0])
+    waiting = set(loaded)
+    for step, node in enumerate(nodes):
+        loads: tuple[int, ...] = ()
+        if waiting and not node.flops.matrix and not waiting.isdisjoint(node.inputs):
+            loads = tuple([v for v in dict.fromkeys(node.inputs) if v in waiting])
+            waiting.difference_update(loads)
+        dying = dict.fromkeys([r for v in node.inputs if last[r := repeated.get(v, v)] == step])
+        used = () if is_virtual(node) else tuple([v for v in node.outputs if v in last])
+        yield _Step(node, loads, tuple(dying), used)
+
+
+def is_virtual(node: Node) -> bool:
+    """Whether the node is a broadcast, which is made where it is used and occupies nothing."""
+    return node.kind == OpKind.BROADCAST and bool(node.inputs)
+
+
+_DIGIT_BITS = 32
+"""A sum of blocks is one integer with a digit for each kind of block: no kernel holds 2**32
+blocks of a kind."""
+
+
+class _Blocks:
+    """The kinds of block in one kernel: axes of each dimension, and bits an element."""
+
+    def __init__(self, tiled: bool) -> None:
+        self._tiled = tiled
+        self._kinds: dict[tuple[DimMap, int], int] = {}
+
+    def symbol(self, dim_map: DimMap, bits: int) -> int:
+        """One such block, as a sum of blocks."""
+        return 1 << _DIGIT_BITS * self._kinds.setdefault((dim_map, bits), len(self._kinds))
+
+    def nbytes(self, axes: tuple[Axis, ...], sums: Sequence[int]) -> list[int]:
+        """The bytes of each of ``sums`` with these tiles."""
+        sizes = [block_bytes(axes, dim_map, bits, self._tiled) for dim_map, bits in self._kinds]
+        digits = Struct(f"<{len(sizes)}I")
+        return [sum(map(mul, digits.unpack(s.to_bytes(digits.size, "little")), sizes)) for s in sums]
+
+
+class KernelFootprint:
+    """``footprint`` for all tilings of one kernel: called with other axes, it is that of ``spec`` with their
+    tiles. The nodes are walked once, with a symbol for each block; a tiling only gives the symbols
+    their bytes.
+
+    ``tiled``: blocks are padded and buffered as a TPU's pipeline does (``DeviceSpec.sequential_grid``).
+    Otherwise nothing depends on the device. ``stages``: buffers of a streamed operand.
+    """
+
+    def __init__(self, graph: Graph, spec: KernelSpec, tiled: bool = False, stages: int = STAGES) -> None:
+        self._graph, self._spec, self._tiled, self._stages = graph, spec, tiled, stages
+        self._sums: tuple[int, ...] = ()
+        """Sums of blocks that may be the largest: of registers behind the first, of on-chip memory else."""
+        self._can = spec.capabilities
+        if not spec.axes or self._can.loop_nest:
+            return
+        self._streamed = spec.streamed
+        self._blocks = _Blocks(tiled)
+        self._always = 0
+        self._steps: list[tuple[int, int, int]] = []
+        self._rows = self._row_axis() if self._can.warpgroup_blocks else None
+        read = {a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads}
+        if self._can.in_registers:
+            shared, loaded = self._shared(read)
+            self._sums = (shared, *self._peaks(loaded))
+        else:
+            peaks = self._peaks({})
+            if tiled:
+                peaks |= dict.fromkeys(self._widened())
+            written = sum(self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.writes)
+            self._always = (stages if tiled else 1) * (sum(read.values()) + written)
+            self._sums = tuple([peak + self._always for peak in peaks])
+
+    def __call__(self, axes: tuple[Axis, ...]) -> Footprint:
+        """The footprint with these tiles."""
+        if not self._sums:
+            return Footprint(0)
+        nbytes = self._blocks.nbytes(axes, self._sums)
+        if not self._can.in_registers:
+            return Footprint(max(nbytes))
+        registers = max(nbytes[1:])
+        if self._can.warpgroup_blocks:
+            count = 1 if self._rows is None else warpgroups(axes[self._rows].tile)
+            beside = _ADDRESS_BYTES if count == 1 else 0
+            registers = (registers + beside) * _WARPGROUP_SHARE // count
+        return Footprint(nbytes[0], registers)
+
+    def over_time(self, axes: tuple[Axis, ...]) -> tuple[int, list[tuple[int, int]]]:
+        """Of a kernel in one pass, the bytes that are there throughout, and for each node the most bytes
+        that are alive while it is computed, and those alive after it."""
+        always, *alive = self._blocks.nbytes(axes, [self._always, *chain.from_iterable(self._steps)])
+        every = zip(alive[::3], alive[1::3], alive[2::3], strict=True)
+        return always, [(max(before, during, after), after) for before, during, after in every]
+
+    def _bits(self, v: int) -> int:
+        return dtypes.bits(self._graph.values[v].dtype)
+
+    def _members(self) -> Iterator[tuple[Node, NodeAxes]]:
+        return (
+            (self._graph.nodes[n], own) for n, own in zip(self._spec.nodes, self._spec.node_axes, strict=True)
+        )
+
+    def _row_axis(self) -> int | None:
+        """The innermost of the axes that only the left operand and the result of a contraction have."""
+        for node, own in self._members():
+            if node.flops.matrix:
+                lhs, rhs, out = (
+                    [a for dims in compose(m, own) for a in dims]
+                    for m in (*node.input_maps, node.output_maps[0])
+                )
+                return next((a for a in reversed(out) if a in lhs and a not in rhs), None)
+        return None
+
+    def _shared(self, read: dict[Access, int]) -> tuple[int, dict[int, int]]:
+        """Shared memory that the contractions of a Triton kernel take, and the registers of other arrays
+        that are read, by value.
+
+        Loaded operands are there in full, in several stages when streamed; of those made in the kernel
+        only the right one (the left is in registers), and the arrays that they are made from.
+        """
+        spec, streamed = self._spec, self._streamed
+        operands: dict[Access, int] = {}
+        for node, own in self._members():
+            if not node.flops.matrix:
+                continue
+            for i, (v, dim_map) in enumerate(zip(node.inputs, node.input_maps, strict=True)):
+                access = Access(v, compose(dim_map, own))
+                if access in read:
+                    through = any(
+                        a == streamed or spec.axes[a].role == AxisRole.INNER for a in access.axis_set
+                    )
+                    operands[access] = read[access] * (self._stages if through else 1)
+                elif i:
+                    operands[access] = self._blocks.symbol(access.axes, self._bits(v))
+        shared = sum(operands.values())
+        loaded: dict[int, int] = {}
+        for access, size in read.items():
+            if access not in operands:
+                loaded[access.value] = loaded.get(access.value, 0) + size
+                if operands and streamed in access.axis_set:
+                    shared += size * (self._stages - 1)
+        return shared, loaded
+
+    def _widened(self) -> Iterator[int]:
+        """The arrays of fewer than 32 bits that a TPU reads and computes with several times, at each step:
+        each is widened once and kept until its last use, while results pass through registers."""
+        steps: dict[int, list[int]] = {
+            a.value: [] for a in self._spec.reads if self._bits(a.value) < ACCUMULATOR_BITS
+        }
+        for i, (node, _) in enumerate(self._members()):
+            if node.kind in (OpKind.ELEMENTWISE, OpKind.REDUCTION):
+                for v in steps.keys() & node.inputs:
+                    steps[v].append(i)
+        kept = [
+            (self._blocks.symbol(a.axes, ACCUMULATOR_BITS), steps[a.value])
+            for a in self._spec.reads
+            if len(steps.get(a.value, ())) > 1
+        ]
+        for i in range(len(self._spec.nodes)):
+            yield sum(size for size, uses in kept if uses[0] <= i <= uses[-1])
+
+    def _peaks(self, loaded: dict[int, int]) -> dict[int, None]:
+        """The blocks that are alive at each step of the passes, with all accumulators, and after the passes;
+        of one pass, at each step. ``loaded`` are the blocks in registers of values from outside."""
+        spec = self._spec
+        if not spec.passes:
+            accumulators, self._steps = self._scan(range(len(spec.nodes)), loaded)
+            return _largest(self._steps, accumulators)
+        before, after = self._off_tiles()
+        accumulators, steps = self._scan(before, loaded, keeps=True)
+        for positions in spec.passes:
+            carried, more = self._scan(positions, loaded)
+            accumulators += carried
+            steps += more
+        # Registers are free again once nothing needs them; a TPU's accumulators have memory of their own.
+        held = accumulators if self._tiled else self._needed(after)
+        return _largest(steps, accumulators) | _largest(self._scan(after, loaded)[1], held)
+
+    def _off_tiles(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The positions computed before the passes and after them. In registers, they are told apart where
+        the passes accumulate products and make none: causal attention's gradient in float32 spilled 24 bytes
+        on an H200 with the tiles that would fit otherwise (ptxas)."""
+        spec, nodes = self._spec, self._spec.nodes
+        in_loop = {i for positions in spec.passes for i in positions}
+        accumulated = {self._is_carried(node, own) for node, own in self._members() if node.flops.matrix}
+        if not self._tiled and accumulated != {True}:
+            return tuple([i for i in range(len(nodes)) if i not in in_loop]), ()
+        needed: set[int] = set()
+        before: list[int] = []
+        after: list[int] = []
+        for i in reversed(range(len(nodes))):
+            node = self._graph.nodes[nodes[i]]
+            is_needed = not needed.isdisjoint(node.outputs)
+            if i in in_loop or is_needed:
+                needed.update(node.inputs)
+            if i not in in_loop:
+                (before if is_needed else after).append(i)
+        return tuple(before[::-1]), tuple(after[::-1])
+
+    def _needed(self, after: Sequence[int]) -> int:
+        """The results of the passes that the nodes at positions ``after`` read."""
+        read = {v for i in after for v in self._graph.nodes[self._spec.nodes[i]].inputs}
+        held = 0
+        for i, (node, own) in enumerate(self._members()):
+            if i not in after:
+                for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+                    if v in read:
+                        bits = max(self._bits(v), ACCUMULATOR_BITS)
+                        held += self._blocks.symbol(compose(dim_map, own), bits)
+        return held
+
+    def _scan(
+        self, positions: Sequence[int], loaded: dict[int, int], keeps: bool = False
+    ) -> tuple[int, list[tuple[int, int, int]]]:
+        """Evaluate the nodes at ``positions`` in order at block shape, and watch which blocks are alive.
+
+        Returns sums of blocks: the carried accumulators, and for each step the blocks alive before, during
+        and after it. A value dies with its last consumer in the group; with ``keeps`` it is carried, too.
+        An elementwise node overwrites an operand that dies in it.
+        """
+        graph, spec = self._graph, self._spec
+        live: dict[int, int] = {}
+        steps: list[tuple[int, int, int]] = []
+        accumulators = now = 0
+        nodes = [graph.nodes[spec.nodes[i]] for i in positions]
+        for i, step in zip(positions, _walk(nodes, loaded), strict=True):
+            node, own = step.node, spec.node_axes[i]
+            for v in step.loads:
+                live[v] = loaded[v]
+                now += loaded[v]
+            before = now
+            carried = self._is_carried(node, own)
+            results = () if is_virtual(node) else self._results(node, own, carried)
+            made = sum([size for _, size in results])
+            if carried or keeps:
+                accumulators += made
+                made = 0
+            else:
+                live.update(results)
+            # A broadcast that is only written is made when it is stored, at the end.
+            freed = 0 if is_virtual(node) else sum([live.pop(v, 0) for v in step.dying])
+            during = now + made + self._scratch(node, own, made, live)
+            now += made - freed
+            # What is only written is gone once it is stored.
+            now -= sum([live.pop(v, 0) for v, _ in results if v not in step.used])
+            steps.append((before, during - (freed if node.kind == OpKind.ELEMENTWISE else 0), now))
+        return accumulators, steps
+
+    def _results(self, node: Node, own: NodeAxes, carried: bool) -> list[tuple[int, int]]:
+        """The values that a node makes, each with its block. A TPU's vector unit computes in 32 bits, and
+        narrower intermediates are kept so (v5e and older); so are operations composed of float32 ones."""
+        wide = carried or node.flops.matrix or self._tiled or node.temporaries or self._joins(node)
+        in_rows = carried and self._spec.passes and node.kind == OpKind.REDUCTION
+        in_rows = in_rows and self._streamed in compose(node.input_maps[0], own)[-1]
+        found = []
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            axes = compose(dim_map, own)
+            if in_rows and axes:
+                axes = (*axes, ())  # a pass carries it as a column (codegen.mosaic_tpu.passes)
+            bits = max(self._bits(v), ACCUMULATOR_BITS if wide else 0)
+            found.append((v, self._blocks.symbol(axes, bits)))
+        return found
+
+    def _scratch(self, node: Node, own: NodeAxes, made: int, live: dict[int, int]) -> int:
+        """Blocks that exist only while the node is computed, ``made`` being its results."""
+        scratch = node.temporaries * made
+        if self._tiled and node.kind == OpKind.INJECTIVE:
+            scratch += self._stacked(node, own)
+        if self._joins(node):  # the joined halves lie beside the result (frontend.ops.scans)
+            scratch += made
+        if node.flops.matrix and self._can.relayouts_operands:
+            # An operand made in one layout is multiplied in another; and no matrix unit reads 32 bits from
+            # shared memory: causal attention's gradient in float32 spilled 24 bytes on an H200 with 64 keys
+            # a tile, with 32 none (ptxas).
+            scratch += live.get(node.inputs[0], 0)
+            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                if self._bits(v) >= ACCUMULATOR_BITS:
+                    scratch += self._blocks.symbol(compose(dim_map, own), self._bits(v))
+        return scratch
+
+    def _stacked(self, node: Node, own: NodeAxes) -> int:
+        """The arrays that a TPU stacks along a new last dimension, or takes apart along it: each is padded
+        along its own, of size one. The first of a stack is where the result is made."""
+        stacks = len(node.outputs) == 1
+        shorts, (long, *_) = (
+            (node.input_maps, node.output_maps) if stacks else (node.output_maps, node.input_maps)
+        )
+        if len(shorts) < 2 or any(short != long[:-1] for short in shorts):
+            return 0
+        block = self._blocks.symbol(compose((*shorts[0], ()), own), self._bits(node.inputs[0]))
+        return (len(shorts) - stacks) * block
+
+    def _is_carried(self, node: Node, own: NodeAxes) -> bool:
+        """Whether the node accumulates over the streamed axis."""
+        streamed = self._streamed
+        return streamed is not None and any(
+            role == DimRole.REDUCED and streamed in axes for role, axes in zip(node.roles, own, strict=True)
+        )
+
+    def _joins(self, node: Node) -> bool:
+        """Whether the node is a scan that is made by joining halves."""
+        return self._can.scans_by_joining and node.kind == OpKind.REDUCTION and DimRole.WHOLE in node.roles
+
+
+def _largest(steps: list[tuple[int, int, int]], beside: int) -> dict[int, None]:
+    """The sums of blocks that may be the largest of some steps, with blocks that are always there."""
+    alive = dict.fromkeys(blocks for before, during, _ in steps for blocks in (before, during))
+    return dict.fromkeys([blocks + beside for blocks in alive or (0,)])
+
+
+def live_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[int, list[tuple[int, int]]]:
+    """The blocks of a kernel in one pass over time: bytes that are there throughout, and for each node the
+    bytes alive while it is computed and after it.
+
+    Values of one element that are read or written are not counted. So of kernels that have no others in
+    common, a kernel of all their nodes needs at least the sum at each time.
+    """
+    exchanged = replace(
+        spec,
+        reads=tuple([a for a in spec.reads if graph.values[a.value].size > 1]),
+        writes=tuple([a for a in spec.writes if graph.values[a.value].size > 1]),
+    )
+    return KernelFootprint(graph, exchanged, device.sequential_grid).over_time(spec.axes)
+
+
+_AxesBlock = tuple[int, frozenset[int]]
+"""Bytes of an element, and the axes that index it."""
+
+
+class LeastFootprint:
+    """Lower bound of the footprint of a group, and of every group that contains it, in any tiling.
+
+    It counts the blocks that all schedules have, with some axes whole and all others of one element, and
+    those alive at one time. ``crossing`` are values that the group reads or writes however it grows.
+    """
+
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, nodes: Sequence[int], axes: GroupAxes, crossing: Set[int]
+    ) -> None:
+        self._limit_bytes = device.block_limit_bytes
+        self._sizes = axes.sizes
+        in_registers = bool(device.register_bytes)
+        self._largest: set[_AxesBlock] = set()
+        """Of values that cross for good, come from outside the graph, or are reduced."""
+        exchanged: dict[int, _AxesBlock] = {}
+        loaded: dict[int, _AxesBlock] = {}
+        made: dict[int, _AxesBlock] = {}
+        members = [graph.nodes[n] for n in nodes]
+        for node, own in zip(members, axes.node_axes, strict=True):
+            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                block = _axes_block(graph.values[v].dtype, dim_map, own)
+                producer = graph.values[v].producer
+                # A larger group may hold the broadcast that makes the value, and then not the value.
+                is_held = producer < 0 or not is_virtual(graph.nodes[producer])
+                if v not in made:
+                    if v in crossing:
+                        exchanged.setdefault(v, block)
+                    if in_registers and is_held and not node.flops.matrix:
+                        loaded.setdefault(v, block)
+                if producer < 0 or (node.kind == OpKind.REDUCTION and is_held):
+                    self._largest.add(block)
+            for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+                made[v] = _axes_block(graph.values[v].dtype, dim_map, own)
+                if v in crossing:
+                    exchanged[v] = made[v]
+                    self._largest.add(made[v])
+        self._always = () if in_registers else STAGES * tuple(exchanged.values())
+        """Blocks that are there throughout: a TPU has two buffers for each value that crosses."""
+        self._alive: dict[tuple[_AxesBlock, ...], None] = {}
+        """Blocks alive before each node."""
+        alive: dict[int, _AxesBlock] = {}
+        for step in _walk(members, loaded):
+            alive.update([(v, loaded[v]) for v in step.loads])
+            self._alive[tuple(alive.values())] = None
+            for v in step.dying:
+                alive.pop(v, None)
+            alive.update([(v, made[v]) for v in step.used])
+
+    def fits(self, whole: Set[int]) -> bool:
+        """Whether the group could fit with the axes ``whole`` not cut."""
+        nbytes: dict[_AxesBlock, int] = {}
+
+        def size(block: _AxesBlock) -> int:
+            if block not in nbytes:
+                width, own = block
+                nbytes[block] = width * prod([self._sizes[a] for a in own if a in whole])
+            return nbytes[block]
+
+        if any(size(block) > self._limit_bytes for block in self._largest):
+            return False
+        always = sum(map(size, self._always))
+        return all(always + sum(map(size, alive)) <= self._limit_bytes for alive in self._alive)
+
+
+@lru_cache(maxsize=10_000)
+def _axes_block(dtype: str, dim_map: DimMap, own: NodeAxes) -> _AxesBlock:
+    width = -(-dtypes.bits(dtype) // 8)
+    return width, frozenset([a for dims in compose(dim_map, own) for a in dims])
