@@ -20,9 +20,11 @@ def through_file(plan):
     return fuseplan.Plan.from_json(plan.to_json())
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+# A step of two layers has every operation of the steps of 4 and 24 layers.
+@pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "gpt2_train_24"])
 def test_a_plan_that_was_read_gives_the_same_results(name):
-    f, shapes = get_workload(name).build(small=True)
+    sizes = {"layers": 2} if name == "gpt2_train_4" else {}
+    f, shapes = get_workload(name).build(small=True, **sizes)
     args = make_args(shapes)
     plan = fuseplan.make_plan(f, device="cpu", planner="greedy")(*shapes)
     read = through_file(plan)

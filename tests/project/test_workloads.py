@@ -1,5 +1,6 @@
 """Every named workload traces, and computes what its name says."""
 
+import functools
 import math
 import subprocess
 import sys
@@ -49,7 +50,10 @@ def test_traces_at_both_sizes(name, dtype, small):
     leaves = jax.tree.leaves(args)
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves)
     assert any(leaf.dtype == dtype for leaf in leaves)
-    assert jax.tree.leaves(jax.eval_shape(f, *args))
+    traced = jax.make_jaxpr(f)(*args)
+    assert traced.out_avals
+    # The scale of program that the planner is made for: a real 24-layer training step.
+    assert name != "gpt2_train_24" or count_equations(traced.jaxpr) >= 12_000
 
 
 # Of two layers, gpt2_train_24 is gpt2_train_4.
@@ -108,12 +112,9 @@ def test_a_training_step_returns_what_it_takes():
 def test_equation_counts():
     assert equations("add_transpose") == 2
     assert equations("swiglu") == 3
-    # The scale of program that the planner is made for: a real 24-layer training step.
-    assert equations("gpt2_train_24") >= 12_000
-    assert equations("gpt2_train_24", small=True) >= 12_000
     # A loop over layers is unrolled: each adds the same equations.
-    three, four, five = (equations("gpt2_train_4", small=True, layers=n) for n in (3, 4, 5))
-    assert five - four == four - three > 400
+    one, two, three = (equations("gpt2_train_4", small=True, layers=n) for n in (1, 2, 3))
+    assert three - two == two - one > 400
 
 
 def test_sizes_can_be_changed():
@@ -226,8 +227,8 @@ class TestAgainstReferences:
         norm = lambda a: np.hypot(*np.split(np.asarray(a), 2, axis=-1))  # noqa: E731
         np.testing.assert_allclose(norm(y), norm(x), rtol=1e-5)
         # Products of a rotated query and key depend on the distance of their positions alone.
-        same = functions.rope(jnp.broadcast_to(x[:1, :1, :1], (1, 13, 1, 10)))[0, :, 0]
-        products = same @ same.T
+        same = run_quickly(functions.rope, np.broadcast_to(x[:1, :1, :1], (1, 13, 1, 10)))[0, :, 0]
+        products = np.asarray(same) @ np.asarray(same).T
         np.testing.assert_allclose(products[3, 1], products[9, 7], rtol=1e-4)
 
     def test_cross_entropy(self):
@@ -246,7 +247,7 @@ class TestAgainstReferences:
     def test_dropout_keeps_nine_tenths(self):
         f, args = get_workload("dropout_residual").build(small=True, m=100)
         key, x, branch = make_args(args)
-        dropped = f(key, x, branch) == x
+        dropped = run_quickly(f, key, x, branch) == x
         assert np.mean(dropped) == pytest.approx(0.1, abs=0.01)
 
     def test_clipped_adam_is_that_of_optax(self):
@@ -254,14 +255,16 @@ class TestAgainstReferences:
         reference = optax.chain(
             optax.clip_by_global_norm(0.5), optax.adam(optimizer.LEARNING_RATE, eps=optimizer.EPSILON)
         )
-        clipped = optimizer.clip_by_global_norm(grads, 0.5)
+        clipped = run_quickly(functools.partial(optimizer.clip_by_global_norm, max_norm=0.5), grads)
         state = reference.init(params)
         ours, optimizer_state = params, optimizer.adam_init(params)
         theirs = params
+        step = jax.jit(optimizer.adam_update, compiler_options=QUICKLY)
+        reference_step = jax.jit(reference.update, compiler_options=QUICKLY)
         for _ in range(3):
-            ours, optimizer_state = optimizer.adam_update(ours, optimizer_state, clipped)
-            updates, state = reference.update(grads, state)
-            theirs = optax.apply_updates(theirs, updates)
+            ours, optimizer_state = step(ours, optimizer_state, clipped)
+            updates, state = reference_step(grads, state)
+            theirs = jax.tree.map(np.add, theirs, updates)
         for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
             np.testing.assert_allclose(a, b, atol=1e-6)
 
