@@ -1,5 +1,6 @@
 """What every test run shares: the CPU as JAX's platform, and Hypothesis without randomness."""
 
+import gc
 import os
 
 # Before the first import of jax. A test run must not take a GPU or TPU that happens to be
@@ -32,6 +33,11 @@ def _own_cache() -> Iterator[None]:
 
     with using(SolutionCache()):
         yield
+
+
+def pytest_collection_finish() -> None:
+    """The modules and tests live to the end: Python's collector need not walk them again and again."""
+    gc.freeze()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -62,7 +62,8 @@ NARROW = (
 @pytest.mark.parametrize(
     ("name", "device", "dtype"),
     [
-        *((n, d, "float32") for n in NAMES for d in ("h200", "tpu_v5e")),
+        # Kernels of gpt2_block_grad in float32 are those of its parts: gpt2_block and other gradients.
+        *((n, d, "float32") for n in NAMES if n != "gpt2_block_grad" for d in ("h200", "tpu_v5e")),
         *((n, d, "bfloat16") for n in NARROW for d in ("h200", "tpu_v5e")),
         ("grouped_attention_vjp", "tpu_v5e", "bfloat16"),
         *((n, "h200:mosaic_gpu", t) for n in MOSAIC_GPU for t in ("float32", "bfloat16")),

@@ -15,6 +15,7 @@ from costmodel.backends import Backend, backend_names, backend_of, register_back
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import OpKind
 from tests.helpers import toy_backend
+from tests.helpers.arrays import ramp
 
 TOY = Backend(
     "toy",
@@ -41,7 +42,7 @@ def gated(x, w):
     return jax.nn.gelu(h @ w) + 1
 
 
-ARGS = jnp.linspace(-1, 1, 60 * 50).reshape(60, 50), jnp.linspace(0, 1, 50 * 70).reshape(50, 70)
+ARGS = ramp(-1, 1, 60, 50), ramp(0, 1, 50, 70)
 
 
 def test_a_new_backend_plans_emits_and_runs(device):

@@ -26,6 +26,11 @@ from tests.planners.test_planners import programs as random_programs
 pytestmark = pytest.mark.one_python
 
 
+def gather(x, i):
+    """Rows of ``x``, without the operations that wrap negative indices: each doubles the number of groups."""
+    return x.at[i].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+
 def programs():
     b = GraphBuilder()
     x = b.input((64, 128))
@@ -49,7 +54,7 @@ def programs():
     b = GraphBuilder()
     heads = b.elementwise(b.input((16, 12, 4)), op="exp")
     yield "short_rows", b.build(b.elementwise(b.reshape(heads, (16, 48)), op="tanh"), b.reduce(heads, (0,)))
-    yield "gathers", lower(trace(lambda x, i: (jnp.exp(x[i]), x[2 * i].sum(0)), x, rows)).graph
+    yield "gathers", lower(trace(lambda x, i: (jnp.exp(gather(x, i)), gather(x, 2 * i)), x, rows)).graph
 
 
 @pytest.mark.parametrize("device", [TEST_DEVICE, TPU], ids=lambda device: device.name)

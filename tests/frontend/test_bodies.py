@@ -17,13 +17,14 @@ from fuseplan.frontend.trace import trace
 from fuseplan.runtime.executor import make_runner
 from fuseplan.settings import make_options
 from fuseplan.targets.calibrate import described_cpu
+from tests.helpers.arrays import normal
 from tests.helpers.plans import plan_traced
 
 J = functools.partial(fuseplan.jit, device=described_cpu())
 N = 1536
 SCORES = 4 * N * N
-X = jax.random.normal(jax.random.key(0), (N, 8))
-W = jax.random.normal(jax.random.key(1), (2, 8, 8)) / 4
+X = normal(N, 8)
+W = jnp.asarray(np.asarray(normal(2, 8, 8, seed=1)) / 4)
 
 
 def attention(q, k, v):

@@ -17,6 +17,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.runtime.executor import make_runner
 from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.targets.calibrate import described_cpu
 from fuseplan.workloads import WORKLOADS, get_workload
 from tests.helpers.plans import plan_traced
 
@@ -175,7 +176,9 @@ def test_register_rule_wants_a_rule():
         register_rule("tanh", before)
 
 
-@pytest.mark.parametrize("device", ["cpu", "h200", "h200:mosaic_gpu", "tpu_v5e"])
+@pytest.mark.parametrize(
+    "device", [described_cpu(), "h200", "h200:mosaic_gpu", "tpu_v5e"], ids=lambda d: getattr(d, "name", d)
+)
 def test_a_product_with_a_scalar_scales(device):
     """``jnp.vdot``'s gradient multiplies by a literal with ``dot_general``, which then contracts nothing."""
 
@@ -184,7 +187,7 @@ def test_a_product_with_a_scalar_scales(device):
 
     weights, x = jnp.linspace(1, 2, 300), jnp.linspace(-2, 2, 300)
     lowered, plan = plan_traced(trace(gradient, weights, x), make_options(device))
-    run = make_runner(lowered, plan, platform="cpu", interpret=device != "cpu")
+    run = make_runner(lowered, plan, platform="cpu", interpret=isinstance(device, str))
     np.testing.assert_allclose(run(*lowered.consts, weights, x)[0], gradient(weights, x), rtol=1e-5)
     products = [node.kind for node in lowered.graph.nodes if node.op == "dot_general"]
     assert products == [OpKind.ELEMENTWISE]

@@ -35,6 +35,7 @@ from fuseplan.search.selectors import Selectors, joined, resolve
 from fuseplan.support.errors import Verdict
 from fuseplan.verify.plan import check_plan
 from fuseplan.workloads import get_workload
+from tests.helpers.arrays import normal
 from tests.helpers.small_graphs import Bytes, brute_force, graph, graphs, is_connected, live_values
 from tests.planners.test_planners import assert_legal, layers, objectives, programs
 from tests.search.test_candidates import cheapest
@@ -550,7 +551,7 @@ def attention(q, k, v):
     return p @ v
 
 
-QKV = tuple(jax.random.normal(key, (1024, 16)) for key in jax.random.split(jax.random.key(0), 3))
+QKV = tuple(normal(1024, 16, seed=i) for i in range(3))
 
 
 def jitted(f=attention, **constraints):

@@ -12,6 +12,7 @@ import pytest
 
 import fuseplan
 from fuseplan.support.errors import FuseplanError, InvalidArgumentError, UnknownNameError
+from tests.helpers.arrays import normal
 
 
 def layernorm(x, scale, bias):
@@ -21,8 +22,7 @@ def layernorm(x, scale, bias):
 
 
 def arrays(*shapes, dtype="float32", seed=0):
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    return [jax.random.normal(k, s, dtype) for k, s in zip(keys, shapes, strict=True)]
+    return [normal(*shape, seed=seed + i, dtype=dtype) for i, shape in enumerate(shapes)]
 
 
 def assert_same(got, want, rtol=1e-5):

@@ -20,11 +20,12 @@ from fuseplan.runtime import guarded as careful
 from fuseplan.runtime import replan as fallback
 from fuseplan.runtime.replan import is_refusal, read_refusal
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
+from tests.helpers.arrays import ramp
 
 pytestmark = pytest.mark.one_python
 
-X = jnp.linspace(-1.0, 1.0, 8 * 256).reshape(8, 256)
-W = jnp.linspace(-1.0, 1.0, 256 * 64).reshape(256, 64) / 16
+X = ramp(-1, 1, 8, 256)
+W = ramp(-1 / 16, 1 / 16, 256, 64)
 SHARED = "RESOURCE_EXHAUSTED: Shared memory size limit exceeded: requested 150000, available: 100000"
 fast = functools.partial(fuseplan.jit, device="test")
 

@@ -16,12 +16,13 @@ from jax.extend import core as jex_core
 import fuseplan
 from fuseplan.runtime.min_cut import sides
 from fuseplan.targets.calibrate import described_cpu
+from tests.helpers.arrays import normal, ramp
 from tests.helpers.graphs import GraphBuilder
 from tests.helpers.quickly import on_both
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
-X = jnp.linspace(-1.5, 2.0, 6).reshape(2, 3)
-W = jnp.linspace(-1.0, 1.0, 9).reshape(3, 3)
+X = ramp(-1.5, 2, 2, 3)
+W = ramp(-1, 1, 3, 3)
 
 
 def layer(x, w):
@@ -165,7 +166,7 @@ def attention(q, k, v):
 
 
 CPU = described_cpu()
-QKV = [jax.random.normal(jax.random.key(i), (2048, 16)) for i in range(3)]
+QKV = [normal(2048, 16, seed=i) for i in range(3)]
 SCORES = 2048 * 2048 * 4
 N_ROWS = 2048 * 4
 

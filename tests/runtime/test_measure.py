@@ -19,11 +19,12 @@ import fuseplan
 from fuseplan.runtime import autoselect as measure
 from fuseplan.runtime import interleave as race
 from fuseplan.runtime.autoselect import decide
+from tests.helpers.arrays import ramp
 
 pytestmark = pytest.mark.one_python
 
 J = functools.partial(fuseplan.jit, device="test", measure=True)
-X = jnp.arange(12.0).reshape(3, 4)
+X = ramp(0, 11, 3, 4)
 
 
 @pytest.fixture(autouse=True)

@@ -23,10 +23,11 @@ from fuseplan.targets import calibrate
 from fuseplan.targets.calibrate import described_cpu
 from fuseplan.workloads import WORKLOADS, get_workload
 from tests.helpers import random_programs
+from tests.helpers.arrays import ramp
 from tests.helpers.plans import plan_traced
 
 CPU = described_cpu()
-X = jnp.linspace(-1.0, 1.0, 12 * 12).reshape(12, 12)
+X = ramp(-1, 1, 12, 12)
 
 
 def has_loops(plan):

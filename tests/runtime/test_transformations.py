@@ -16,11 +16,12 @@ from jax.sharding import PartitionSpec as P
 
 import fuseplan
 from fuseplan.targets.calibrate import described_cpu
+from tests.helpers.arrays import ramp
 from tests.helpers.quickly import on_both
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
-X = jnp.linspace(-1.5, 2.0, 6).reshape(2, 3)
-ON_HOST, ON_DEVICE = np.linspace(0.0, 1.0, 3, dtype=np.float32), jnp.linspace(1.0, 2.0, 3)
+X = ramp(-1.5, 2, 2, 3)
+ON_HOST, ON_DEVICE = np.linspace(0.0, 1.0, 3, dtype=np.float32), ramp(1, 2, 3)
 
 RESULTS = {
     "numbers": lambda x: {
@@ -330,8 +331,13 @@ def test_ordered_effects_keep_their_order_in_an_equation():
     np.testing.assert_allclose(got, jnp.sin(jnp.sin(X)), rtol=1e-6)
 
 
-@pytest.mark.parametrize("flag", ["jax_remat3", "jax_custom_vjp3"])
-@pytest.mark.parametrize("function", ["checkpoint", "a name is saved", "custom_vjp", "custom_jvp"])
+@pytest.mark.parametrize(
+    ("flag", "function"),
+    [
+        *(("jax_remat3", name) for name in ("checkpoint", "a name is saved", "custom_vjp", "custom_jvp")),
+        *(("jax_custom_vjp3", name) for name in ("checkpoint", "custom_vjp")),
+    ],
+)
 def test_high_level_types_are_lowered(flag, function):
     f = FUNCTIONS[function]
     before = getattr(jax.config, flag)

@@ -166,8 +166,8 @@ ON_XLA = {
     "reshaped beside a pad": (
         False,
         lambda a, b: jax.lax.pad(b, 0.0, [(0, 30, 0)]) + a.reshape(33),
-        jnp.ones((3, 11)),
-        jnp.ones(3),
+        jax.ShapeDtypeStruct((3, 11), "float32"),
+        jax.ShapeDtypeStruct((3,), "float32"),
     ),
     # A slice costs less without the reshape that it reads a part of.
     "sliced": (False, lambda w: w.reshape(-1)[5:6] * 2, W),

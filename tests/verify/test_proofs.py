@@ -26,6 +26,7 @@ ON_BOTH = {
     "linear_cross_entropy_grad": ("tpu_v5e",),
     "equinox_mlp_train": ("tpu_v6e", "cpu"),
     "shallow_water": ("h200",),
+    "clip_loss_grad": ("h100",),
     "grouped_attention": ("cpu", "h200"),
     "window_attention": ("cpu",),
     "causal_attention_grad": ("h200", "h200:mosaic_gpu", "tpu_v6e"),
