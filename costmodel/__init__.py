@@ -1,6 +1,8 @@
-"""What a kernel costs on a device: graphs, schedules, devices, traffic and the roofline.
+"""Estimate the time and memory traffic of a kernel on a device.
 
-Knows no JAX: the standard library and NumPy only.
+In: a ``Graph`` of operations, a ``KernelSpec`` (a group of operations and its schedule) and a ``DeviceSpec``.
+Out: a ``Cost``. Uses the standard library and NumPy alone. Open ``graph`` and ``kernel`` for the data, then
+``roofline``.
 """
 
 from costmodel.device import DeviceSpec, UnknownDeviceError

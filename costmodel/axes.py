@@ -1,9 +1,9 @@
-"""Axes: dimensions of a group's nodes that must move together become one axis.
+"""Find the axes of a group: classes of iteration dimensions that are tiled together.
 
-A value that one node of the group makes and another reads ties the producer's
-dimensions to the consumer's. Where one side splits a dimension that the other keeps
-(a reshape), the kept one is split too. What cannot be tied has no common tiling: the
-group is refused, with the value and the two blocks it would need.
+A value that one node of the group computes and another reads unifies the producer's dimensions with the
+consumer's. Where one side splits a dimension that the other keeps (a reshape), the kept one is split too. A
+group whose dimensions cannot be unified has no common tiling: the result is a ``Conflict`` with the value and
+its two different blocks.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ NodeAxes = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True, slots=True)
 class GroupAxes:
-    """The axes of a group: their sizes, what its nodes need of each, and the way back."""
+    """The axes of a group: their sizes, their use, and the axes of each node."""
 
     sizes: tuple[int, ...]
     reduced: tuple[bool, ...]
-    """Some node of the group consumes the axis."""
+    """Whether some node of the group reduces along the axis."""
     whole: tuple[bool, ...]
-    """Some node needs all of the axis at once, so it cannot be tiled."""
+    """Whether some node needs the whole axis at once, so that it cannot be tiled."""
     node_axes: tuple[NodeAxes, ...]
-    """Aligned with the group's nodes."""
+    """For each node of the group, its axes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """Two members of a group need different blocks of the same value."""
+    """Two nodes of a group need different blocks of one value."""
 
     value: int
     producer: int
@@ -41,23 +41,22 @@ class Conflict:
 
 
 def unify(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
-    """The axes of the group ``nodes`` (ascending ids), or why it has none.
+    """The axes of the group ``nodes`` (ascending ids), or the conflict that it has none for.
 
-    Values made and read inside the group *must* agree. A value read from outside by
-    several members *may*: its readers' axes are tied where that contradicts nothing, so
-    that one block serves them all, and left apart where it does (``x + x.T`` reads two
-    different blocks of ``x``).
+    Producer and reader of a value inside the group *must* agree on its axes. Several readers of a value from
+    outside *may* agree: their axes are unified, so that they share one block, unless that leads to a conflict
+    (``x + x.T`` reads two different blocks of ``x``).
     """
     return Unifier(graph)(nodes)
 
 
 Link = tuple[int, int, tuple[tuple[int, int], ...] | None]
-"""An operand that some node makes: the value, its producer, and pairs of dimensions
-(producer's, consumer's) to tie; None where a dimension merges several."""
+"""An operand computed by a node: the value, its producer, and pairs of dimensions (producer's, consumer's) to
+unify; None where a dimension merges several."""
 
 
 class Unifier:
-    """``unify`` for many groups of one graph: what depends on a node alone is kept."""
+    """``unify`` for many groups of one graph; caches the links of each node."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph
@@ -67,7 +66,7 @@ class Unifier:
         return _aligned(self.graph, nodes) or _Group(self, nodes).run()
 
     def links(self, node: Node) -> tuple[Link, ...]:
-        """The operands of ``node`` that other nodes make."""
+        """The operands of ``node`` that other nodes compute."""
         found = self._links.get(node.id)
         if found is None:
             found = self._links[node.id] = tuple(self._link(node))
@@ -85,8 +84,9 @@ class Unifier:
 
 
 def _aligned(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
-    """The axes of nodes that have one iteration space in common, dimension by dimension: most groups are of
-    that kind, and need no union-find. None of others."""
+    """The axes of nodes that share one iteration space, dimension by dimension; None for other groups.
+
+    Most groups are of this kind, and do not need the union-find of ``_Group``."""
     if not nodes:
         return None
     first = graph.nodes[nodes[0]]
@@ -124,7 +124,7 @@ def _aligned(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
 
 
 def made_map(node: Node, v: int) -> DimMap:
-    """How ``node`` indexes its result ``v``."""
+    """The map of the result ``v`` of ``node``."""
     return node.output_maps[node.outputs.index(v)]
 
 
@@ -141,8 +141,8 @@ _FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
 
 
 class _Group:
-    """Union-find over slots. A slot is one iteration dimension of one node, or a part that
-    a dimension was split into; a split root has two children, major and minor."""
+    """Union-find over slots. A slot is an iteration dimension of a node, or a part of one that was split. A
+    root that was split has two children, major and minor."""
 
     def __init__(self, unifier: Unifier, nodes: tuple[int, ...]) -> None:
         self.unifier = unifier
@@ -152,8 +152,8 @@ class _Group:
         self.size: list[int] = []
         self.flags: list[int] = []
         self.children: dict[int, tuple[int, int]] = {}
-        self.first: dict[int, int] = {}  # A node's first slot.
-        self.holders: dict[int, set[int]] = {}  # By axis, the nodes that have it; made when first needed.
+        self.first: dict[int, int] = {}  # the first slot of each node
+        self.holders: dict[int, set[int]] = {}  # by axis, the nodes that have it; filled on first use
         for node in self.nodes:
             self.first[node.id] = len(self.parent)
             for extent, role in zip(node.dims, node.roles, strict=True):
@@ -173,7 +173,7 @@ class _Group:
 
     def leaves(self, slot: int) -> list[int]:
         root = self.find(slot)
-        if root not in self.children:  # Most graphs split nothing.
+        if root not in self.children:  # the common case
             return [root]
         major, minor = self.children[root]
         return self.leaves(major) + self.leaves(minor)
@@ -190,14 +190,15 @@ class _Group:
         self.children[root] = (major, minor)
         return minor
 
-    def tie(self, left: list[int], right: list[int]) -> bool:
-        """Tie two lists of slots that index the same extent, from the minor end."""
+    def unify(self, left: list[int], right: list[int]) -> bool:
+        """Unify two lists of slots with the same total extent, from the minor end. False if that is
+        impossible."""
         left = [leaf for slot in left for leaf in self.leaves(slot)]
         right = [leaf for slot in right for leaf in self.leaves(slot)]
         while left and right:
             a, b = self.find(left.pop()), self.find(right.pop())
             if a in self.children or b in self.children:
-                # Split a moment ago, through the same axis on the other side.
+                # split in an earlier turn, as the same axis was on the other side
                 left += self.leaves(a)
                 right += self.leaves(b)
                 continue
@@ -219,13 +220,13 @@ class _Group:
         return [first + d for d in dims]
 
     def run(self) -> GroupAxes | Conflict:
-        conflict = self._tie_inside()
+        conflict = self._unify_inside()
         if conflict is not None:
             return conflict
-        self._tie_reads()
-        return self._finish()
+        self._unify_reads()
+        return self._number_axes()
 
-    def _tie_inside(self) -> Conflict | None:
+    def _unify_inside(self) -> Conflict | None:
         first, find, size, children = self.first, self.find, self.size, self.children
         for node in self.nodes:
             other = first[node.id]
@@ -234,25 +235,25 @@ class _Group:
                 if start is None:
                     continue
                 if pairs is None:
-                    if not self._tie_value(v, self.graph.nodes[producer], node):
+                    if not self._unify_value(v, self.graph.nodes[producer], node):
                         return Conflict(v, producer, node.id, self._describe(v, producer, node))
                     continue
-                for made, read in pairs:  # By far the most frequent case.
+                for made, read in pairs:  # by far the most frequent case
                     a, b = find(start + made), find(other + read)
                     if a == b:
                         continue
                     if a in children or b in children or size[a] != size[b]:
-                        if not self.tie([a], [b]):
+                        if not self.unify([a], [b]):
                             return Conflict(v, producer, node.id, self._describe(v, producer, node))
                     else:
                         self.union(a, b)
         return None
 
-    def _tie_value(self, v: int, producer: Node, node: Node) -> bool:
-        """Tie the maps of a value some dimension of which merges several."""
+    def _unify_value(self, v: int, producer: Node, node: Node) -> bool:
+        """Unify the maps of a value with a dimension that merges several iteration dimensions."""
         out_map = made_map(producer, v)
         return all(
-            self.tie(self.slots(producer, out_dims), self.slots(node, in_dims))
+            self.unify(self.slots(producer, out_dims), self.slots(node, in_dims))
             for read, in_map in zip(node.inputs, node.input_maps, strict=True)
             if read == v
             for out_dims, in_dims in zip(out_map, in_map, strict=True)
@@ -266,7 +267,7 @@ class _Group:
             f"{consumer.op} over {list(consumer.dims)}: no tiling splits both alike"
         )
 
-    def _tie_reads(self) -> None:
+    def _unify_reads(self) -> None:
         made = {v for node in self.nodes for v in node.outputs}
         seen: dict[int, tuple[Node, DimMap]] = {}
         for node in self.nodes:
@@ -278,27 +279,26 @@ class _Group:
                     continue
                 other, other_map = seen[v]
                 for left, right in zip(other_map, in_map, strict=True):
-                    self._tie_read(self.slots(other, left), self.slots(node, right))
+                    self._unify_read(self.slots(other, left), self.slots(node, right))
 
-    def _tie_read(self, left: list[int], right: list[int]) -> None:
+    def _unify_read(self, left: list[int], right: list[int]) -> None:
         left = [leaf for slot in left for leaf in self.leaves(slot)]
         right = [leaf for slot in right for leaf in self.leaves(slot)]
         if [self.size[a] for a in left] != [self.size[b] for b in right]:
             return
         for a, b in zip(left, right, strict=True):
             a, b = self.find(a), self.find(b)
-            if a != b and not self._together(a, b):
+            if a != b and not self._in_one_node(a, b):
                 self._join_holders(a, b)
                 self.union(a, b)
 
-    def _together(self, a: int, b: int) -> bool:
-        """Whether some node has both as dimensions: tying them would leave a diagonal."""
+    def _in_one_node(self, a: int, b: int) -> bool:
+        """Whether some node has both axes: unified, they would make it compute a diagonal."""
         if not self.holders:
             for k, node in enumerate(self.nodes):
                 for slot in self.slots(node, tuple(range(len(node.dims)))):
                     for leaf in self.leaves(slot):
                         self.holders.setdefault(leaf, set()).add(k)
-        # It looks through the smaller of the two.
         return not self.holders[a].isdisjoint(self.holders[b])
 
     def _join_holders(self, a: int, b: int) -> None:
@@ -307,7 +307,7 @@ class _Group:
         large |= small
         self.holders[a] = large
 
-    def _finish(self) -> GroupAxes:
+    def _number_axes(self) -> GroupAxes:
         number: dict[int, int] = {}
         node_axes = []
         for node in self.nodes:
@@ -328,8 +328,8 @@ class _Group:
         )
 
     def _mark_diagonal(self, own: Sequence[tuple[int, ...]], number: dict[int, int]) -> None:
-        """A node with one axis twice (``y + y.T`` of a ``y`` made inside the group) walks a
-        diagonal unless the axis is whole: test_axes.py::test_diagonal_is_whole."""
+        """Mark an axis that a node has twice (``y + y.T`` of a ``y`` computed in the group) as whole: tiles
+        of it would compute only the diagonal blocks."""
         if len(own) < 2:
             return
         axes = [a for dims in own for a in dims]

@@ -1,4 +1,7 @@
-"""``DeviceSpec``: what a device can move, hold and compute, in integers with their units in the names."""
+"""``DeviceSpec``: the memory sizes, bandwidths and compute rates of a device; and the time of work at a rate.
+
+All figures are integers, so that a plan does not depend on the machine that makes it.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,8 @@ from dataclasses import dataclass
 from costmodel.backends import Backend, backend_of
 from costmodel.device_fields import check_fields
 
-# How a dtype finds its matrix rate: exact name first, then the family whose unit runs it.
-# A type that no unit takes natively is converted to the next wider one that has a rate.
+# Prefixes of dtypes without a matrix rate of their own, and the types whose rate applies: a dtype that no
+# matrix unit takes is converted to the next wider one that has a rate.
 _MATRIX_FALLBACK = (
     ("float8", ("float8", "float16", "bfloat16")),
     ("float4_", ("float8", "float16", "bfloat16")),
@@ -23,13 +26,33 @@ _MATRIX_FALLBACK = (
 )
 
 
+_PS_PER_S = 10**12
+
+
+def time_ps(amount: int, rate: int) -> int:
+    """Picoseconds that ``amount`` takes at ``rate`` per second, rounded up; 0 for a rate of 0.
+
+    Rounding up keeps sums monotone: the sum of rounded parts is no less than the rounded sum.
+
+    Example:
+        >>> time_ps(3, 2), time_ps(1, 3 * 10**12), time_ps(5, 0)
+        (1500000000000, 1, 0)
+    """
+    return -(-amount * _PS_PER_S // rate) if rate else 0
+
+
+def bytes_in(time: int, bytes_per_s: int) -> int:
+    """The bytes that move in ``time`` picoseconds."""
+    return time * bytes_per_s // _PS_PER_S
+
+
 class UnknownDeviceError(ValueError):
-    """No device of that name is known: the message lists those that are."""
+    """The name of a device is unknown. The message lists the known names."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceSpec:
-    """One device as the cost model sees it.
+    """The figures of one device that the cost model uses.
 
     ``_per_s`` rates are of the whole device; ``onchip_bytes`` and ``register_bytes`` are
     of one core (a GPU's SM, a TPU's TensorCore, a CPU's core).
@@ -44,7 +67,8 @@ class DeviceSpec:
     platform: str
     """``gpu``, ``tpu`` or ``cpu``."""
     backend: str
-    """What fused kernels are written in: ``triton``, ``mosaic_gpu``, ``mosaic_tpu`` or ``xla``."""
+    """The name of the code generator of fused kernels: ``triton``, ``mosaic_gpu``, ``mosaic_tpu`` or
+    ``xla``."""
     core_count: int
     hbm_capacity_bytes: int
     hbm_bytes_per_s: int
@@ -52,11 +76,11 @@ class DeviceSpec:
     """The cache that all cores share (L2 of a GPU, L3 of a CPU); 0 where there is none."""
     cache_bytes_per_s: int
     onchip_bytes: int
-    """What one kernel may use on a core: shared memory, VMEM, or a CPU core's own L2."""
+    """On-chip memory that one kernel may use on a core: shared memory, VMEM, or a CPU's caches."""
     register_bytes: int
-    """The register file of one core; 0 where it is not what limits a kernel."""
+    """The register file of one core; 0 where registers do not limit a kernel."""
     launch_ps: int
-    """What dispatching one kernel costs, inside a program that runs."""
+    """The time to dispatch one kernel inside a running program."""
     matrix_flops_per_s: tuple[tuple[str, int], ...]
     """(dtype of the operands, rate); ``matrix_rate`` resolves every other dtype."""
     vector_flops_per_s: int
@@ -65,27 +89,38 @@ class DeviceSpec:
     """Grid steps run in order on a core, and a block whose index did not change since the
     last step is not fetched again (the TPU's pipeline)."""
     private_cache_bytes: int = 0
-    """The caches that each core has to itself (a CPU's L2), of all cores together; 0 where
-    a kernel's on-chip memory is all that a core has."""
+    """The private caches of all cores together (a CPU's L2); 0 where the cores have none beside
+    ``onchip_bytes``."""
     private_cache_bytes_per_s: int = 0
     fresh_bytes_per_s: int = 0
-    """How fast memory is touched that no program has touched before, page by page; 0 where
-    memory is allocated once for all."""
+    """The rate at which a program touches new pages of memory for the first time; 0 where memory is
+    allocated once and reused."""
     reduction_per_s: int = 0
-    """Elements a second that the sum of a row takes in where they come from cache; 0 where
-    reductions are vector operations like any other."""
+    """Elements per second that a reduction along a row adds up from cache; 0 where reductions run at
+    ``vector_flops_per_s``."""
     step_ps: int = 0
-    """What one turn of a loop inside an XLA program costs beside its kernels."""
+    """The overhead of one iteration of a loop in an XLA program, beside its kernels."""
+    grid_step_ps: int = 400_000
+    """The overhead of one step of a sequential grid: index arithmetic, semaphores and DMA descriptors. The
+    default is that of a TPU v5e by the cycle estimates of its compiler: a 4096x1024 float32 rmsnorm in 512
+    steps and in 16 differ by 655 cycles at 1.5 GHz a step, work included."""
+    hbm_latency_ps: int = 600_000
+    """The time that a GPU's tile waits for a load from HBM. The default is about twice the unloaded latency
+    of 480 cycles (Luo et al., "Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024), and
+    more, for a loaded memory."""
+    handoff_ps: int = 6_000_000
+    """The time in which a CPU hands a kernel to all cores and waits for them. The default is measured on two
+    cores (jax 0.10): 5 us in a loop of similar kernels, up to 20 us where two thread pools alternate."""
     sources: tuple[tuple[str, str], ...] = ()
-    """(field, the source of its number). The rate of one dtype is ``matrix_flops_per_s.DTYPE``. The
-    source of a number that is neither measured nor published starts with ``assumed``."""
+    """Pairs of a field and the source of its figure. The rate of one dtype is ``matrix_flops_per_s.DTYPE``.
+    The source of a figure that is neither measured nor published starts with ``assumed``."""
 
     def __post_init__(self) -> None:
         check_fields(self)
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The fields whose numbers are assumed: neither measured on the device nor published.
+        """The fields whose figures are assumed: neither measured on the device nor published.
 
         Example:
             >>> get_device("b200").assumed
@@ -95,8 +130,8 @@ class DeviceSpec:
 
     @property
     def block_limit_bytes(self) -> int:
-        """What the blocks of one tile may occupy on a core: half of the registers, as in
-        ``memory.Footprint.fits``, or on-chip memory where there are none."""
+        """Bytes that the blocks of one tile may occupy on a core: half of the registers, as in
+        ``memory.Footprint.fits``, or the on-chip memory where registers do not limit a kernel."""
         return self.register_bytes // 2 or self.onchip_bytes
 
     def matrix_rate(self, dtype: str) -> int:
@@ -107,7 +142,7 @@ class DeviceSpec:
             >>> TEST_DEVICE.matrix_rate("bfloat16") // TEST_DEVICE.matrix_rate("float32")
             2
         """
-        for name, rate in self.matrix_flops_per_s:  # a scan of six beats building a dict
+        for name, rate in self.matrix_flops_per_s:  # a scan of six pairs is faster than building a dict
             if name == dtype:
                 return rate
         rates = dict(self.matrix_flops_per_s)
@@ -120,7 +155,7 @@ class DeviceSpec:
 
     @property
     def capabilities(self) -> Backend:
-        """What kernels of its backend can do."""
+        """The capabilities of the device's backend."""
         return backend_of(self.backend)
 
     @property
@@ -129,7 +164,6 @@ class DeviceSpec:
         return self.matrix_rate("bfloat16") / self.hbm_bytes_per_s
 
     def source(self, name: str) -> str:
-        """Where the number in the field ``name`` comes from; ``matrix_flops_per_s.DTYPE`` is one
-        dtype's, where that differs from the others'."""
+        """The source of the figure in the field ``name``, or of the rate ``matrix_flops_per_s.DTYPE``."""
         known = dict(self.sources)
         return known.get(name) or known.get(name.partition(".")[0], "not stated")

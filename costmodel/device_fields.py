@@ -1,8 +1,8 @@
 """Validate every field of a ``DeviceSpec``: its accepted range, and the error for any other value.
 
-The cost model divides by the rates and multiplies them by bytes: a rate of zero, a negative size or a
-NaN would not fail there but give a plan for a machine that cannot exist. Rates have a least value
-because times are integers of picoseconds, which the solver holds in 64 bits.
+A rate of zero, a negative size or a NaN would not fail in the cost model: the plan would be for a machine
+that cannot exist. Rates have a lower limit because times are integers in picoseconds, which the solver holds
+in 64 bits.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ class InvalidDeviceError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """An integer from ``low`` to ``high``, both included, in ``unit``; with ``or_none`` also 0, which
-    says that the device has no such thing."""
+    """Accepts an integer from ``low`` to ``high`` inclusive, in ``unit``; with ``or_none`` also 0, for a
+    device without this feature."""
 
     low: int
     high: int
     unit: str
     remedy: str
-    """What to write instead."""
+    """What the error message advises."""
     or_none: bool = False
 
     @property
     def accepted(self) -> str:
-        """The range in words."""
+        """The accepted values in words."""
         words = f"an integer from {self.low:,} to {self.high:,} {self.unit}"
         return f"{words}, or 0 for none" if self.or_none else words
 
@@ -65,7 +65,7 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A text that is not empty; one of ``choices`` if there are any."""
+    """Accepts a text that is not empty; one of ``choices`` if there are any."""
 
     remedy: str
     choices: tuple[str, ...] | Callable[[], tuple[str, ...]] = ()
@@ -76,7 +76,7 @@ class Text:
 
     @property
     def accepted(self) -> str:
-        """The range in words."""
+        """The accepted values in words."""
         return f"one of {', '.join(map(repr, self._known))}" if self.choices else "a text that is not empty"
 
     def check(self, field: str, value: Any) -> str:
@@ -88,7 +88,7 @@ class Text:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """True or False."""
+    """Accepts True and False."""
 
     remedy: str
     accepted: str = "True or False"
@@ -102,7 +102,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """A tuple of pairs of a text and what ``item`` accepts, without a text twice."""
+    """Accepts a tuple of pairs: a text, each at most once, and a value that ``item`` accepts."""
 
     item: Whole | Text
     remedy: str
@@ -110,11 +110,11 @@ class Pairs:
 
     @property
     def accepted(self) -> str:
-        """The range in words."""
+        """The accepted values in words."""
         return f"a tuple of pairs (text, {self.item.accepted})" + (", at least one" if self.least else "")
 
     def check(self, field: str, value: Any) -> tuple[tuple[str, Any], ...]:
-        """``value`` with the second of each pair as ``item`` gives it."""
+        """``value``, the second element of each pair converted by ``item``."""
         if not isinstance(value, tuple) or len(value) < self.least:
             raise _refused(field, self.accepted, value, self.remedy)
         pairs: dict[str, Any] = {}
@@ -182,17 +182,20 @@ FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
     "private_cache_bytes_per_s": _CACHE_RATE,
     "fresh_bytes_per_s": _rate("bytes", f"{_BYTES_PER_S}; 0 where memory is allocated once for all", True),
     "reduction_per_s": _rate("elements", "0 where a reduction is like other vector operations", True),
-    "step_ps": _overhead("1 µs is 10**6; 0 where a turn of a loop costs nothing beside its kernels"),
+    "step_ps": _overhead("1 µs is 10**6; 0 where an iteration of a loop costs nothing beside its kernels"),
+    "grid_step_ps": _overhead("1 µs is 10**6; used for a sequential grid only"),
+    "hbm_latency_ps": _overhead("1 µs is 10**6; used for a GPU only"),
+    "handoff_ps": _overhead("1 µs is 10**6; used for a CPU only"),
     "sources": Pairs(Text("say where the number comes from"), 'write (("launch_ps", "datasheet, page 3"),)'),
 }
-"""What each field accepts. A field of ``DeviceSpec`` without an entry is an error on construction."""
+"""The accepted values of each field of ``DeviceSpec``. Every field must have an entry."""
 
 _CACHES = (("cache_bytes", "cache_bytes_per_s"), ("private_cache_bytes", "private_cache_bytes_per_s"))
-"""A cache that has bytes has a rate."""
+"""Pairs of the size and the rate of a cache: a size above 0 needs a rate above 0."""
 
 
 def check_fields(device: Any) -> None:
-    """Check every field of a ``DeviceSpec`` that is being made, and store NumPy's scalars as Python's.
+    """Check every field of a new ``DeviceSpec``, and convert NumPy scalars to Python's.
 
     Raises:
         InvalidDeviceError: a field is outside its range, or a cache has bytes and no rate.

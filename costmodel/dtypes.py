@@ -1,4 +1,4 @@
-"""Element types by name: how many bits one takes, and how jaxprs abbreviate it."""
+"""Storage size and short name of an element type, given by name."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def bits(dtype: str) -> int:
 
 @cache
 def short(dtype: str) -> str:
-    """The jaxpr abbreviation: ``f32`` for ``float32``, ``bf16`` for ``bfloat16``."""
+    """The abbreviation that jaxprs use: ``f32`` for ``float32``, ``bf16`` for ``bfloat16``."""
     found = re.fullmatch(r"([a-z]+?)(\d+)(.*)", dtype)
     if not found or found[1] not in _SHORT:
         return dtype

@@ -1,6 +1,6 @@
-"""A time that no way of cutting a set of nodes into kernels can beat.
+"""Lower bounds on the time of any partition of a set of nodes into kernels (``Floor``).
 
-The floors of thousands of groups of one set of nodes, all at once.
+``Floors`` computes the bounds of thousands of groups at once.
 """
 
 from __future__ import annotations
@@ -13,29 +13,32 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodel import dtypes
-from costmodel.device import DeviceSpec
+from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import Graph, OpKind
 from costmodel.loads import Loads, load_key
 from costmodel.memory import least_array_bytes
-from costmodel.picoseconds import time_ps
-from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 from costmodel.traffic import part_bytes
 
 
 class Floor:
-    """``floor(nodes)``: picoseconds that every partition of ``nodes`` into kernels takes at
-    least, by ``costmodel.roofline.estimate``.
+    """``floor(nodes)`` is a lower bound, in picoseconds, on the time of every partition of ``nodes`` into
+    kernels by ``costmodel.roofline.estimate``.
 
-    One launch; every array from outside read once (of one that slices read, what the least of
-    them takes), every result needed outside written once; every flop executed once. A sum of
-    maxima is no less than the maximum of the sums, so the bound holds for any number of
-    kernels. Bitcasts alone are free: their
-    result counts as the array that they rename. Two operations on arrays or more are one tiled
-    kernel, which waits for its first block, or at least two launches. A contraction of arrays
-    from outside loads them tile by tile, wherever its kernel ends (``costmodel.loads``). But what is
-    ``nested`` may be part of a nest of loops, in which a block stays on chip, and which walks no
-    more than a share of its tiles (numerator, denominator). Of copies of
-    an operation (``Graph.origins``) one is executed at least, and one result written.
+    The bound counts:
+
+    - one launch;
+    - one read of every array from outside (of an array that slices read, the smallest slice) and one write of
+      every result that is needed outside;
+    - one execution of every flop. Of copies of an operation (``Graph.origins``), one is executed and one
+      result written;
+    - with two or more operations on arrays, either the wait of a tiled kernel for its first block, or a
+      second launch;
+    - the loads of a contraction of arrays from outside, tile by tile (``costmodel.loads``). They are not
+      counted for the nodes in ``nested``, which may be in a loop nest: there a block stays on chip, and no
+      more than the given share (numerator, denominator) of the tiles are visited.
+
+    A bitcast by itself is free: its result counts as the array that it renames. A sum of maxima is no less
+    than the maximum of the sums, so the bound holds for any number of kernels.
     """
 
     def __init__(
@@ -43,10 +46,10 @@ class Floor:
     ) -> None:
         self.device = device
         nested = nested or {}
-        wait_ps = TPU_STEP_PS if device.sequential_grid else HBM_LATENCY_PS
+        wait_ps = device.grid_step_ps if device.sequential_grid else device.hbm_latency_ps
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
-        # What computes nothing, because an array is empty, is left to XLA whole.
-        self.walks = [bool(node.dims) for node in graph.nodes]
+        # A group with an empty array is left to XLA.
+        self.has_dims = [bool(node.dims) for node in graph.nodes]
         self.is_empty = [0 in node.dims for node in graph.nodes]
         root = list(range(len(graph.values)))
         for node in graph.nodes:
@@ -55,21 +58,21 @@ class Floor:
                     root[v] = root[node.inputs[0]]
         self.nbytes = [value.nbytes for value in graph.values]
         self.read_bytes = list(self.nbytes)
-        """Of each array, what whoever reads it reads of it at least."""
+        """For each array, the least bytes that a reader reads of it."""
         self.kernel_bytes = self.read_bytes
-        """Of each array, what a tiled kernel moves of it at least."""
+        """For each array, the least bytes that a tiled kernel moves of it."""
         self.origins = graph.origins or range(len(graph.nodes))
-        name = list(range(len(graph.values)))  # one for all copies of an array
+        name = list(range(len(graph.values)))  # the same for all copies of an array
         for node, origin in zip(graph.nodes, self.origins, strict=True):
             for v, w in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
                 name[v] = w
         self._name = name
         if device.sequential_grid:
             self.kernel_bytes = [sys.maxsize] * len(graph.values)
-            for v, value in enumerate(graph.values):  # whichever of an array's names it goes by
+            for v, value in enumerate(graph.values):  # the least over all layouts that a bitcast gives it
                 u = name[root[v]]
                 self.kernel_bytes[u] = min(self.kernel_bytes[u], least_array_bytes(value))
-        # Who reads the bytes of an array, under whatever name; -1 stands for the caller.
+        # The readers of each array, also through bitcasts; -1 stands for the caller.
         readers: dict[int, set[int]] = {}
         for v, consumers in enumerate(graph.consumers):
             readers.setdefault(root[v], set()).update(n for n in consumers if not graph.nodes[n].bitcast)
@@ -81,7 +84,9 @@ class Floor:
         self.made: list[tuple[int, ...]] = []
         self.work: list[tuple[int, int, int]] = []
         self.loads: dict[int, Loads] = {}
-        self._beside: dict[int, dict[int, int]] = {}  # by reader, bits that it makes of each result
+        self._beside: dict[
+            int, dict[int, int]
+        ] = {}  # by contraction and elementwise reader, bits of its result
         alike: dict[object, Loads] = {}
         for node in graph.nodes:
             if node.takes_part:
@@ -110,13 +115,13 @@ class Floor:
         return self.parts(nodes)[0]
 
     def one_kernel(self, nodes: tuple[int, ...]) -> int:
-        """Picoseconds that ``nodes`` take at least as one kernel, which is more than all partitions
-        do: two operations or more are not left to XLA."""
+        """A lower bound, in picoseconds, on the time of ``nodes`` as one kernel. It is no lower than that of
+        all partitions, as two or more operations are then one tiled kernel."""
         return self.parts(nodes, together=True)[0]
 
     def parts(self, nodes: tuple[int, ...], together: bool = False) -> tuple[int, int]:
-        """Picoseconds that no partition of ``nodes`` beats, and bytes that none does; with ``together``,
-        of one kernel."""
+        """Lower bounds on picoseconds and on bytes moved of every partition of ``nodes``; with ``together``,
+        of ``nodes`` as one kernel."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
@@ -148,7 +153,7 @@ class Floor:
             return 0, 0
         device = self.device
         waits = (
-            launched > 1 and any(self.walks[n] for n in nodes) and not any(self.is_empty[n] for n in nodes)
+            launched > 1 and any(self.has_dims[n] for n in nodes) and not any(self.is_empty[n] for n in nodes)
         )
         padded = together and waits and device.sequential_grid
         read_bytes, write_bytes = (self.kernel_bytes,) * 2 if padded else (self.read_bytes, self.nbytes)
@@ -176,16 +181,14 @@ class Floor:
 
 
 Bools = npt.NDArray[np.bool_]
-
-
 Integers = npt.NDArray[np.int64]
 
 
 class Floors:
-    """What ``floor`` says of groups of ``members``, each one or more nodes; groups are bitmasks of them.
+    """The lower bounds of ``floor`` for groups of ``members``, each one or more nodes; a group is a bitmask.
 
     Example:
-        ``Floors(floor, [(0,), (3, 4)]).one_kernel([0b11])[0]`` has ``floor.one_kernel((0, 3, 4))``.
+        ``Floors(floor, [(0,), (3, 4)]).one_kernel([0b11])[0][0] == floor.one_kernel((0, 3, 4))``.
     """
 
     def __init__(self, floor: Floor, members: Sequence[Sequence[int]]) -> None:
@@ -197,7 +200,8 @@ class Floors:
         read_by: dict[int, set[int]] = defaultdict(set)
         made_by: dict[int, set[int]] = defaultdict(set)
         self._written: dict[int, list[tuple[int, list[int] | None]]] = defaultdict(list)
-        """By array, who makes it, with those that must join lest it be written; None if none can."""
+        """By array, each member that computes it, with the members that read it; None if others read it
+        too."""
         for n, i in position.items():
             if not floor.reads[n] and not floor.writes[n]:
                 continue
@@ -213,12 +217,12 @@ class Floors:
         self._ops = [
             (floor.work[nodes[0]], sorted({position[n] for n in nodes})) for nodes in copies.values()
         ]
-        self._walks = sorted({i for n, i in position.items() if floor.walks[n]})
+        self._with_dims = sorted({i for n, i in position.items() if floor.has_dims[n]})
         self._empty = sorted({i for n, i in position.items() if floor.is_empty[n]})
         self._anchors = sum({1 << i for n, i in position.items() if floor.work[n][0]})
 
     def one_kernel(self, groups: Sequence[int]) -> list[tuple[int, int]]:
-        """For each group, picoseconds that it takes and bytes that it moves at least, as one kernel."""
+        """For each group as one kernel, lower bounds on picoseconds and on bytes moved."""
         tiled = [k for k, mask in enumerate(groups) if mask & self._anchors]
         known = self._without_contraction(groups) if len(tiled) < len(groups) else [(0, 0)] * len(groups)
         for k in tiled:
@@ -243,7 +247,7 @@ class Floors:
             for total, amount in zip((vector, transcendental), work, strict=True):
                 if amount:
                     total += here * amount
-        waits = (launched > 1) & some(self._walks) & ~some(self._empty)
+        waits = (launched > 1) & some(self._with_dims) & ~some(self._empty)
         floor, device = self._floor, self._floor.device
         padded = waits & device.sequential_grid
         for v, readers, makers in self._arrays:
@@ -265,6 +269,7 @@ class Floors:
 
 
 def _each(amounts: Integers, of: Callable[[int], int]) -> Integers:
-    """``of`` each amount, in Python's integers, which do not overflow on the way; few differ."""
+    """Apply ``of`` to each amount. It is called once for each distinct amount, of which there are few, with a
+    Python integer, which does not overflow."""
     different, which = np.unique(amounts, return_inverse=True)
     return np.array([of(int(n)) for n in different], dtype=np.int64)[which]

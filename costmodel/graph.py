@@ -1,19 +1,18 @@
-"""The graph that is priced: values, nodes, and how a node's iteration space touches them.
+"""The graph of operations: values, nodes, and the iteration space of each node.
 
-Every node has an *iteration space*: a tuple of dimensions (``dims``), each with a
-role. An operand or result says, dimension by dimension, which of them it is indexed
-by. Three examples, written ``operand, operand -> result``::
+Every node has an *iteration space*: a tuple of dimensions (``dims``), each with a role. A map for each
+operand and result gives, for each of its dimensions, the iteration dimensions that index it. Three examples,
+written ``operand, operand -> result``::
 
     add                     [i j], [i j]  -> [i j]
     reduce_sum(axes=(1,))   [i j]         -> [i]          j is REDUCED
     reshape 6,4 -> 2,3,4    [(a b) c]     -> [a b c]      the first dim merges a and b
 
-That one piece of knowledge is all that legality, tiling, on-chip bytes and memory
-traffic are derived from. A dimension of size one is indexed by nothing, ``()``.
+Legality, tiling, on-chip bytes and memory traffic all follow from these maps. No iteration dimension indexes
+a dimension of size one: its entry is ``()``.
 
-Operations that a graph computes several times (``Graph.origins``): find them, and undo the duplication.
-
-The arrays that a group of operations reads and writes.
+A graph may hold several copies of an operation (``Graph.origins``); ``copies_of`` finds them, and
+``without_copies`` removes them. ``boundary`` finds the arrays that a group of nodes reads and writes.
 """
 
 from __future__ import annotations
@@ -26,15 +25,12 @@ from typing import NoReturn
 from costmodel import dtypes
 
 DimMap = tuple[tuple[int, ...], ...]
-"""For each dimension of a value, the iteration dimensions it merges, major first."""
+"""For each dimension of a value, the iteration dimensions that it merges, major first."""
 
 
 class OpKind(enum.IntEnum):
-    """How simply an operation maps its inputs to its output, simplest first.
-
-    The order, and that a path is as complex as its most complex member, are those of
-    TVM's ``OpPatternKind``.
-    """
+    """The kind of map from inputs to output, in the order of TVM's ``OpPatternKind``: simplest first, so that
+    the kind of a path is the greatest of its members."""
 
     ELEMENTWISE = 0
     BROADCAST = 1
@@ -46,19 +42,19 @@ class OpKind(enum.IntEnum):
 
 
 class DimRole(enum.IntEnum):
-    """What a node needs of one dimension of its iteration space."""
+    """How a node uses one dimension of its iteration space."""
 
     PARALLEL = 0
-    """Every index is independent: any tile of it can be computed alone."""
+    """Every index is independent: any tile can be computed by itself."""
     REDUCED = 1
-    """Consumed by an associative combination: partial results can be combined."""
+    """Reduced by an associative operation: partial results can be combined."""
     WHOLE = 2
-    """Needed whole: an index of the result may depend on any index of it."""
+    """Not tiled: an index of the result may depend on every index."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flops:
-    """Floating-point operations by the unit that executes them."""
+    """Numbers of floating-point operations, by the unit that executes them."""
 
     matrix: int = 0
     vector: int = 0
@@ -72,11 +68,11 @@ class Flops:
         )
 
     def times(self, count: int) -> Flops:
-        """These operations, ``count`` times over."""
+        """These operations, executed ``count`` times."""
         return Flops(self.matrix * count, self.vector * count, self.transcendental * count)
 
     def share(self, part: int, whole: int) -> Flops:
-        """These operations, ``part / whole`` times over, rounded up."""
+        """The share ``part / whole`` of these operations, rounded up."""
         if part == whole:
             return self
         return Flops(*(-(-n * part // whole) for n in (self.matrix, self.vector, self.transcendental)))
@@ -94,7 +90,7 @@ class Value:
     shape: tuple[int, ...]
     dtype: str
     producer: int
-    """The node that computes it, or -1 for an input or constant of the graph."""
+    """The id of the node that computes it; -1 for an input or constant of the graph."""
 
     @property
     def size(self) -> int:
@@ -120,33 +116,35 @@ class Node:
     """The name of the JAX primitive."""
     kind: OpKind
     inputs: tuple[int, ...]
-    """Values read, one entry an array operand (a value read twice stands twice)."""
+    """Values read, one entry for each array operand: a value may occur twice."""
     outputs: tuple[int, ...]
     dims: tuple[int, ...]
-    """Sizes of the iteration space, none of them one."""
+    """Extents of the iteration space, none of them one."""
     roles: tuple[DimRole, ...]
     input_maps: tuple[DimMap, ...]
     output_maps: tuple[DimMap, ...]
     flops: Flops = Flops()
     bitcast: bool = False
-    """Standing alone it moves no byte: a reshape of a row-major array."""
+    """Whether it moves no byte as a kernel by itself: a reshape of a row-major array."""
     effects: bool = False
-    """It has side effects: never fused, never moved across another of its kind."""
+    """Whether it has side effects: it is never fused and keeps its order among other nodes with side
+    effects."""
     backends: tuple[str, ...] = ()
-    """The kernel backends that can emit it inside a fused kernel."""
+    """The backends that can emit it inside a fused kernel."""
     temporaries: int = 0
-    """Blocks as large as its result that evaluating it keeps beside operands and result."""
+    """The number of further blocks, of the size of its result, that its evaluation needs."""
     signature: int = 0
-    """A hash of everything that distinguishes it beside shapes: parameters, literals. Negative where a
-    parameter has no content to hash, such as a function: it then distinguishes nodes of one graph only."""
+    """A hash of its parameters and literals. Negative if a parameter, such as a function, cannot be hashed by
+    its content: it then distinguishes nodes of one graph only."""
     source: str = ""
-    """Where in the user's code it comes from, as ``file:line (function)``."""
+    """Its place in the user's code, as ``file:line (function)``."""
     reciprocal: bool = False
-    """It is one, or another number, over a power of its operand: to multiply by it is to divide."""
+    """Whether it is a number divided by a power of its operand, so that multiplying by it is a division."""
     takes_part: bool = False
-    """Standing alone it reads no more of its first operand than it makes: a slice, a gather."""
+    """Whether, as a kernel by itself, it reads no more of its first operand than the size of its result: a
+    slice, a gather."""
     scope: str = ""
-    """The path of the ``jax.named_scope``s around it, outermost first, as ``block/attention``."""
+    """The names of the enclosing ``jax.named_scope``s, outermost first: ``block/attention``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,10 +158,10 @@ class Graph:
     consumers: tuple[tuple[int, ...], ...]
     """For each value, the nodes that read it, ascending, each once."""
     origins: tuple[int, ...] = ()
-    """For each node, the first that computes the same from the same; empty if each operation
-    stands once. A kernel that holds several copies of an operation computes it once."""
+    """For each node, the first node that computes the same result from the same values; empty if there are no
+    copies. A kernel that holds several copies of an operation computes it once."""
     waits: tuple[tuple[int, int], ...] = ()
-    """Pairs of nodes, the second of which waits for the first on a path that is no part of this graph."""
+    """Pairs of nodes; the second depends on the first by a path outside this graph."""
     results: frozenset[int] = field(init=False, repr=False, compare=False)
     """``outputs`` as a set."""
 
@@ -188,7 +186,7 @@ def make_graph(
     origins: Iterable[int] = (),
     waits: Iterable[tuple[int, int]] = (),
 ) -> Graph:
-    """Build a ``Graph``, deriving who consumes what.
+    """Build a ``Graph`` and its ``consumers``.
 
     Example:
         >>> x, y = Value(0, (4,), "float32", -1), Value(1, (4,), "float32", 0)
@@ -209,11 +207,11 @@ def make_graph(
 
 
 class GraphError(AssertionError):
-    """The graph contradicts itself: a defect of whoever built it, not of the user."""
+    """The graph is inconsistent: a defect of the code that built it, not of the user's program."""
 
 
 def check_graph(graph: Graph) -> Graph:
-    """Return ``graph`` unchanged, or raise ``GraphError`` naming what is inconsistent."""
+    """Return ``graph`` unchanged. Raises ``GraphError`` if it is inconsistent."""
     values, known = graph.values, range(len(graph.values))
     _require(all(v in known for v in graph.inputs), "an input is no value")
     _require(all(v in known for v in graph.outputs), "an output is never made")
@@ -233,7 +231,7 @@ def check_graph(graph: Graph) -> Graph:
             _fail(f"n{i} {node.op}: makes what is no value")
         if not defined.issuperset(node.inputs):
             _fail(f"n{i} {node.op}: reads a value before it is made")
-        # Layers repeat: each iteration space is looked at once.
+        # Layers repeat, so each distinct iteration space is checked once.
         shapes = tuple([values[v].shape for v in node.inputs + node.outputs])
         space = (node.dims, node.roles, node.input_maps, node.output_maps, len(node.inputs), shapes)
         if space not in fitting:
@@ -259,7 +257,7 @@ def check_graph(graph: Graph) -> Graph:
 
 
 def _check_origins(graph: Graph) -> None:
-    """Copies are of the same operation on the same values, or on copies of them."""
+    """Check that copies are the same operation on the same values, or on copies of these."""
     _require(len(graph.origins) == len(graph.nodes), "an origin for each node")
     first = list(range(len(graph.values)))
     for i, origin in enumerate(graph.origins):
@@ -295,7 +293,7 @@ def _fail(what: str) -> NoReturn:
 
 
 def _misfit(graph: Graph, node: Node) -> str | None:
-    """What is wrong with the iteration space of a node, if anything."""
+    """The error in the iteration space of a node, or None."""
     if len(node.dims) != len(node.roles):
         return "a role for each dimension"
     if 1 in node.dims:
@@ -316,7 +314,7 @@ def _misfit(graph: Graph, node: Node) -> str | None:
 
 
 def _map_misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
-    """What is wrong with the map of an operand or result, if anything."""
+    """The error in the map of an operand or result, or None."""
     if len(dim_map) != len(value.shape):
         return "has a map of another rank"
     for extent, dims in zip(value.shape, dim_map, strict=True):
@@ -331,7 +329,7 @@ def _map_misfit(value: Value, node: Node, dim_map: DimMap) -> str | None:
 
 
 def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
-    """The copies of each operation that stands more than once."""
+    """For each operation with several copies, their ids."""
     by_origin: dict[int, list[int]] = {}
     for n, origin in enumerate(graph.origins):
         by_origin.setdefault(origin, []).append(n)
@@ -339,7 +337,8 @@ def copies_of(graph: Graph) -> Iterator[tuple[int, ...]]:
 
 
 def arrays_of(graph: Graph) -> list[int]:
-    """For each value, the one that the first copy of its maker makes: copies of an array are one."""
+    """For each value, the result of the first copy of its producer: all copies of an array map to one
+    value."""
     array = list(range(len(graph.values)))
     for node, origin in zip(graph.nodes, graph.origins, strict=False):
         for v, first in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
@@ -406,29 +405,29 @@ class GraphRewriter:
         return check_graph(make_graph(self.values, self.nodes, inputs, results, origins, waits))
 
 
-def whole(graph: Graph) -> Graph:
-    """The graph in which each operation stands once, which ``graph`` has copies of."""
+def without_copies(graph: Graph) -> Graph:
+    """``graph`` with one copy of each operation."""
     if not graph.origins:
         return graph
     array = arrays_of(graph)
     rewriter = GraphRewriter(replace(graph, origins=()))
     for n in sorted(set(graph.origins)):
         rewriter.add(n, ORIGINAL, lambda v: (array[v], ORIGINAL))
-    # Copies wait for copies: pair by pair it is one operation that waits for another.
+    # Copies wait for copies, so several pairs may become one.
     rewriter.places = [rewriter.places[n] for n in graph.origins]
     return rewriter.finished([rewriter.ids[array[v], ORIGINAL] for v in graph.outputs])
 
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """What a group exchanges with the rest: values read, and values that must be written."""
+    """The values that a group reads from outside, and those that it must write."""
 
     reads: tuple[int, ...]
     writes: tuple[int, ...]
 
 
 def boundary(graph: Graph, nodes: tuple[int, ...]) -> Boundary:
-    """Live-in values by first use, and live-out values by node order."""
+    """The live-in values of a group by first use, and its live-out values in the order of nodes."""
     inside = set(nodes)
     all_nodes, consumers, results = graph.nodes, graph.consumers, graph.results
     reads: dict[int, None] = {}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import enum
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from costmodel.axes import compose
 from costmodel.backends import Backend, backend_of
-from costmodel.graph import DimMap, Flops
+from costmodel.graph import DimMap, Flops, Graph
 
 
 class AxisRole(enum.IntEnum):
@@ -134,6 +137,47 @@ def block_shape(axes: tuple[Axis, ...], dim_map: DimMap) -> tuple[int, ...]:
             n *= axes[a].tile
         shape.append(n)
     return tuple(shape)
+
+
+def pass_count(spec: KernelSpec) -> int:
+    """The number of passes along the streamed axis."""
+    return len(spec.passes) or 1
+
+
+def evaluations(spec: KernelSpec) -> tuple[tuple[int, int], ...]:
+    """For each node, how often it is computed on a tile on average, as (numerator, denominator): the tiles
+    that its passes visit over all tiles; (1, 1) for a node outside the passes."""
+    every = tile_count(spec)
+    counts = [0] * len(spec.nodes)
+    for positions, walked in zip(spec.passes, spec.walked or (every,) * len(spec.passes), strict=True):
+        for i in positions:
+            counts[i] += walked
+    return tuple([(count, every) if count else (1, 1) for count in counts])
+
+
+def tile_count(spec: KernelSpec) -> int:
+    """The number of tiles of all axes together."""
+    return math.prod([axis.n_tiles for axis in spec.axes])
+
+
+def walked_share(spec: KernelSpec, passes: Sequence[int]) -> tuple[int, int]:
+    """The share of the tiles that ``passes`` visit, as (numerator, denominator)."""
+    if not spec.walked or not passes:
+        return 1, 1
+    return sum(spec.walked[k] for k in passes), tile_count(spec) * len(passes)
+
+
+def readers(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ...]]:
+    """For each access that reads, the passes whose nodes read it."""
+    found: dict[Access, list[int]] = {access: [] for access in spec.reads}
+    for k, positions in enumerate(spec.passes):
+        for i in positions:
+            node = graph.nodes[spec.nodes[i]]
+            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                walked = found.get(Access(v, compose(dim_map, spec.node_axes[i])))
+                if walked is not None and k not in walked:
+                    walked.append(k)
+    return {access: tuple(walked) for access, walked in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from math import isqrt, prod
 from costmodel import dtypes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node
-from costmodel.library import library_matmul
+from costmodel.roofline import library_matmul
 
 _ACCUMULATOR_BITS = 32
 """A block of results is held in float32 at least (``costmodel.onchip``)."""

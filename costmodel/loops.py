@@ -1,22 +1,16 @@
-"""What a nest of XLA loops costs on a CPU, and what XLA's own kernels cost beside it.
+"""Estimate the cost on a CPU of a loop nest, of a matrix product and of a reduction.
 
-A nest runs its operations one after another, each on all cores, tile by tile: the time of a
-tile is the sum of what its contractions, its other arithmetic and its traffic take, where the
-traffic passes through the level of cache that a tile's blocks fit. What it saves is the
-traffic of large intermediates, and their memory: pages that a program touches for the first
-time cost far more than pages it reuses.
+A loop nest runs its operations one after another, each on all cores, tile by tile. The time of a tile is the
+sum of the times of its contractions, its other arithmetic and its traffic, where the traffic passes through
+the smallest level of memory that holds the tile's blocks. A nest saves the traffic and the memory of large
+intermediates: the first touch of a page costs far more than its reuse.
 
-Matrix products on a CPU: what one costs, and which side XLA had better be given first.
+``nest_work`` counts the arithmetic and the traffic of a nest in a form that all tile sizes of one nest share.
+Nodes with the same work share an entry, so the time of ``nest_cost`` grows with the number of kinds of nodes.
 
-XLA computes a product from rows of its left operand and columns of its right one; where an
-operand lies otherwise in memory, it transposes it first, and a large one for longer than the
-product takes. The two sides can change places instead: ``(rᵀ lᵀ)ᵀ = l r``.
-
-Count the arithmetic and the memory traffic of a loop nest, grouped by what costs the same on a tile of any
-size.
-
-Nests of one group that differ only in their tile sizes share these counts. Nodes that do the same work share
-one entry, so that pricing a nest takes time by the number of kinds of nodes, not of nodes.
+XLA computes a matrix product from the rows of its left operand and the columns of its right one. It first
+transposes an operand with another layout, which for a large one can take longer than the product. Swapping
+the operands can avoid that, as ``(rᵀ lᵀ)ᵀ = l r`` (``swap_is_faster``).
 """
 
 from __future__ import annotations
@@ -29,10 +23,9 @@ from typing import NamedTuple
 
 from costmodel import dtypes
 from costmodel.axes import NodeAxes, compose, made_map
-from costmodel.device import DeviceSpec
+from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
 from costmodel.kernel import Axis, Cost, KernelSpec
-from costmodel.picoseconds import time_ps
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -49,16 +42,16 @@ class Arithmetic(NamedTuple):
 
 
 class Block(NamedTuple):
-    """One tile's part of an array that some axes index."""
+    """The part of an array that one tile reads or writes: the axes that index it, and the bits of an
+    element."""
 
     axes: Axes
     bits: int
-    """Of an element."""
 
 
 class Moves(NamedTuple):
-    """The memory traffic of arrays whose blocks have one shape: their number, how often blocks of them are
-    read or written, and how many of the arrays the same nodes make."""
+    """The memory traffic of arrays with blocks of one shape: the number of arrays, of reads and writes of
+    their blocks, and of the arrays that the same nodes compute."""
 
     arrays: int
     times: int
@@ -86,8 +79,8 @@ class NestWork:
 
     passes: tuple[PartWork, ...]
     """The work of each pass along the streamed axis, on one tile."""
-    off: PartWork
-    """The work of the nodes outside of the passes, which run once for each outer tile."""
+    outside: PartWork
+    """The work of the nodes outside the passes, which run once for each tile of the outer loops."""
     kept: tuple[Block, ...]
     """Blocks of contraction results that one pass stores for a later pass, over the whole streamed axis."""
 
@@ -96,9 +89,9 @@ def nest_work(graph: Graph, spec: KernelSpec) -> NestWork:
     """The work of the nest ``spec``, and of every nest that differs from it only in tile sizes."""
     nodes = _Nodes(graph, spec.nodes, spec.node_axes)
     in_loop = {i for p in spec.passes for i in p}
-    off = [i for i in range(len(spec.nodes)) if i not in in_loop]
+    outside = [i for i in range(len(spec.nodes)) if i not in in_loop]
     kept = _kept(graph, spec) if spec.keeps else ()
-    return NestWork(tuple(map(nodes.part, spec.passes)), nodes.part(off), kept)
+    return NestWork(tuple(map(nodes.part, spec.passes)), nodes.part(outside), kept)
 
 
 class _Nodes:
@@ -138,7 +131,7 @@ class _Nodes:
         for i in positions:
             node = self.nodes[i]
             block.update(self.blocks[i])
-            # XLA fuses the rest into these; what they read and make passes through memory.
+            # XLA fuses elementwise operations into these; their operands and results pass through memory.
             if node.kind >= OpKind.REDUCTION:
                 moved.update(node.inputs + node.outputs)
                 reductions += node.kind == OpKind.REDUCTION
@@ -169,6 +162,7 @@ def _axes(maps: DimMap) -> Axes:
 
 
 def _kept(graph: Graph, spec: KernelSpec) -> tuple[Block, ...]:
+    """The blocks of ``NestWork.kept``."""
     position = {n: i for i, n in enumerate(spec.nodes)}
     first = {i: k for k, p in reversed(list(enumerate(spec.passes))) for i in p}
     kept: dict[int, tuple[Node, NodeAxes]] = {}
@@ -187,19 +181,20 @@ def _kept(graph: Graph, spec: KernelSpec) -> tuple[Block, ...]:
 
 
 _TOUCH_FLOPS = 10
-"""What XLA's matrix product spends on an element of its operands and of its result beside the
-flops, in flops: packing, and storing. Fitted within 20 % to float32 products of 3 to 20,000 on a
-side (two server cores, jax 0.10), with the time to hand them out: 128x64x128 runs at 100 GFLOP/s,
-512x64x512 at 180, 2048x768x768 at 200, of 210 at best."""
+"""The cost of packing or storing an element of an operand or result of XLA's matrix product on a CPU, in
+flops.
+
+Fitted within 20 % to float32 products with sides of 3 to 20,000 (two server cores, jax 0.10), hand-off
+included: 128x64x128 runs at 100 GFLOP/s, 512x64x512 at 180, 2048x768x768 at 200, of 210 at best."""
 
 
 _TRANSPOSE_FLOPS = 60
-"""And on an element that it transposes (measured: 0.1 to 0.5 ns at 200 GFLOP/s)."""
+"""The cost of transposing an element, in flops (measured: 0.1 to 0.5 ns at 200 GFLOP/s)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A contraction by the dimensions that it sums over, and those that its result has.
+    """The dimensions of a contraction, by the operands and the result that they index.
 
     Example:
         >>> Sides.of((((0,), (1,)), ((2,), (1,)), ((0,), (2,))))
@@ -213,48 +208,46 @@ class Sides:
 
     @classmethod
     def of(cls, maps: Sequence[DimMap]) -> Sides:
-        """Of the maps of its left operand, its right one and its result."""
+        """Classify the dimensions by the maps of the left operand, the right one and the result."""
         left, right, result = (frozenset(d for dims in m for d in dims) for m in maps)
         return cls(left & right & result, left & result - right, left - result, right & result - left)
 
 
-def exchanges(maps: Sequence[DimMap], extents: Sequence[int]) -> bool:
-    """Whether the product is faster as that of its right side with its left one.
+def swap_is_faster(maps: Sequence[DimMap], extents: Sequence[int]) -> bool:
+    """Whether the product is faster with its operands swapped.
 
     Args:
         maps: dimensions of the left operand, the right one and the result.
         extents: of each dimension.
 
-    Example: ``x.T @ y``, of ``x[4096, 64]`` and ``y[4096, 512]``, and the other way round:
-        >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 64, 512))
+    Example: ``x.T @ y`` of ``x[4096, 64]`` and ``y[4096, 512]``, and of ``x[4096, 512]`` and ``y[4096, 64]``:
+        >>> swap_is_faster((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 64, 512))
         False
-        >>> exchanges((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 512, 64))
+        >>> swap_is_faster((((0,), (1,)), ((0,), (2,)), ((1,), (2,))), (4096, 512, 64))
         True
     """
-    as_is, exchanged = _transposed(maps, extents)
-    return exchanged < as_is
+    as_is, swapped = _transposed_elements(maps, extents)
+    return swapped < as_is
 
 
 def product_ps(graph: Graph, node: Node, device: DeviceSpec, tile: Sequence[int] | None = None) -> int:
-    """The time of a contraction on a CPU, or of one tile of it: ``tile`` has the extent of
-    each of its dimensions. Flops, packing, transposing and storing, at the rate of its first
-    operand's dtype."""
+    """Picoseconds of a contraction on a CPU, or of one tile, of the extents ``tile``: flops, packing,
+    transposing and storing, at the rate of the first operand's dtype."""
     rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
     extents = node.dims if tile is None else tile
     flops = -(-node.flops.matrix * math.prod(extents) // max(math.prod(node.dims), 1))
     if node.op == "dot_general" and len(node.inputs) == 2:
         maps = (*node.input_maps, *node.output_maps)
         flops += sum(_size({d for dims in m for d in dims}, extents) for m in maps) * _TOUCH_FLOPS
-        flops += min(_transposed(maps, extents)) * _TRANSPOSE_FLOPS
+        flops += min(_transposed_elements(maps, extents)) * _TRANSPOSE_FLOPS
     return time_ps(flops, rate)
 
 
-def _transposed(maps: Sequence[DimMap], extents: Sequence[int]) -> tuple[int, int]:
-    """How many elements are transposed if the product is computed as it is, and if its sides
-    change places."""
+def _transposed_elements(maps: Sequence[DimMap], extents: Sequence[int]) -> tuple[int, int]:
+    """The elements that XLA transposes for the product as it is, and with its operands swapped."""
     sides = Sides.of(maps)
     if _size(sides.rows, extents) == 1 or _size(sides.columns, extents) == 1:
-        return 0, 0  # XLA reads a matrix by rows or by columns to multiply it with a vector
+        return 0, 0  # XLA multiplies a matrix in either layout with a vector
     left, right, result = maps
 
     def moved(dim_map: DimMap, *order: frozenset[int]) -> int:
@@ -264,8 +257,8 @@ def _transposed(maps: Sequence[DimMap], extents: Sequence[int]) -> tuple[int, in
 
     batch, rows, depth, columns = sides.batch, sides.rows, sides.depth, sides.columns
     as_is = moved(left, batch, rows, depth) + moved(right, batch, depth, columns)
-    exchanged = moved(right, batch, columns, depth) + moved(left, batch, depth, rows)
-    return as_is, exchanged + moved(result, batch, columns, rows)
+    swapped = moved(right, batch, columns, depth) + moved(left, batch, depth, rows)
+    return as_is, swapped + moved(result, batch, columns, rows)
 
 
 def _size(dims: Sequence[int] | set[int] | frozenset[int], extents: Sequence[int]) -> int:
@@ -273,39 +266,35 @@ def _size(dims: Sequence[int] | set[int] | frozenset[int], extents: Sequence[int
 
 
 _SPLIT_BYTES = 256 << 10
-"""XLA runs a kernel with no larger block on one core (measured: jax 0.10 and 0.12)."""
-
-_HANDOFF_PS = 6_000_000
-"""Handing a kernel to all cores and waiting for them (measured on two cores, jax 0.10: 5 us in a
-loop of alike kernels, up to 20 where those of two thread pools take turns)."""
+"""XLA runs a kernel whose blocks are no larger on one core (measured: jax 0.10 and 0.12)."""
 
 _LARGE_BYTES = 32 << 20
-"""Allocations from here on are returned to the system when freed, so that each run touches
-fresh pages (glibc's mallopt(3): the largest dynamic M_MMAP_THRESHOLD)."""
+"""Allocations of this size or more are returned to the system when freed, so that each run touches new pages
+(the largest dynamic M_MMAP_THRESHOLD of glibc, mallopt(3))."""
 
 _MARGIN = (11, 10)
-"""What a nest takes beside its products is priced so much higher than the model says: the
-model is not exact, and XLA's own kernels are safe. Products run at the same rate in both.
-Predicted and measured times are in the table of ``fuseplan bench cpu``."""
+"""The surcharge on the time of a nest beside its matrix products, as (numerator, denominator).
+
+The model is not exact, and leaving a group to XLA is always safe. Products run at the same rate either way.
+``fuseplan bench cpu`` prints modelled and measured times."""
 
 
 def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork | None = None) -> Cost:
-    """What the loop nest ``spec`` costs on ``device``; ``work`` is its ``nest_work``, if it is at hand."""
+    """The cost of the loop nest ``spec`` on ``device``; ``work`` is its ``nest_work``, computed if not
+    given."""
     work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
     total = _Total()
     for part, count in zip(work.passes, tiles_walked(spec), strict=True):
         total.add(_Tile(graph, spec, device, part), count)
-    total.add(_Tile(graph, spec, device, work.off), outer)
+    total.add(_Tile(graph, spec, device, work.outside), outer)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
     read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
-    # Results are cleared, then written in place.
+    # Results are set to zero, then written in place.
     memory_ps = total.memory_ps + time_ps(2 * write_bytes, device.hbm_bytes_per_s)
     cache_ps, sums_ps = total.cache_ps, total.sums_ps
     once_ps = time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s)
-    if (
-        once_ps > memory_ps + cache_ps + sums_ps
-    ):  # Each array is moved once, whatever lies in caches meanwhile.
+    if once_ps > memory_ps + cache_ps + sums_ps:  # each array is moved at least once
         memory_ps, cache_ps, sums_ps = once_ps, 0, 0
     rest_ps = max(memory_ps + cache_ps + sums_ps, total.vector_ps + total.transcendental_ps)
     rest_ps += total.launch_ps + total.step_ps + total.sync_ps
@@ -313,7 +302,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     return Cost(
         launch_ps=device.launch_ps + total.launch_ps,
         sync_ps=total.sync_ps,
-        fresh_ps=touched_ps(write_bytes + total.temp_bytes + kept_bytes, device),
+        fresh_ps=first_touch_ps(write_bytes + total.temp_bytes + kept_bytes, device),
         surcharge_ps=rest_ps * _MARGIN[0] // _MARGIN[1] - rest_ps,
         step_ps=total.step_ps,
         memory_ps=memory_ps,
@@ -331,21 +320,21 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
 
 
 def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
-    """For each pass, the tiles of all loops together that it visits."""
+    """For each pass, the number of tiles of all loops together that it visits."""
     every = math.prod(a.n_tiles for a in spec.axes)
     return spec.walked or (every,) * len(spec.passes)
 
 
 def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:
-    """The time of a reduction on a CPU where its operands come from cache: XLA adds the elements of a row up
-    one by one, more slowly than it computes."""
+    """Picoseconds of a reduction on a CPU with operands in cache: XLA adds the elements of a row one by one,
+    more slowly than its vector arithmetic."""
     if node.kind != OpKind.REDUCTION or not device.reduction_per_s:
         return 0
     return time_ps(sum(graph.values[v].size for v in node.inputs), device.reduction_per_s)
 
 
 def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
-    """What touching new pages costs: those of large results that could take no operand's place."""
+    """Picoseconds to touch the new pages of the large results that cannot reuse the memory of an operand."""
     operands = sorted(graph.values[v].nbytes for v in {access.value for access in spec.reads})
     fresh = 0
     for nbytes in sorted((graph.values[w.value].nbytes for w in spec.writes), reverse=True):
@@ -353,18 +342,18 @@ def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
             operands.pop()
         else:
             fresh += nbytes
-    return touched_ps(fresh, device)
+    return first_touch_ps(fresh, device)
 
 
-def touched_ps(nbytes: int, device: DeviceSpec) -> int:
-    """The time it takes to touch so much memory for the first time."""
+def first_touch_ps(nbytes: int, device: DeviceSpec) -> int:
+    """Picoseconds to touch an allocation of ``nbytes`` for the first time."""
     if nbytes < _LARGE_BYTES or not device.fresh_bytes_per_s:
         return 0
     return time_ps(nbytes, device.fresh_bytes_per_s)
 
 
 def _kept_bytes(spec: KernelSpec, work: NestWork) -> int:
-    """What the products take that one pass keeps for another, for all of the stream."""
+    """Bytes of the products that one pass keeps for another, over the whole streamed axis."""
     extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
     return sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
 
@@ -393,24 +382,24 @@ class _Total:
 
 
 class _Tile:
-    """Some nodes of a nest evaluated on one tile."""
+    """The cost of some nodes of a nest on one tile."""
 
     def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> None:
         axes = spec.axes
         reduction = vector = transcendental = matrix = products = 0
         self.matrix_ps = 0
         for done, count in work.arithmetic:
-            part, whole = _share(axes, done.axes)
+            part, whole = _tile_share(axes, done.axes)
             vector += -(-done.vector * part // whole) * count
             transcendental += -(-done.transcendental * part // whole) * count
             if done.reduced and device.reduction_per_s:
                 reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
         for i in work.products:
             node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
-            products += _batch(axes, node, own)
+            products += _batch_size(axes, node, own)
             tile = [math.prod([axes[a].tile for a in dims]) for dims in own]
             self.matrix_ps += product_ps(graph, node, device, tile)
-            part, whole = _share(axes, {a for dims in own for a in dims})
+            part, whole = _tile_share(axes, {a for dims in own for a in dims})
             matrix += -(-node.flops.matrix * part // whole)
         self.flops = Flops(matrix, vector, transcendental)
         largest = traffic = block_bytes = self.temp_bytes = 0
@@ -421,14 +410,14 @@ class _Tile:
             block_bytes += nbytes * moves.arrays
             self.temp_bytes += nbytes * moves.made
         idle = 1 if largest > _SPLIT_BYTES else device.core_count
-        # Only products are calls; other kernels are part of the program. Each product is handed
-        # out, and each large reduction, and so is what is computed elementwise before it.
+        # Only products are calls; other kernels are part of the program. Each product and each large
+        # reduction is handed to all cores, and so is the elementwise work before it.
         self.launch_ps = device.launch_ps * products
         self.step_ps = device.step_ps * bool(work.nodes)
-        self.sync_ps = 2 * _HANDOFF_PS * (products + work.reductions * (idle == 1))
+        self.sync_ps = 2 * device.handoff_ps * (products + work.reductions * (idle == 1))
         self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
         self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
-        # A reduction is fused with what it sums up: the slower of the two counts.
+        # A reduction is fused with the operations before it: the slower of adding and moving counts.
         traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
         self.memory_ps = self.cache_ps = self.sums_ps = 0
         if reduction * idle > traffic_ps:
@@ -439,8 +428,8 @@ class _Tile:
             self.cache_ps = traffic_ps
 
 
-def _share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:
-    """What part one tile is of work along some axes."""
+def _tile_share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:
+    """The share of one tile in the work along the axes ``own``, as (numerator, denominator)."""
     part = whole = 1
     for a in own:
         part *= axes[a].tile
@@ -448,8 +437,8 @@ def _share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:
     return part, max(whole, 1)
 
 
-def _batch(axes: Sequence[Axis], node: Node, own: NodeAxes) -> int:
-    """How many products one contraction is: XLA runs those of a batch one by one."""
+def _batch_size(axes: Sequence[Axis], node: Node, own: NodeAxes) -> int:
+    """The number of products that XLA runs for a tile of a contraction: one for each index of the batch."""
     if len(node.input_maps) != 2:
         return 1
     batch = Sides.of((*node.input_maps, *node.output_maps)).batch
@@ -457,7 +446,7 @@ def _batch(axes: Sequence[Axis], node: Node, own: NodeAxes) -> int:
 
 
 def _bandwidth(device: DeviceSpec, block_bytes: int) -> int:
-    """Bytes a second of the level of memory that holds so much."""
+    """Bytes per second of the nearest level of memory that holds ``block_bytes``."""
     if block_bytes <= device.private_cache_bytes and device.private_cache_bytes_per_s:
         return device.private_cache_bytes_per_s
     fits = block_bytes <= device.cache_bytes and device.cache_bytes_per_s

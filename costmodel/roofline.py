@@ -1,41 +1,30 @@
-"""``estimate``: what a kernel costs on a device, part by part.
+"""Estimate the cost of a kernel on a device by a roofline model (``estimate``).
 
-The roofline model (Williams, Waterman and Patterson, CACM 2009), with what makes the
-difference between two schedules of one group: recomputation, re-reads, cores left idle,
-and latency that too few tiles cannot hide. XLA's own kernels (no axes) are taken to fill
-the device, but for matmuls, which obey the same laws (``library``). Everything is integer
-arithmetic, rounded up, so that a plan never depends on the machine that made it.
+The model is that of Williams, Waterman and Patterson ("Roofline", CACM 2009), extended by the effects in
+which two schedules of one group differ: recomputation, repeated reads, idle cores, and latency that too few
+tiles cannot hide. A kernel that XLA compiles (no axes) is assumed to fill the device, except for a matrix
+product, which is priced as a tiled kernel of a vendor library (``library_matmul``). All arithmetic is in
+integers, rounded up, so that a plan does not depend on the machine that makes it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
 
+from costmodel import dtypes
 from costmodel.axes import NodeAxes
-from costmodel.device import DeviceSpec
-from costmodel.graph import Flops, Graph
-from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec
-from costmodel.library import library_matmul
+from costmodel.device import DeviceSpec, time_ps
+from costmodel.graph import DimRole, Flops, Graph, Node
+from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
-from costmodel.passes import evaluations, pass_count
-from costmodel.picoseconds import time_ps
 from costmodel.traffic import bytes_moved
 
-HBM_LATENCY_PS = 600_000
-"""What a GPU tile waits for a load from HBM. Unloaded it is about 480 cycles (Luo et al.,
-"Benchmarking and Dissecting the Nvidia Hopper GPU Architecture", 2024), under a quarter
-of a microsecond; under load about twice that and more: taken as 0.6 us."""
-
-TPU_STEP_PS = 400_000
-"""What one step of a Pallas TPU grid costs beside its work: index arithmetic, semaphores
-and DMA descriptors. From the TPU compiler's own cycle estimates of a 4096x1024 float32
-rmsnorm on a v5e, 512 steps against 16: 655 cycles at 1.5 GHz a step, work included."""
-
-
 _NOTHING = Compiled(0, 0, 0)
-"""What XLA makes of nodes that it finds to be no work: they compute nothing."""
+"""The result of compilation of nodes for which XLA emits no kernel."""
 
 
 def estimate(
@@ -45,13 +34,13 @@ def estimate(
     need: Footprint | None = None,
     work: Work | NestWork | None = None,
 ) -> Cost:
-    """What one run of the kernel ``spec`` costs on ``device``; times in picoseconds.
+    """The cost of one run of the kernel ``spec`` on ``device``; times in picoseconds.
 
-    ``need`` is its ``footprint`` and ``work`` its ``work_of``, or a CPU's nest's ``nest_work``,
-    where the caller has them at hand already.
+    ``need`` is its ``footprint``, and ``work`` its ``work_of`` (of a CPU's loop nest, its ``nest_work``);
+    they are computed where they are not given.
 
-    Limits: a vector operation costs the same whatever its dtype, and what the kernel
-    before left in the cache saves nothing.
+    Limits: a vector operation costs the same for every dtype, and data that the previous kernel left in the
+    cache save no traffic.
 
     Example:
         >>> from costmodel.device import TEST_DEVICE
@@ -63,7 +52,7 @@ def estimate(
         return Cost()
     if spec.capabilities.loop_nest:
         return nest_cost(graph, spec, device, work if isinstance(work, NestWork) else None)
-    assert not isinstance(work, NestWork), "of a CPU's nest"
+    assert not isinstance(work, NestWork), "only a loop nest has NestWork"
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
@@ -75,12 +64,10 @@ def estimate(
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps * (1 if spec.compiled is None else spec.compiled.launches)
     scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
-    if (
-        spec.walked
-    ):  # Before tiles are left out, each array is looked at for infinities (fuseplan.masks.dead_tiles).
-        looked_at = {access.value for access in spec.reads}
-        scan_ps = device.launch_ps * len(looked_at)
-        scan_ps += time_ps(sum(graph.values[v].nbytes for v in looked_at), device.hbm_bytes_per_s)
+    if spec.walked:  # masked tiles may be skipped only if no array has an infinity: each is scanned for one
+        scanned = {access.value for access in spec.reads}
+        scan_ps = device.launch_ps * len(scanned)
+        scan_ps += time_ps(sum(graph.values[v].nbytes for v in scanned), device.hbm_bytes_per_s)
     if not spec.axes and matrix_ps:
         products = [graph.nodes[n] for n in spec.nodes if graph.nodes[n].flops.matrix]
         if device.platform == "cpu":
@@ -105,17 +92,18 @@ def estimate(
             matrix_ps, vector_ps, transcendental_ps = (
                 -(-ps * waves * cores // tiles) for ps in (matrix_ps, vector_ps, transcendental_ps)
             )
-            # A core's port to the cache (GPU) or its DMA engine (TPU) is its share of the whole.
+            # Each core has an equal share of the bandwidth: its port to the cache (GPU) or its DMA engine
+            # (TPU).
             busy = min(tiles, cores)
             cache_ps = -(-cache_ps * cores // busy)
             if device.sequential_grid:
                 memory_ps = -(-memory_ps * cores // busy)
-                step_ps = waves * steps * pass_count(spec) * TPU_STEP_PS
+                step_ps = waves * steps * pass_count(spec) * device.grid_step_ps
             else:
-                # Little's law: a tile's loads take at least one latency, halved by double
-                # buffering over a loop; only the tiles that share a core hide one another's.
+                # Little's law: the loads of a tile take at least one latency, half of it with double
+                # buffering in a loop. Only tiles on the same core hide each other's latency.
                 rounds = pass_count(spec) * -(-tiles // (cores * concurrent_tiles(need, device)))
-                latency_ps = rounds * max(steps // 2, 1) * HBM_LATENCY_PS
+                latency_ps = rounds * max(steps // 2, 1) * device.hbm_latency_ps
     return Cost(
         launch_ps=launch_ps,
         scan_ps=scan_ps,
@@ -137,19 +125,18 @@ def estimate(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What the nodes of a group compute, summed over those that carry the same axes: equal for
-    all schedules that number the group's axes alike."""
+    """The operations of a group, summed over nodes with the same axes. Schedules that number the axes of the
+    group alike share it."""
 
     terms: tuple[tuple[NodeAxes, bool, Flops], ...]
-    """Axes; whether it runs in every step of a sequential grid without carrying that axis; flops."""
+    """Axes; whether the nodes run in every step of a sequential grid (``_rerun_each_step``); flops."""
     products: tuple[tuple[NodeAxes, int, str], ...]
-    """Axes, flops and dtype of each contraction: they run at the rate of their first operand's."""
+    """Axes, flops and the dtype of the first operand of each contraction, which determines its rate."""
 
 
 def work_of(graph: Graph, spec: KernelSpec) -> Work:
-    """The work of ``spec`` and of every other schedule with its nodes, axes, streamed axis and
-    passes."""
-    again = _each_step(graph, spec)
+    """The work of ``spec``, and of every schedule with the same nodes, axes, streamed axis and passes."""
+    rerun = _rerun_each_step(graph, spec)
     times = evaluations(spec) if spec.passes else ()
     terms: dict[tuple[NodeAxes, bool], Flops] = {}
     products = []
@@ -157,7 +144,7 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
         node = graph.nodes[n]
         if not node.flops.total:
             continue
-        key = (spec.node_axes[i] if spec.axes else (), i in again)
+        key = (spec.node_axes[i] if spec.axes else (), i in rerun)
         flops = node.flops.share(*times[i]) if times else node.flops
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
@@ -168,9 +155,9 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
 def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:
     """All flops executed, recomputation and padding included, and the matrix units' time."""
     matrix = vector = transcendental = matrix_ps = 0
-    for own, again, flops in work.terms:
+    for own, rerun, flops in work.terms:
         times, per = repeat_factor(spec, own)
-        if again and device.sequential_grid:
+        if rerun and device.sequential_grid:
             times *= spec.axes[spec.streamed or 0].n_tiles * pass_count(spec)
         vector += -(-flops.vector * times // per)
         transcendental += -(-flops.transcendental * times // per)
@@ -182,33 +169,35 @@ def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, 
     return Flops(matrix, vector, transcendental), matrix_ps
 
 
-def _each_step(graph: Graph, spec: KernelSpec) -> frozenset[int]:
-    """The nodes, by position, that do not carry the streamed axis and yet run in every step of
-    it on a sequential grid: nothing but accumulators is kept from one step to the next, so
-    what the loop needs is made again."""
+def _rerun_each_step(graph: Graph, spec: KernelSpec) -> frozenset[int]:
+    """The nodes, by position, that do not have the streamed axis and yet run in every step of it on a
+    sequential grid.
+
+    Only accumulators are kept from one step to the next, so every step recomputes what it reads."""
     streamed = spec.streamed
     if streamed is None:
         return frozenset()
     carries = [any(streamed in axes for axes in own) for own in spec.node_axes]
     if carries[0] and carries == sorted(carries, reverse=True):
-        return frozenset()  # as most are: a loop, then what follows from it
+        return frozenset()  # the common case: the nodes of the loop, then those that read its results
     needed: set[int] = set()
-    again: list[int] = []
+    rerun: list[int] = []
     for i in range(len(spec.nodes) - 1, -1, -1):
         node = graph.nodes[spec.nodes[i]]
         if carries[i]:
             needed.update(node.inputs)
         elif not needed.isdisjoint(node.outputs):
             needed.update(node.inputs)
-            again.append(i)
-    return frozenset(again)
+            rerun.append(i)
+    return frozenset(rerun)
 
 
 def repeat_factor(spec: KernelSpec, node_axes: NodeAxes) -> tuple[int, int]:
-    """How many times over a node's flops are executed, as (numerator, denominator): once
-    for each tile of a parallel axis that it does not carry, and over the padded extent of
-    the axes that it does. What does not carry the streamed axis runs before or after the
-    loop: once (but on a sequential grid: ``_each_step``)."""
+    """How often the flops of a node are executed, as (numerator, denominator).
+
+    A node runs once for each tile of a parallel axis that it does not have, and over the padded extent of the
+    axes that it has. A node without the streamed axis runs once, before or after the loop (on a sequential
+    grid see ``_rerun_each_step``)."""
     carried = {a for axes in node_axes for a in axes}
     times, per = 1, 1
     for i, axis in enumerate(spec.axes):
@@ -220,3 +209,64 @@ def repeat_factor(spec: KernelSpec, node_axes: NodeAxes) -> tuple[int, int]:
         elif axis.role == AxisRole.PARALLEL:
             times *= axis.n_tiles
     return times, per
+
+
+# Tiles of the result and splits of the contracted axis that cuBLAS and CUTLASS build kernels for
+# (CUTLASS, "Efficient GEMM in CUDA", and its default configurations).
+_TILES = ((256, 128), (128, 256), (128, 128), (128, 64), (64, 128), (64, 64))
+_SPLITS = (1, 2, 4, 8)
+
+
+def library_matmul(graph: Graph, node: Node, device: DeviceSpec) -> tuple[int, int] | None:
+    """Picoseconds on the matrix units and at the shared cache that a vendor library takes for the contraction
+    ``node``, with the best of its tiles; None for other nodes and on other devices than GPUs.
+
+    The library's kernel is subject to the same effects as a generated one: it runs in tiles, in waves over
+    the cores, and reads its operands from the shared cache once per tile. With a library priced at the peak
+    rate, no epilogue would ever be fused."""
+    if device.platform != "gpu" or len(node.inputs) != 2 or DimRole.REDUCED not in node.roles:
+        return None
+    if DimRole.WHOLE in node.roles or not prod(node.dims):
+        return None
+    lhs, rhs = ({d for dims in dim_map for d in dims} for dim_map in node.input_maps)
+    depth = {d for d, role in enumerate(node.roles) if role == DimRole.REDUCED}
+
+    def extent(dims: set[int]) -> int:
+        return prod(node.dims[d] for d in dims)
+
+    batch, rows, columns, k = (extent(dims) for dims in (lhs & rhs - depth, lhs - rhs, rhs - lhs, depth))
+    lhs_bits, rhs_bits = (dtypes.bits(graph.values[v].dtype) for v in node.inputs)
+    out_bytes = graph.values[node.outputs[0]].nbytes
+    rate = device.matrix_rate(graph.values[node.inputs[0]].dtype)
+    extents = (batch, rows, columns, k)
+    return _best_tile(
+        extents, lhs_bits, rhs_bits, out_bytes, rate, device.core_count, device.cache_bytes_per_s
+    )
+
+
+@lru_cache(maxsize=1024)
+def _best_tile(
+    extents: tuple[int, int, int, int],
+    lhs_bits: int,
+    rhs_bits: int,
+    out_bytes: int,
+    rate: int,
+    cores: int,
+    cache_bytes_per_s: int,
+) -> tuple[int, int] | None:
+    """Picoseconds on the matrix units and at the cache, for the tile with the shorter of the longer one."""
+    batch, rows, columns, k = extents
+    best: tuple[int, int] | None = None
+    for tile_rows, tile_columns in _TILES:
+        across, down = -(-rows // tile_rows), -(-columns // tile_columns)
+        loaded = batch * k * (rows * down * lhs_bits + columns * across * rhs_bits) // 8
+        for split in _SPLITS:
+            tiles = batch * across * down * split
+            waves = -(-tiles // cores)
+            flops = waves * cores * 2 * tile_rows * tile_columns * -(-k // split)
+            matrix_ps = time_ps(flops, rate)
+            moved = loaded + split * out_bytes
+            cache_ps = time_ps(moved * cores, cache_bytes_per_s * min(tiles, cores))
+            if best is None or max(matrix_ps, cache_ps) < max(best):
+                best = matrix_ps, cache_ps
+    return best

@@ -1,20 +1,19 @@
-"""How many bytes a kernel moves: what it must read from HBM, and what it loads at all.
+"""Count the bytes that a kernel reads from HBM, writes to HBM, and loads through the cache.
 
-A block is loaded for every tile of the grid, but not every load goes to HBM. Two kinds
-of device differ in what catches the repeats:
+Every tile of the grid loads its blocks, but not every load reaches HBM. Two kinds of device differ:
 
-- *A sequential grid* (TPU): steps run in order and a block stays in VMEM while its index
-  does not change. A read is repeated only for the tiles of axes that do not index it and
-  are *outside* the innermost axis that does. Every load is HBM traffic.
-- *A shared cache* (GPU, CPU): every tile loads what it needs. A value that fits the cache
-  comes from HBM once. Of one that does not, the tiles that run at the same time, one a
-  core, share a fetch, and the next wave fetches again.
+- *A sequential grid* (TPU): steps run in order, and a block stays in VMEM while its index does not change. A
+  read is repeated only for the tiles of axes that do not index it and are *outside* the innermost axis that
+  does. Every load is HBM traffic.
+- *A shared cache* (GPU, CPU): every tile loads its blocks. An array that fits into the cache is fetched from
+  HBM once. A larger one is fetched once by the tiles that run at the same time, one on each core, and again
+  by the next wave.
 
-A streamed axis is a loop inside a tile: a block that it does not index is loaded before
-the loop and held, one that it does index is loaded again in each pass that needs it. Reads
-past the edge of an array are masked (Triton) or clipped (the TPU pipeline's DMA), so the padding
-of a block costs no traffic; that of an array on a TPU does (``costmodel.memory``).
-What an earlier kernel left in the cache is not counted as a saving.
+A streamed axis is a loop inside a tile: a block that it does not index is loaded before the loop and kept; a
+block that it indexes is loaded again in each pass that reads it. Reads past the edge of an array are masked
+(Triton) or clipped (the DMA of a TPU), so the padding of a block costs no traffic; the padding of an array on
+a TPU does (``costmodel.onchip``). Data that an earlier kernel left in the cache are not counted as a
+saving.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
-from costmodel.kernel import Access, AxisRole, KernelSpec
+from costmodel.kernel import Access, AxisRole, KernelSpec, readers, walked_share
 from costmodel.memory import array_bytes
-from costmodel.passes import readers, walked_share
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,16 +33,11 @@ class Traffic:
     hbm_read_bytes: int = 0
     hbm_write_bytes: int = 0
     loaded_bytes: int = 0
-    """Every load of every tile: what passes through the shared cache."""
-
-    @property
-    def reread_bytes(self) -> int:
-        """Loads beyond what HBM had to deliver: the shared cache served them."""
-        return self.loaded_bytes - self.hbm_read_bytes
+    """All loads of all tiles: the traffic of the shared cache."""
 
 
 def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
-    """The bytes that ``spec`` moves on ``device``."""
+    """The bytes that the kernel ``spec`` moves on ``device``."""
     if spec.compiled is not None:
         read = spec.compiled.read_bytes
         return Traffic(read, spec.compiled.write_bytes, read)
@@ -56,13 +49,13 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
         return array_bytes(spec, access, value) if padded else value.nbytes
 
     written = sum({access.value: array_nbytes(access) for access in spec.writes}.values())
-    if not spec.axes:  # XLA's own kernel: each array read once and whole
+    if not spec.axes:  # a kernel that XLA compiles: each array is read once
         read = 0
         for v in {access.value for access in spec.reads}:
             read += _read_bytes(graph, spec, v)
         return Traffic(read, written, read)
     hbm = loaded = 0
-    served: set[int] = set()  # values whose first read has been paid, by another view of them
+    fetched: set[int] = set()  # values that are in the cache, fetched by another access
     walks = readers(graph, spec) if spec.passes else {}
     for access in spec.reads:
         nbytes = array_nbytes(access)
@@ -73,15 +66,16 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
             loaded -= nbytes * loads * (whole - part) // whole
         loaded += nbytes * loads
         if nbytes <= device.cache_bytes:
-            if access.value in served:
+            if access.value in fetched:
                 continue
-            served.add(access.value)
+            fetched.add(access.value)
         hbm += nbytes * fetches
     return Traffic(hbm, written, loaded)
 
 
 def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
-    """Bytes that XLA's own kernel reads of an array: all of it, but where it only takes parts."""
+    """Bytes of an array that a kernel compiled by XLA reads: all, or the parts that slices and gathers
+    take."""
     whole, parts = graph.values[v].nbytes, 0
     for n in spec.nodes:
         node = graph.nodes[n]
@@ -91,7 +85,8 @@ def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
 
 
 def part_bytes(graph: Graph, node: Node, v: int) -> int:
-    """Bytes that a node reads at least of an operand ``v``."""
+    """The least bytes of the operand ``v`` that a node reads: a slice or gather reads no more than its
+    result."""
     whole = graph.values[v].nbytes
     if not node.takes_part or v in node.inputs[1:]:
         return whole
@@ -101,9 +96,10 @@ def part_bytes(graph: Graph, node: Node, v: int) -> int:
 def read_counts(
     spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec, walks: int = 1
 ) -> tuple[int, int]:
-    """How often the array behind ``access``, of ``nbytes``, is (loaded, fetched from HBM),
-    in multiples of the whole array. The two are equal where no cache is shared. ``walks`` is
-    in how many passes the kernel needs it."""
+    """How often the array of ``access``, of ``nbytes``, is (loaded, fetched from HBM), in multiples of the
+    array.
+
+    The two are equal on a device without a shared cache. ``walks`` is the number of passes that read it."""
     indexed = {a for dims in access.axes for a in dims}
     if device.sequential_grid:
         loads = pending = 1

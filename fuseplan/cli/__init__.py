@@ -1,4 +1,8 @@
-"""The command ``fuseplan``: a file for each command."""
+"""The command line of fuseplan.
+
+``commands`` holds the application and its small commands, ``planning`` and ``bench`` the commands that plan
+and measure, ``arguments`` the options that several commands share. Open ``commands`` first.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands take: the arguments that several have, and what their texts stand for."""
+"""Arguments and options that several commands share, and the functions that parse their values."""
 
 from __future__ import annotations
 
@@ -15,12 +15,9 @@ from fuseplan.support.atomic_file import check_writable
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 from fuseplan.workloads import get_workload
 
-DEADLINE_S = 20.0
-"""As ``fuseplan.plan.options.DEFAULT_DEADLINE_S``, whose module would be imported for it."""
-
 
 def writable(path: Path | None) -> Path | None:
-    """The path of a file to write, refused before the work if it cannot be written."""
+    """Return ``path``. Raises ``OutputError``, before any other work, if the file cannot be written."""
     return None if path is None else check_writable(path)
 
 
@@ -51,7 +48,6 @@ Planners = Annotated[
 ]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="DTYPE", help="Of a named workload's arrays.")]
 Small = Annotated[bool, typer.Option("--small", help="A named workload's small, ragged size.")]
-Measure = Annotated[bool, typer.Option("--measure", help="Run each program here, beside jax.jit's.")]
 Deadline = Annotated[float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For each plan.")]
 MustFuse = Annotated[
     list[str] | None,
@@ -81,7 +77,7 @@ Out = Annotated[
 
 
 def names_in(text: str, option: str) -> list[str]:
-    """The names that ``option`` lists with commas between: one at least."""
+    """Split the value of ``option`` at commas. Raises ``InvalidArgumentError`` if it holds no name."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
         raise InvalidArgumentError(f"{option} expects one or more names with commas between, got {text!r}")
@@ -89,7 +85,7 @@ def names_in(text: str, option: str) -> list[str]:
 
 
 def operation(text: str) -> int | str:
-    """An operation by its id or by a name."""
+    """Parse an operation: its id if the text is a number, else its name."""
     text = text.strip()
     return int(text) if text.isdigit() else text
 
@@ -101,7 +97,7 @@ def constraints_of(
     max_group_size: int | None,
     max_kernel_args: int | None,
 ) -> Constraints:
-    """What the five options of constraints ask for."""
+    """The ``Constraints`` that the five constraint options describe."""
 
     def entries(texts: list[str] | None, option: str) -> list[Any]:
         found = [[operation(name) for name in names_in(text, option)] for text in texts or ()]
@@ -117,7 +113,12 @@ def constraints_of(
 
 
 def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The function and its arguments: of a named workload, or of ``package.module:function``."""
+    """Build a named workload, or call ``package.module:function``: a function and its arguments.
+
+    Raises:
+        UnknownNameError: there is no such workload, module or function.
+        InvalidArgumentError: the call does not return a function and its arguments.
+    """
     if ":" not in workload:
         return get_workload(workload).build(dtype, small=small)
     if dtype != "float32" or small:
@@ -132,9 +133,9 @@ def load(workload: str, dtype: str, small: bool) -> tuple[Callable[..., Any], tu
 
 
 def _function(workload: str) -> Callable[[], Any]:
-    """What ``package.module:function`` names."""
+    """Import the function that ``package.module:function`` names."""
     module_name, _, function = workload.partition(":")
-    sys.path.insert(0, "")  # as `python -m` does: a module of the current folder
+    sys.path.insert(0, "")  # modules of the current folder, as with `python -m`
     try:
         found: Any = importlib.import_module(module_name)
     except (ImportError, ValueError, TypeError) as error:

@@ -15,7 +15,6 @@ from fuseplan.bench.planning import Printable, csv_of, csv_text, plan_table, tim
 from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
 from fuseplan.bench.solver_text import solver_tables
 from fuseplan.cli.arguments import (
-    DEADLINE_S,
     Deadline,
     Device,
     Dtype,
@@ -27,6 +26,7 @@ from fuseplan.cli.arguments import (
     names_in,
 )
 from fuseplan.console import is_terminal, print_json, print_table, progress
+from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import InvalidArgumentError
@@ -45,7 +45,7 @@ def plan(
     planner: Planner = "solver",
     dtype: Dtype = "float32",
     small: Small = False,
-    deadline: Deadline = DEADLINE_S,
+    deadline: Deadline = DEFAULT_DEADLINE_S,
     xla: Annotated[bool, typer.Option("--xla/--no-xla", help="Time XLA's compiler here too.")] = True,
     out: Out = None,
     json: Json = False,
@@ -100,7 +100,7 @@ def solver(
     with progress(len(programs) * steps_of(limits, repeats, ablation, with_xla)) as steps:
         for name, f, args in programs:
             rows.append(bench_solver(name, f, args, options, limits, repeats, ablation, with_xla, steps))
-            if out is not None:  # after each row: what is known is kept, whatever comes next
+            if out is not None:  # after each row, so that an interrupted run keeps its results
                 write_text(out, csv_of([row.as_dict() | machine_columns() for row in rows]))
     records = [row.as_dict() for row in rows]
     if json:
@@ -133,7 +133,7 @@ def cpu(
     cases = get_cases([name for name in names or () if name not in own], quick, huge) if names != own else []
     cases += [Case(name, *load(name, "float32", small=False)) for name in own]
     rows = []
-    # On a terminal the progress bar takes over print(); a pipe must get its lines all the same.
+    # On a terminal the progress bar redirects print(); in a pipe, write to the original stdout.
     on_terminal = is_terminal()
     stdout = None if on_terminal else sys.stdout
     if not json:
@@ -142,7 +142,7 @@ def cpu(
         quickly = {"sample_s": 0.0} if quick else {}
         for row in bench_cases(cases, make_args, repeats, **quickly, steps=steps):
             rows.append(row)
-            if out is not None:  # after each row: what is known is kept, whatever comes next
+            if out is not None:  # after each row, so that an interrupted run keeps its results
                 write_text(out, csv_of([row.as_dict() for row in rows]))
             if not json:
                 line = typer.style(row_line(row), fg=colour(row)) if on_terminal else row_line(row)

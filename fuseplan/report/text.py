@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from costmodel.graph import Graph, Value, whole
+from costmodel.graph import Graph, Value, without_copies
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from fuseplan.memory.allocation import arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -137,7 +137,7 @@ def bound_text(status: str, gap: float | None, bound_us: float | None = None) ->
 def unfused_plan(plan: FusionPlan) -> FusionPlan:
     """The same program on the same device with each operation once, in a kernel of its own."""
 
-    graph = whole(plan.graph)
+    graph = without_copies(plan.graph)
     grouping = unfused(graph, Scheduler(graph, plan.device))
     return FusionPlan(graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
 

@@ -17,7 +17,6 @@ from costmodel.axes import GroupAxes, NodeAxes
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
 from costmodel.kernel import AxisRole
-from costmodel.roofline import TPU_STEP_PS
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.tilings import Tiles
 
@@ -79,7 +78,7 @@ def least_times(
         streamed = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
         grid = parallel + streamed
         loaded = sum(nbytes * _fetches(n_tiles, grid, axes) for nbytes, axes in reads)
-        step_ps = waves * n_tiles[:, streamed].prod(axis=1) * TPU_STEP_PS
+        step_ps = waves * n_tiles[:, streamed].prod(axis=1) * device.grid_step_ps
         read_ps = np.maximum(loaded * idle * _ps_each(device.hbm_bytes_per_s), step_ps)
     else:
         loaded = sum(

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.devices import get_device
-from costmodel.graph import GraphError, OpKind, check_graph, copies_of, whole
+from costmodel.graph import GraphError, OpKind, check_graph, copies_of, without_copies
 from fuseplan import Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
@@ -193,10 +193,10 @@ def test_a_graph_without_its_copies_is_the_graph():
     graph = lower(trace(f, *args)).graph
     copies = split(graph, roots_of(graph, get_device("h200")))
     assert copies.node == tuple(sorted(copies.node))
-    merged = whole(copies.graph)
+    merged = without_copies(copies.graph)
     assert [str(n.op) for n in merged.nodes] == [str(n.op) for n in graph.nodes]
     assert split(merged, roots_of(merged, get_device("h200"))).graph == copies.graph
-    assert whole(graph) is graph
+    assert without_copies(graph) is graph
 
 
 def test_what_is_split():
@@ -253,7 +253,7 @@ def planned(name, device="h200", deadline_s=100, **options):
 def test_of_many_values_those_that_pay_are_left_to_the_search():
     once = planned("gpt2_block_grad", features=Features(recompute=False))
     plan = planned("gpt2_block_grad")
-    every = roots_of(whole(plan.graph), plan.device)
+    every = roots_of(without_copies(plan.graph), plan.device)
     assert set(plan.proof.roots) < set(every)
     assert plan.objective_ps < 0.96 * once.objective_ps
     assert plan.peak_bytes < once.peak_bytes

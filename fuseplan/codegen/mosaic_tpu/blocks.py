@@ -15,9 +15,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.graph import DimMap, Graph
-from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape, pass_count, readers
 from costmodel.memory import is_lifted, outer_shape
-from costmodel.passes import pass_count, readers
 
 PASS = -1
 """The grid dimension that counts passes, where axes are told by their index."""

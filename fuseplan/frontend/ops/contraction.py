@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
-from costmodel.loops import exchanges
+from costmodel.loops import swap_is_faster
 from fuseplan.frontend.ops.elementwise import elementwise
 from fuseplan.frontend.ops.reduction import accumulator, masked
 from fuseplan.frontend.ops.rule import (
@@ -76,7 +76,7 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     if tile.language == "loops" and _treats_sides_alike(eqn):
         space = _dot_space(eqn)
         maps = (*space.input_maps, *space.output_maps)
-        if exchanges(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
+        if swap_is_faster(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
             return [_exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
     return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
 

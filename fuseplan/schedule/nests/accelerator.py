@@ -19,9 +19,8 @@ from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
-from costmodel.kernel import AxisRole, KernelSpec
+from costmodel.kernel import AxisRole, KernelSpec, evaluations
 from costmodel.onchip import footprint
-from costmodel.passes import evaluations
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel

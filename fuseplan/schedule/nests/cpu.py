@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import GroupAxes
-from costmodel.device import DeviceSpec
+from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import Boundary, Graph, OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.loops import NestWork, nest_work
-from costmodel.picoseconds import time_ps
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel

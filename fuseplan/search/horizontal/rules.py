@@ -38,12 +38,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from costmodel.device import DeviceSpec
+from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import Boundary, Graph, OpKind, boundary
 from costmodel.kernel import KernelSpec
 from costmodel.onchip import live_bytes
-from costmodel.picoseconds import time_ps
-from costmodel.roofline import HBM_LATENCY_PS, TPU_STEP_PS
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
@@ -194,8 +192,8 @@ class Line:
     def _wait_ps(self, start: int, end: int) -> int:
         """What it takes at least because loads, or a step of the grid, take time of their own."""
         if self._device.sequential_grid:
-            return self._compute_ps(start, end) + TPU_STEP_PS
-        return HBM_LATENCY_PS
+            return self._compute_ps(start, end) + self._device.grid_step_ps
+        return self._device.hbm_latency_ps
 
 
 _MOST_TIMES = 1024

@@ -28,9 +28,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from costmodel.device import DeviceSpec
-from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, whole
-from costmodel.picoseconds import bytes_in
+from costmodel.device import DeviceSpec, bytes_in
+from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, without_copies
 from fuseplan.frontend.compared import needed_once
 from fuseplan.search.limits import LIMITS
 from fuseplan.support.bitset import bits
@@ -167,7 +166,7 @@ def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Col
 
 
 def operations_of(graph: Graph) -> list[tuple[int]]:
-    """For each node, the one of ``whole(graph)``."""
+    """For each node, the one of ``without_copies(graph)``."""
     number = {n: i for i, n in enumerate(sorted(set(graph.origins)))}
     return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
 
@@ -182,7 +181,7 @@ def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()
         origins: for each node of ``graph``, the first that computes the same operation of the graph that
             was searched, where that is not ``graph.origins`` (``fuseplan.plan.certificate.Proof.origins``).
     """
-    return split(whole(replace(graph, origins=origins or graph.origins)), roots)
+    return split(without_copies(replace(graph, origins=origins or graph.origins)), roots)
 
 
 class DuplicateRules:

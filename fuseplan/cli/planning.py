@@ -1,0 +1,319 @@
+"""The commands that plan: ``fuseplan plan``, ``fuseplan compare`` and ``fuseplan report``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from costmodel.device import DeviceSpec
+from fuseplan.bench.planning import csv_of
+from fuseplan.cli.arguments import (
+    Deadline,
+    Device,
+    Devices,
+    Dtype,
+    Json,
+    MaxArgs,
+    MaxGroup,
+    MaxPeak,
+    MustFuse,
+    NeverFuse,
+    Out,
+    Planner,
+    Planners,
+    Small,
+    WorkloadName,
+    constraints_of,
+    load,
+    names_in,
+    operation,
+)
+from fuseplan.console import print_json, print_table, progress
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import plan_function
+from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
+from fuseplan.planners import decides_nothing
+from fuseplan.public_plan import Plan
+from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence_lines, gains_text, speed_up
+from fuseplan.report.frames import compare_frame, records
+from fuseplan.report.page import Page, Study, write_page
+from fuseplan.report.text import bound_lines, bound_text
+from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
+from fuseplan.settings import make_options, resolve_device
+from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
+from fuseplan.workloads.sampling import make_args
+
+
+def plan(
+    workload: WorkloadName,
+    device: Device = None,
+    planner: Planner = "solver",
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = DEFAULT_DEADLINE_S,
+    strict: Annotated[bool, typer.Option("--strict", help="Fail on an operation without a rule.")] = False,
+    explain: Annotated[
+        str | None,
+        typer.Option("--explain", metavar="A,B", help="Why these operations are (not) in one kernel."),
+    ] = None,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
+    constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    options = make_options(device, planner, deadline, strict, constraints)
+    ends = None if explain is None else _two_operations(explain)
+    f, args = load(workload, dtype, small)
+    with progress(1) as steps:
+        steps.start(f"planning {workload}")
+        result = Plan.of(plan_function(f, args, {}, options))
+    answer = None if ends is None else result.explain(*ends)
+    if out is not None:
+        write_text(out, result.to_json())
+    if json:
+        print(result.to_json())
+    elif answer is not None:
+        print(answer)
+    else:
+        print(f"{result}\n\n{result.summary()}")
+        if result.refusals:
+            print("\nrefused fusions, by kind", *result.refusals, sep="\n  ")
+
+
+def _two_operations(text: str) -> tuple[int | str, int | str]:
+    ends = text.split(",")
+    if len(ends) != 2:
+        raise InvalidArgumentError(f"--explain expects two operations, such as 3,7 or exp,mul; got {text!r}")
+    return operation(ends[0]), operation(ends[1])
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePlans:
+    """The plans of a function for one device; ``rows[i]`` is made with ``options[i]``."""
+
+    device: DeviceSpec
+    options: tuple[Options, ...]
+    rows: tuple[Compared, ...]
+
+
+def _make_options(
+    devices: str | None, planners: str | None, deadline: float, constraints: Constraints
+) -> list[list[Options]]:
+    """For each device, the options of each planner."""
+    names: list[str | None] = [None] if devices is None else [*names_in(devices, "--device")]
+    chosen = None if planners is None else names_in(planners, "--planners")
+    return [
+        [
+            make_options(device, planner, deadline, constraints=constraints)
+            for planner in chosen or default_planners(device)
+        ]
+        for device in map(resolve_device, names)
+    ]
+
+
+def _plan_all(
+    workload: str, f: Callable[..., Any], args: tuple[Any, ...], options: list[list[Options]]
+) -> list[DevicePlans]:
+    """Trace ``f`` once, and plan it for each device by each planner."""
+    result = []
+    with progress(sum(map(len, options))) as steps:
+        steps.start(f"tracing {workload}")
+        lowered = lower(trace(f, *args))
+        for options_of_device in options:
+            device = options_of_device[0].device
+            rows = []
+            for option in options_of_device:
+                steps.start(f"{device.name}: {option.planner}")
+                rows.append(compare_plan(lowered, option))
+                steps.done()
+            result.append(DevicePlans(device, tuple(options_of_device), tuple(rows)))
+    return result
+
+
+def compare(
+    workload: WorkloadName,
+    device: Devices = None,
+    planners: Planners = None,
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = DEFAULT_DEADLINE_S,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Run each program here, beside jax.jit's.")
+    ] = False,
+    out: Out = None,
+    json: Json = False,
+) -> None:
+    """Plan WORKLOAD by each planner and print a row for each; --measure also runs them. --out writes CSV."""
+    constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    options = _make_options(device, planners, deadline, constraints)
+    f, args = load(workload, dtype, small)
+    if measure:  # fail before planning where the programs cannot run here
+        args = make_args(args)
+        require_measurable([option for of_device in options for option in of_device], args, {})
+    by_device = _plan_all(workload, f, args, options)
+    timings = [_time(f, args, planned) if measure else None for planned in by_device]
+    lines: list[dict[str, Any]] = []
+    for planned, measured in zip(by_device, timings, strict=True):
+        frame = compare_frame(planned.rows, measured)
+        frame.insert(0, "device", planned.device.name)
+        lines += records(frame)
+    if out is not None:
+        write_text(out, csv_of(lines))
+    if json:
+        print_json(lines)
+        return
+    for i, (planned, measured) in enumerate(zip(by_device, timings, strict=True)):
+        if i:
+            print()
+        name, rows = planned.device.name, planned.rows
+        head, lines_of_plans = _plans(rows)
+        over = f" ({head[3]}: speed-up)" if head[3] else ""
+        title = f"{workload} on {name}, modelled{over}"
+        print_table(head, lines_of_plans, right=(1, 2, 3, 4, 5, 7), title=title)
+        print()
+        print_table(*_gains(rows), right=(1, 2, 3), title="the same plans as traced, and rewritten")
+        if measured is not None:
+            print()
+            print_table(*_measured(rows, measured), right=(1, 2, 3, 4), title=f"{workload} here, measured")
+        for text in _sentences(planned, measured):
+            print("\n".join(wrapped(text, 80, "      ")))
+
+
+def _time(f: Callable[..., Any], args: tuple[Any, ...], planned: DevicePlans) -> list[Timing]:
+    """Run the program of each planner here, in turns with that of ``jax.jit``."""
+    running = time_rows(f, args, {}, planned.options, planned.rows)
+    timings = []
+    with progress(len(planned.rows)) as steps:
+        for row in planned.rows:
+            steps.start(f"running {row.planner}")
+            timings.append(next(running))
+            steps.done()
+    return timings
+
+
+_Printable = tuple[Sequence[str], Sequence[Sequence[str]]]
+"""The head and the rows of a table."""
+
+
+def _measured(rows: Sequence[Compared], timings: Sequence[Timing]) -> _Printable:
+    """Make the table of measured times and temporaries, with their ratios to those of ``jax.jit``."""
+    head = ("planner", "µs", "of jax.jit's", "temporary MB", "of jax.jit's")
+    return head, [
+        (
+            row.planner,
+            "" if t.time_s is None else time_text(1e6 * t.time_s),
+            "" if t.time_ratio is None else f"{t.time_ratio:.2f}",
+            "" if t.temp_bytes is None else f"{t.temp_bytes / 1e6:,.1f}",
+            "" if t.temp_ratio is None else f"{t.temp_ratio:.2f}",
+        )
+        for row, t in zip(rows, timings, strict=True)
+    ]
+
+
+def _plans(rows: Sequence[Compared]) -> _Printable:
+    """Make the table of the plans of one function for one device."""
+    baseline = baseline_of(row.plan for row in rows if row.plan is not None)
+    over = "" if baseline is None else f"over {baseline.planner}"
+    head = ("planner", "kernels", "µs", over, "HBM MB", "peak MB", "bound", "planning")
+    lines = []
+    for row in rows:
+        plan = row.plan
+        if plan is None:
+            lines.append((row.planner, *[""] * 5, "no plan", ""))
+            continue
+        faster = speed_up(plan, baseline)
+        lines.append(
+            (
+                row.planner,
+                str(len(plan.kernels)),
+                time_text(plan.objective_us),
+                "" if faster is None else times_text(faster),
+                f"{plan.hbm_bytes / 1e6:,.1f}",
+                f"{plan.peak_bytes / 1e6:,.1f}",
+                bound_text(plan.status, plan.gap),
+                seconds_text(plan.planning_s),
+            )
+        )
+    return head, lines
+
+
+def _gains(rows: Sequence[Compared]) -> _Printable:
+    """Make the table of the gain from rewriting for each planner that groups operations."""
+    head = ("planner", "as traced µs", "rewritten µs", "rewriting gains")
+    return head, [
+        (
+            row.planner,
+            "" if row.unrewritten_ps is None else time_text(row.unrewritten_ps / 1e6),
+            time_text(row.plan.objective_us),
+            "" if row.rewriting_gains is None else times_text(row.rewriting_gains),
+        )
+        for row in rows
+        if row.plan is not None and not decides_nothing(row.planner)
+    ]
+
+
+def _sentences(planned: DevicePlans, timings: Sequence[Timing] | None) -> list[str]:
+    """Write the sentences below the tables: gains, bounds, differences from measured times, notes."""
+    rows = planned.rows
+    found = [gains_text(rows)] if gains_text(rows) else []
+    found += bound_lines((row.planner, row.plan) for row in rows if row.plan is not None)
+    if timings is not None:
+        times = [
+            (row.planner, row.plan.objective_us, None if t.time_s is None else 1e6 * t.time_s)
+            for row, t in zip(rows, timings, strict=True)
+            if row.plan is not None
+        ]
+        found += divergence_lines(times, planned.device.platform)
+    for note in dict.fromkeys(note for row in rows for note in row.notes):
+        by = [row.planner for row in rows if note in row.notes]
+        found.append(f"{'note' if len(by) == len(rows) else ', '.join(by)}: {note}")
+    return found
+
+
+def report(
+    workload: WorkloadName,
+    device: Devices = None,
+    planners: Planners = None,
+    dtype: Dtype = "float32",
+    small: Small = False,
+    deadline: Deadline = DEFAULT_DEADLINE_S,
+    must_fuse: MustFuse = None,
+    never_fuse: NeverFuse = None,
+    max_peak_bytes: MaxPeak = None,
+    max_group_size: MaxGroup = None,
+    max_kernel_args: MaxArgs = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write an HTML page about WORKLOAD; the last planner's plan is shown in detail."""
+    target = check_writable(out or f"fuseplan-{workload.rpartition(':')[2]}.html")
+    constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
+    options = _make_options(device, planners, deadline, constraints)
+    by_device = _plan_all(workload, *load(workload, dtype, small), options)
+    studies = tuple(Study.of(workload, planned.rows) for planned in by_device)
+    write_page(Page(workload, studies), target)
+    if json:
+        print_json({"page": str(target)})
+    else:
+        print(f"wrote {target}")
