@@ -96,7 +96,7 @@ def test_frame_has_a_row_for_each_kernel(plan):
     documented = Plan.to_frame.__doc__.replace("``", "").replace("(flops per HBM byte)", "")
     assert [c for c in frame.columns if c not in documented] == []
     assert list(frame.columns[:4]) == ["kernel", "name", "ops", "n_ops"]
-    assert all("test_plan.py" in source for source in frame.source)
+    assert all("test_fusion_plan.py" in source for source in frame.source)
     assert frame.roofline.between(0, 1).all()
     product = frame[frame.ops == "dot_general"].iloc[0]
     assert product.flops == 2 * 256 * 512 * 384
