@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from costmodel.loops import Sides, exchanges
+from costmodel.loops import Sides, swap_is_faster
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import contraction
 from fuseplan.frontend.trace import trace
@@ -29,7 +29,7 @@ NATURAL = ((ROWS, DEPTH), (DEPTH, COLUMNS), (ROWS, COLUMNS))
 
 @pytest.mark.parametrize("extents", [(64, 1024, 4096), (4096, 64, 1024), (1, 7, 1)])
 def test_what_lies_as_xla_reads_it_stays(extents):
-    assert not exchanges(NATURAL, extents)
+    assert not swap_is_faster(NATURAL, extents)
 
 
 @pytest.mark.parametrize(
@@ -43,15 +43,15 @@ def test_what_lies_as_xla_reads_it_stays(extents):
     ],
 )
 def test_the_large_side_is_not_transposed(left, right, extents, better):
-    assert exchanges((left, right, (ROWS, COLUMNS)), extents) == better
+    assert swap_is_faster((left, right, (ROWS, COLUMNS)), extents) == better
 
 
 def test_a_batch_of_one_changes_nothing():
     batch = (3,)
     left, right = (batch, DEPTH, ROWS), (batch, DEPTH, COLUMNS)
-    assert exchanges((left, right, (batch, ROWS, COLUMNS)), (4096, 1024, 64, 1))
+    assert swap_is_faster((left, right, (batch, ROWS, COLUMNS)), (4096, 1024, 64, 1))
     # Heads beside tokens, as [B, T, H, D] has them: with one head nothing is moved.
-    assert not exchanges(
+    assert not swap_is_faster(
         ((ROWS, batch, DEPTH), (batch, DEPTH, COLUMNS), (batch, ROWS, COLUMNS)), (9, 8, 7, 1)
     )
 
