@@ -26,7 +26,7 @@ def test_two_checkouts(tmp_path):
     for package in ("fuseplan", "costmodel", "experiments"):
         shutil.copytree(ROOT / package, other / package, ignore=shutil.ignore_patterns("__pycache__"))
     assert compared(other) == (0, ["0 of 4 plans differ"])
-    devices = other / "costmodel" / "device.py"
+    devices = other / "costmodel" / "devices.py"
     text = devices.read_text()
     assert "launch_ps=" in text
     devices.write_text(text.replace("launch_ps=", "launch_ps=3 * "))
