@@ -1,7 +1,7 @@
-"""Backends: what the kernels of each code generator can hold, address, reduce and stream.
+"""The capabilities of each code generator: the kernels that it can emit, and the tiles that suit it.
 
-The planner asks this record and never the name of a backend, so a new backend is one entry here (or one call
-of ``register_backend``) and one module that emits its kernels.
+The planner depends on these records and never on the name of a backend, so a new backend is one entry here
+(or one call of ``register_backend``) and one module that emits its kernels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Backend:
-    """What kernels of one code generator can do.
+    """The capabilities of one code generator.
 
     Example:
         >>> backend_of("triton").power_of_two_tiles, backend_of("mosaic_tpu").power_of_two_tiles
@@ -22,47 +22,47 @@ class Backend:
     emitter: str
     """The module whose ``emit(spec, lowered, *, interpret)`` returns a kernel as a function of arrays."""
     dialect: str = ""
-    """The language in which the operations on a tile are written, which decides how each primitive is
-    lowered: ``xla`` (whole arrays), ``loops`` (tiles as arrays), ``triton``, ``mosaic_gpu`` or
-    ``mosaic_tpu``. Empty: that of the backend's own name."""
+    """The language of the operations on a tile, which determines the lowering of each primitive: ``xla``
+    (whole arrays), ``loops`` (tiles as arrays), ``triton``, ``mosaic_gpu`` or ``mosaic_tpu``. If empty, the
+    backend's name."""
     emits_kernels: bool = True
-    """Whether groups become tiled kernels of ours; otherwise XLA compiles each group as it is."""
+    """Whether groups become tiled kernels; otherwise XLA compiles each group."""
     loop_nest: bool = False
     """Whether a kernel is a nest of loops over tiles in main memory, as on a CPU."""
     in_registers: bool = False
     """Whether blocks are held in registers, with shared memory for what is exchanged (GPUs)."""
     power_of_two_tiles: bool = False
-    """Whether a tile's extents are powers of two: the whole of an axis may be padded."""
+    """Whether the extents of a tile must be powers of two, so that a whole axis may be padded."""
     gathers_blocks: bool = False
-    """Whether a block may lie in several places of memory, each element loaded from where it is."""
+    """Whether a block may have gaps in memory, each element loaded from its own address."""
     lane_tiles: bool = False
-    """Whether blocks are laid out in (sublane, lane) tiles and must be multiples of them (TPUs)."""
+    """Whether blocks have a layout of (sublane, lane) tiles, of which they must be multiples (TPUs)."""
     warpgroup_blocks: bool = False
-    """Whether blocks are spread over whole warpgroups, which limits the tiles that can be addressed."""
+    """Whether blocks are distributed over whole warpgroups, which limits the possible tiles."""
     most_elements: int | None = None
-    """Elements of a block beyond which registers spill; None: no such limit."""
+    """The number of elements of a block beyond which registers spill; None: no such limit."""
     matmul_tiles: tuple[int, ...] = ()
-    """Tiles of the rows and columns of a contraction that become full matrix instructions."""
+    """Candidate tiles of the rows and columns of a contraction: multiples of matrix instructions."""
     depth_tiles: tuple[int, ...] = ()
-    """Tiles of the contracted axis."""
+    """Candidate tiles of the contracted axis."""
     held_tiles: tuple[int, ...] = ()
-    """Further tiles of a contraction whose depth is held whole on chip."""
+    """Further candidate tiles for a contraction with its whole contracted axis on chip."""
     least_dot_tile: int = 1
-    """The least tile of a contraction's axis; what is missing is masked."""
+    """The smallest tile of an axis of a contraction; a shorter axis is padded and masked."""
     accumulates_in_memory: bool = False
-    """Whether accumulators are read and written again by each step, so that a step takes several short
+    """Whether each step reads and writes the accumulators in memory; a step then takes several short
     contracted axes at once."""
     regroups_elements: bool = True
-    """Whether a reshape may give elements to other threads."""
+    """Whether a reshape may move elements between threads."""
     exchanges_bool: bool = True
-    """Whether arrays of bool can be read and written."""
+    """Whether kernels can read and write arrays of bool."""
     fuses_operands: bool = True
-    """Whether operations may be computed on the operands of a contraction, in its kernel."""
+    """Whether the kernel of a contraction may compute its operands (a prologue)."""
     walks_in_passes: bool = True
-    """Whether a kernel may walk a stream more than once, or hold several contractions."""
+    """Whether a kernel may iterate over a streamed axis more than once, or hold several contractions."""
     loops_inside: bool = False
-    """Whether a contraction of what is read may have a loop of its own inside a kernel, where memory on chip
-    is too small to hold its operands whole."""
+    """Whether a contraction of arrays from memory may have a loop of its own inside a kernel, because its
+    operands do not fit on chip."""
     max_whole_axis: int = 1024
     """The longest axis that is whole in a kernel of several contractions beside a streamed one: 32 rows of it
     in float32 fill the half of a GPU core's 256 KiB of registers that values may have."""
@@ -72,24 +72,25 @@ class Backend:
     max_accumulators: int = 4
     """Contractions in one kernel that each accumulate a tile of equal axes."""
     splits_reductions: bool = False
-    """Whether a reduction of which no program sees all is made in two steps, each tile first."""
+    """Whether a reduction along a parallel axis is split in two steps: within each tile, then over the
+    tiles."""
     ignores_unit_dims: bool = False
-    """Whether dimensions of size one cost nothing: the layout of a block does not depend on them."""
+    """Whether dimensions of size one do not affect the layout of a block."""
     relayouts_operands: bool = False
-    """Whether computed operands of a contraction are converted to another layout, beside the first."""
+    """Whether a computed operand of a contraction needs a second copy in another layout."""
     scans_by_joining: bool = False
-    """Whether scans along a block are made by joining halves, which lie beside the result."""
+    """Whether a scan along a block is computed by joining halves, which need space beside the result."""
     batches_lead: bool = False
-    """Whether batch dimensions of a contraction have to lead."""
+    """Whether the batch dimensions of a contraction must come first."""
 
     @property
     def is_compiled_apart(self) -> bool:
-        """Whether a kernel is compiled by itself, by Pallas, so that its compiler may refuse it."""
+        """Whether Pallas compiles each kernel by itself, so that its compiler may refuse one."""
         return self.emits_kernels and not self.loop_nest
 
     @property
     def language(self) -> str:
-        """``dialect``, or the backend's name."""
+        """``dialect``, or the name of the backend."""
         return self.dialect or self.name
 
 
@@ -97,10 +98,10 @@ _BACKENDS: dict[str, Backend] = {}
 
 
 def register_backend(backend: Backend) -> None:
-    """Make a backend known, or replace what is known of one. Plans made afterwards use it.
+    """Add a backend, or replace the one of that name. Later plans use it.
 
     Raises:
-        TypeError: anything but a ``Backend``.
+        TypeError: ``backend`` is not a ``Backend``.
     """
     if not isinstance(backend, Backend):
         raise TypeError(f"register_backend expects a Backend, got {type(backend).__name__}")
@@ -108,10 +109,10 @@ def register_backend(backend: Backend) -> None:
 
 
 def backend_of(name: str) -> Backend:
-    """The capabilities of the backend called ``name``.
+    """The record of the backend ``name``.
 
     Raises:
-        KeyError: there is no such backend; the message lists those that there are.
+        KeyError: there is no such backend; the message lists the known ones.
     """
     try:
         return _BACKENDS[name]
@@ -125,17 +126,17 @@ def backend_names() -> tuple[str, ...]:
 
 
 _WARP_TILE = 16 * 512
-"""Elements that a block of 512 threads has 16 registers each for. Larger tiles read no less, but of twice as
-many elements ptxas spills some, as it gives so many threads 64 registers each where it can."""
+"""Elements of a block at 16 registers for each of 512 threads. Of twice as many elements ptxas spills some,
+as it limits so many threads to 64 registers each, and larger tiles save no traffic."""
 
 for _backend in (
     Backend(
         "mosaic_tpu",
         "fuseplan.codegen.mosaic_tpu.kernel",
         lane_tiles=True,
-        matmul_tiles=(128, 256, 512),  # 128 rows is the systolic array of a TPU
+        matmul_tiles=(128, 256, 512),  # the systolic array of a TPU has 128 rows
         depth_tiles=(128, 256, 512),
-        held_tiles=(1024, 2048, 4096),  # weights that are whole in VMEM are read once
+        held_tiles=(1024, 2048, 4096),  # weights that fit whole into VMEM are read once
         accumulates_in_memory=True,
         batches_lead=True,
     ),

@@ -1,8 +1,7 @@
-"""The known devices, every number with its source, and the look-up by name.
+"""The table of devices, with the source of every figure, and the look-up by name.
 
-Rates are the published peaks of dense (not 2:4 sparse) arithmetic. A roofline from peaks
-is a lower bound on time that every plan of the same function shares, so plans rank
-correctly even where no kernel reaches the peak.
+Rates are the published peaks of dense (not 2:4 sparse) arithmetic. No kernel reaches them, but all plans of a
+function are priced by the same peaks.
 """
 
 from __future__ import annotations
@@ -19,25 +18,17 @@ _GB = 10**9
 _TERA = 10**12
 _US_PS = 10**6
 
-# XLA's GPU cost model: GpuPerformanceModelBase::kKernelLaunchOverhead = 1 us. In a jitted
-# program kernels are launched from a CUDA graph (XLA command buffers), where the gap
-# between two dependent kernels is of that size; a launch from the host costs 2-3 us.
+# A jitted program launches its kernels from a CUDA graph (XLA command buffers); a launch from the host costs
+# 2-3 us.
 _GPU_LAUNCH_PS = 1 * _US_PS
-
 _GPU_LAUNCH_SOURCE = (
     "XLA's kKernelLaunchOverhead (xla/service/gpu/model/gpu_performance_model_base.h): 1 us, "
     "the gap between kernels of one CUDA graph"
 )
 
-# One custom call or fusion of a TPU program is a few DMA descriptors and semaphore waits
-# away from the next: no published number, an assumption of the size of a DMA's latency.
-_TPU_LAUNCH_PS = 1 * _US_PS
-
 _TF32_SOURCE = "dense rates; float32 operands run as TF32, the default precision of XLA on GPUs"
 _SMEM_SOURCE = "CUDA C++ programming guide, compute capabilities: maximum shared memory a block (opt-in)"
-
 _REGISTER_SOURCE = "CUDA C++ programming guide: 64 Ki 32-bit registers per SM"
-
 _MUFU_SOURCE = "CUDA C++ programming guide, arithmetic instructions: 16 a clock and SM, at boost clock"
 
 
@@ -89,6 +80,15 @@ def _nvidia(
 
 _BENCHES = "measured: github.com/te42kyfo/gpu-benches, gpu-l2-cache"
 
+_HOPPER_TFLOPS = {
+    "float32": 494.7,
+    "bfloat16": 989.4,
+    "float16": 989.4,
+    "float8": 1978.9,
+    "int8": 1978.9,
+    "float64": 66.9,
+}
+
 _GPUS = (
     _nvidia(
         "a100",
@@ -111,14 +111,7 @@ _GPUS = (
         hbm=(80 * _GB, 3350 * _GB),
         cache=(50 * _MIB, 9700 * _GB, f"{_BENCHES}/h200.txt, 12 to 40 MB: the same die and clock"),
         smem_kib=227,
-        tflops={
-            "float32": 494.7,
-            "bfloat16": 989.4,
-            "float16": 989.4,
-            "float8": 1978.9,
-            "int8": 1978.9,
-            "float64": 66.9,
-        },
+        tflops=_HOPPER_TFLOPS,
         vector_tflops=66.9,
     ),
     _nvidia(
@@ -130,14 +123,7 @@ _GPUS = (
         hbm=(141 * _GB, 4800 * _GB),
         cache=(50 * _MIB, 9700 * _GB, f"{_BENCHES}/h200.txt, 12 to 40 MB"),
         smem_kib=227,
-        tflops={
-            "float32": 494.7,
-            "bfloat16": 989.4,
-            "float16": 989.4,
-            "float8": 1978.9,
-            "int8": 1978.9,
-            "float64": 66.9,
-        },
+        tflops=_HOPPER_TFLOPS,
         vector_tflops=66.9,
     ),
     _nvidia(
@@ -168,14 +154,7 @@ _GPUS = (
         hbm=(24 * _GB, 300 * _GB),
         cache=(48 * _MIB, 2100 * _GB, f"{_BENCHES}/l40.txt: 5.2 TB/s, times 58/142 SMs"),
         smem_kib=99,
-        tflops={
-            "float32": 60,
-            "bfloat16": 121,
-            "float16": 121,
-            "float8": 242,
-            "int8": 242,
-            "float64": 0.47,
-        },
+        tflops={"float32": 60, "bfloat16": 121, "float16": 121, "float8": 242, "int8": 242, "float64": 0.47},
         vector_tflops=30.3,
     ),
     _nvidia(
@@ -234,7 +213,7 @@ def _tpu(
         cache_bytes_per_s=0,
         onchip_bytes=vmem_mib * _MIB,
         register_bytes=0,
-        launch_ps=_TPU_LAUNCH_PS,
+        launch_ps=_US_PS,
         matrix_flops_per_s=tuple(rates),
         vector_flops_per_s=4 * lanes_per_s,
         transcendental_per_s=lanes_per_s,
@@ -332,20 +311,20 @@ TEST_DEVICE = DeviceSpec(
 
 
 DEVICES: dict[str, DeviceSpec] = {d.name: d for d in (*_GPUS, *_TPUS, TEST_DEVICE)}
-"""Every device with fixed numbers. ``cpu``, which is measured, is not in the table."""
+"""The devices with fixed figures, by name. ``cpu``, whose figures are measured, is not among them."""
 
 
 def device_names() -> tuple[str, ...]:
-    """The names that ``get_device`` knows, ``cpu`` last."""
+    """The names that ``get_device`` accepts, ``cpu`` last."""
     return (*DEVICES, "cpu")
 
 
-# Mosaic GPU needs Hopper; its matrix products are those of Hopper, and of no later device yet.
+# Mosaic GPU needs Hopper: its matrix products use instructions that neither earlier nor later devices have.
 _FURTHER_BACKENDS = {"h100": ("mosaic_gpu",), "h200": ("mosaic_gpu",)}
 
 
 def backends_of(device: DeviceSpec) -> tuple[str, ...]:
-    """What kernels for a device may be written in, its own backend first.
+    """The backends of a device, the default one first.
 
     Example:
         >>> backends_of(get_device("h200"))
@@ -358,8 +337,7 @@ def backends_of(device: DeviceSpec) -> tuple[str, ...]:
 
 
 def with_backend(device: DeviceSpec, backend: str) -> DeviceSpec:
-    """The device with kernels of another backend, called ``device:backend``; ``""`` and its own
-    change nothing.
+    """The device with another of its backends, named ``device:backend``; ``""`` stands for its own.
 
     Raises:
         UnknownDeviceError: the device has no such backend; the message lists those it has.
@@ -376,10 +354,11 @@ def with_backend(device: DeviceSpec, backend: str) -> DeviceSpec:
 
 
 def get_device(name: str | DeviceSpec) -> DeviceSpec:
-    """The device called ``name``, or ``name:backend`` for kernels of another of its backends
-    (``backends_of``); a ``DeviceSpec`` is returned as it is. ``cpu`` is this
-    machine, measured by NumPy on first use and then read from a file (``costmodel.calibrate``);
-    ``fuseplan`` plans for the CPU as XLA drives it, ``fuseplan.targets.calibrate.local_cpu``.
+    """The device ``name``, or ``name:backend`` with another of its backends (``backends_of``).
+
+    ``cpu`` is this machine: NumPy measures it on first use, and a file keeps the figures
+    (``costmodel.calibrate``). fuseplan uses the rates of XLA instead
+    (``fuseplan.targets.calibrate.local_cpu``). A ``DeviceSpec`` is returned unchanged.
 
     Raises:
         UnknownDeviceError: no such device, or no such backend of it; the message lists all and

@@ -12,7 +12,7 @@ Every tile of the grid loads its blocks, but not every load reaches HBM. Two kin
 A streamed axis is a loop inside a tile: a block that it does not index is loaded before the loop and kept; a
 block that it indexes is loaded again in each pass that reads it. Reads past the edge of an array are masked
 (Triton) or clipped (the DMA of a TPU), so the padding of a block costs no traffic; the padding of an array on
-a TPU does (``costmodel.onchip``). Data that an earlier kernel left in the cache are not counted as a
+a TPU does (``costmodel.memory``). Data that an earlier kernel left in the cache are not counted as a
 saving.
 """
 

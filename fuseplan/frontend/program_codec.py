@@ -78,7 +78,15 @@ def program_from_data(data: Json, graph: Graph) -> Lowered:
             tuple((str(name), int(count)) for name, count in data["without_rule"]),
         )
         _check(program)
-    except (LookupError, TypeError, ValueError, AttributeError, EOFError, ImportError, AssertionError) as error:
+    except (
+        LookupError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        EOFError,
+        ImportError,
+        AssertionError,
+    ) as error:
         written = data.get("jax", "an unknown version") if isinstance(data, Mapping) else "no program"
         raise InvalidPlanError(
             f"plan.program: not a program of JAX {jax.__version__} (written by {written}): "
