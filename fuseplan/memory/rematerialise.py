@@ -33,8 +33,7 @@ from fuseplan.search.grouping import Answer, Grouping
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, operations_of, roots_of, split
 from fuseplan.search.remat.materialise import realised, rewritten
-from fuseplan.search.remat.search import Search
-from fuseplan.search.remat.select import computed_once, worth_again
+from fuseplan.search.remat.search import Search, computed_once, worth_again
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import Work, ended, limit_of
@@ -227,7 +226,7 @@ class MemoryFit:
         results are live over the limit with those worth recomputing for their time; or the latter only.
         """
         graph, scheduler, free = self.lowered.graph, self.scheduler, replace(self.limits, max_peak_bytes=None)
-        few = worth_again(graph, scheduler, once.components, once.groups, free)
+        few = worth_again(graph, scheduler, once.groups, free)
         budget = self._budget(self._work(work.expires_at))
         search = Search(self.planner, budget, work.expires_at, self.clock)
         some = sorted({*few, *self._live_over_limit(fastest.lowered.graph, order).intersection(every.roots)})

@@ -147,7 +147,6 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         tuple(dict.fromkeys(notes)),
         stats,
         replace(certificate, joint=joint),
-        parts.instances,
         frozenset(
             n for kind, nodes in parts.instances if kind in solved and solved[kind].crowded for n in nodes
         ),

@@ -107,11 +107,7 @@ def _prove(
     alive = list(dict.fromkeys([*alive, *best]))
     for mask in best:  # a heuristic's group need not be among the columns
         cost.setdefault(mask, space.total([mask]).time_ps)
-    # A heuristic's group may cost less than the prices of other groups say.
-    holds = all(cost[mask] >= sum(duals[i] for i in bits(mask)) for mask in alive)
-    prices = duals if holds else ()
     forbidden: list[tuple[Mask, ...]] = []
-    rounds = 0
     while len(forbidden) <= LIMITS.max_cuts:
         index = {mask: k for k, mask in enumerate(alive)}
         instance = Instance(
@@ -121,7 +117,6 @@ def _prove(
             tuple(sorted(index[m] for m in best)),
             max(expires_at - space.book.clock(), 0),
             tuple(tuple(sorted(index[m] for m in cut)) for cut in forbidden if index.keys() >= set(cut)),
-            prices,
         )
         try:
             selection = exact_cover(instance)
@@ -134,9 +129,7 @@ def _prove(
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]
         if asked:
-            rounds += 1
-            # Floors that are no good are not asked for one plan at a time.
-            for mask in asked if rounds < LIMITS.max_priced_proofs else [m for m in alive if m in unpriced]:
+            for mask in asked:
                 _price(space, mask, cost, unpriced)
             alive = [mask for mask in alive if mask in cost]
             if selection.status == "OPTIMAL":

@@ -42,7 +42,7 @@ class Remembered:
         self._parts = parts
         self._expires_at = expires_at
         self._solved = budget.solved if budget.solved is not None else set()
-        self._cache = budget.known_solutions if budget.deadline_s > 0 else None
+        self._cache = cache.current() if budget.deadline_s > 0 else None
         self._keys: dict[int, bytes] = {}
         if self._cache is not None:
             for kind, space in enumerate(parts.kinds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from costmodel.graph import Graph
@@ -13,7 +13,6 @@ from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
-from fuseplan.search.cache import SolutionCache, current
 from fuseplan.search.components import (
     Component,
     Crossable,
@@ -49,13 +48,6 @@ class Budget:
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
     """Collects the keys of components that the searches of one planning solve."""
-    cache: SolutionCache | None = None
-    """Solutions of components that were planned before. None: those that the environment asks for."""
-
-    @property
-    def known_solutions(self) -> SolutionCache | None:
-        """``cache``, or that of the environment; None where nothing is remembered."""
-        return current() if self.cache is None else self.cache
 
     @property
     def whole_s(self) -> float:
@@ -65,10 +57,6 @@ class Budget:
     def until(self, expires_at: float) -> Budget:
         """The same with the time that is left until ``expires_at``, by ``time.monotonic``."""
         return replace(self, deadline_s=left_s(expires_at), asked_s=self.whole_s)
-
-
-Components = Sequence[tuple[int, Nodes]]
-"""For each component of a graph, its kind and its nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +71,6 @@ class Grouping:
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """What ``bound_ps`` rests on."""
-    components: Components = ()
-    """Those of the graph, where they are known."""
     crowded: frozenset[int] = frozenset()
     """Nodes of components of which only the plan that was known is, for they have too many groups."""
     repeats: tuple[Nodes, ...] = ()

@@ -72,7 +72,7 @@ def _plan_apart(
         len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
     )
     refusals = parts.crossable.refusals
-    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats, components=parts.instances)
+    return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats)
 
 
 def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list[Mask]:

@@ -205,7 +205,6 @@ class Atoms(Pricing):
                 for note in grouping.notes
             ),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
-            components=tuple([(kind, self.expanded(nodes)) for kind, nodes in grouping.components]),
             crowded=frozenset(self.expanded(grouping.crowded)),
             # A proof about atoms says nothing of their nodes.
             proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,

@@ -49,8 +49,6 @@ class Instance:
     """Wall-clock limit, building and presolving the model included."""
     forbidden: tuple[tuple[int, ...], ...] = ()
     """Combinations of sets that must not all be chosen."""
-    prices: tuple[int, ...] = ()
-    """Of the items, where they are known: no set costs less than its items do together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +80,7 @@ def exact_cover(instance: Instance) -> Selection:
     duals: tuple[int, ...] = (0,) * instance.n_items
     bound = 0
     alive = list(range(len(instance.sets)))
-    gap = _total(instance, instance.hint)[0] - sum(instance.prices) if instance.hint else math.inf
-    if instance.prices and gap <= instance.n_items:
-        # But for rounding no relaxation proves more: what is left is to choose among such covers.
-        duals, bound = instance.prices, sum(instance.prices)
-        alive = [k for k in alive if _reduced_cost(instance, k) <= gap]
-    elif len(instance.sets) > instance.n_items:
+    if len(instance.sets) > instance.n_items:
         relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
         relaxation.solve(expires_at)
         duals, bound = relaxation.duals, relaxation.bound
@@ -232,20 +225,10 @@ def _check(instance: Instance) -> None:
         raise ValueError("costs must not be negative")
     if len({len(cost) for cost in instance.costs}) > 1:
         raise ValueError("every set needs the same number of objectives")
-    if instance.prices:
-        if len(instance.prices) != instance.n_items:
-            raise ValueError(f"{len(instance.prices)} prices but {instance.n_items} items")
-        if any(_reduced_cost(instance, k) < 0 for k in range(len(instance.sets))):
-            raise ValueError("no set may cost less than the prices of its items")
     if instance.hint is not None:
         covered = sorted(i for k in instance.hint for i in instance.sets[k])
         if covered != list(range(instance.n_items)):
             raise ValueError("the hint is not a cover")
-
-
-def _reduced_cost(instance: Instance, k: int) -> int:
-    """How much more set ``k`` costs than the prices of its items."""
-    return instance.costs[k][0] - sum([instance.prices[i] for i in instance.sets[k]])
 
 
 def _n_objectives(instance: Instance) -> int:

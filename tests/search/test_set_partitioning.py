@@ -105,20 +105,6 @@ def test_dual_prices_are_a_proof(instance):
         assert all(relaxation.reduced_costs()[k] >= 0 for k in chosen)
 
 
-@settings(max_examples=200, deadline=None)
-@given(instances())
-def test_known_prices_take_the_place_of_a_relaxation(instance):
-    possible = list(covers(instance))
-    relaxation = Relaxation(instance.sets, [c[0] for c in instance.costs], instance.n_items)
-    relaxation.solve()
-    quickest = min(possible, key=lambda c: (total(instance, c)[0], -total(instance, c)[1]))
-    asked = replace(instance, hint=quickest, prices=relaxation.duals)
-    with pytest.MonkeyPatch.context() as patch:
-        if total(instance, quickest)[0] - relaxation.bound <= instance.n_items:
-            patch.setattr(solver, "Relaxation", None)
-        assert_optimal(asked, exact_cover(asked), possible)
-
-
 def test_dual_prices_are_tight_on_intervals():
     # Sets of neighbours: the relaxation is integral, so the bound is the optimum but for
     # rounding, at most two units an item.
@@ -209,8 +195,6 @@ def test_a_deadline_covers_building_and_presolve(monkeypatch):
         (Instance(((0,),), (), 1), "1 sets but 0 costs"),
         (Instance(((0,), (1,)), ((1,), (1,)), 2, (0,)), "not a cover"),
         (Instance(((0,), (1,)), ((1,), (1, 2)), 2), "same number of objectives"),
-        (Instance(((0,), (1,)), ((1,), (1,)), 2, prices=(1,)), "1 prices but 2 items"),
-        (Instance(((0,), (1,)), ((1,), (1,)), 2, prices=(1, 2)), "less than the prices"),
     ],
 )
 def test_a_malformed_instance_is_named(instance, message):

@@ -70,7 +70,6 @@ def realised(
     answer = replace(
         grouping,
         kernels=tuple(kernels),
-        components=(),
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
         notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),

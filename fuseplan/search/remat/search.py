@@ -1,28 +1,29 @@
-"""What is computed again for some of its readers: a second search, on the graph with copies.
+"""Rematerialisation: plan the graph in which chosen operations have a copy for each reader.
 
-What may be computed again is chosen before (``fuseplan.search.remat.select``), and tried on one of each
-distinct region (``fuseplan.search.remat.search``). Where copies make too many groups of a component, all in
-it is computed once.
+``roots_of`` lists the operations that may be worth computing again. Copies of all of them make several times
+as many groups, so ``worth_again`` keeps those that a trial finds: some kernel of the best plan without copies
+would better compute the value for itself. In the gradient of a GPT-2 block for an H200 these are 7 of 17.
+Where copies still make too many groups of a component, all of its operations are computed once.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
-from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.cache import SolutionCache
+from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, roots_of, split
 from fuseplan.search.remat.materialise import realised
-from fuseplan.search.remat.select import computed_once, sample_of, worth_again
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import LATE
 
@@ -41,20 +42,12 @@ def plan_again(
     """``once``, a plan within ``limits`` in which everything is computed once, or a better one with the
     program that computes some values again. What is proven is proven of the plans that may.
     ``planner`` makes plans within limits."""
-    graph, groups, components = lowered.graph, once.groups, once.components
+    graph, groups = lowered.graph, once.groups
     uncut_s = LIMITS.remat_s_per_node * len(graph.nodes)
     if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
-    # What is found in the sample is recalled for the whole.
-    known = budget.known_solutions
-    budget = replace(budget, cache=SolutionCache() if known is None else known)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
-    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, components, groups, limits))
-    if roots and components and (limits is None or not limits.shapes_groups):
-        sample = clock.time("partition", lambda: sample_of(graph, components, roots))
-        small, some = sample.scheduler(scheduler), sample.here(groups)
-        tried = search(sample.graph, small, some, sample.first(roots), None)
-        roots = sample.everywhere(tried[0].roots) if tried is not None else ()
+    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, groups, limits))
     found = search(graph, scheduler, groups, roots, limits)
     if found is None:
         return Answer(lowered, once, limits)
@@ -128,3 +121,102 @@ class Search:
                 return copies, replace(found, notes=(*found.notes, note))
             crowded = {copies.node[c] for c in found.crowded}
             roots = tuple([n for n in roots if n not in crowded])
+
+
+def computed_once(limits: Resolved | None) -> frozenset[int]:
+    """What nothing may compute again: what must share a kernel."""
+    return frozenset() if limits is None else limits.fused
+
+
+def worth_again(
+    graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None = None
+) -> Nodes:
+    """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
+    kernels that read the result, would better compute for themselves, with the operations that lead there."""
+    roots = roots_of(graph, scheduler.device)
+    if len(roots) <= LIMITS.untried_copies:
+        return roots
+    copies = split(graph, roots, computed_once(limits))
+    return () if copies is None else tuple(sorted(_Trials(copies, scheduler, groups, limits).worthwhile()))
+
+
+class _Trials:
+    """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
+
+    def __init__(
+        self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
+    ) -> None:
+        self._copies, self._graph = copies, copies.graph
+        there = None if limits is None else limits.moved(copies.places)
+        self._book = PriceBook(*limited(copies.graph, Recomputing(copies, scheduler), there))
+        kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
+        self._kernel = [kernel_of[n] for n in copies.node]
+        """For each copy, where its operation is computed."""
+        self._members: list[list[int]] = [[] for _ in groups]
+        for c, g in enumerate(self._kernel):
+            self._members[g].append(c)
+        self._now_ps: dict[int, float] = {}
+        self._roots = frozenset(copies.roots)
+        self._several = {c for c, n in enumerate(copies.node) if copies.copies[n] > 1}
+
+    def worthwhile(self) -> Iterator[int]:
+        found: set[int] = set()
+        for moves in self._moves():
+            wanted = {self._copies.node[c] for moved, _ in moves for c in moved} & self._roots
+            if not wanted <= found and self._extra_ps(moves) < 0:
+                found |= wanted
+        yield from found
+
+    def _moves(self) -> Iterator[list[tuple[list[int], int]]]:
+        """For each root, each way to compute it again: copies, and the kernel that they move to."""
+        of_root: dict[int, list[int]] = defaultdict(list)
+        for c, n in enumerate(self._copies.node):
+            if n in self._roots:
+                of_root[n].append(c)
+        for copies in of_root.values():
+            to: dict[int, list[int]] = defaultdict(list)
+            for c in copies:
+                for reader in {r for v in self._graph.nodes[c].outputs for r in self._graph.consumers[v]}:
+                    if self._kernel[reader] != self._kernel[c]:
+                        to[self._kernel[reader]].append(c)
+            for deep in (False, True):
+                each = [(self._cone(some, g, deep), g) for g, some in to.items()]
+                yield from ([one] for one in each)
+                if len(each) > 1:
+                    yield each
+
+    def _cone(self, copies: Iterable[int], g: int, deep: bool) -> list[int]:
+        """``copies`` with what leads to them and is computed again with them; if ``deep``, with all
+        copies that they need, as far as kernel ``g`` does not compute them anyway."""
+        cone: dict[int, None] = {}
+        waiting = list(copies)
+        while waiting:
+            c = waiting.pop()
+            if c in cone or self._kernel[c] == g:
+                continue
+            cone[c] = None
+            makers = (self._graph.values[v].producer for v in self._graph.nodes[c].inputs)
+            for m in makers:
+                if m in self._several and (deep or self._copies.node[m] not in self._roots):
+                    waiting.append(m)
+        return list(cone)
+
+    def _extra_ps(self, moves: Sequence[tuple[list[int], int]]) -> float:
+        """Picoseconds that the plan takes more after the moves; infinity if it cannot be."""
+        after: dict[int, set[int]] = {}
+        for moved, g in moves:
+            after.setdefault(g, set(self._members[g])).update(moved)
+            for c in moved:
+                source = self._kernel[c]
+                after.setdefault(source, set(self._members[source])).discard(c)
+        extra = 0.0
+        for g, nodes in after.items():
+            if g not in self._now_ps:
+                self._now_ps[g] = self._price_ps(self._members[g])
+            extra += self._price_ps(nodes) - self._now_ps[g]
+        return extra
+
+    def _price_ps(self, nodes: Iterable[int]) -> float:
+        group = tuple(sorted(nodes))
+        price = self._book.price(group) if group else Price(0, 0, 0)
+        return price.time_ps if isinstance(price, Price) else float("inf")
