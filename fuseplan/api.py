@@ -17,6 +17,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
 from fuseplan.public_plan import Plan
 from fuseplan.report.frames import compare_frame, devices_frame
@@ -29,7 +30,7 @@ from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.guarded import Careful, lower_there
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf
-from fuseplan.runtime.screen import BUT_BODIES, RUNS_AS_JAX, may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.screen import may_loop_anywhere, runs_as_jax
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.support.environment import is_checked, is_disabled
@@ -203,7 +204,8 @@ class JitFused:
         if not runs_as_jax(plan):
             return plan
         inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))
-        return replace(plan, notes=(*plan.notes, RUNS_AS_JAX + (BUT_BODIES if inside else "")))
+        kind = NoteKind.RUNS_AS_JAX_BUT_BODIES if inside else NoteKind.RUNS_AS_JAX
+        return replace(plan, notes=(*plan.notes, str(note(kind))))
 
     def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
         """How ``jax.grad`` of this function runs it: the plan of both passes, with respect to all

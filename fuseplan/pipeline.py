@@ -25,7 +25,8 @@ from fuseplan.passes.rewriting import (
     rewritten_programs,
 )
 from fuseplan.plan.attempt import Attempt
-from fuseplan.plan.fusion_plan import FusionPlan, no_longer
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.notes import NoteKind, limit_reached, note
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
@@ -35,7 +36,7 @@ from fuseplan.stages import Planning, until_deadline
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.gc_pause import collector_at_rest
 from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import LATE
+from fuseplan.support.work import Limit
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
 """The names of all passes, in order."""
@@ -72,7 +73,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     plan_one = _Planner(lowered, options, expires_at, clock)
     plan = _certified(plan_one.best(programs).required(), lowered)
     stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
-    plan = replace(plan, notes=(*plan.notes, *notes), stats=stats)
+    plan = replace(plan, notes=(*plan.notes, *map(str, notes)), stats=stats)
     report_plan(plan)
     return plan
 
@@ -81,12 +82,19 @@ def plan_lowered(
     lowered: Lowered, options: Options, clock: Clock | None = None, scheduler: Scheduler | None = None
 ) -> FusionPlan:
     """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
+    return _attempt(lowered, options, clock, scheduler).required()
+
+
+def _attempt(lowered: Lowered, options: Options, clock: Clock | None, scheduler: Scheduler | None) -> Attempt:
     state = Planning(lowered, options, clock or Clock(), time.monotonic() + options.deadline_s, scheduler)
-    for step in PROGRAM_PASSES:
-        step(state)
+    try:
+        for step in PROGRAM_PASSES:
+            step(state)
+    except MemoryLimitError as error:
+        return Attempt(error)
     assert state.plan is not None
     stats = replace(state.plan.stats, seconds=tuple(state.clock.seconds.items()))
-    return replace(state.plan, stats=stats)
+    return Attempt(replace(state.plan, stats=stats), limit_reached(state.notes))
 
 
 _MOST_PROGRAMS = 4
@@ -124,28 +132,25 @@ class _Planner:
             return found
         if is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
             return found.faster(self._attempt(Program(self.traced)))
-        why = LATE if time.monotonic() >= self.expires_at else ""
-        return found.cut_short(why).bound_of("as rewritten")
+        limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else None
+        return found.cut_short(limit).bound_of("as rewritten")
 
     def _of_leaner(self, failed: Attempt) -> Attempt:
-        best, why = failed, failed.ended
+        best, ended_by = failed, failed.ended_by
         programs = leaner_programs(self.traced, self.options)
         for shares, program in zip(range(len(programs), 0, -1), programs, strict=True):
             if program is None or self._needs_more(program):
                 continue
             found = self._attempt(program, shares)
-            why = why or found.ended
+            ended_by = ended_by or found.ended_by
             if found.time_ps < best.time_ps:
                 best = found
-        return best.cut_short(why).bound_of("as rewritten")
+        return best.cut_short(ended_by).bound_of("as rewritten")
 
     def _attempt(self, program: Program, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         options = until_deadline(self.expires_at, self.options, shares)
-        try:
-            return Attempt(plan_lowered(program.lowered, options, self.clock, program.scheduler))
-        except MemoryLimitError as error:
-            return Attempt(error)
+        return _attempt(program.lowered, options, self.clock, program.scheduler)
 
     def _needs_more(self, program: Program) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""
@@ -161,5 +166,5 @@ def _certified(plan: FusionPlan, traced: Lowered) -> FusionPlan:
     name = plan.stats.certified
     if not name or plan.status != "OPTIMAL":
         return replace(plan, stats=replace(plan.stats, certified=""))
-    note = no_longer(name, is_rewritten=plan.graph is not traced.graph)
-    return replace(plan, notes=(*plan.notes, note))
+    kind = NoteKind.AS_FAST if plan.graph is traced.graph else NoteKind.AS_FAST_REWRITTEN
+    return replace(plan, notes=(*plan.notes, str(note(kind, planner=name))))

@@ -16,6 +16,7 @@ from fuseplan.memory.rematerialise import MemoryFit
 from fuseplan.passes.rewriting import may_pack, may_recompute
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.plan.notes import AnyNote, Note, NoteKind, note, worded
 from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
 from fuseplan.schedule.pricing import Pricing
@@ -27,9 +28,8 @@ from fuseplan.search.remat.materialise import with_repeats
 from fuseplan.search.remat.search import plan_again
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
-from fuseplan.support.format import bytes_text
 from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import LATE, Work, limit_of
+from fuseplan.support.work import Limit, Work, limit_of
 from fuseplan.verify.plan import check_plan
 
 
@@ -55,7 +55,7 @@ class Planning:
     answer: Answer | None = None
     """The groups, the program that they are of, and the limits by its nodes."""
     kernels: tuple[Kernel, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[AnyNote, ...] = ()
     plan: FusionPlan | None = None
 
     @property
@@ -176,13 +176,14 @@ def order(state: Planning) -> None:
     )
     state.kernels = ordered.kernels
     if ordered.status != "OPTIMAL" and time.monotonic() >= state.expires_at:
-        state.notes += (f"{LATE} the order that needs the least memory was found",)
+        state.notes += (note(NoteKind.ORDER_CUT, limit=Limit.DEADLINE),)
 
 
 def assemble(state: Planning) -> None:
-    """Make the plan of the kernels, with the notes that a user should read."""
+    """Make the plan of the kernels, with its notes in words."""
     found, options = state.grouping, state.options
     assert state.answer is not None
+    notes = (*_switched_off(options), *_without_rule(state.answer.lowered), *state.notes)
     plan = FusionPlan(
         graph=state.graph,
         device=options.device,
@@ -191,7 +192,7 @@ def assemble(state: Planning) -> None:
         refusals=found.refusals,
         status=found.status,
         bound_ps=found.bound_ps,
-        notes=(*_switched_off(options), *_without_rule(state.answer.lowered), *state.notes),
+        notes=worded(notes, state.graph),
         stats=found.stats,
         features=options.features,
         proof=found.proof,
@@ -230,20 +231,17 @@ def until_deadline(expires_at: float, options: Options, shares: int = 1) -> Opti
 def _with_limits(plan: FusionPlan, limits: Resolved) -> FusionPlan:
     """``plan`` with notes on what of the constraints it does not hold to."""
     if isinstance(get_planner(plan.planner), ProgramPlanner):
-        note = f"constraints do not hold: the planner {plan.planner!r} decides nothing"
-        return replace(plan, notes=(*plan.notes, note))
+        told = note(NoteKind.UNCONSTRAINED, planner=plan.planner)
+        return replace(plan, notes=(*plan.notes, str(told)))
     notes = []
     if plan.planner == "unfused" and limits.together:
-        notes.append("must_fuse does not hold: the planner 'unfused' leaves every operation by itself")
+        notes.append(note(NoteKind.MUST_FUSE_IGNORED))
         limits = replace(limits, together=())
     most = limits.max_peak_bytes
     if most is not None and decides_nothing(plan.planner) and plan.peak_bytes > most:
-        notes.append(
-            f"temporaries occupy {bytes_text(plan.peak_bytes)} at the peak, more than max_peak_bytes allows "
-            f"({bytes_text(most)}): the planner 'unfused' decides nothing"
-        )
+        notes.append(note(NoteKind.PEAK_IGNORED, peak_bytes=plan.peak_bytes, most_bytes=most))
         limits = replace(limits, max_peak_bytes=None)
-    return replace(plan, constraints=limits, notes=(*plan.notes, *notes))
+    return replace(plan, constraints=limits, notes=(*plan.notes, *map(str, notes)))
 
 
 def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
@@ -265,14 +263,11 @@ def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Groupi
     return found
 
 
-def _switched_off(options: Options) -> tuple[str, ...]:
+def _switched_off(options: Options) -> tuple[Note, ...]:
     names = options.features.switched_off
-    return (f"switched off: {', '.join(names)}",) if names else ()
+    return (note(NoteKind.SWITCHED_OFF, features=", ".join(names)),) if names else ()
 
 
-def _without_rule(lowered: Lowered) -> tuple[str, ...]:
-    return tuple(
-        f"{name} has no rule: {count} of them left to XLA as opaque steps "
-        "(fuseplan.register_rule declares one)"
-        for name, count in lowered.without_rule
-    )
+def _without_rule(lowered: Lowered) -> tuple[Note, ...]:
+    left = lowered.without_rule
+    return tuple(note(NoteKind.WITHOUT_RULE, operation=name, count=count) for name, count in left)

@@ -26,12 +26,13 @@ from fuseplan.memory.liveness import live_ranges, profile
 from fuseplan.memory.order import Order, OrderOptions, minimise_peak
 from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import AnyNote, Note, NoteKind, limit_reached, note
 from fuseplan.planners import PlanGroups
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing, PricingWrapper
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.grouping import Budget, Grouping
 from fuseplan.support.errors import MemoryLimitError, Verdict
-from fuseplan.support.work import Work, ended, limit_of
+from fuseplan.support.work import Limit, Work, limit_of
 
 SURCHARGE_UNIT_BYTES = 2**20
 """A surcharge is an integer number of picoseconds for this many bytes."""
@@ -174,15 +175,18 @@ def plan_within(
             )
     least_bytes = plan_peak_bound(graph, priced.book, math.inf)
     shared = replace(budget, work=work)
+    ended_by = limit_reached(fastest.notes)
     search = _SurchargeSearch(
-        graph, priced, shared, plan_groups, max_peak_bytes, work, order, ended(fastest.notes), options
+        graph, priced, shared, plan_groups, max_peak_bytes, work, order, ended_by, options
     )
     found = search.run(order)
-    why = work.why if work.is_over else search.ended
+    ended_by = work.ended_by if work.is_over else search.ended_by
     if found is None:
-        raise MemoryLimitError(max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps, why)
+        raise MemoryLimitError(
+            max_peak_bytes, search.lowest.peak_bytes, least_bytes, fastest.bound_ps, ended_by
+        )
     answer = _answer(fastest, order, found, max_peak_bytes, fastest.bound_ps)
-    return replace(answer, notes=noted(answer.notes, why))
+    return replace(answer, notes=noted(answer.notes, ended_by))
 
 
 def order_within(graph: Graph, kernels: Sequence[Kernel], max_peak_bytes: int) -> Order:
@@ -198,31 +202,29 @@ def _answer(
 ) -> Grouping:
     """``best`` in place of the fastest plan, with a note on the cost of the limit."""
     time_ps = time_of(best.kernels)
-    note = slowed(time_of(fastest.kernels), before.peak_bytes, time_ps, max_peak_bytes)
+    cost = cost_note(time_of(fastest.kernels), before.peak_bytes, time_ps, max_peak_bytes)
     return replace(
         fastest.uncertified(),
         kernels=best.kernels,
         status="OPTIMAL" if bound_ps == time_ps else "FEASIBLE",
         bound_ps=bound_ps,
-        notes=(*fastest.notes, note),
+        notes=(*fastest.notes, cost),
     )
 
 
-def noted(notes: tuple[str, ...], why: str) -> tuple[str, ...]:
-    """``notes`` with one that the search within the limit was cut short by ``why``, one of ``ENDED``, unless
-    they say that already."""
-    if not why or ended(notes):
+def noted(notes: tuple[AnyNote, ...], ended_by: Limit | None) -> tuple[AnyNote, ...]:
+    """``notes`` with one on the limit that cut short the search within the limit of memory, unless they name
+    one already."""
+    if ended_by is None or limit_reached(notes) is not None:
         return notes
-    return (*notes, f"{why} all plans within the limit of memory had been tried")
+    return (*notes, note(NoteKind.MEMORY_CUT, limit=ended_by))
 
 
-def slowed(fastest_ps: int, fastest_bytes: int, time_ps: int, max_peak_bytes: int) -> str:
-    """A note on the cost of the limit."""
-    extra_ps = max(time_ps - fastest_ps, 0)
-    slower = f"{extra_ps / fastest_ps:.1%}".replace("%", " %") if fastest_ps else "0 %"
-    return (
-        f"the limit of {max_peak_bytes:,} bytes makes the plan {slower} slower: the fastest one "
-        f"needs {fastest_bytes:,} bytes"
+def cost_note(fastest_ps: int, fastest_bytes: int, time_ps: int, max_peak_bytes: int) -> Note:
+    """The note on the time that the limit costs."""
+    percent = 100 * max(time_ps - fastest_ps, 0) / max(fastest_ps, 1)
+    return note(
+        NoteKind.MEMORY_COST, limit_bytes=max_peak_bytes, percent=percent, fastest_bytes=fastest_bytes
     )
 
 
@@ -243,8 +245,8 @@ class _SurchargeSearch:
     work: Work
     lowest: Order
     """The plan of the lowest peak so far."""
-    ended: str
-    """Which limit has cut a plan short (``fuseplan.support.work.ENDED``), if one has."""
+    ended_by: Limit | None
+    """The limit that has cut a plan short, if one has."""
     options: LimitOptions
     best: Order | None = None
     """The fastest plan that fits."""
@@ -293,7 +295,7 @@ class _SurchargeSearch:
         self.priced.ps_per_unit = ps_per_unit
         left = self.budget.until(self.work.expires_at)
         found = self.plan_groups(self.graph, self.priced, left)
-        self.ended = self.ended or ended(found.notes)
+        self.ended_by = self.ended_by or limit_reached(found.notes)
         kernels = self.priced.without_surcharge(found.kernels)
         order = order_within(self.graph, kernels, self.max_peak_bytes)
         self._keep(order)

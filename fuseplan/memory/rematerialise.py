@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, replace
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
-from fuseplan.memory.limit import live_over_limit, noted, order_within, slowed
+from fuseplan.memory.limit import cost_note, live_over_limit, noted, order_within
 from fuseplan.memory.liveness import live_ranges, profile
 from fuseplan.memory.order import Order, minimise_peak
 from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import limit_reached, renumbered
 from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, PlanGroups
 from fuseplan.schedule.pricing import PriceBook
@@ -36,7 +37,7 @@ from fuseplan.search.remat.materialise import realised, rewritten
 from fuseplan.search.remat.search import Search, computed_once, worth_again
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Work, ended, limit_of
+from fuseplan.support.work import Limit, Work, first_reached, limit_of
 
 SMALL_OPERAND = 16
 """An operand that is this many times smaller than the value may be kept live to recompute the value."""
@@ -115,8 +116,8 @@ class MemoryFit:
     max_peak_bytes: int
     options: Options
     clock: Clock
-    cut: list[str] = field(default_factory=list)
-    """The notes of all plans that were made, and the reasons why searches were cut short."""
+    reached: list[Limit | None] = field(default_factory=list)
+    """The limits that cut short the searches for plans, found or not."""
 
     def plan(self, once: Grouping, fastest: Answer) -> Answer:
         """The fastest plan found that fits.
@@ -147,24 +148,26 @@ class MemoryFit:
             found.append(self._attempt(attempt, self._work(expires_at, share)))
             if isinstance(found[-1], Answer) and found[-1].grouping.time_ps <= fastest.grouping.time_ps:
                 break  # The limit costs nothing.
-        why = ended((*fastest.grouping.notes, *self.cut))
+        ended_by = first_reached((limit_reached(fastest.grouping.notes), *self.reached))
         answers = [answer for answer in found if isinstance(answer, Answer)]
         if not answers:
             smallest = [error.smallest_bytes for error in found if isinstance(error, MemoryLimitError)]
             least = min(order.peak_bytes, *smallest)
-            raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps, why)
+            raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps, ended_by)
         best = min(answers, key=lambda answer: answer.grouping.time_ps)
         bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
         if best.lowered is not self.lowered and (proof is None or not proof.roots):
             bound_ps = proof = None  # They hold for plans without rematerialisation.
         before, time_ps = fastest.grouping.uncertified(), best.grouping.time_ps
         proven = bound_ps is not None and bound_ps >= time_ps
+        here, there = (operations_of(answer.lowered.graph) for answer in (fastest, best))
+        notes = renumbered(before.notes, lambda n: there.index(here[n]))
         grouping = replace(
             before,
             kernels=best.grouping.kernels,
             status="OPTIMAL" if proven else "FEASIBLE",
             bound_ps=time_ps if proven else bound_ps,
-            notes=noted((*before.notes, slowed(before.time_ps, order.peak_bytes, time_ps, most)), why),
+            notes=noted((*notes, cost_note(before.time_ps, order.peak_bytes, time_ps, most)), ended_by),
             refusals=best.grouping.refusals,
             proof=proof,
         )
@@ -185,7 +188,7 @@ class MemoryFit:
         try:
             return plan(work)
         except MemoryLimitError as error:
-            self.cut.append(error.ended)
+            self.reached.append(error.ended_by)
             return error
 
     def _rewritten(self, every: Copies, fastest: Answer, work: Work) -> Answer | None:
@@ -196,7 +199,7 @@ class MemoryFit:
         for _ in range(MAX_REWRITES):
             order = minimise_peak(answer.lowered.graph, answer.grouping.kernels)
             if free.is_over:
-                self.cut.append(free.why)
+                self.reached.append(free.ended_by)
                 break
             if order.peak_bytes >= lowest:
                 break
@@ -214,7 +217,7 @@ class MemoryFit:
 
     def _planned(self, lowered: Lowered, limits: Resolved, work: Work) -> Answer:
         grouping = self.planner(limits)(lowered.graph, self._schedule(lowered), self._budget(work))
-        self.cut.extend(grouping.notes)
+        self.reached.append(limit_reached(grouping.notes))
         return Answer(lowered, grouping, limits)
 
     def _duplicated(
@@ -232,7 +235,7 @@ class MemoryFit:
         some = sorted({*few, *self._live_over_limit(fastest.lowered.graph, order).intersection(every.roots)})
         for roots in dict.fromkeys((every.roots, tuple(some), few)):
             found = search(graph, scheduler, once.groups, roots, free)
-            self.cut.extend(() if found is None else found[1].notes)
+            self.reached.append(None if found is None else limit_reached(found[1].notes))
             if found is not None and found[1].time_ps <= fastest.grouping.time_ps:
                 break
         if found is None:
@@ -241,7 +244,7 @@ class MemoryFit:
         plan_groups = self.planner(self.limits.moved(copies.places))
         budget = replace(self._budget(work), known=copies.lifted(once.groups))
         grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
-        self.cut.extend(grouping.notes)
+        self.reached.append(limit_reached(grouping.notes))
         program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
         return Answer(program, grouping, self.limits.moved(places))
 

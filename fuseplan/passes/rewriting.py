@@ -18,6 +18,7 @@ from fuseplan.passes.estimate import UndecidedError, quick_ps
 from fuseplan.passes.recompute_large import recompute
 from fuseplan.passes.recompute_streams import along_streams, with_less_memory
 from fuseplan.passes.split_reductions import split_sums
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.planners import decides_nothing
 from fuseplan.schedule.nests.offered import least_bytes
@@ -46,7 +47,7 @@ class Program:
 
 def rewritten_programs(
     lowered: Lowered, options: Options, clock: Clock, expires_at: float
-) -> tuple[list[Program], tuple[str, ...]]:
+) -> tuple[list[Program], tuple[Note, ...]]:
     """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
 
     ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
@@ -61,7 +62,7 @@ def rewritten_programs(
         until = time.monotonic() + left_s(expires_at) / 2
         work = Work(limit_of(options.deadline_s) // 2, expires_at=until)
         found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
-        notes = (f"{work.why} all rewritten programs had been tried",) if work.is_over else ()
+        notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if work.is_over else ()
         return [_possible(found, options) or traced], notes
     min_bytes = least_bytes(options.device)
     base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
@@ -111,12 +112,12 @@ def _has_streams(options: Options) -> bool:
     return may_recompute(options) and options.features.loop_nests
 
 
-def _no_time(options: Options, lowered: Lowered) -> tuple[str, ...]:
+def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
     """A note where the deadline is too short to rewrite a program for kernels."""
     n_nodes = len(lowered.graph.nodes)
     if options.deadline_s >= _STREAMS_S * n_nodes:
         return ()
-    return (f"a deadline of {options.deadline_s:g} s leaves no time to rewrite {n_nodes:,} operations",)
+    return (note(NoteKind.NO_TIME_TO_REWRITE, deadline_s=options.deadline_s, count=n_nodes),)
 
 
 def may_pack(options: Options) -> bool:

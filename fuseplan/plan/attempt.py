@@ -6,8 +6,9 @@ import math
 from dataclasses import dataclass, replace
 
 from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import ended
+from fuseplan.support.work import Limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,8 @@ class Attempt:
     """The plan of a program, or the reason why it has none within a limit of memory."""
 
     outcome: FusionPlan | MemoryLimitError
+    cut_by: Limit | None = None
+    """The limit that cut the search for the plan short, if one did."""
 
     @property
     def plan(self) -> FusionPlan | None:
@@ -27,9 +30,9 @@ class Attempt:
         return math.inf if self.plan is None else self.plan.objective_ps
 
     @property
-    def ended(self) -> str:
-        """Which limit cut the search short (one of ``fuseplan.support.work.ENDED``), or an empty text."""
-        return ended(self.outcome.notes) if isinstance(self.outcome, FusionPlan) else self.outcome.ended
+    def ended_by(self) -> Limit | None:
+        """The limit that cut the search short, for the plan or in vain."""
+        return self.outcome.ended_by if isinstance(self.outcome, MemoryLimitError) else self.cut_by
 
     def required(self) -> FusionPlan:
         """The plan.
@@ -48,7 +51,7 @@ class Attempt:
         if isinstance(self.outcome, MemoryLimitError) and isinstance(other.outcome, MemoryLimitError):
             return replace(self, outcome=self.outcome.joined(other.outcome))
         best, loser = (other, self) if other.time_ps < self.time_ps else (self, other)
-        best = best.cut_short(loser.ended)
+        best = best.cut_short(loser.ended_by)
         plan = best.plan
         assert plan is not None, "one of the two is a plan, and takes less than forever"
         bound_ps = plan.bound_ps
@@ -70,17 +73,17 @@ class Attempt:
             return self
         return replace(self, outcome=replace(self.plan, stats=replace(self.plan.stats, bound_of=form)))
 
-    def cut_short(self, why: str) -> Attempt:
-        """The same with a note that a limit (``fuseplan.support.work.ENDED``) cut the search of an equivalent
-        program short, if one did and nothing says so yet."""
-        if not why or self.ended:
+    def cut_short(self, limit: Limit | None) -> Attempt:
+        """The same with a note that ``limit`` cut the search of an equivalent program short, if one did and
+        nothing says so yet."""
+        if limit is None or self.ended_by is not None:
             return self
-        if isinstance(self.outcome, MemoryLimitError):
-            found = self.outcome
+        found = self.outcome
+        if isinstance(found, MemoryLimitError):
             numbers = found.limit_bytes, found.smallest_bytes, found.least_bytes, found.bound_ps
-            return replace(self, outcome=MemoryLimitError(*numbers, why))
-        note = f"{why} all equivalent programs had been searched"
-        return replace(self, outcome=replace(self.outcome, notes=(*self.outcome.notes, note)))
+            return Attempt(MemoryLimitError(*numbers, limit))
+        told = str(note(NoteKind.PROGRAMS_CUT, limit=limit))
+        return Attempt(replace(found, notes=(*found.notes, told)), limit)
 
 
 def _lower(one: int | None, other: int | None) -> int | None:

@@ -55,12 +55,6 @@ class PlanStats:
     alone, since the other was not searched; else empty."""
 
 
-def no_longer(planner: str, *, is_rewritten: bool) -> str:
-    """The note of a proven plan that a simpler planner's plan of the same program takes no longer."""
-    program = " of the same rewritten program" if is_rewritten else ""
-    return f"{planner}'s plan{program} takes no longer, and by the proof none is faster"
-
-
 @dataclass(frozen=True, slots=True)
 class FusionPlan:
     """A partition of a graph's nodes into kernels, in an order that can run."""

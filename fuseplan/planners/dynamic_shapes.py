@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from costmodel.graph import Graph
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
@@ -62,7 +63,7 @@ class DynamicShapes:
         >>> plan = fuseplan.make_plan(lambda x: jnp.exp(x) + 1, device="h200", planner="nnc_dynamic")
         >>> for rows in (8, 16):
         ...     print(plan(jax.ShapeDtypeStruct((rows, 128), "float32")).notes[-1])
-        fused for s0 = 8, s1 = 128, and for all sizes of which 2 guards hold
+        fused for s0 = 8, s1 = 128, and for all sizes for which 2 guards hold
         fused before for other sizes: the guards hold for s0 = 16, s1 = 128
     """
 
@@ -76,7 +77,7 @@ class DynamicShapes:
         fitting = next((plan for plan in known if plan.refuse(graph) is None), None)
         if fitting is not None:
             grouping = plan_decided(graph, pricing, lambda book: fitting.groups)
-            note = f"fused before for other sizes: the guards hold for {_text(fitting.sizes(graph))}"
+            told = note(NoteKind.GUARDS_HOLD, sizes=_text(fitting.sizes(graph)))
         else:
             decided: list[Nodes] = []
 
@@ -86,10 +87,9 @@ class DynamicShapes:
 
             grouping = plan_decided(graph, pricing, decide)
             plan = SymbolicPlan(tuple(decided), symbolic_dims(graph))
-            guards = sum(map(len, plan.dims))
-            note = f"fused for {_text(plan.sizes(graph))}, and for all sizes of which {guards} guards hold"
+            told = note(NoteKind.GUARDED, sizes=_text(plan.sizes(graph)), guards=sum(map(len, plan.dims)))
             known.append(plan)
-        return replace(grouping, notes=(*grouping.notes, note))
+        return replace(grouping, notes=(*grouping.notes, told))
 
 
 def _guard(size: int, dim: int | str, sizes: Mapping[str, int]) -> str | None:

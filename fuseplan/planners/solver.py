@@ -25,17 +25,20 @@ from dataclasses import replace
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.plan.notes import Note, NoteKind, limit_reached, note
 from fuseplan.schedule.pricing import PriceBook, Pricing
-from fuseplan.schedule.shared_operands import MAX_PORTS, NOT_SEARCHED
+from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import Starts, as_fast, make_proof, solve_component
 from fuseplan.search.component_cache import Remembered
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart
 from fuseplan.search.joint import join
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.result import MANY_NOTES, UNUSABLE, Solved
+from fuseplan.search.result import Solved
 from fuseplan.support.errors import FuseplanWarning
-from fuseplan.support.format import time_text
-from fuseplan.support.work import ENDED, LATE, SPENT, Work, ended, limit_of
+from fuseplan.support.work import Limit, Work, limit_of
+
+_MANY_NOTES = 3
+"""Notes on components that one limit left unproven, above which one note counts them."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -110,13 +113,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     if hubs:
         # Of any plan of the graph, in that space or not.
         least_ps = book.floor(tuple(range(len(graph.nodes))))
-        notes.append(
-            f"a scalar that ties more than {MAX_PORTS} operations together is passed between their kernels: "
-            f"{NOT_SEARCHED} take at least {time_text(least_ps / 1e6)} µs"
-        )
+        notes.append(note(NoteKind.SCALAR_SPLIT, most=MAX_PORTS, least_ps=least_ps))
     if budget.deadline_s <= 0:
-        notes.insert(0, "the deadline is 0: this is the better of the heuristic plans")
-    elif joint_note:
+        notes.insert(0, note(NoteKind.DEADLINE_ZERO))
+    elif joint_note is not None:
         notes.append(joint_note)
     _warn_of_failures(notes)
     certified = ""
@@ -125,8 +125,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             slower = cache.slower()
             certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
             cache.add_slower(slower)
-    if budget.deadline_s > 0 and book.clock() >= expires_at and not ended(notes):
-        notes.append(f"{SPENT if book.work.is_spent else LATE} the search had ended")
+    if budget.deadline_s > 0 and book.clock() >= expires_at and limit_reached(notes) is None:
+        notes.append(note(NoteKind.SEARCH_CUT, limit=book.work.ended_by))
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
@@ -153,18 +153,18 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     )
 
 
-def _summed(notes: list[str]) -> list[str]:
+def _summed(notes: list[Note]) -> list[Note]:
     """``notes`` with one in the place of many about the deadline, or about counted work."""
-    for why in ENDED:
-        late = [note for note in notes if note.startswith(why)]
-        if len(late) > MANY_NOTES:
+    for limit in Limit:
+        late = [n for n in notes if n.limit is limit]
+        if len(late) > _MANY_NOTES:
             notes = [n for n in notes if n not in late[1:]]
-            notes.append(f"{why} {len(late) - 1} other kinds of parts were proven")
+            notes.append(note(NoteKind.OTHERS_UNPROVEN, limit=limit, count=len(late) - 1))
     return notes
 
 
-def _warn_of_failures(notes: Sequence[str]) -> None:
-    failed = [note for note in notes if note.startswith(UNUSABLE)]
+def _warn_of_failures(notes: Sequence[Note]) -> None:
+    failed = [n for n in notes if n.kind is NoteKind.SOLVER_FAILED]
     if failed:
         warnings.warn(
             f"{failed[0]}; the plan is the better of the heuristic ones where it was needed. "

@@ -19,12 +19,12 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import Rewriter
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes
 from fuseplan.planners.hlo.compiled import compiled_kernels
 from fuseplan.planners.hlo.kernels import HloKernel
 from fuseplan.schedule.spec import whole_array_spec
 from fuseplan.search.grouping import Grouping, Stopwatch
-from fuseplan.support.format import bytes_text
 
 
 def plan_program(lowered: Lowered, device: DeviceSpec) -> tuple[Lowered, Grouping]:
@@ -84,29 +84,21 @@ def _kernel(graph: Graph, device: DeviceSpec, nodes: tuple[int, ...], compiled: 
     return Kernel(spec, estimate(graph, spec, device))
 
 
-def _notes(kernels: tuple[HloKernel, ...], placed: Placed) -> tuple[str, ...]:
-    """Which share of XLA's kernels was mapped, and what became of the rest."""
+def _notes(kernels: tuple[HloKernel, ...], placed: Placed) -> tuple[Note, ...]:
+    """The notes on the share of XLA's kernels that is matched with operations, and on the others."""
     if not kernels:
-        return ("XLA launches nothing",)
+        return (note(NoteKind.XLA_NOTHING),)
     mapped = [kernel for kernel in kernels if kernel.touches]
     moved, of_mapped = (sum(kernel.moved_bytes for kernel in some) for some in (kernels, mapped))
     share = of_mapped / moved if moved else len(mapped) / len(kernels)
-    found = [
-        f"{len(mapped)} of XLA's {len(kernels)} kernels are matched with operations: they move "
-        f"{100 * share:.0f} % of the bytes"
-    ]
+    found = [note(NoteKind.XLA_MATCHED, matched=len(mapped), count=len(kernels), percent=100 * share)]
     used = {place for several in placed.places for place in several}
     beside = sum((k, len(placed.places)) not in used for k in range(len(kernels)))
     if not used:
-        found.append(f"no kernel of this plan is charged with what they move, {bytes_text(moved)}")
+        found.append(note(NoteKind.XLA_UNCHARGED, moved_bytes=moved))
     elif beside:
-        found.append(
-            f"{beside} of XLA's kernels, copies and auxiliary steps, are counted with those that they serve"
-        )
+        found.append(note(NoteKind.XLA_SERVANTS, count=beside))
     on_chip = sum(kernel.on_chip_bytes for kernel in kernels)
     if on_chip:
-        found.append(
-            f"operands and results of {bytes_text(on_chip)} lie on chip in XLA's program, and cost here what "
-            "they would in HBM, as in every plan"
-        )
+        found.append(note(NoteKind.XLA_ON_CHIP, on_chip_bytes=on_chip))
     return tuple(found)

@@ -28,13 +28,13 @@ from fuseplan.pipeline import plan_traced
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import kernel_name
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_refused
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.remat.duplicates import operations_of
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
-from fuseplan.support.format import bytes_text
 from fuseplan.support.lru import LruCache
 from fuseplan.verify.plan import check_plan
 
@@ -167,11 +167,16 @@ def plan_accepted(
             again = _planned(traced, tightened)
         if again is None:
             plan = _without(plan, {kernel.spec.nodes for kernel, _ in refused})
-            notes.append(f"{len(refused)} refused kernels are left to XLA")
+            notes.append(str(note(NoteKind.REFUSED_LEFT, count=len(refused))))
             break
         plan = again
         kept_apart = tightened.constraints != before.constraints
-        notes.append(f"planned anew {'with it kept apart' if kept_apart else f'for {plan.device.name}'}")
+        told = (
+            note(NoteKind.REPLANNED_APART)
+            if kept_apart
+            else note(NoteKind.REPLANNED, device=plan.device.name)
+        )
+        notes.append(str(told))
     if notes:
         notes = list(dict.fromkeys(notes))
         stats = replace(plan.stats, refused=count, replans=replans)
@@ -283,8 +288,8 @@ def _without(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
 
 
 def _note(graph: Graph, kernel: Kernel, refusal: Refusal) -> str:
-    why = refusal.said
-    if refusal.needed_bytes:
-        needed, available = bytes_text(refusal.needed_bytes), bytes_text(refusal.available_bytes)
-        why = f"it needs {needed} on chip, and has {available}"
-    return f"the compiler refused the kernel {kernel_name(graph, kernel.spec.nodes)}: {why}"
+    name = kernel_name(graph, kernel.spec.nodes)
+    if not refusal.needed_bytes:
+        return str(note(NoteKind.REFUSED, kernel=name, reason=refusal.said))
+    needed, room = refusal.needed_bytes, refusal.available_bytes
+    return str(note(NoteKind.REFUSED_ON_CHIP, kernel=name, needed_bytes=needed, room_bytes=room))

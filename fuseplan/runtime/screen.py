@@ -27,11 +27,6 @@ from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
 from fuseplan.settings import with_figures
 
-RUNS_AS_JAX = (
-    "a call runs jax.jit's own program: no tiled loop gains here, and XLA groups the rest as it likes"
-)
-BUT_BODIES = "; bodies of loops and branches are planned by themselves"
-
 
 def is_screened(options: Options) -> bool:
     """Whether a program without offers may be left unplanned under ``options``. It may not with constraints

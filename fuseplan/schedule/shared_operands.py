@@ -65,10 +65,6 @@ a single row needs 3 (its mean is made once and read twice). Groups that meet on
 would be horizontal fusion, and their number is exponential in the number of parameters: of those, only
 packs are searched (``fuseplan.search.horizontal.rules``)."""
 
-NOT_SEARCHED = "plans that fuse across it were not searched, and"
-ONLY_PACKS = "of plans that fuse across it only packs were searched; others"
-"""What a note says of the rest."""
-
 
 @dataclass(frozen=True, slots=True)
 class Hubs:

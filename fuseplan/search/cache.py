@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.calibrate import cache_path
+from fuseplan.plan.notes import Note
 from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
 from fuseplan.support.lru import LruCache
 
-SCHEMA = 4
+SCHEMA = 5
 """Of keys and entries: raised with every change of what they say."""
 
 MAX_ENTRIES = 4096
@@ -49,7 +50,8 @@ class Entry:
     duals: tuple[int, ...] = ()
     candidates: int = 1
     """How many groups were looked at."""
-    note: str = ""
+    note: Note | None = None
+    """About a position in the place of a node."""
     refusals: tuple[Refusal, ...] = ()
     slower: tuple[str, ...] = ()
     """Heuristics that are known to lose to ``bound_ps``."""
@@ -69,7 +71,7 @@ class Entry:
                 "optimal": self.optimal,
                 "duals": self.duals,
                 "candidates": self.candidates,
-                "note": self.note,
+                "note": self.note and self.note.to_data(),
                 "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
                 "slower": self.slower,
                 "crowded": self.crowded,
@@ -93,7 +95,7 @@ class Entry:
                 read["optimal"],
                 tuple(map(_integer, read["duals"])),
                 _integer(read["candidates"]),
-                _text(read["note"]),
+                None if read["note"] is None else Note.from_data(read["note"]),
                 tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
                 tuple(map(_text, read["slower"])),
                 read["crowded"] is True,

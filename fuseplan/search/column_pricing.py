@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from fuseplan.plan.notes import NoteKind
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.heuristics import better, heuristic_plan
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
+from fuseplan.search.result import FAILURES, Solved, ended_note, failure, part_note
 from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
@@ -138,10 +139,9 @@ def _prove(
         cycles = cyclic_sets(space.followers(chosen))
         if not cycles:
             optimal = selection.status == "OPTIMAL"
-            note = "" if optimal else ended_note(space, selection.is_late)
+            note = None if optimal else ended_note(space, selection.is_late)
             return Solved(chosen, bound, optimal, cost, duals, note)
         after = space.successors(chosen)
         for cycle in cycles:
             forbidden.append(tuple(chosen[g] for g in shortest_cycle(after, cycle)))
-    note = f"{space.n} operations from {where(space)} on kept waiting for each other: heuristic groups"
-    return Solved(best, bound, False, cost, duals, note)
+    return Solved(best, bound, False, cost, duals, part_note(NoteKind.CYCLIC, space))

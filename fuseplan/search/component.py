@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.plan.certificate import Part, Proof
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
@@ -19,11 +20,10 @@ from fuseplan.search.heuristics import (
 )
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_moves, absorb_renames
-from fuseplan.search.result import FAILURES, Solved, ended_note, failure, where
+from fuseplan.search.result import FAILURES, Solved, ended_note, failure, part_note
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.digraph import cyclic_sets
-from fuseplan.support.work import ENDED
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
@@ -62,11 +62,12 @@ class Starts:
                 self._cut.add((kind, name))
         return self._made[kind, name]
 
-    def named(self, kind: int, name: str) -> str:
-        """How a note calls the plan that ``best`` returns with ``name``."""
-        return (
-            f"{name}'s plan, which the deadline cut short," if (kind, name) in self._cut else f"{name}'s plan"
-        )
+    def used(self, kind: int, name: str, unproven: Note) -> Note:
+        """The note ``unproven`` of a component for which the plan is used that ``best`` returns with
+        ``name``."""
+        partial = (kind, name) in self._cut
+        which = NoteKind.UNPROVEN_PARTIAL if partial else NoteKind.UNPROVEN_HEURISTIC
+        return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
 
     def given(self, kind: int) -> list[Mask] | None:
         """What was known before, of a component that has copies."""
@@ -107,9 +108,8 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
         return Solved([space.everything], space.floor_ps, True)
     if space.book.clock() >= expires_at:
         known, name = starts.best(kind)
-        plan = starts.named(kind, name)
-        note = f"{ended_note(space)}: {plan} stands there" if budget.deadline_s > 0 else ""
-        return Solved(known, space.floor_ps, False, note=note)
+        told = starts.used(kind, name, ended_note(space)) if budget.deadline_s > 0 else None
+        return Solved(known, space.floor_ps, False, note=told)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(kind)
     folded = _folded(space, given, small) if given is not None else None
@@ -129,11 +129,11 @@ def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float
         # A plan that is not proven is no slower than the heuristics' plans, as far as these were made.
         known, name = starts.best(kind)
         solved.groups = better(space, solved.groups, known)
-        if solved.groups == known and solved.note.startswith(ENDED):
-            solved.note += f": {starts.named(kind, name)} stands there"
+        if solved.groups == known and solved.note is not None and solved.note.kind is NoteKind.UNPROVEN:
+            solved.note = starts.used(kind, name, solved.note)
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # However it was found, nothing is faster.
-            solved.optimal, solved.note, solved.columns, solved.duals = True, "", {}, ()
+            solved.optimal, solved.note, solved.columns, solved.duals = True, None, {}, ()
     return solved
 
 
@@ -185,9 +185,8 @@ def _solve_space(
     if crowds and not found.complete:
         if space.book.clock() >= expires_at:
             return Solved(best, floor_ps, False, note=ended_note(space))
-        what = f"{space.n} operations from {where(space)} on, with copies,"
-        note = f"{what} have more than {LIMITS.max_groups_with_copies:,} legal groups"
-        return Solved(best, floor_ps, False, note=note, crowded=True)
+        told = part_note(NoteKind.TOO_MANY_COPIES, space, most=LIMITS.max_groups_with_copies)
+        return Solved(best, floor_ps, False, note=told, crowded=True)
     if not found.complete:
         best = better(space, best, heuristic() or heuristic_plan(space))
         watch.lap("heuristics")
@@ -206,11 +205,12 @@ def _solve_space(
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
             # Groups that were not enumerated in time need not be too many.
             is_late = space.book.clock() >= expires_at
-            result.note = ended_note(space) if is_late else _too_many_note(space, most)
+            too_many = part_note(NoteKind.SOME_GROUPS, space, most=most)
+            result.note = ended_note(space) if is_late else too_many
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
-        result.optimal, result.note = True, ""
+        result.optimal, result.note = True, None
         if not found.complete:  # not what a joint search may rely on
             result.columns, result.duals = {}, ()
     return result
@@ -222,11 +222,6 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         return search(space, tuple(dict.fromkeys(columns)), best, expires_at)
     except FAILURES as error:
         return Solved(best, 0, False, note=failure(error), steady=False)
-
-
-def _too_many_note(space: Space, max_groups: int) -> str:
-    count = f"more than {max_groups:,} legal groups"
-    return f"{space.n} operations from {where(space)} on have {count}: only some were searched"
 
 
 def as_fast(

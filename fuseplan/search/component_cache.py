@@ -8,16 +8,16 @@ what they cost then. What does not is solved anew, and replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
 from typing import TYPE_CHECKING
 
+from fuseplan.plan.notes import Note
 from fuseplan.schedule.pricing import FREE, Price
 from fuseplan.search import cache
 from fuseplan.search.cache import Entry
 from fuseplan.search.grouping import Budget, Parts
-from fuseplan.search.result import renumbered
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.errors import Verdict
 
@@ -70,10 +70,8 @@ class Remembered:
         if problem:
             cache.note(f"a solution is ignored: {problem}")
             return None
-        nodes = space.component.nodes
-        note = renumbered(entry.note, lambda i: nodes[i] if i < len(nodes) else i)
         self.recalled[kind] = entry
-        return replace(entry, note=note)
+        return replace(entry, note=_moved(entry.note, space.component.nodes.__getitem__))
 
     def has(self, kind: int) -> bool:
         """Whether there is a solution of a kind that has not been recalled yet."""
@@ -95,7 +93,7 @@ class Remembered:
             solved.optimal,
             tuple(map(index, solved.duals)),  # integers, of NumPy or not
             max(len(solved.columns), 1),
-            renumbered(solved.note, lambda n: place.get(n, n)),
+            _moved(solved.note, place.__getitem__),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
             crowded=solved.crowded,
             work=work,
@@ -170,6 +168,10 @@ def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -
     return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
 
 
+def _moved(note: Note | None, number: Callable[[int], int]) -> Note | None:
+    return None if note is None else note.renumbered(number)
+
+
 def _misfit(space: Space, entry: Entry) -> str:
     """What is wrong with an entry, or nothing."""
     covered = 0
@@ -194,6 +196,8 @@ def _misfit(space: Space, entry: Entry) -> str:
         return f"its bound is {entry.bound_ps}, and its time {total.time_ps}"
     if len(entry.duals) not in (0, space.n) or entry.candidates < 1:
         return "it counts other operations"
+    if entry.note is not None and entry.note.node not in (None, *range(space.n)):
+        return "its note is about an operation that is not there"
     if any(mask <= 0 or mask & ~space.everything for mask, _, _ in entry.refusals):
         return "it refuses what is not there"
     return ""

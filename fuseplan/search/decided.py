@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.plan.notes import AnyNote, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.grouping import Grouping, Stopwatch, break_cycles
 from fuseplan.search.selectors import Ties
@@ -49,7 +50,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items()))
     notes = divided.notes(broken)
     if repeated:
-        notes += (f"{repeated} operations that several of its groups compute are computed once",)
+        notes += (note(NoteKind.REPEATS_DROPPED, count=repeated),)
     refusals = tuple(divided.refusals)
     return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, repeats=asked if repeated else ())
 
@@ -109,16 +110,16 @@ class _Divided:
         price = self.book.price(group) if verdict is None else verdict
         return price if isinstance(price, Verdict) else None
 
-    def notes(self, broken: int) -> tuple[str, ...]:
-        """What became of the groups, in words."""
+    def notes(self, broken: int) -> tuple[AnyNote, ...]:
+        """The notes on groups that are several kernels; ``broken`` were split for their cycles."""
         found = []
         if self.refusals:
-            count, first = len(self.refusals), self.refusals[0]
-            found.append(f"{count} of its groups are several kernels here, the first because {first.reason}")
+            count, reason = len(self.refusals), self.refusals[0].reason
+            found.append(note(NoteKind.GROUPS_REFUSED, count=count, reason=reason))
         if self._untied:
-            found.append(f"{self._untied} of its groups are several kernels here: nothing ties their parts")
+            found.append(note(NoteKind.GROUPS_UNTIED, count=self._untied))
         if broken:
-            found.append(f"{broken} groups that would wait for each other were taken apart")
+            found.append(note(NoteKind.CYCLES_SPLIT, count=broken))
         return tuple(found)
 
     def _divide(self, group: Nodes) -> list[Nodes]:

@@ -12,6 +12,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
+from fuseplan.plan.notes import AnyNote
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.search.components import (
     Component,
@@ -67,7 +68,7 @@ class Grouping:
     status: str = "FEASIBLE"
     bound_ps: int | None = None
     refusals: tuple[Verdict, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[AnyNote, ...] = ()
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """What ``bound_ps`` rests on."""
@@ -92,7 +93,7 @@ class Grouping:
         this search space."""
         return replace(self, stats=replace(self.stats, certified=""))
 
-    def unproven(self, why: str) -> Grouping:
+    def unproven(self, why: AnyNote) -> Grouping:
         """The same kernels without bound and proof; ``why`` is added to the notes."""
         bare = self.uncertified()
         return replace(bare, status="FEASIBLE", bound_ps=None, proof=None, notes=(*bare.notes, why))

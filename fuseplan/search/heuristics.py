@@ -18,15 +18,14 @@ from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
 from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, place, take_apart
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import execution_order
-from fuseplan.support.work import LATE
-
-CUT_SHORT = f"{LATE} a heuristic had tried all merges: its plan has the groups made so far"
+from fuseplan.support.work import Limit
 
 
 def unfused(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -66,8 +65,8 @@ def _plan_apart(
     ordered, broken = break_cycles(graph, book, groups)
     kernels = tuple(book.kernel(g) for g in ordered)
     watch.lap("join")
-    notes = [f"{broken} groups that would wait for each other were taken apart"] if broken else []
-    notes += [CUT_SHORT] if book.was_late else []
+    notes = [note(NoteKind.CYCLES_SPLIT, count=broken)] if broken else []
+    notes += [note(NoteKind.MERGES_CUT, limit=Limit.DEADLINE)] if book.was_late else []
     stats = PlanStats(
         len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
     )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
 from fuseplan.plan.certificate import Joint
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.component import HEURISTICS, Starts
@@ -26,7 +27,7 @@ def join(
     solved: dict[int, Solved],
     expires_at: float,
     complete: Callable[[int], bool],
-) -> tuple[list[Nodes], int, bool, str, Joint | None]:
+) -> tuple[list[Nodes], int, bool, Note | None, Joint | None]:
     """Groups in execution order, the bound, whether it is proven, a note if not, and what was
     proven of components that wait for each other. ``complete`` finds the columns of a kind that
     was recalled, which are remembered nowhere."""
@@ -37,14 +38,14 @@ def join(
     cuts: list[tuple[Nodes, ...]] = []
     joint_bound = 0
     proven: frozenset[int] = frozenset()
-    failed = ""
+    failed: Note | None = None
     for _ in range(LIMITS.max_cuts):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
         outside = sum(b for i, b in enumerate(bounds) if i not in proven)
         if not cycles:
             ordered = [ranked[g] for g in execution_order(after)]
-            return ordered, outside + joint_bound, optimal, "", _joint(parts, proven, joint_bound)
+            return ordered, outside + joint_bound, optimal, None, _joint(parts, proven, joint_bound)
         if book.clock() >= expires_at or not optimal:
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
@@ -77,11 +78,11 @@ def join(
         apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
         if sum_prices(book, apart) < sum_prices(book, fallback):
             fallback, broken = apart, count
-    note = failed or f"{broken} groups that would wait for each other were taken apart"
+    told = failed or note(NoteKind.CYCLES_SPLIT, count=broken)
     outside = sum(b for i, b in enumerate(bounds) if i not in proven)
     if sum(bounds) >= outside + joint_bound:
-        return fallback, sum(bounds), False, note, None
-    return fallback, outside + joint_bound, False, note, _joint(parts, proven, joint_bound)
+        return fallback, sum(bounds), False, told, None
+    return fallback, outside + joint_bound, False, told, _joint(parts, proven, joint_bound)
 
 
 def _joint(parts: Parts, proven: frozenset[int], bound_ps: int) -> Joint | None:

@@ -6,13 +6,13 @@ fewer nodes, whose prices are those of what the nodes stand for.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, make_graph
 from fuseplan.plan.constraints import Nodes, Resolved, Together
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import renumbered
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.constrained_pricing import RULE, Limited, marked
@@ -200,10 +200,7 @@ class Atoms(Pricing):
             grouping,
             kernels=tuple(kernels),
             refusals=tuple(replace(v, nodes=self.expanded(v.nodes)) for v in grouping.refusals),
-            notes=tuple(
-                re.sub(r"\bn(\d+)\b", lambda m: f"n{self.members[int(m[1])][0]}", note)
-                for note in grouping.notes
-            ),
+            notes=renumbered(grouping.notes, lambda n: self.members[n][0]),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
             crowded=frozenset(self.expanded(grouping.crowded)),
             # A proof about atoms says nothing of their nodes.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fuseplan.support.work import Limit
+
 
 class FuseplanError(Exception):
     """Base of every error that fuseplan raises: what was expected, what came, and the
@@ -39,8 +41,7 @@ class MemoryLimitError(FuseplanError, ValueError):
 
     ``smallest_bytes`` is the lowest peak of any plan that was found, ``least_bytes`` what every
     plan needs: the two are equal where the lowest is proven to be. ``bound_ps``, if there is one,
-    is a bound on the time of every plan. ``ended`` begins a sentence on the limit that cut the search short,
-    if one did (``fuseplan.support.work.ENDED``).
+    is a bound on the time of every plan. ``ended_by`` is the limit that cut the search short, if one did.
     """
 
     def __init__(
@@ -49,12 +50,12 @@ class MemoryLimitError(FuseplanError, ValueError):
         smallest_bytes: int,
         least_bytes: int,
         bound_ps: int | None = None,
-        ended: str = "",
+        ended_by: Limit | None = None,
     ) -> None:
-        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps, ended)
+        super().__init__(limit_bytes, smallest_bytes, least_bytes, bound_ps, ended_by)
         self.limit_bytes, self.smallest_bytes = limit_bytes, smallest_bytes
         self.least_bytes, self.bound_ps = least_bytes, bound_ps
-        self.ended = ended
+        self.ended_by = ended_by
 
     def joined(self, other: MemoryLimitError) -> MemoryLimitError:
         """What holds where either of two graphs may be planned."""
@@ -64,7 +65,7 @@ class MemoryLimitError(FuseplanError, ValueError):
             min(self.smallest_bytes, other.smallest_bytes),
             min(self.least_bytes, other.least_bytes),
             min(b for b in bounds if b is not None) if None not in bounds else None,
-            self.ended or other.ended,
+            self.ended_by or other.ended_by,
         )
 
     @property
@@ -79,11 +80,15 @@ class MemoryLimitError(FuseplanError, ValueError):
             known = f"the smallest peak found is {self.smallest_bytes:,} bytes"
             known += f", and none is below {self.least_bytes:,}" if self.least_bytes else ""
         found = "exists" if self.limit_bytes < self.least_bytes else "was found"
-        cut = f"{self.ended} the search had ended: a longer deadline_s may find less" if self.ended else ""
+        cut = ""
+        if self.ended_by is not None:
+            cut = (
+                f"; {self.ended_by.value} came before the search had ended: a longer deadline_s may find less"
+            )
         return (
             f"no plan {found} whose temporaries need at most {self.limit_bytes:,} bytes at once: {known}. "
             f"Allow max_peak_bytes={self.smallest_bytes}, use a smaller batch, or recompute intermediates "
-            f"(jax.checkpoint){'; ' if cut else ''}{cut}."
+            f"(jax.checkpoint){cut}."
         )
 
 

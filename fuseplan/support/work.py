@@ -2,7 +2,7 @@
 
 If the clock ended a search, it would end sooner on a busy machine than on an idle one, and the plans would
 differ. So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline.
-Where either has cut a plan short, a note says so, which begins with one of ``ENDED``.
+Where either has cut a plan short, a note says so (``fuseplan.plan.notes``).
 """
 
 from __future__ import annotations
@@ -12,11 +12,16 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 
-LATE = "the deadline came before"
-SPENT = "the limit of counted work came before"
-"""The same on every machine; a longer deadline raises it."""
-ENDED = (LATE, SPENT)
+
+class Limit(Enum):
+    """A limit that may end a search; the value is its name in a sentence."""
+
+    DEADLINE = "the deadline"
+    WORK = "the limit of counted work"
+    """The same on every machine; a longer deadline raises it."""
+
 
 UNITS_PER_S = 1_000_000
 """A unit is about a microsecond of an idle core."""
@@ -83,9 +88,9 @@ class Work:
         return self.is_spent or time.monotonic() >= self.expires_at
 
     @property
-    def why(self) -> str:
-        """Which of ``ENDED`` it is if the work is over."""
-        return SPENT if self.is_spent else LATE
+    def ended_by(self) -> Limit:
+        """The limit that is reached, if the work is over."""
+        return Limit.WORK if self.is_spent else Limit.DEADLINE
 
 
 def unlimited() -> Work:
@@ -99,7 +104,7 @@ def limit_of(deadline_s: float) -> int:
     return int(seconds * UNITS_PER_S / SHARE)
 
 
-def ended(notes: Iterable[str]) -> str:
-    """Which of ``ENDED`` cut short what has these notes, the deadline if both did; empty if neither did."""
-    found = {why for note in notes for why in ENDED if note.startswith(why)}
-    return next((why for why in ENDED if why in found), "")
+def first_reached(limits: Iterable[Limit | None]) -> Limit | None:
+    """The deadline if it is among ``limits``, else the limit of counted work if that is, else None."""
+    found = set(limits)
+    return next((limit for limit in Limit if limit in found), None)

@@ -276,7 +276,7 @@ def test_a_limit_below_costs_time_and_a_note():
     grouping = plan_within(TWO, Bytes(TWO), Budget(), SOLVE, FASTEST_BYTES - 1)
     assert grouping.status == "OPTIMAL"
     assert peak(TWO, grouping.kernels) == SMALLEST_BYTES
-    assert "196,608 bytes" in grouping.notes[-1]
+    assert "196,608 bytes" in str(grouping.notes[-1])
     with pytest.raises(MemoryLimitError, match="smallest possible peak is 131,072 bytes"):
         plan_within(TWO, Bytes(TWO), Budget(), SOLVE, SMALLEST_BYTES - 1)
 

@@ -16,7 +16,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.options import Options
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import LATE
+from fuseplan.support.work import Limit
 
 X = jax.ShapeDtypeStruct((256, 512), "float32")
 
@@ -89,15 +89,15 @@ def test_where_nothing_fits_both_errors_are_joined(found):
 
 
 def test_a_search_that_was_cut_short_is_noted_once(found):
-    note = f"{LATE} all equivalent programs had been searched"
-    assert found.cut_short("").plan.notes == found.plan.notes
-    cut = found.cut_short(LATE)
+    note = "the deadline came before all equivalent programs had been searched"
+    assert found.cut_short(None).plan.notes == found.plan.notes
+    cut = found.cut_short(Limit.DEADLINE)
     assert cut.plan.notes == (*found.plan.notes, note)
-    assert cut.ended == LATE
-    assert cut.cut_short(LATE) == cut
-    assert found.faster(slower(found, 0, notes=(note,))).plan.notes[-1] == note
-    failed = Attempt(MemoryLimitError(10, 300, 100)).cut_short(LATE)
-    assert failed.ended == LATE
+    assert cut.ended_by is Limit.DEADLINE
+    assert cut.cut_short(Limit.DEADLINE) == cut
+    assert found.faster(replace(slower(found, 0), cut_by=Limit.DEADLINE)).plan.notes[-1] == note
+    failed = Attempt(MemoryLimitError(10, 300, 100)).cut_short(Limit.DEADLINE)
+    assert failed.ended_by is Limit.DEADLINE
 
 
 def test_a_bound_names_its_form_of_the_program(found):

@@ -15,7 +15,7 @@ from fuseplan.search.component import Starts, solve_component
 from fuseplan.search.grouping import Budget, Stopwatch, take_apart
 from fuseplan.support import work
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import LATE, LEAST_S, SPENT, Work, ended, limit_of, unlimited
+from fuseplan.support.work import LEAST_S, Limit, Work, first_reached, limit_of, unlimited
 from tests.helpers.plan_process import PROGRAMS, digest, digests, planned, planned_together
 from tests.helpers.small_graphs import Bytes, graph
 
@@ -65,7 +65,10 @@ class Clock:
 
 def says(answer):
     """Which limit cut a plan short, as it says itself."""
-    return answer.ended if isinstance(answer, MemoryLimitError) else ended(answer.notes)
+    if isinstance(answer, MemoryLimitError):
+        return answer.ended_by
+    told = [limit for limit in Limit for note in answer.notes if str(note).startswith(limit.value)]
+    return first_reached(told)
 
 
 def assert_cut_is_told(monkeypatch, plan, n_cuts):
@@ -78,14 +81,14 @@ def assert_cut_is_told(monkeypatch, plan, n_cuts):
             return plan(), clock.looked
 
     whole, n_looks = cut(10**9)
-    assert says(whole) != LATE
+    assert says(whole) != Limit.DEADLINE
     early, late = range(min(n_cuts // 2, n_looks)), range(max(n_looks - 3, 0), n_looks)
     anywhere = random.Random(0).sample(range(n_looks), min(n_cuts // 2, n_looks))
     told = 0
     for looks in sorted({*early, *anywhere, *late}):
         answer, _ = cut(looks)
-        told += says(answer) == LATE
-        assert digest(answer) == digest(whole) or says(answer) == LATE, f"cut at look {looks}"
+        told += says(answer) == Limit.DEADLINE
+        assert digest(answer) == digest(whole) or says(answer) == Limit.DEADLINE, f"cut at look {looks}"
     assert told > 0
 
 
@@ -120,8 +123,8 @@ def test_a_plan_that_counted_work_cut_says_so_and_is_the_same_with_a_memo(monkey
             cut = planned(name, device, kept=small)
             # What a longer search has found is not known before a short one would find it.
             assert digest(planned(name, device, kept=kept)) == digest(cut)
-        told += says(cut) == SPENT
-        assert digest(cut) == digest(whole) or says(cut) == SPENT, f"limit {limit}"
+        told += says(cut) == Limit.WORK
+        assert digest(cut) == digest(whole) or says(cut) == Limit.WORK, f"limit {limit}"
         # Nor does a longer one take for found what a short one was left with.
         assert digest(planned(name, device, kept=small)) == digest(whole)
         kept = cache.SolutionCache()
@@ -134,8 +137,8 @@ def test_components_are_solved_together_by_counted_work():
     assert whole.proof.joint is not None
     for limit in (1, 500, 2_000, 5_000, 10_000, 20_000):
         cut = planned_together(Budget(work=Work(limit)))
-        told += says(cut) == SPENT
-        assert digest(cut) == digest(whole) or says(cut) == SPENT
+        told += says(cut) == Limit.WORK
+        assert digest(cut) == digest(whole) or says(cut) == Limit.WORK
     assert told > 0
 
 
@@ -162,7 +165,7 @@ def test_counted_work_ends_a_search_at_the_same_place(monkeypatch, limit):
     assert (one.groups, one.bound_ps, one.note) == (other.groups, other.bound_ps, other.note)
     assert one.bound_ps <= space.total(one.groups).time_ps
     if limit == 1:
-        assert one.optimal or one.note.startswith(SPENT)
+        assert one.optimal or one.note.limit is Limit.WORK
 
 
 def test_a_short_deadline_does_not_change_what_is_counted():
@@ -171,10 +174,10 @@ def test_a_short_deadline_does_not_change_what_is_counted():
 
 
 def test_what_ended_first_is_said():
-    assert (Work(0).is_over, Work(0).why) == (True, SPENT)
+    assert (Work(0).is_over, Work(0).ended_by) == (True, Limit.WORK)
     late = Work(10, expires_at=time.monotonic())
-    assert (late.is_over, late.is_spent, late.why) == (True, False, LATE)
+    assert (late.is_over, late.is_spent, late.ended_by) == (True, False, Limit.DEADLINE)
     assert not unlimited().is_over
-    assert [ended(notes) for notes in ([], ["x"], [f"{SPENT} a"], [f"{SPENT} a", f"{LATE} b"])] == [
-        "", "", SPENT, LATE,
-    ]  # fmt: skip
+    assert first_reached([None, Limit.WORK]) is Limit.WORK
+    assert first_reached([Limit.WORK, Limit.DEADLINE]) is Limit.DEADLINE
+    assert first_reached([]) is first_reached([None]) is None

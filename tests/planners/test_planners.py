@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from costmodel.devices import TEST_DEVICE
 from costmodel.floor import Floor
 from fuseplan import planners
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
@@ -120,7 +121,7 @@ def test_groups_that_would_wait_for_each_other():
     assert objectives(plan) == brute_force(g, pricing)[0]
     greedy = GREEDY(g, pricing, Budget())
     assert_legal(g, greedy)
-    assert greedy.notes == ("1 groups that would wait for each other were taken apart",)
+    assert greedy.notes == (note(NoteKind.CYCLES_SPLIT, count=1),)
 
 
 def layers(n, kinds="aeere", preds=((-1,), (0,), (0, 1), (2,), (2, 3))):
@@ -176,7 +177,7 @@ def test_a_deadline_of_zero_gives_the_better_heuristic_plan():
     assert objectives(plan)[0] == 286_348
     # One launch, the input once, three rows of results: what no plan can avoid.
     assert plan.bound_ps == LAUNCH_PS + 65_536 + 3 * 256
-    assert "deadline is 0" in plan.notes[0]
+    assert plan.notes[0] == note(NoteKind.DEADLINE_ZERO)
 
 
 def test_a_limit_on_candidates_leaves_a_valid_plan_and_bound():
@@ -189,7 +190,7 @@ def test_a_limit_on_candidates_leaves_a_valid_plan_and_bound():
     assert_legal(g, limited)
     assert limited.status == "FEASIBLE"
     assert limited.bound_ps <= full.bound_ps <= objectives(limited)[0]
-    assert "more than 40 legal groups" in limited.notes[0]
+    assert dict(limited.notes[0].figures)["most"] == 40
 
 
 def test_without_ortools_the_plan_is_heuristic(monkeypatch):

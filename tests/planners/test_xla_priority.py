@@ -147,7 +147,7 @@ def test_once_where_nothing_may_be_computed_again():
     features = Features(recompute=False)
     plan = fuseplan.make_plan(softmax, device="h200", planner="xla_priority", features=features)(X)
     assert [node.op for node in plan.graph.nodes].count("exp") == 1
-    assert "3 operations that several of its groups compute are computed once" in plan.notes
+    assert "3 operations that several of the planner's groups compute are computed once" in plan.notes
     assert plan.verify()
 
 

@@ -15,9 +15,10 @@ import fuseplan
 from costmodel import calibrate as known_figures
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
+from fuseplan.plan.notes import NoteKind
 from fuseplan.runtime import derivative
 from fuseplan.runtime import primitive as call
-from fuseplan.runtime.screen import BUT_BODIES, RUNS_AS_JAX, is_screened, may_loop
+from fuseplan.runtime.screen import is_screened, may_loop
 from fuseplan.settings import make_options
 from fuseplan.targets import calibrate
 from fuseplan.targets.calibrate import described_cpu
@@ -195,17 +196,18 @@ def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
 
 
 def test_a_plan_says_where_the_call_runs_another_program():
-    assert any(note == RUNS_AS_JAX for note in fuseplan.jit(jnp.sin, device=CPU).plan(X).notes)
+    assert any(note == NoteKind.RUNS_AS_JAX.value for note in fuseplan.jit(jnp.sin, device=CPU).plan(X).notes)
     assert not any(
-        note.startswith(RUNS_AS_JAX) for note in fuseplan.jit(jnp.sin, device="h200").plan(X).notes
+        note.startswith(NoteKind.RUNS_AS_JAX.value)
+        for note in fuseplan.jit(jnp.sin, device="h200").plan(X).notes
     )
     n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
     x = jax.ShapeDtypeStruct((n, 8), "float32")
     scanned = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
-    assert RUNS_AS_JAX + BUT_BODIES in fuseplan.jit(scanned, device=CPU).plan(x).notes
+    assert NoteKind.RUNS_AS_JAX_BUT_BODIES.value in fuseplan.jit(scanned, device=CPU).plan(x).notes
     plan = fuseplan.jit(of_points, device=CPU).plan(x)
     assert has_loops(plan)
-    assert not any(note.startswith(RUNS_AS_JAX) for note in plan.notes)
+    assert not any(note.startswith(NoteKind.RUNS_AS_JAX.value) for note in plan.notes)
 
 
 def test_two_programs_that_are_one_are_not_timed(unplanned):

@@ -24,6 +24,7 @@ from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Apart, Resolved
+from fuseplan.plan.notes import NoteKind, note, worded
 from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
@@ -321,7 +322,7 @@ def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
             g = chain(before=before)
             plan = SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(max_groups=2))
             assert (plan.status, plan.stats.remembered) == ("FEASIBLE", before and 1)
-            assert [expected in note for note in plan.notes] == [True]
+            assert [expected in note for note in worded(plan.notes, g)] == [True]
         assert len(m) == 1
 
 
@@ -432,6 +433,11 @@ def test_a_wrong_checksum_is_no_entry(disk, column):
     assert_recovers(disk)
 
 
+def note_data(**changes):
+    """A note of an entry, with some of its fields changed."""
+    return note(NoteKind.CYCLIC, node=0, count=4).to_data() | changes
+
+
 WRONG = {
     "not JSON": lambda entry: "{",
     "not an object": lambda entry: [1],
@@ -452,7 +458,11 @@ WRONG = {
     "a number for truth": lambda entry: entry | {"optimal": 1},
     "duals of others": lambda entry: entry | {"duals": [1]},
     "a float": lambda entry: entry | {"duals": [0.5] * 4},
-    "no note": lambda entry: entry | {"note": None},
+    "a text for a note": lambda entry: entry | {"note": "late"},
+    "a note of no kind": lambda entry: entry | {"note": note_data(kind="OLD")},
+    "a note without its figure": lambda entry: entry | {"note": note_data(figures={})},
+    "a note with a figure of another type": lambda entry: entry | {"note": note_data(figures={"count": {}})},
+    "a note elsewhere": lambda entry: entry | {"note": note_data(node=100)},
     "refusals elsewhere": lambda entry: entry | {"refusals": [["100", "a", "b"]]},
     "refusals without reason": lambda entry: entry | {"refusals": [["1", "a"]]},
     "no candidates": lambda entry: entry | {"candidates": 0},

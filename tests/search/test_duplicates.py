@@ -27,7 +27,6 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import roots_of, split
-from fuseplan.search.remat.search import NO_TIME
 from fuseplan.verify.groups import Groups
 from fuseplan.workloads import get_workload, make_args
 from tests.helpers.copies_by_hand import ByHand, ties
@@ -294,7 +293,7 @@ def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps
-    assert NO_TIME in plan.notes
+    assert any("plans that compute values again were searched" in note for note in plan.notes)
     Plan.from_json(plan.to_json())  # is checked
 
 

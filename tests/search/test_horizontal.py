@@ -12,6 +12,7 @@ import pytest
 import fuseplan
 from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Kernel, Plan
+from fuseplan.plan.notes import limit_reached
 from fuseplan.plan.options import Features
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import shared_operands
@@ -20,7 +21,7 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.horizontal.pack import with_packs
 from fuseplan.search.horizontal.rules import Line, Room
 from fuseplan.support.errors import InvalidPlanError
-from fuseplan.support.work import LATE, SPENT, Work, ended, unlimited
+from fuseplan.support.work import Limit, Work, unlimited
 from fuseplan.verify.plan import check_plan
 from fuseplan.verify.report import REFUTED, VERIFIED, verify_plan
 from fuseplan.workloads.stress import STRESS
@@ -251,7 +252,11 @@ def test_where_time_is_short_what_is_known_stands(monkeypatch):
     assert (best.status, late.status) == ("OPTIMAL", "FEASIBLE")
     nothing = with_packs(graph, scheduler, once, Work(0))
     assert nothing.kernels == once.kernels
-    assert [ended(plan.notes) for plan in (best, late, nothing)] == ["", LATE, SPENT]
+    assert [limit_reached(plan.notes) for plan in (best, late, nothing)] == [
+        None,
+        Limit.DEADLINE,
+        Limit.WORK,
+    ]
 
 
 def test_constraints_keep_packs_away():

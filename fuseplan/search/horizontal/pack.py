@@ -26,9 +26,10 @@ from itertools import pairwise, takewhile
 from costmodel.graph import Graph, boundary
 from fuseplan.plan.certificate import Piece
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, total_of
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.shared_operands import NOT_SEARCHED, ONLY_PACKS, wide_hubs
+from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.grouping import Grouping, order_groups
 from fuseplan.search.horizontal.rules import InOneTile, Line, Room, arrays_read, may_pack
 from fuseplan.search.selectors import Ties
@@ -323,7 +324,7 @@ def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, work: Wor
 
 
 def _cut_short(grouping: Grouping, work: Work) -> Grouping:
-    return replace(grouping, notes=(*grouping.notes, f"{work.why} all packs of small kernels had been tried"))
+    return replace(grouping, notes=(*grouping.notes, note(NoteKind.PACKS_CUT, limit=work.ended_by)))
 
 
 def _with(graph: Graph, book: PriceBook, grouping: Grouping, best: Sequence[_Packed]) -> Grouping | None:
@@ -344,9 +345,14 @@ def _with(graph: Graph, book: PriceBook, grouping: Grouping, best: Sequence[_Pac
     n_packed = len(grouping.groups) - len(others)
     if packs:
         grouping = grouping.uncertified()
-    notes = [note.replace(NOT_SEARCHED, ONLY_PACKS) for note in grouping.notes]
+    notes = [
+        replace(n, kind=NoteKind.SCALAR_PACKED)
+        if isinstance(n, Note) and n.kind is NoteKind.SCALAR_SPLIT
+        else n
+        for n in grouping.notes
+    ]
     if packs:
-        notes.append(f"{n_packed} kernels that a scalar ties together are packed into {len(packs)}")
+        notes.append(note(NoteKind.PACKED, count=n_packed, packs=len(packs)))
     packed = replace(
         grouping,
         kernels=kernels,

@@ -21,19 +21,14 @@ from fuseplan.frontend.compared import copies_apart
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import with_copies
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import NoteKind, note, renumbered
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Answer, Grouping
 from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, Copy, built, searched
-from fuseplan.search.result import renumbered
 from fuseplan.support.errors import Verdict
-
-NO_PROOF = (
-    "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
-    "the plan is not reported as proven"
-)
 
 
 def realised(
@@ -53,7 +48,7 @@ def realised(
         # Prices are given node by node of the graph with copies, which no plan holds.
         again = searched(program.graph, proof.roots, proof.origins)
         if again is None or again.graph != copies.graph:
-            grouping, proof = grouping.unproven(NO_PROOF), None
+            grouping, proof = grouping.unproven(note(NoteKind.UNVERIFIABLE)), None
     kernels: list[Kernel] = []
     pricing: Pricing | None = None
     for g, kernel in enumerate(grouping.kernels):
@@ -66,16 +61,18 @@ def realised(
         # No plan of least cost has such a kernel, but for what ties it together.
         pricing = pricing or make_pricing(program)
         kernels += _priced_anew(pricing, nodes)
-    number = {n: node_id.get(item, item[0]) for n, item in enumerate(places.items)}
+    by_operation = _by_operation(copies, node_id)
+    # Of a copy that is not needed, another one of its operation.
+    number = {n: node_id.get(item, by_operation[item[0]][0]) for n, item in enumerate(places.items)}
     answer = replace(
         grouping,
         kernels=tuple(kernels),
         refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
-        notes=tuple([renumbered(note, number.__getitem__) for note in grouping.notes]),
+        notes=renumbered(grouping.notes, number.__getitem__),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=proof,
     )
-    return program, answer, _by_operation(copies, node_id)
+    return program, answer, by_operation
 
 
 def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
+from fuseplan.plan.notes import NoteKind, note, renumbered
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
@@ -25,9 +26,7 @@ from fuseplan.search.remat.duplicate_pricing import Recomputing
 from fuseplan.search.remat.duplicates import Copies, roots_of, split
 from fuseplan.search.remat.materialise import realised
 from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import LATE
-
-NO_TIME = f"{LATE} plans that compute values again were searched: everything is computed once"
+from fuseplan.support.work import Limit
 
 
 def plan_again(
@@ -60,7 +59,9 @@ def plan_again(
     if again.bound_ps is None and again.time_ps >= once.time_ps:  # a heuristic need not gain by copies
         return Answer(lowered, once, limits)
     if again.time_ps > once.time_ps:  # the deadline ended the second search
-        kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE")
+        once_of = {node: n for n, nodes in enumerate(places) for node in nodes}
+        notes = renumbered(again.notes, once_of.__getitem__)
+        kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE", notes=notes)
         return Answer(lowered, kept, limits)
     if again.time_ps == once.time_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
@@ -79,7 +80,7 @@ def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
         once,
         status="FEASIBLE",
         bound_ps=None if once.bound_ps is None else min(once.bound_ps, bound_ps),
-        notes=(*once.notes, NO_TIME),
+        notes=(*once.notes, note(NoteKind.RECOMPUTATION_CUT, limit=Limit.DEADLINE)),
         proof=None,
     )
 
@@ -117,8 +118,8 @@ class Search:
             if not found.crowded:
                 return copies, found
             if time.monotonic() >= self.expires_at:
-                note = f"{LATE} plans with fewer copies were searched"
-                return copies, replace(found, notes=(*found.notes, note))
+                told = note(NoteKind.FEWER_COPIES_CUT, limit=Limit.DEADLINE)
+                return copies, replace(found, notes=(*found.notes, told))
             crowded = {copies.node[c] for c in found.crowded}
             roots = tuple([n for n in roots if n not in crowded])
 
