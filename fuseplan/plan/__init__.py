@@ -1,6 +1,6 @@
-"""The data of a decision: kernels in order with their costs, the proof of a bound, constraints and options.
+"""The data of a plan: kernels in order with their costs, the proof of its bound, constraints, options, notes.
 
-Nothing here decides, prints or checks: those packages take these values as arguments. ``plan.Plan`` is the
-decision, ``certificate.Proof`` is what its bound rests on, ``json_codec`` writes and reads both. Open
-``plan`` first.
+Nothing here decides, prints or checks: the packages that do take these values as arguments. In
+``fusion_plan``, ``FusionPlan`` is the decision and ``Proof`` is the proof of its bound; ``json_codec`` writes
+and reads both. Open ``fusion_plan`` first.
 """

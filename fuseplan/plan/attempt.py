@@ -1,4 +1,4 @@
-"""Attempts to plan equivalent programs of one function, and how their plans, bounds and notes are merged."""
+"""Merge the plans, bounds and notes of equivalent programs of one function."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Attempt:
 
     @property
     def ended_by(self) -> Limit | None:
-        """The limit that cut the search short, for the plan or in vain."""
+        """The limit that cut the search short, whether it found a plan or not."""
         return self.outcome.ended_by if isinstance(self.outcome, MemoryLimitError) else self.cut_by
 
     def required(self) -> FusionPlan:

@@ -1,8 +1,8 @@
-"""Constraints: what a user wants in one kernel, or apart, and how large a kernel may be.
+"""Constraints of a user on plans: which operations share a kernel, which do not, and limits of size.
 
-``Constraints`` names operations as the user does; ``Resolved`` is the same for one graph, by
-node. ``fuseplan.search.selectors`` leads from one to the other, ``fuseplan.search.constrained_pricing`` and
-``fuseplan.search.must_fuse`` make planners obey it, and ``fuseplan.verify.plan`` makes sure that they did.
+``Constraints`` names operations as the user does, ``Resolved`` by node of one graph.
+``fuseplan.search.selectors`` makes the second of the first, ``fuseplan.search.constrained_pricing`` and
+``fuseplan.search.must_fuse`` make planners obey it, and ``fuseplan.verify.plan`` checks that they did.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LIMITS = ("max_peak_bytes", "max_group_size", "max_kernel_args")
 
 @dataclass(frozen=True, slots=True)
 class Constraints:
-    """What every plan has to obey: of each, fusions that must or must not be, and limits.
+    """Fusions that every plan must or must not have, and limits that it keeps to.
 
     A *selector* names operations: a node's id (``3`` or ``"n3"``, as ``print(plan.graph)`` of an
     ``"unfused"`` plan lists them), a name scope (``"attention"`` for all inside
@@ -44,13 +44,12 @@ class Constraints:
         max_kernel_args: at most so many arrays, read and written together, in a kernel of more
             than one operation.
 
-    Constraints hold for the kernels of a plan. What a plan leaves to XLA, which on the CPU is
-    all but tiled loops, XLA compiles as it sees fit. Where a value is computed again for another
-    reader, or by columns, a selector means all that came of an operation; what ``must_fuse`` names
-    is computed once on GPUs and TPUs. In
-    ``jax.vmap(fuseplan.jit(f))`` the batched function is planned, with nodes of its own: name
-    scopes and primitives, not ids. In ``jax.grad(fuseplan.jit(f))`` both passes are planned as one,
-    within the limits and what ``never_fuse`` says by name; the rest is said of ``f`` itself.
+    Constraints hold for the kernels of a plan. XLA groups the operations that a plan leaves to it as it
+    likes; on the CPU these are all but tiled loops. Where a value is rematerialised or computed by columns, a
+    selector names all nodes that compute the operation; operations that ``must_fuse`` names are computed once
+    on GPUs and TPUs. ``jax.vmap(fuseplan.jit(f))`` plans the batched function, which has nodes of its own:
+    select by name scope or primitive, not by id. ``jax.grad(fuseplan.jit(f))`` plans both passes together,
+    under the limits and the entries of ``never_fuse`` that are names; the others apply to ``f`` alone.
 
     Raises:
         InvalidArgumentError: an entry or a limit is of the wrong form.
@@ -91,14 +90,14 @@ class Constraints:
                 raise InvalidArgumentError(f"{name} expects a whole number from 1 on, or None; got {limit!r}")
 
     def __bool__(self) -> bool:
-        """Whether anything is asked for."""
+        """Whether there is any constraint."""
         return bool(self.must_fuse or self.never_fuse) or any(
             getattr(self, name) is not None for name in _LIMITS
         )
 
     @property
     def selectors(self) -> tuple[Selector, ...]:
-        """All of them, in order."""
+        """The selectors of all entries, in order."""
         entries = (*self.must_fuse, *self.never_fuse)
         return tuple(s for entry in entries for s in (entry if isinstance(entry, tuple) else (entry,)))  # type: ignore[misc]
 
@@ -122,7 +121,7 @@ def _entry(name: str, entry: Any) -> Selector | tuple[Selector, ...]:
 
 
 def is_selector(thing: Any) -> bool:
-    """Whether it has the form of one."""
+    """Whether ``thing`` has the form of a selector."""
     return isinstance(thing, (str, int)) and not isinstance(thing, bool)
 
 
@@ -131,17 +130,17 @@ class Apart:
     """No node of ``a`` shares a kernel with another of ``b``; with any other, if that is None."""
 
     text: str
-    """The entry, as a reason."""
+    """The user's entry, as the reason of a refusal."""
     a: Nodes
     b: Nodes | None
 
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """These nodes are in one kernel; everything on a path between them is among them."""
+    """These nodes, with every node on a path between two of them, are in one kernel."""
 
     text: str
-    """The entry, as a reason."""
+    """The user's entry, as the reason of a refusal."""
     nodes: Nodes
 
 
@@ -157,7 +156,7 @@ class Resolved:
 
     @property
     def shapes_groups(self) -> bool:
-        """Whether it says anything about which nodes share a kernel."""
+        """Whether any constraint is about the nodes that share a kernel."""
         limited = self.max_group_size is not None or self.max_kernel_args is not None
         return limited or bool(self.apart or self.together)
 
@@ -179,7 +178,7 @@ class Resolved:
         )
 
     def cut(self, nodes: Sequence[int]) -> Together | None:
-        """What must be in one kernel, of which ``nodes`` are a part only; None if nothing is."""
+        """A set that must be in one kernel and of which ``nodes`` hold a part only; None if there is none."""
         if not self.together:
             return None
         inside = set(nodes)

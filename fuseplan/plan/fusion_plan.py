@@ -1,4 +1,16 @@
-"""The decision: kernels in execution order, with their costs, refusals and proof."""
+"""A plan: kernels in execution order with their costs, the refusals, and the proof of its bound.
+
+The proof can be checked against the prices of groups, without the solver. A plan is an exact cover of the
+nodes by legal groups. Give each node a price such that no legal group costs less than its nodes' prices
+together: then no cover costs less than all nodes' prices, because each of its groups pays for its own nodes
+(weak duality of linear programming; set partitioning as in Balas and Padberg, "Set Partitioning: A Survey",
+SIAM Review 18, 1976). This holds for each component by itself, because no group spans two.
+
+Packs (``fuseplan.search.horizontal.rules``) do span components. A pack that is replaced by the kernels that
+it stands for leaves a plan without it, to which that bound applies. So each piece is given a *share* of at
+most the time of its kernels alone, such that no pack takes less than the shares of its pieces together. A
+plan with packs is then at best as fast as the bound less the savings of all pieces that take their shares.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +22,6 @@ from costmodel.graph import Graph
 from costmodel.kernel import Cost, KernelSpec
 from costmodel.memory import peak_bytes
 from fuseplan.frontend.lower import Lowered
-from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.support.errors import InvalidPlanError, Verdict
@@ -25,14 +36,86 @@ class Kernel:
 
 
 def tile_bytes(kernel: Kernel) -> int:
-    """HBM bytes that a kernel keeps to itself while it runs: the blocks of a CPU's loops are
-    memory like any other."""
+    """HBM bytes that a kernel uses for itself while it runs: a CPU has the blocks of loops in main memory."""
     return kernel.cost.onchip_bytes if kernel.spec.capabilities.loop_nest else 0
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """A bound on one component of a graph, and on every other that is equal to it."""
+
+    bound_ps: int
+    """Picoseconds that no plan of one such component beats."""
+    first_nodes: tuple[int, ...]
+    """The lowest node of each of these components."""
+    prices_ps: tuple[int, ...] = ()
+    """A price for each node of such a component, in order of the nodes, such that no legal group costs less
+    than its nodes. Where the prices add up to less than ``bound_ps``, a check has to rule out the few covers
+    that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joint:
+    """A bound on several components together, whose cheapest groups would wait for each other."""
+
+    bound_ps: int
+    first_nodes: tuple[int, ...]
+    """The lowest node of each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One or several kernels of the best plan without packs, which a pack holds whole or not at all."""
+
+    kernels: tuple[tuple[int, ...], ...]
+    """The operations of each, ascending, always as nodes of the plan's own graph."""
+    alone_ps: int
+    """Picoseconds that these kernels take."""
+    share_ps: int
+    """Picoseconds such that no pack takes less than its pieces' shares together."""
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All operations, ascending."""
+        return tuple(sorted([n for kernel in self.kernels for n in kernel]))
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """A bound on every plan of the search space, component by component. Each component is in one part. The
+    bounds of those in ``joint`` are counted there, and their parts hold prices only."""
+
+    parts: tuple[Part, ...]
+    joint: Joint | None = None
+    roots: tuple[int, ...] = ()
+    """The operations that may be rematerialised, as nodes of the graph in which each operation is one node
+    (``costmodel.graph.whole``). Where there are any, all other numbers are those of nodes of the graph in
+    which they are split into copies."""
+    origins: tuple[int, ...] = ()
+    """For each node of the plan's graph, the first that computes the same operation of that graph, as
+    ``Graph.origins`` does; empty where that is the same. The graph may have had copies before the search
+    (``fuseplan.passes.recompute_streams``)."""
+    packs: tuple[tuple[Piece, ...], ...] = ()
+    """Lines of pieces: any run of pieces that follow each other in one may be a kernel."""
+
+    @property
+    def bound_ps(self) -> int:
+        """Picoseconds that no plan beats."""
+        return self.bound_without_packs_ps - sum(
+            piece.alone_ps - piece.share_ps for line in self.packs for piece in line
+        )
+
+    @property
+    def bound_without_packs_ps(self) -> int:
+        """Picoseconds that no plan without packs beats."""
+        together = frozenset(self.joint.first_nodes) if self.joint is not None else frozenset()
+        alone = sum(part.bound_ps * len(set(part.first_nodes) - together) for part in self.parts)
+        return alone + (self.joint.bound_ps if self.joint is not None else 0)
+
+
+@dataclass(frozen=True, slots=True)
 class PlanStats:
-    """How the plan came to be: counts, and wall-clock seconds by stage."""
+    """Counts of one planning, and its wall-clock seconds by stage."""
 
     equations: int = 0
     components: int = 0
@@ -45,14 +128,14 @@ class PlanStats:
     """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if
     there is none."""
     remembered: int = 0
-    """Distinct components whose solution was remembered from an earlier plan."""
+    """Distinct components whose solution was in the cache."""
     refused: int = 0
     """Kernels that the device's compiler refused, of this plan and those before it."""
     replans: int = 0
-    """How often it was planned anew for that."""
+    """How often the program was planned anew for that."""
     bound_of: str = ""
-    """``as traced`` or ``as rewritten`` if ``bound_ps`` and the proof hold for that form of the program
-    alone, since the other was not searched; else empty."""
+    """``as traced`` or ``as rewritten`` if only that form of the program was searched, so that ``bound_ps``
+    and the proof hold for it alone; else empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +153,23 @@ class FusionPlan:
     """No plan of this planner's search space is faster, of the form of the program that ``stats.bound_of``
     names; None where nothing was proven."""
     notes: tuple[str, ...] = ()
-    """What the user should know, such as that the deadline was hit and a fallback used."""
+    """Facts that the user should read, such as that the deadline ended the search
+    (``fuseplan.plan.notes``)."""
     stats: PlanStats = field(default_factory=PlanStats)
     constraints: Resolved | None = None
-    """What it obeys of ``fuseplan.Constraints``, by node."""
+    """The constraints that the plan obeys, by node."""
     features: Features = ALL_FEATURES
-    """Which parts of the decision were taken."""
+    """The parts of the decision that were switched on."""
     proof: Proof | None = None
-    """What ``bound_ps`` rests on: ``fuseplan.verify.report`` re-checks it without the solver."""
+    """The proof of ``bound_ps``, which ``fuseplan.verify.report`` checks without the solver."""
 
     program: Lowered | None = field(default=None, compare=False, repr=False)
-    """The program that ``graph`` is of: the equations behind its nodes, from which kernels are emitted. None
-    in a plan that was read from a file that could not hold it."""
+    """The lowered program of ``graph``: the equations of its nodes, from which kernels are emitted. None in a
+    plan that was read from a file without it."""
 
     @property
     def lowered(self) -> Lowered:
-        """``program``, which has to be there.
+        """``program``, or an error where there is none.
 
         Raises:
             InvalidPlanError: the plan was read from a file without its program.
@@ -112,8 +196,7 @@ class FusionPlan:
     @property
     def gap(self) -> float | None:
         """``objective / bound - 1``: 0.0 when proven, 292.0 of a plan that takes 293 times its bound,
-        infinite where the bound is 0, None without one. It is relative to the bound, so that it grows with
-        what is not known; over the objective it could not exceed 1, however far the two are apart."""
+        infinite where the bound is 0, None without one."""
         if self.bound_ps is None:
             return None
         if self.bound_ps == 0:
@@ -131,13 +214,13 @@ class FusionPlan:
 
     @property
     def recomputed(self) -> tuple[int, ...]:
-        """The operations that some other kernel computes too, before them."""
+        """The nodes whose operation an earlier node computes, too."""
         return tuple(n for n, origin in enumerate(self.graph.origins) if n != origin)
 
     @property
     def recomputed_flops(self) -> int:
-        """Floating-point operations beyond those of the program: of what several kernels compute, and of
-        what a kernel computes for several of its tiles, or beyond the edge of a ragged one."""
+        """Floating-point operations beyond those of the program: of operations that several kernels compute,
+        that one kernel computes for several of its tiles, or beyond the edge of a ragged tile."""
         flops = [node.flops.total for node in self.graph.nodes]
         again = sum(flops[n] for n in self.recomputed)
         return again + sum(

@@ -1,8 +1,7 @@
-"""Plans as JSON. What is read is checked field by field, then as a graph and as a plan.
+"""Write plans as JSON and read them: field by field, then as a graph.
 
-The document is the dataclasses themselves: an object a dataclass, a list a tuple, the
-lower-case name of an enum's member. Optional fields may be missing; unknown ones are an
-error, so that a misspelled field is not silently its default.
+A dataclass is an object, a tuple is a list, and a member of an enum is its name in lower case. Optional
+fields may be missing. An unknown field is an error, so that a misspelled field is not silently its default.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def plan_to_json(plan: FusionPlan) -> str:
 
 
 def _program(plan: FusionPlan) -> dict[str, Any]:
-    """The plan's program, or why the file does not hold it."""
+    """The plan's program, or the reason why the file cannot hold it."""
     if plan.program is None:
         return {}
     try:
@@ -45,17 +44,17 @@ def _program(plan: FusionPlan) -> dict[str, Any]:
 
 
 CONTRADICTIONS = (LookupError, ValueError, TypeError, ArithmeticError, AssertionError)
-"""What a plan may raise that is well-formed and makes no sense."""
+"""Exceptions that the code may raise on a plan that is well-formed and contradicts itself."""
 
 
 def contradiction(error: Exception) -> str:
-    """Such an error, as what is wrong with the plan."""
+    """The message of an ``InvalidPlanError`` on such an exception."""
     return f"the plan contradicts itself: {type(error).__name__}: {error}"
 
 
 def read_plan(text: str) -> FusionPlan:
-    """A plan on a sound graph, field by field as ``to_json`` writes it; that it is legal remains to
-    be seen. Raises ``InvalidPlanError`` if the text is no such plan."""
+    """The plan that ``to_json`` wrote, with its fields and graph checked, but not whether it is legal. Raises
+    ``InvalidPlanError`` if the text is no such plan."""
     if not isinstance(text, str):
         raise InvalidPlanError(f"expected a plan as JSON text, got {type(text).__name__}")
     try:
@@ -98,7 +97,7 @@ def _encode(value: Any) -> Any:
 
 @cache
 def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
-    """What makes up an object; fields derived from the others are not written."""
+    """The fields that are written: those that are not derived from others."""
     return {field.name: field for field in dataclasses.fields(cls) if field.init and field.name != "program"}
 
 
@@ -184,7 +183,7 @@ def _decode_object(cls: type, value: Any, where: str) -> Any:
 
 
 def _check_ids(plan: FusionPlan) -> None:
-    """Every number that refers to a value, node, dimension or axis refers to one."""
+    """Raise ``InvalidPlanError`` if a number refers to a value, node, dimension or axis that is not there."""
     graph = plan.graph
     n_values, n_nodes = len(graph.values), len(graph.nodes)
     for i, value in enumerate(graph.values):

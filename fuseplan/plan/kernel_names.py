@@ -1,10 +1,9 @@
-"""Name a kernel for what it does.
+"""Name a kernel by its place in the program and by the form of its computation: ``attention:softmax``.
 
-The name is where its main operation comes from, and what it computes there: ``attention:softmax``.
-*Where* is the ``jax.named_scope`` around the operation, else the user's function that it stands in. *What*
-is a recognised form (``softmax``, ``layer norm``), else the one or two operations that compute most
-(``exp+reduce_sum``). *What* is left out where *where* contains it already, or where the kernel holds all of
-the function's arithmetic.
+The place is the ``jax.named_scope`` around the kernel's main operation, else the user's function that holds
+it. The form is a recognised one (``softmax``, ``layer norm``), else the one or two operations that compute
+most (``exp+reduce_sum``). The form is left out where the place contains it already, or where the kernel holds
+all of the function's arithmetic.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ _NO_FUNCTION = ("<lambda>", "<module>", "<genexpr>", "<listcomp>", "<dictcomp>",
 
 
 def anchor(graph: Graph, nodes: Sequence[int]) -> Node:
-    """The operation that a group is about: its contraction, else its last reduction, else
-    the last one that computes something."""
+    """The main operation of a group: its contraction, else its last reduction, else the last operation that
+    computes something."""
     members = [graph.nodes[n] for n in nodes]
 
     def last(test: Callable[[Node], bool]) -> Node | None:
@@ -60,8 +59,8 @@ def kernel_name(graph: Graph, nodes: Sequence[int]) -> str:
 
 
 def place(node: Node) -> str:
-    """Where an operation comes from: the path of its named scope, of which the end is shown, else the
-    user's function; empty where there is none."""
+    """The place of an operation: the end of the path of its named scope, else the user's function; empty
+    where there is none."""
     # ``jnp.einsum`` names a scope after its subscripts.
     path = "/".join(name for name in node.scope.split("/") if not re.search(r"[,>]", name))
     if path:

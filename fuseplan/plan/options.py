@@ -1,7 +1,4 @@
-"""The options of one planning: device, planner, deadline, constraints, and parts switched off.
-
-Which parts of the decision are taken: an ablation switches them off one by one.
-"""
+"""The options of one planning: device, planner, deadline, constraints, and parts switched off."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from fuseplan.plan.constraints import Constraints
 
 @dataclass(frozen=True, slots=True)
 class Features:
-    """What a planner may decide beyond the plainest; all of it by default.
+    """The parts of the planner that an ablation can switch off; all are on by default.
 
     Example:
         >>> Features(siblings=False).switched_off
@@ -25,45 +22,45 @@ class Features:
     epilogues: bool = True
     """Work on the result of a contraction is done in its kernel."""
     siblings: bool = True
-    """Operations that walk one array share a kernel, though no value passes between them."""
+    """Operations that read one array share a kernel, though no value passes between them."""
     several_results: bool = True
     """A kernel of several operations writes more than one array."""
     streaming: bool = True
-    """An axis that is reduced, but for a contraction's, is streamed where it need not be whole, in
-    several passes if one does not do."""
+    """An axis that is reduced, but not by a contraction, is streamed where no block has to hold all of it, in
+    several passes if one is not enough."""
     choice_of_tile: bool = True
     """The tile is the cheapest of several, not the largest that fits."""
     loop_nests: bool = True
-    """On the CPU, large intermediates exist a tile at a time."""
+    """On the CPU, loops over tiles hold large intermediates one tile at a time."""
     recompute: bool = True
-    """Values that several kernels need are computed by each that gains from it; on the CPU, large ones
-    for distant readers."""
+    """Values that several kernels read are rematerialised in each kernel that gains by it; on the CPU, large
+    values for distant readers."""
     splits: bool = True
-    """On a GPU, sums down columns, and reductions with few results, are made in two steps where the first
-    of them joins another kernel."""
+    """On a GPU, sums down columns, and reductions with few results, are computed in two steps where the first
+    step can join another kernel."""
     packs: bool = True
-    """Small kernels that have no more in common than a scalar are one kernel, on one core."""
+    """Small kernels that share nothing but a scalar are one kernel, on one core."""
     rewrites: bool = True
-    """The program may be rewritten before it is planned: columns, sums in steps, values computed again,
-    packs. Without it, the program is planned as traced."""
+    """The program may be rewritten before it is planned: columns, sums in steps, rematerialised values,
+    packs. Otherwise the program is planned as traced."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:
-        """The names of the parts that are not taken."""
+        """The names of the parts that are switched off."""
         return tuple(name for name in self.__slots__ if not getattr(self, name))
 
 
 ALL_FEATURES = Features()
-"""Nothing switched off."""
+"""All parts on."""
 
 
 DEFAULT_DEADLINE_S = 20.0
-"""Wall-clock seconds the planner may take before it settles for a heuristic's plan."""
+"""Wall-clock seconds after which the planner returns the best plan found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How to plan: checked on construction, before any work is done."""
+    """How one program is planned."""
 
     device: DeviceSpec
     planner: str = "solver"
@@ -72,7 +69,7 @@ class Options:
     constraints: Constraints | None = None
     features: Features = ALL_FEATURES
     asked_s: float | None = None
-    """The user's deadline, of which ``deadline_s`` is left; None where the two are equal."""
+    """The user's deadline, of which ``deadline_s`` seconds are left; None where the two are equal."""
     shares: int = 1
     """Into how many equal parts the counted work of plans within a limit of memory is divided; this planning
     may do one."""

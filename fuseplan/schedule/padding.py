@@ -101,7 +101,7 @@ def refuse_regrouping(graph: Graph, node: Node, backend: str) -> Verdict | None:
     else:
         blocks = [_block(node, m, backend) for m in (node.input_maps[0], node.output_maps[0])]
         why = f"would move the padding of its block {blocks[0]} between the elements of {blocks[1]}"
-    reason = f"in a {backend} kernel {node.op} of v{source.id}:{source} to v{result.id}:{result} {why}"
+    reason = f"in a {backend} kernel {node.op} of {source} to {result} {why}"
     return Verdict("backend", reason, (node.id,))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from costmodel.graph import Graph
-from fuseplan.plan.certificate import Part, Proof
+from fuseplan.plan.fusion_plan import Part, Proof
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field, replace
 
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
-from fuseplan.plan.certificate import Proof
 from fuseplan.plan.constraints import Resolved
-from fuseplan.plan.fusion_plan import Kernel, PlanStats
+from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
 from fuseplan.plan.notes import AnyNote
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.search.components import (

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import islice
 
 from costmodel.graph import Graph
-from fuseplan.plan.certificate import Part, Proof
+from fuseplan.plan.fusion_plan import Part, Proof
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.components import (
     Component,

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
 from costmodel.graph import Graph
-from fuseplan.plan.certificate import Piece
-from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.fusion_plan import Kernel, Piece
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs

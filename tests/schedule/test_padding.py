@@ -81,7 +81,7 @@ def test_the_reason_names_value_and_block(old, new, backend):
         verdict = scheduler.compatible(nodes)
         assert verdict == scheduler.price(nodes) == refuse_nest(graph, backend, nodes, scheduler.axes)
         assert verdict.nodes == (1,)
-        assert f"v1:{graph.values[1]} to v2:{graph.values[2]}" in verdict.reason
+        assert f"{graph.values[1]} to {graph.values[2]}" in verdict.reason
         if backend == "triton":
             blocks = [[1 << (n - 1).bit_length() for n in shape] for shape in (old, new)]
             assert all(str(b).replace(" ", "") in verdict.reason for b in blocks)

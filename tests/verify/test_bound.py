@@ -21,8 +21,8 @@ from fuseplan import Constraints, Kernel, Plan
 from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.plan.certificate import Joint
 from fuseplan.plan.constraints import Resolved
+from fuseplan.plan.fusion_plan import Joint
 from fuseplan.plan.notes import NoteKind
 from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner

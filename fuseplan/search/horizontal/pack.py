@@ -24,8 +24,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise, takewhile
 
 from costmodel.graph import Graph, boundary
-from fuseplan.plan.certificate import Piece
-from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.fusion_plan import Kernel, Piece
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, total_of
 from fuseplan.schedule.scheduler import Scheduler

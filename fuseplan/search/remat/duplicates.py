@@ -179,7 +179,7 @@ def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()
         graph: the graph of the plan.
         roots: ``Copies.roots`` of the search.
         origins: for each node of ``graph``, the first that computes the same operation of the graph that
-            was searched, where that is not ``graph.origins`` (``fuseplan.plan.certificate.Proof.origins``).
+            was searched, where that is not ``graph.origins`` (``fuseplan.plan.fusion_plan.Proof.origins``).
     """
     return split(without_copies(replace(graph, origins=origins or graph.origins)), roots)
 
