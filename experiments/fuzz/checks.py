@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 import fuseplan
+from costmodel.backends import backend_of, register_backend
 from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from experiments.fuzz.operations import OPERATIONS
@@ -31,7 +32,6 @@ from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.runtime.executor import make_runner
 from fuseplan.schedule import tilings as tiles
-from fuseplan.schedule.nests import accelerator as kernels
 from fuseplan.schedule.nests import cpu as nest
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.settings import make_options
@@ -80,15 +80,12 @@ def _tiny(name: str, onchip_bytes: int, register_bytes: int) -> DeviceSpec:
 
 _LARGE_BYTES = 512
 
-_SMALL_TILES: tuple[tuple[Any, str, Any], ...] = (
-    (nest, "_TILES", (4, 8, 16)),
-    (nest, "_LONG", 8),
-    (kernels, "_WHOLE", 16),
-    (kernels, "_NARROW", 4),
-    (tiles, "_MATMUL_TILES", {"triton": (16, 32), "mosaic_gpu": (64, 128), "mosaic_tpu": (8, 16)}),
-    (tiles, "_DEPTH_TILES", {"triton": (16,), "mosaic_gpu": (64,), "mosaic_tpu": (8, 16)}),
-    (tiles, "_PASS_TILES", (4, 8, 32)),
-)
+_SMALL_TILES: tuple[tuple[Any, str, Any], ...] = ((nest, "TILES", (8, 16)), (tiles, "PASS_TILES", (4, 8, 32)))
+_SMALL_MATMULS: dict[str, dict[str, Any]] = {
+    "triton": {"matmul_tiles": (16, 32), "depth_tiles": (16,)},
+    "mosaic_gpu": {"matmul_tiles": (64, 128), "depth_tiles": (64,)},
+    "mosaic_tpu": {"matmul_tiles": (8, 16), "depth_tiles": (8, 16)},
+}
 
 
 @contextmanager
@@ -98,13 +95,20 @@ def small_tiles() -> Iterator[None]:
     large = [(m, "least_bytes", lambda device: _LARGE_BYTES) for m in ours if hasattr(m, "least_bytes")]
     changed = [*_SMALL_TILES, *large]
     before = [(module, name, getattr(module, name)) for module, name, _ in changed]
+    backends = [backend_of(name) for name in _SMALL_MATMULS]
     for module, name, value in changed:
         setattr(module, name, value)
+    for backend in backends:
+        register_backend(
+            replace(backend, max_whole_axis=16, one_step_depth=4, **_SMALL_MATMULS[backend.name])
+        )
     try:
         yield
     finally:
         for module, name, value in before:
             setattr(module, name, value)
+        for backend in backends:
+            register_backend(backend)
 
 
 DEVICES: dict[str, tuple[DeviceSpec, ...]] = {

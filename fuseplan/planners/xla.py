@@ -23,7 +23,7 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes
 from fuseplan.planners.hlo.compiled import compiled_kernels
 from fuseplan.planners.hlo.kernels import HloKernel
-from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.search.grouping import Grouping, Stopwatch
 
 

@@ -14,7 +14,7 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.kernel_names import anchor, kernel_name
 from fuseplan.report.comparison import NO_PLAN, Compared, Timing, baseline_of
 from fuseplan.report.text import grid, makes, parts_text, skipped, tile
-from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.targets.detect import find_device
 
 if TYPE_CHECKING:

@@ -17,11 +17,16 @@ from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.onchip import Footprint, KernelFootprint, footprint
 from fuseplan.plan.options import Features
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import Layout, axis_roles, group_layout, roles_in_passes
+from fuseplan.schedule.layout import (
+    Layout,
+    SpecMaker,
+    axis_roles,
+    group_layout,
+    roles_in_passes,
+    whole_array_spec,
+)
 from fuseplan.schedule.nests.cpu import passes_of
-from fuseplan.schedule.spec import SpecMaker, whole_array_spec
-from fuseplan.schedule.tiling_bound import Rank, most_promising
-from fuseplan.schedule.tilings import Deeper, Tiles, largest_block, tilings
+from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, largest_block, most_promising, tilings
 
 _PRICED = 4
 """At most so many tilings of a group without a contraction are priced, the largest that fit
@@ -70,7 +75,7 @@ class Schedules:
                 make_spec.passes = passes
             of_tiles: KernelFootprint | None = None
             found = 0
-            deeper = Deeper(layout, roles)
+            deeper = DepthDominance(layout, roles)
             every = enumerate(tilings(layout, roles, device.backend, in_passes))
             ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
             if layout.contraction is not None and is_wanted is not None and priced > 1:
@@ -80,7 +85,7 @@ class Schedules:
                 tried.append(tiles)
                 if block_bytes(tiles) > limit_bytes:
                     continue
-                if device.sequential_grid and deeper.is_known(tiles):
+                if device.sequential_grid and deeper.is_dominated(tiles):
                     continue
                 spec = make_spec(tiles)
                 of_tiles = of_tiles or KernelFootprint(self.graph, spec, device.sequential_grid)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose
-from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind
-from costmodel.kernel import Access, AxisRole
+from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
+from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +176,59 @@ def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[
         if depends:
             behind.update(dict.fromkeys(node.outputs, depends))
     return frozenset([a for a in range(found.bit_length()) if found >> a & 1])
+
+
+def whole_array_spec(graph: Graph, nodes: tuple[int, ...], edge: Boundary | None = None) -> KernelSpec:
+    """The spec of a group that XLA compiles as it is: it reads and writes whole arrays, without tiles."""
+    edge = edge or boundary(graph, nodes)
+
+    def whole(v: int) -> Access:
+        return Access(v, ((),) * len(graph.values[v].shape))
+
+    no_axes = tuple(((),) * len(graph.nodes[n].dims) for n in nodes)
+    return KernelSpec(nodes, (), no_axes, tuple(map(whole, edge.reads)), tuple(map(whole, edge.writes)))
+
+
+def is_nest(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether the kernel is a nest (``fuseplan.schedule.nests``): tiled loops, or a kernel with contractions
+    in several passes or without a stream."""
+    if spec.capabilities.loop_nest:
+        return True
+    products = any(graph.nodes[n].flops.matrix for n in spec.nodes)
+    return products and bool(spec.axes) and (bool(spec.passes) or spec.streamed is None)
+
+
+class SpecMaker:
+    """Builds the specs of one group and one choice of roles, which differ in their tiles.
+
+    Axes are in grid order: parallel, streamed (``stream`` innermost), resident.
+    """
+
+    def __init__(
+        self,
+        nodes: tuple[int, ...],
+        axes: GroupAxes,
+        layout: Layout,
+        roles: tuple[AxisRole, ...],
+        backend: str,
+        stream: int | None = None,
+        keeps: bool = False,
+    ) -> None:
+        self.nodes, self.backend, self.keeps = nodes, backend, keeps
+        self.passes: tuple[tuple[int, ...], ...] = ()
+        ranked = sorted(range(len(roles)), key=lambda a: (roles[a], a == stream, a))
+        self.order = [(a, axes.sizes[a], roles[a]) for a in ranked]
+        new = {old: i for i, (old, _, _) in enumerate(self.order)}
+
+        def renumber(access: Access) -> Access:
+            return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
+
+        self.node_axes = tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in axes.node_axes)
+        self.reads = tuple(map(renumber, layout.reads))
+        self.writes = tuple(map(renumber, layout.writes))
+
+    def __call__(self, tiles: tuple[int, ...]) -> KernelSpec:
+        axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)
+        return KernelSpec(
+            self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend, self.passes, self.keeps
+        )

@@ -18,7 +18,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.enumerate import Schedules
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import group_layout
+from fuseplan.schedule.layout import SpecMaker, group_layout, whole_array_spec
 from fuseplan.schedule.legality import refuse, refuse_exchange
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
@@ -26,10 +26,8 @@ from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.prologues import Gates, gated
 from fuseplan.schedule.shared_operands import walked
-from fuseplan.schedule.spec import SpecMaker, whole_array_spec
 from fuseplan.schedule.structure import Signatures
-from fuseplan.schedule.tiling_bound import Rank
-from fuseplan.schedule.tilings import Tiles, tilings
+from fuseplan.schedule.tilings import Rank, Tiles, tilings
 from fuseplan.support.errors import Verdict
 
 _REMEMBERED = 1_000

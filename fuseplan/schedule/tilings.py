@@ -1,4 +1,10 @@
-"""Tiles: which block sizes a group's axes may have, by what each backend can address."""
+"""Enumerate the tilings of a group that a backend can address, and bound the time of each from below.
+
+A tiling has a tile extent for each axis of the group. ``tilings`` yields them largest block first. A group
+around a contraction has dozens of tilings, so ``most_promising`` sorts them by a lower bound on their time,
+which costs as much for all of them as pricing one. The bound counts the reads and the matrix units' work,
+with padding and idle cores, by the model of ``costmodel.roofline`` and ``costmodel.traffic``.
+"""
 
 from __future__ import annotations
 
@@ -8,41 +14,57 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
+import numpy.typing as npt
+
+from costmodel.axes import GroupAxes, NodeAxes
 from costmodel.backends import backend_of
-from costmodel.graph import DimMap
+from costmodel.device import DeviceSpec
+from costmodel.graph import DimMap, Graph, Node
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.layout import Contraction, Layout
 from fuseplan.schedule.padding import is_contiguous, whole_tile
 from fuseplan.schedule.warpgroup import is_addressable
 
-_LANE_TILES = (128, 512, 2048)
-# Where two axes are both contiguous somewhere (a transpose), square tiles of a few cache
-# lines a side serve both.
-_TRANSPOSE_TILES = (32, 64, 128, 512)
-_ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
-_STREAM_TILES = (8, 64, 256, 1024)
-# A stream walked in passes is as long as a row that does not fit: each step waits for its loads.
-_PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
-_SMALL = 32
+CONTIGUOUS_TILES = (128, 512, 2048)
+"""Candidate tiles of the axis along which the largest arrays are contiguous."""
+TRANSPOSE_TILES = (32, 64, 128, 512)
+"""Those where two axes are contiguous in some array: square tiles of a few cache lines a side serve both."""
+ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
+"""Those of the innermost other parallel axes."""
+STREAM_TILES = (8, 64, 256, 1024)
+"""Those of a stream walked once."""
+PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
+"""Those of a stream walked in several passes: it is a row too long for the chip, and each step waits for its
+loads, so that long tiles gain."""
+SHORT_AXIS = 32
+"""A parallel axis of at most this extent is whole or has tiles of one, and is tiled together with the
+next."""
+
+_ROUNDING = 1e-9
+"""Relative rounding error of the lower bound in floating point; the cost model computes in integers."""
 
 Tiles = tuple[int, ...]
+Times = npt.NDArray[np.float64]
+Counts = npt.NDArray[np.int64]
+Rank = tuple[int, int]
+"""The rank of a schedule in a fixed order: that of its roles, and that of its tiles among theirs."""
 
 
 def tilings(
     layout: Layout, roles: tuple[AxisRole, ...], backend: str, in_passes: bool = False
 ) -> Iterator[Tiles]:
-    """Tiles for each axis that ``backend`` can address, the largest blocks first, but in registers those
-    of more than 16 a thread last. ``in_passes``: of a stream that is walked several times, or written
-    to, less than all of it."""
+    """The tilings that ``backend`` can address, the largest blocks first, but blocks beyond its limit of
+    elements last. ``in_passes``: the stream is walked several times, or written to, in parts."""
     if layout.contraction is not None:
-        # Groups around one contraction differ in little else: most are asked for again.
+        # Groups around one contraction have few distinct layouts, so these are cached.
         yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
         return
     options = _options(layout, roles, backend)
     if in_passes:
         stream = roles.index(AxisRole.STREAMED)
-        options[stream] = tuple(t for t in _PASS_TILES if t < layout.sizes[stream])
+        options[stream] = tuple(t for t in PASS_TILES if t < layout.sizes[stream])
     found = False
     most = backend_of(backend).most_elements
     for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):
@@ -63,7 +85,7 @@ def _matmul_tilings(
 def _sorted(
     options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str, most: int | None = None
 ) -> Iterator[Tiles]:
-    """The largest first; of more than ``most`` elements last, and the smallest of those first."""
+    """The largest first; those of more than ``most`` elements last, the smallest of them first."""
 
     def rank(tiles: Tiles) -> tuple[int, int, Tiles]:
         size = math.prod(tiles)
@@ -75,17 +97,16 @@ def _sorted(
 
 
 def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles]:
-    """Tiles whose blocks are in several places of memory: Triton loads each element from where it
-    is, though runs of neighbours are faster. What is needed whole has no gaps between its elements."""
+    """Tilings whose blocks are not contiguous in memory: Triton loads each element by its own address, though
+    runs of neighbours are faster. Dimensions that a node needs whole are whole."""
     for tiles in sorted(itertools.product(*options), key=lambda t: (-math.prod(t), t)):
         if all(tiles[a] == layout.sizes[a] for dims in layout.joint for a in dims[1:]):
             yield tiles
 
 
-class Deeper:
-    """Tilings of a contraction that differ in the depth of a step alone: on a sequential grid
-    the deeper never costs more, unless it pads more. It reads the same, in fewer steps
-    (test_schedule.py::test_deeper_steps_cost_no_more)."""
+class DepthDominance:
+    """Dominance between tilings of a contraction that differ only in the depth of a step: on a sequential
+    grid the deeper one reads the same in fewer steps, and so costs no more unless it pads more."""
 
     def __init__(self, layout: Layout, roles: tuple[AxisRole, ...]) -> None:
         streamed = AxisRole.STREAMED in roles and layout.contraction is not None
@@ -93,13 +114,13 @@ class Deeper:
         self._size = layout.sizes[self._depth] if streamed else 0
         self._padded: dict[Tiles, int] = {}
 
-    def is_known(self, tiles: Tiles) -> bool:
-        """Whether one that differs from it in a deeper step, and pads no more, was added."""
+    def is_dominated(self, tiles: Tiles) -> bool:
+        """Whether a tiling was added that differs in a deeper step only, and pads no more."""
         others, padded = self._split(tiles)
         return self._padded.get(others, padded + 1) <= padded
 
     def add(self, tiles: Tiles) -> None:
-        """It was priced, the deepest first."""
+        """Record a tiling that was priced; deeper ones are added first."""
         others, padded = self._split(tiles)
         self._padded[others] = min(self._padded.get(others, padded), padded)
 
@@ -112,8 +133,7 @@ class Deeper:
 
 
 def largest_block(layout: Layout) -> Callable[[Tiles], int]:
-    """For any tiles, the bytes of the largest block read or written: a kernel needs at least so
-    much on chip."""
+    """A function from tiles to the bytes of the largest block read or written, which must fit on chip."""
     blocks = list(
         {
             (access.axis_set, width): None
@@ -135,78 +155,76 @@ def largest_block(layout: Layout) -> Callable[[Tiles], int]:
 
 
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
-    lanes = _lanes(layout)
-    rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in lanes]
+    contiguous = _contiguous_axes(layout)
+    rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous]
     tiled = _innermost(layout, rows)
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
             options.append((whole_tile(size, backend),))
         elif role == AxisRole.STREAMED:
-            options.append(_up_to(size, _STREAM_TILES, backend))
-        elif a in lanes:
-            options.append(_up_to(size, _LANE_TILES if len(lanes) == 1 else _TRANSPOSE_TILES, backend))
+            options.append(_up_to(size, STREAM_TILES, backend))
+        elif a in contiguous:
+            candidates = CONTIGUOUS_TILES if len(contiguous) == 1 else TRANSPOSE_TILES
+            options.append(_up_to(size, candidates, backend))
         elif a in tiled:
-            options.append(_up_to(size, _ROW_TILES, backend))
+            options.append(_up_to(size, ROW_TILES, backend))
         else:
-            options.append((1, whole_tile(size, backend)) if size <= _SMALL else (1,))
+            options.append((1, whole_tile(size, backend)) if size <= SHORT_AXIS else (1,))
     return options
 
 
 def _matmul_options(
     sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], backend: str
 ) -> list[tuple[int, ...]] | None:
-    """One row, one column and one depth axis get tiles; the others are of one."""
-    long = {axes[-1] for axes in (dot.rows, dot.columns) if axes}
+    """The innermost row, column and depth axes get tiles; the others have tiles of one."""
+    tiled = {axes[-1] for axes in (dot.rows, dot.columns) if axes}
     extra_depth = [a for a in dot.depth if roles[a] != AxisRole.STREAMED]
     if len(extra_depth) > 1:
         return None
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(sizes, roles, strict=True)):
         if role == AxisRole.STREAMED:
-            depths = backend_of(backend).depth_tiles
-            beside = math.prod(sizes[b] for b in extra_depth)
-            options.append(
-                _several(size, beside, backend) if extra_depth else _dot_tiles(size, depths, backend)
-            )
+            if extra_depth:
+                options.append(_outer_depth_tiles(size, sizes[extra_depth[0]], backend))
+            else:
+                options.append(_dot_tiles(size, backend_of(backend).depth_tiles, backend))
         elif role == AxisRole.RESIDENT:
             if a not in extra_depth:
                 return None
             options.append((whole_tile(size, backend),))
-        elif a in long:
+        elif a in tiled:
             options.append(_dot_tiles(size, backend_of(backend).matmul_tiles, backend))
         else:
             options.append((1,))
     return options
 
 
-def _several(size: int, beside: int, backend: str) -> tuple[int, ...]:
-    """How many of a contracted axis, such as heads, one step takes with all of another, of size ``beside``:
-    a TPU's accumulators are in VMEM, and are read and written again by each of many shallow steps
-    (tests/schedule/test_scheduler.py::test_a_step_contracts_several_heads)."""
+def _outer_depth_tiles(size: int, beside: int, backend: str) -> tuple[int, ...]:
+    """Tiles of a contracted axis, such as heads, beside another that is whole and has ``beside`` elements.
+
+    Accumulators in memory are read and written again by each step, so that a step takes several."""
     can = backend_of(backend)
     most = max(can.depth_tiles) // beside if can.accumulates_in_memory else 1
     return tuple(t for t in range(1, size + 1) if t == 1 or (t <= most and size % t == 0))
 
 
 def dot_tiles(size: int, backend: str, held: bool = False) -> tuple[int, ...]:
-    """Tiles of an axis along which a kernel of several contractions is cut; ``held``: beside one that is
-    contracted whole."""
+    """Tiles of an axis in a kernel of several contractions; ``held``: the contracted axis is whole."""
     can = backend_of(backend)
     return _dot_tiles(size, can.matmul_tiles + (can.held_tiles if held else ()), backend)
 
 
 def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
-    """As ``_up_to``, but a GPU's matrix instructions want at least 16 of each (mma.m16n8k16):
-    what is missing is masked."""
+    """As ``_up_to``, but at least the backend's least tile, since matrix instructions have a least extent;
+    the excess is masked."""
     least = backend_of(backend).least_dot_tile
     return tuple(dict.fromkeys(max(t, least) for t in _up_to(size, tiles, backend)))
 
 
-def _lanes(layout: Layout) -> set[int | None]:
-    """The axes along which the largest arrays lie in memory: their tiles must be long, or
-    loads are not coalesced. Row statistics are small enough not to matter
-    (test_schedule.py::test_row_statistics_keep_small_tiles)."""
+def _contiguous_axes(layout: Layout) -> set[int | None]:
+    """The axes along which the largest arrays are contiguous: their tiles must be long, or loads are not
+    coalesced. Smaller arrays, such as statistics of rows, do not matter."""
     accesses = layout.reads + layout.writes + layout.inner
     extents = [math.prod(layout.sizes[i] for i in a.axis_set) for a in accesses]
     largest = max(extents)
@@ -214,7 +232,7 @@ def _lanes(layout: Layout) -> set[int | None]:
 
 
 def _minor(access: Access) -> int | None:
-    """The axis along which neighbouring elements of an array lie in memory."""
+    """The axis along which an array is contiguous in memory."""
     for dims in reversed(access.axes):
         if dims:
             return dims[-1]
@@ -222,25 +240,24 @@ def _minor(access: Access) -> int | None:
 
 
 def _innermost(layout: Layout, axes: list[int]) -> list[int]:
-    """Of ``axes``, those that lie innermost in the first written array, up to one that is long: a few
-    heads a token make no block."""
+    """The innermost of ``axes`` in the first written array, up to the first long one: a short axis alone,
+    such as a few heads, would make small blocks."""
     order = [a for dims in layout.writes[0].axes for a in dims]
     inner = [a for a in reversed(order) if a in axes]
-    short = next((i for i, a in enumerate(inner) if layout.sizes[a] > _SMALL), len(inner))
+    short = next((i for i, a in enumerate(inner) if layout.sizes[a] > SHORT_AXIS), len(inner))
     return inner[: short + 1]
 
 
 def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
-    """The tiles smaller than the axis, and the whole of it where that is no larger than the
-    largest of them."""
+    """The tiles smaller than the axis, and the whole axis unless it exceeds the largest tile."""
     whole = whole_tile(size, backend)
     smaller = tuple(dict.fromkeys(_even(size, t, backend) for t in tiles if t < size))
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 
 
 def _even(size: int, tile: int, backend: str) -> int:
-    """As many tiles as ``tile`` makes, but of one length, as far as lanes go: a TPU computes what the last
-    of them has past the end, too (test_schedule.py::test_tiles_of_a_tpu_are_even)."""
+    """The least multiple of the lanes that makes as many tiles as ``tile``: a TPU also computes the elements
+    of the last tile past the end of the axis."""
     if not backend_of(backend).lane_tiles or tile < LANES:
         return tile
     count = -(-size // tile)
@@ -248,26 +265,29 @@ def _even(size: int, tile: int, backend: str) -> int:
 
 
 def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:
-    """Whether the backend can load, compute and store blocks of any tiles. Mosaic reshapes
-    blocks of rank two and more as it likes, but splits or merges no vector
-    (tests/aot/test_compile_kernels.py). With ``lifts``, one of a single row is a block of its own."""
+    """A predicate of tiles: whether the backend can load, compute and store their blocks.
+
+    Mosaic reshapes blocks of rank two and more, but splits or merges no vector. With ``lifts``, a single row
+    may be a block.
+    """
     sizes, blocks = layout.sizes, _blocks(layout)
     return lambda tiles: _addressable(sizes, blocks, tiles, backend, lifts)
 
 
 @dataclass(frozen=True, slots=True)
 class _Blocks:
-    """How the blocks of a group lie, each way once: its values are of few shapes."""
+    """The distinct layouts of a group's blocks."""
 
     merged: tuple[tuple[int, ...], ...]
-    """Axes that one dimension merges."""
+    """Axes merged in one dimension of a value."""
     vectors: tuple[tuple[int, ...], ...]
-    """Axes that the only dimension of a value merges."""
+    """Axes merged in the only dimension of a value."""
     exchanged: tuple[DimMap, ...]
-    """Of what is read and written."""
+    """Axes of the dimensions of each array read or written."""
     every: tuple[DimMap, ...]
+    """Those of all values."""
     depth: tuple[int, ...]
-    """Axes that are contracted."""
+    """The contracted axes."""
 
 
 def _blocks(layout: Layout) -> _Blocks:
@@ -292,7 +312,7 @@ def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lift
 
 
 def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool:
-    # Of a matrix, single rows would be a block each: more steps than work.
+    # Not of a matrix: a block for each single row has more overhead than work.
     single = lifts and len(axes) > 2 and all(tiles[a] == 1 for dims in axes[:-1] for a in dims)
     quanta = (LANES,) if single else (LANES, SUBLANES)
     for dims, quantum in zip(reversed(axes), quanta, strict=False):
@@ -303,3 +323,92 @@ def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool
         if block != extent and block % quantum:
             return False
     return True
+
+
+def most_promising(
+    graph: Graph,
+    device: DeviceSpec,
+    nodes: tuple[int, ...],
+    axes: GroupAxes,
+    layout: Layout,
+    roles: tuple[AxisRole, ...],
+    ranked: list[tuple[Rank, Tiles]],
+    is_wanted: Callable[[float, Rank], bool],
+) -> Iterator[tuple[Rank, Tiles]]:
+    """Tilings of a contraction by ascending lower bound, of those for which ``is_wanted(bound in picoseconds,
+    rank)`` holds when they are reached."""
+    if ranked:
+        members = (graph.nodes[n] for n in nodes)
+        anchor = next(m for m in zip(members, axes.node_axes, strict=True) if m[0].flops.matrix)
+        tilings = np.array([tiles for _, tiles in ranked], dtype=np.int64)
+        least_ps = least_times_ps(graph, device, layout, roles, anchor, tilings)
+        for k in np.argsort(least_ps, kind="stable").tolist():
+            if is_wanted(least_ps[k], ranked[k][0]):
+                yield ranked[k]
+
+
+def least_times_ps(
+    graph: Graph,
+    device: DeviceSpec,
+    layout: Layout,
+    roles: tuple[AxisRole, ...],
+    anchor: tuple[Node, NodeAxes],
+    tilings: Counts,
+) -> Times:
+    """A lower bound in picoseconds for each row of ``tilings``, which has a tile for each axis.
+
+    ``anchor`` is the contraction with its axes.
+    """
+    sizes = np.array(layout.sizes, dtype=np.int64)
+    n_tiles = -(-sizes // tilings)
+    parallel = [a for a, role in enumerate(roles) if role == AxisRole.PARALLEL]
+    tiles = n_tiles[:, parallel].prod(axis=1)
+    cores = device.core_count
+    idle = cores / np.minimum(tiles, cores)
+    waves = -(-tiles // cores)
+    node, own = anchor
+    flops = _executed(node, own, parallel, sizes, tilings, n_tiles) * (waves * cores / tiles)
+    matrix_ps = flops * _ps_each(device.matrix_rate(graph.values[node.inputs[0]].dtype))
+    reads = ((graph.values[access.value].nbytes, access.axis_set) for access in layout.reads)
+    if device.sequential_grid:
+        streamed = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
+        grid = parallel + streamed
+        loaded = sum(nbytes * _fetches(n_tiles, grid, axes) for nbytes, axes in reads)
+        step_ps = waves * n_tiles[:, streamed].prod(axis=1) * device.grid_step_ps
+        read_ps = np.maximum(loaded * idle * _ps_each(device.hbm_bytes_per_s), step_ps)
+    else:
+        loaded = sum(
+            nbytes * n_tiles[:, [a for a in parallel if a not in axes]].prod(axis=1) for nbytes, axes in reads
+        )
+        read_ps = loaded * idle * _ps_each(device.cache_bytes_per_s)
+    return (device.launch_ps + np.maximum(matrix_ps, read_ps)) * (1 - _ROUNDING)
+
+
+def _ps_each(rate: int) -> float:
+    return 1e12 / rate if rate else 0.0  # a rate of 0 is no limit
+
+
+def _executed(
+    node: Node, own: NodeAxes, parallel: list[int], sizes: Counts, tilings: Counts, n_tiles: Counts
+) -> Times:
+    """Flops of the matrix units: over padded extents, and repeated for every tile of other parallel axes."""
+    carried = [a for axes in own for a in axes]
+    others = [a for a in parallel if a not in carried]
+    padded = n_tiles[:, carried] * tilings[:, carried]
+    repeats = padded.prod(axis=1) * (n_tiles[:, others].prod(axis=1) / math.prod(sizes[carried].tolist()))
+    return node.flops.matrix * repeats
+
+
+def _fetches(n_tiles: Counts, grid: list[int], indexed: frozenset[int]) -> Counts:
+    """How often a sequential grid fetches an array with the axes ``indexed`` (``costmodel.traffic``)."""
+    fetches = np.ones(len(n_tiles), dtype=np.int64)
+    pending = fetches
+    for a in grid:
+        count = n_tiles[:, a]
+        if a in indexed:
+            changes = count > 1
+            fetches = np.where(changes, fetches * pending, fetches)
+            pending = np.where(changes, 1, pending)
+        else:
+            pending = pending * count
+    return fetches

@@ -16,12 +16,11 @@ from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.schedule.layout import contraction_axes
+from fuseplan.schedule.layout import contraction_axes, is_nest
 from fuseplan.schedule.legality import refuse, refuse_nest
 from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.shared_operands import Hubs, walked
-from fuseplan.schedule.spec import is_nest
 from fuseplan.support.errors import InvalidPlanError
 
 

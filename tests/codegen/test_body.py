@@ -18,7 +18,7 @@ from fuseplan.codegen import emit
 from fuseplan.codegen.block_tile import first_index, valid_extent
 from fuseplan.codegen.body import make_body
 from fuseplan.frontend.ops import composed
-from fuseplan.schedule.spec import whole_array_spec
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.support.errors import InvalidPlanError, UnknownNameError
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import P, S, Tiled, hand_spec, kernel_function, whole_group

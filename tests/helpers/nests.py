@@ -18,10 +18,9 @@ from fuseplan.codegen.body import live_ins
 from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, trace
-from fuseplan.schedule.layout import group_layout
+from fuseplan.schedule.layout import SpecMaker, group_layout
 from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.nests.regions import can_nest, regions
-from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import addressing
 from tests.helpers.quickly import run_quickly
 

@@ -14,9 +14,8 @@ from fuseplan.codegen import emit
 from fuseplan.codegen.body import live_ins
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule.layout import group_layout, repeats
+from fuseplan.schedule.layout import SpecMaker, group_layout, repeats
 from fuseplan.schedule.nests.cpu import passes_of
-from fuseplan.schedule.spec import SpecMaker
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 

@@ -20,8 +20,8 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner, planner_names
 from fuseplan.planners.hlo import compiled
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.spec import whole_array_spec
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
 from fuseplan.targets.compile_only import MissingCompilerError
 from fuseplan.verify.plan import check_plan

@@ -20,7 +20,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.schedule import enumerate as fitting
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.tilings import Deeper, addressing
+from fuseplan.schedule.tilings import DepthDominance, addressing
 from fuseplan.support.errors import Verdict
 from fuseplan.workloads import get_workload
 
@@ -205,7 +205,7 @@ def test_more_tilings_gain_nothing(name, device, monkeypatch):
 def test_deeper_steps_cost_no_more(depth, monkeypatch):
     graph = lower(trace(lambda x, w: jnp.tanh(x) @ w, shape(1024, depth), shape(depth, 512))).graph
     kept = {spec.axes for spec in Scheduler(graph, V5E).schedules((0, 1))}
-    monkeypatch.setattr(Deeper, "is_known", lambda self, tiles: False)
+    monkeypatch.setattr(DepthDominance, "is_dominated", lambda self, tiles: False)
     every = [(spec.axes, estimate(graph, spec, V5E)) for spec in Scheduler(graph, V5E).schedules((0, 1))]
     assert len(kept) < len(every)
     for axes, cost in every:

@@ -12,10 +12,10 @@ from costmodel.onchip import Footprint
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule import tiling_bound as quickest
+from fuseplan.schedule import tilings as tilings
+from fuseplan.schedule.layout import SpecMaker
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.spec import SpecMaker
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import take_apart
 from fuseplan.support.errors import Verdict
@@ -61,20 +61,20 @@ def test_the_floor_is_below_every_price(device):
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_no_tiling_beats_its_least_time(device, monkeypatch):
     """And some are met: by those for which nothing else takes longer."""
-    original = quickest.least_times
+    original = tilings.least_times_ps
     ratios = []
 
-    def compare(graph, device, layout, roles, anchor, tilings):
-        found = original(graph, device, layout, roles, anchor, tilings)
+    def compare(graph, device, layout, roles, anchor, rows):
+        found = original(graph, device, layout, roles, anchor, rows)
         make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
-        for tiles, least_ps in zip(tilings.tolist(), found.tolist(), strict=True):
+        for tiles, least_ps in zip(rows.tolist(), found.tolist(), strict=True):
             # What a tile needs on chip only ever costs time.
             time_ps = estimate(graph, make_spec(tuple(tiles)), device, Footprint(0)).time_ps
             assert least_ps <= time_ps, (nodes, tiles)
             ratios.append(least_ps / time_ps)
         return found
 
-    monkeypatch.setattr(quickest, "least_times", compare)
+    monkeypatch.setattr(tilings, "least_times_ps", compare)
     for name in NAMES:
         scheduler, groups = legal_groups(name, device)
         for nodes in anchored(scheduler.graph, groups):

@@ -10,8 +10,8 @@ from costmodel.graph import DimRole, make_graph
 from costmodel.kernel import Access, Axis, AxisRole
 from fuseplan import Kernel, Plan
 from fuseplan.planners import Budget, get_planner, planner_names
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.spec import whole_array_spec
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan
 from tests.helpers.graphs import GraphBuilder

@@ -21,12 +21,11 @@ from costmodel.loops import NestWork, nest_work
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.schedule.layout import Layout, group_layout
+from fuseplan.schedule.layout import Layout, SpecMaker, group_layout
 from fuseplan.schedule.nests.live_tiles import tiles_visited
 from fuseplan.schedule.nests.multipass import Limit, LimitError, Program, make_program
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes
-from fuseplan.schedule.spec import SpecMaker
 from fuseplan.schedule.tilings import addressing
 
 TILES = (64, 128, 256, 512, 1024, 2048, 4096)

@@ -17,9 +17,9 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.index_ranges import IndexArithmetic
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.nests.regions import can_nest, is_index_arithmetic, regions
 from fuseplan.schedule.pricing import Nodes, relocate
-from fuseplan.schedule.spec import whole_array_spec
 from fuseplan.schedule.structure import Signatures
 
 

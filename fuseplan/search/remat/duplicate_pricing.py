@@ -17,10 +17,10 @@ from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
+from fuseplan.schedule.layout import is_nest
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.prologues import gated, refuse_leak
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.spec import is_nest
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.remat.duplicates import Copies
 from fuseplan.support.errors import Verdict
