@@ -22,7 +22,7 @@ from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
-from fuseplan.search.horizontal.pack import with_packs
+from fuseplan.search.horizontal import with_packs
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.search.remat.materialise import with_repeats
 from fuseplan.search.remat.search import plan_again

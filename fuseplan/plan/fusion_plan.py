@@ -6,7 +6,7 @@ together: then no cover costs less than all nodes' prices, because each of its g
 (weak duality of linear programming; set partitioning as in Balas and Padberg, "Set Partitioning: A Survey",
 SIAM Review 18, 1976). This holds for each component by itself, because no group spans two.
 
-Packs (``fuseplan.search.horizontal.rules``) do span components. A pack that is replaced by the kernels that
+Packs (``fuseplan.schedule.packs``) do span components. A pack that is replaced by the kernels that
 it stands for leaves a plan without it, to which that bound applies. So each piece is given a *share* of at
 most the time of its kernels alone, such that no pack takes less than the shares of its pieces together. A
 plan with packs is then at best as fast as the bound less the savings of all pieces that take their shares.

@@ -63,7 +63,7 @@ MAX_PORTS = 4
 """A scalar may tie so many operations on arrays together in the groups that are searched. Normalising
 a single row needs 3 (its mean is made once and read twice). Groups that meet only in a scalar of more
 would be horizontal fusion, and their number is exponential in the number of parameters: of those, only
-packs are searched (``fuseplan.search.horizontal.rules``)."""
+packs are searched (``fuseplan.schedule.packs``)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,7 @@
 """Check what a proof says of packs: that its pieces may be packed, and that no pack beats their shares.
 
-Trusted are the rules of packs and their floor (``fuseplan.search.horizontal.rules``,
-``fuseplan.search.horizontal.rules``), and the scheduler's price. The lines are taken as they are given:
-they say which packs were searched.
+Trusted are the rules and lower bounds of packs (``fuseplan.schedule.packs``) and the scheduler's price. The
+lines are taken as they are given: they say which packs were searched.
 """
 
 from __future__ import annotations
@@ -12,11 +11,11 @@ from itertools import accumulate
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import Kernel, Piece
+from fuseplan.schedule.packs import Line, OneTilePricing, PackCapacity
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.components import Crossable, crossable_edges, data_edges, effect_edges
-from fuseplan.search.horizontal.rules import InOneTile, Line, Room
 from fuseplan.support.digraph import cyclic_sets, group_successors
 
 
@@ -43,7 +42,7 @@ def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler)
         yield "the kernels of pieces would wait for each other"
         return
     book = PriceBook(graph, scheduler)
-    tiles = PriceBook(graph, InOneTile(scheduler))
+    tiles = PriceBook(graph, OneTilePricing(scheduler))
     near = _near(graph, crossable_edges(graph, book))
     ports = wide_hubs(graph).at
     for line in lines:
@@ -84,13 +83,13 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
     if len(specs) < len(line):
         yield "one core has no room for a piece of packs"
         return
-    room = Room(graph, scheduler.device, specs)
+    capacity = PackCapacity(graph, scheduler.device, specs)
     shares = list(accumulate((piece.share_ps for piece in line), initial=0))
     last = len(line)
     for a in reversed(range(len(line))):
         last = last if a else len(line)  # with the first piece others may fit that do not without
         for b in range(a + 1, last + 1):
-            if not runs.allows(a, b) or not room.holds(a, b):
+            if not runs.allows(a, b) or not capacity.holds(a, b):
                 last = b - 1
                 break
             worth_ps = shares[b] - shares[a]

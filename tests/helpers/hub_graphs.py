@@ -9,11 +9,11 @@ from functools import cache
 from costmodel.graph import Graph
 from fuseplan import Kernel, Plan
 from fuseplan.planners.solver import plan_groups
+from fuseplan.schedule.packs import MAX_ARRAYS
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.components import components, crossable_edges
-from fuseplan.search.horizontal.pack import with_packs
-from fuseplan.search.horizontal.rules import MAX_ARRAYS
+from fuseplan.search.horizontal import with_packs
 from fuseplan.support.work import unlimited
 from fuseplan.verify.groups import Groups
 from tests.helpers.graphs import GraphBuilder

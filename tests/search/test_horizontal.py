@@ -16,10 +16,10 @@ from fuseplan.plan.notes import limit_reached
 from fuseplan.plan.options import Features
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import shared_operands
+from fuseplan.schedule.packs import Line, PackCapacity
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.horizontal.pack import with_packs
-from fuseplan.search.horizontal.rules import Line, Room
+from fuseplan.search.horizontal import with_packs
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.work import Limit, Work, unlimited
 from fuseplan.verify.plan import check_plan
@@ -60,7 +60,7 @@ def test_floor_and_room_of_packs(device):
         kernels = [scheduler.in_one_tile(nodes) for nodes in pieces]
         small = [k for k, kernel in enumerate(kernels) if isinstance(kernel, Kernel)]
         line = Line(graph, device, [pieces[k] for k in small])
-        room = Room(graph, device, [kernels[k].spec for k in small])
+        room = PackCapacity(graph, device, [kernels[k].spec for k in small])
         fitted = True
         for end in range(1, len(small) + 1):
             kernel = scheduler.in_one_tile(line.nodes(0, end))

@@ -1,33 +1,27 @@
-"""Packs: kernels that do several things to small arrays which have no more in common than a scalar.
+"""Packs: legality, lower bounds and capacity of kernels that fuse small unrelated kernels horizontally.
 
-Each *piece* of a pack is what a kernel could do by itself. Pieces of one *line* are ports of one hub
-(``fuseplan.schedule.shared_operands``), in some order, and no two of them read one array or exchange a
-value, but that the first may hold the hub's arithmetic: it takes scalars from the others or makes some for
-them. A pack is a run of pieces that follow each other there.
+A *pack* does several things to small arrays that have no more in common than a scalar. Each *piece* of it
+could be a kernel by itself. The pieces of one *line* are ports of one hub (``schedule.shared_operands``), in
+some order. No two of them read one array or exchange a value, with one exception: the first piece may hold
+the arithmetic of the hub, take scalars from the others and make some for them. A pack is a run of adjacent
+pieces of a line.
 
 **A pack runs on one core.** An axis that is cut among cores indexes all that a kernel writes
-(``fuseplan.schedule.layout.axis_roles``). Axes are tied by arrays alone, so no axis of one piece indexes what
+(``schedule.layout.axis_roles``). Axes are tied by arrays alone, so no axis of one piece indexes an array that
 another writes. So there is one tile, which has all of every axis (``Scheduler.in_one_tile``). By
 ``costmodel.roofline.estimate`` it waits for its first block once, and of every resource of its core it
-takes what its pieces take together:
+takes the sum over its pieces:
 
-    launch + max over resources r of (sum over pieces i of r(i)),
+    launch + max over resources r of (sum over pieces i of r(i)).
 
-a floor that is known without scheduling it (``Line.least_ps``), and not a sum of the pieces' times: a
-piece that is slow on one core is free beside pieces that are bound by another resource. So there is
-no size from which a piece could not gain in a pack. Only where one resource bounds all of them does a
-piece lose for sure that needs it longer than it takes alone.
+This lower bound needs no schedule (``Line.least_ps``). It is not a sum of the times of the pieces: a piece
+that is slow on one core is free beside pieces that are bound by another resource. So no size rules a piece
+out. A piece surely loses only where one resource bounds the whole pack and the piece needs it longer than the
+piece takes alone.
 
-**What does not fit does not fit with more in it.** One more piece adds its blocks to what is on chip,
-and to what is alive at a time, and changes no block of the others. But what a pack without the first
-piece writes for that one, with it a pack need not write: other pieces may fit with it only.
-
-Room: how many pieces of a line one core may hold at most, without scheduling their pack.
-
-A pack evaluates its nodes in their order at the shape of whole arrays, and what is alive at a time
-(``costmodel.onchip``) is what is alive in its pieces then; on a TPU, beside two buffers of all that is
-read and written. Both are sums over the pieces. So a run that is too large for what is counted here
-does not fit, and neither does a longer one.
+**If a pack does not fit, no longer pack fits.** One more piece adds its blocks to those on chip and to those
+alive at a time, and changes no block of the others. There is one exception: a pack without the first piece
+writes scalars for it that a pack with the first piece need not write.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from costmodel.graph import Boundary, Graph, OpKind, boundary
 from costmodel.kernel import KernelSpec
 from costmodel.onchip import live_bytes
 from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.schedule.pricing import Nodes, Pricing
+from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import Verdict
 
@@ -61,38 +55,26 @@ def may_pack(graph: Graph, nodes: Nodes, arrays: bool = True) -> bool:
 
 
 def arrays_read(graph: Graph, edge: Boundary) -> list[int]:
-    """The values of more than one element that a piece reads from outside: what may tie axes."""
+    """The values of more than one element that a piece reads from outside: they may tie axes."""
     return [v for v in edge.reads if graph.values[v].size > 1]
 
 
-class InOneTile(Pricing):
-    """``Pricing`` of packs by ``scheduler``: it answers for kernels of one tile alone."""
+class OneTilePricing(PricingWrapper):
+    """The prices of packs: of kernels that have all of every axis in one tile."""
 
     def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__(scheduler)
         self._scheduler = scheduler
 
-    def compatible(self, nodes: Nodes) -> Verdict | None:
-        """As ``Pricing.compatible``."""
-        return self._scheduler.compatible(nodes)
-
-    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """As ``Pricing.oversized``."""
-        return self._scheduler.oversized(nodes, crossing)
-
-    def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``."""
-        return self._scheduler.renames(n)
-
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        """As ``Pricing.price``."""
         return self._scheduler.in_one_tile(nodes)
 
 
 class Line:
-    """Pieces in an order, and a floor under the time of each run of them.
+    """Pieces in an order, and lower bounds of each run of them.
 
     Raises:
-        ValueError: the pieces are no line, and the message says why.
+        ValueError: the pieces do not form a line; the message says why.
     """
 
     def __init__(self, graph: Graph, device: DeviceSpec, pieces: Sequence[Nodes]) -> None:
@@ -106,7 +88,7 @@ class Line:
         shared = {v for v, count in readers.items() if count > 1}
         inner = made & readers.keys()
         line = {n for nodes in pieces for n in nodes}
-        # What nobody needs but the others of the line need not be written.
+        # A value that only others of the line need is not written if they are in one pack.
         kept = {v for v in inner if v in graph.results or not line.issuperset(graph.consumers[v])}
 
         def nbytes(values: Iterable[int]) -> int:
@@ -123,7 +105,7 @@ class Line:
         self._written = each(lambda edge: [v for v in edge.writes if v not in inner or v in kept])
         self._given = each(lambda edge: [v for v in edge.writes if v in inner and edge is not first])
         self._only_given = each(lambda edge: inner.difference(kept, first.writes).intersection(edge.writes))
-        # Of what only some of them read, nothing is counted.
+        # A value that only some of the pieces read is not counted.
         self._common_bytes = nbytes(v for v in shared - inner if readers[v] == len(pieces))
         self._from_first_bytes = nbytes(v for v in first.writes if readers[v] == len(others) > 0)
         self._vector = up_to(sum(f.vector for f in some) for some in flops)
@@ -148,8 +130,8 @@ class Line:
                     raise ValueError(f"two pieces read v{v}")
 
     def allows(self, start: int, end: int) -> bool:
-        """Whether the pack of the pieces from ``start`` to before ``end`` has no more arrays than it
-        may; if not, nor has a longer one."""
+        """Whether the pack of the pieces from ``start`` to before ``end`` has at most ``MAX_ARRAYS``. If not,
+        no longer pack has."""
         shared = self._n_shared + (0 if start else self._n_given)
         return self._arrays[end] - self._arrays[start] + shared <= MAX_ARRAYS
 
@@ -164,7 +146,7 @@ class Line:
         return self._moved(start, end) + written + given
 
     def _moved(self, start: int, end: int) -> int:
-        """Bytes that it reads at least."""
+        """Bytes that the pack reads at least."""
         inside = self._given[end] - self._given[start]
         scalars = self._from_first_bytes if start else self._given[-1] - inside
         return self._read[end] - self._read[start] + self._common_bytes + scalars
@@ -190,18 +172,22 @@ class Line:
         return device.core_count * (vector_ps + time_ps(transcendental, device.transcendental_per_s))
 
     def _wait_ps(self, start: int, end: int) -> int:
-        """What it takes at least because loads, or a step of the grid, take time of their own."""
+        """Picoseconds that the pack takes at least because its first load, or the step of the grid, has a
+        latency."""
         if self._device.sequential_grid:
             return self._compute_ps(start, end) + self._device.grid_step_ps
         return self._device.hbm_latency_ps
 
 
 _MOST_TIMES = 1024
-"""Times that are looked at. Where pieces take turns step by step, what is alive changes slowly."""
+"""Points in time at which the live blocks are summed, evenly spread, to bound the memory of the planner."""
 
 
-class Room:
-    """``holds(start, end)``: whether the pieces from ``start`` to before ``end`` may fit together.
+class PackCapacity:
+    """How many pieces of a line one core may hold at most, without scheduling their pack.
+
+    A pack evaluates its nodes in their order at the shape of whole arrays. Its blocks at a time are those of
+    its pieces (``costmodel.onchip.live_bytes``), so their sum over the pieces is a lower bound.
 
     ``specs`` are those of the pieces as packs of one, by ``Scheduler.in_one_tile``; no two read one
     array of more than one element, or exchange a value.
@@ -224,6 +210,6 @@ class Room:
         self._up_to = np.concatenate((np.zeros_like(alive[:1]), np.cumsum(alive, axis=0)))
 
     def holds(self, start: int, end: int) -> bool:
-        """False if they do not fit, and then no more do; else they may or may not."""
+        """Whether the pieces from ``start`` to before ``end`` may fit together. If not, no more pieces do."""
         need = int((self._up_to[end] - self._up_to[start]).max(initial=0))
         return self._limit_bytes is None or need <= self._limit_bytes

@@ -1,19 +1,14 @@
-"""Pack small kernels that a scalar ties together: the last step, on a plan that has none.
+"""Horizontal fusion: pack small kernels of a plan that only a scalar ties together.
 
-What may be packed with what is in lines (``fuseplan.search.horizontal.pack``), and each line is cut into
-the runs that are fastest together (``fuseplan.search.horizontal.pack``).
+This is the last step of the search, on a plan without packs; ``fuseplan.schedule.packs`` says what a pack may
+be.
 
-A line of pieces cut into packs: a shortest path from before the first to behind the last.
-
-Only runs on such a path are scheduled, until one path has no other; of all others a floor is known
-(``fuseplan.search.horizontal.rules``). The lengths of the paths to each piece are the proof: a piece's share
-is by how much they grow.
-
-The kernels of a plan that may be pieces of packs, in lines.
-
-The kernels at one hub and at one distance from the end of the plan wait for none of each other, nor
-does anything that one of them waits for, wherever they are merged. A line has them by size, so that
-its runs are of alike pieces.
+1. ``Lines`` puts the kernels that may be pieces into lines. The kernels at one hub and at one distance from
+   the end of the plan do not wait for each other, nor does anything that one of them waits for, wherever they
+   are merged. A line has them by size, so that its runs are of similar pieces.
+2. ``Runs`` cuts each line into packs: a shortest path from before its first piece to behind its last. Only
+   runs on such a path are scheduled, until one path has no other; all other runs have a lower bound.
+3. The lengths of the paths to each piece are the proof: the share of a piece is by how much they grow.
 """
 
 from __future__ import annotations
@@ -26,11 +21,11 @@ from itertools import pairwise, takewhile
 from costmodel.graph import Graph, boundary
 from fuseplan.plan.fusion_plan import Kernel, Piece
 from fuseplan.plan.notes import Note, NoteKind, note
+from fuseplan.schedule.packs import Line, OneTilePricing, PackCapacity, arrays_read, may_pack
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, total_of
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.grouping import Grouping, order_groups
-from fuseplan.search.horizontal.rules import InOneTile, Line, Room, arrays_read, may_pack
 from fuseplan.search.selectors import Ties
 from fuseplan.support.digraph import execution_order
 from fuseplan.support.work import Work
@@ -197,7 +192,7 @@ class Cut:
 class Runs:
     """Prices of the runs of one line, asked for where a shortest path leads."""
 
-    def __init__(self, line: Line, room: Room, alone: Sequence[Price], book: PriceBook) -> None:
+    def __init__(self, line: Line, capacity: PackCapacity, alone: Sequence[Price], book: PriceBook) -> None:
         self._line, self._book = line, book
         self._n = n = len(alone)
         self._last = [n] * n
@@ -211,7 +206,7 @@ class Runs:
         end = 0
         for start in range(n):
             end = max(end, start + 1)
-            while end < n and line.allows(start, end + 1) and room.holds(start, end + 1):
+            while end < n and line.allows(start, end + 1) and capacity.holds(start, end + 1):
                 end += 1
             self._last[start] = end
             longer = range(start + 2, end + 1)
@@ -300,14 +295,14 @@ def with_packs(graph: Graph, scheduler: Scheduler, grouping: Grouping, work: Wor
         return grouping
     if work.is_over:
         return _cut_short(grouping, work)
-    book = PriceBook(graph, InOneTile(scheduler))
+    book = PriceBook(graph, OneTilePricing(scheduler))
     found = Lines(graph, scheduler, book, grouping)
 
     def best(pieces: Sequence[Kernels]) -> _Packed:
         alone = list(map(found.alone, pieces))
         line = Line(graph, scheduler.device, list(map(union, pieces)))
-        room = Room(graph, scheduler.device, [book.kernel(nodes).spec for nodes in line.pieces])
-        cut = Runs(line, room, alone, book).cut(work)
+        capacity = PackCapacity(graph, scheduler.device, [book.kernel(nodes).spec for nodes in line.pieces])
+        cut = Runs(line, capacity, alone, book).cut(work)
         packs = [line.nodes(a, b) for a, b in cut.packs]
         shares = zip(pieces, alone, cut.shares_ps, strict=True)
         return packs, tuple([Piece(kernels, price.time_ps, share) for kernels, price, share in shares])
