@@ -160,10 +160,7 @@ FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
     "name": Text("give the device a name"),
     "description": Text("describe the device in a few words"),
     "platform": Text("choose the platform on which JAX runs it", ("gpu", "tpu", "cpu")),
-    "backend": Text(
-        "choose what its kernels are written in; 'xla' leaves all of them to XLA",
-        backend_names,
-    ),
+    "backend": Text("choose what its kernels are written in; 'xla' leaves all of them to XLA", backend_names),
     "core_count": Whole(1, 10**7, "cores", "count a GPU's SMs, a TPU's TensorCores or a CPU's cores"),
     "hbm_capacity_bytes": _size(1, "80 GB are 80 * 10**9"),
     "hbm_bytes_per_s": _rate("bytes", _BYTES_PER_S),

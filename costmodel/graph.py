@@ -62,9 +62,7 @@ class Flops:
 
     def __add__(self, other: Flops) -> Flops:
         return Flops(
-            self.matrix + other.matrix,
-            self.vector + other.vector,
-            self.transcendental + other.transcendental,
+            self.matrix + other.matrix, self.vector + other.vector, self.transcendental + other.transcendental
         )
 
     def times(self, count: int) -> Flops:

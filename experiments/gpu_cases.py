@@ -15,7 +15,7 @@ from jax import Array, lax
 
 from fuseplan.workloads import attention, functions, get_workload
 from fuseplan.workloads.functions import EPSILON
-from fuseplan.workloads.workload import Built, Program, Workload, array, fixed
+from fuseplan.workloads.workload import Built, Program, Workload, of_shapes
 
 OF_COPY = 0.9
 """Of the bandwidth of a copy, what a kernel bound by memory is to reach."""
@@ -97,17 +97,9 @@ def _cudnn_vjp(q: Array, k: Array, v: Array, cotangent: Array) -> tuple[Array, .
     return y, *pull(cotangent)
 
 
-def _workload(name: str, f: Program, args: Callable[..., tuple[Any, ...]], **sizes: int) -> Workload:
+def _workload(name: str, f: Program, *shapes: Any, **sizes: int) -> Workload:
     small = {"m": 8, "n": 130, "hidden": 70}
-    return Workload(name, "", sizes, {k: small[k] for k in sizes}, fixed(f, args))
-
-
-def _linear_args(a: Any, m: int, n: int, hidden: int) -> tuple[Any, ...]:
-    return a(m, n), {"w": a(n, hidden), "b": a(hidden)}
-
-
-def _cross_entropy(dtype: str, m: int, classes: int) -> Built:
-    return functions.cross_entropy, (array(dtype, m, classes), array("int32", m))
+    return Workload(name, "", sizes, {k: small[k] for k in sizes}, of_shapes(f, *shapes))
 
 
 _ROWS = {"m": 16_384, "n": 4096}
@@ -116,8 +108,7 @@ _SMALL_HEADS = {"batch": 1, "tokens": 40, "heads": 2, "width": 16}
 
 
 def _attention(name: str, f: Program, count: int) -> Workload:
-    make = fixed(f, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * count)
-    return Workload(name, "", _HEADS, _SMALL_HEADS, make)
+    return Workload(name, "", _HEADS, _SMALL_HEADS, of_shapes(f, *("batch tokens heads width",) * count))
 
 
 def _causal_flops(products: int, batch: int, tokens: int, heads: int, width: int) -> int:
@@ -129,13 +120,13 @@ _ALL = (
     GpuCase("layernorm", get_workload("layernorm"), _ROWS),
     GpuCase(
         "layernorm_vjp",
-        _workload("layernorm_vjp", layernorm_vjp, lambda a, m, n: (a(m, n), a(n), a(n), a(m, n)), **_ROWS),
+        _workload("layernorm_vjp", layernorm_vjp, "m n", "n", "n", "m n", **_ROWS),
         _ROWS,
         speedup=2.0,
     ),
     GpuCase(
         "layernorm_columns",
-        _workload("layernorm_columns", layernorm_columns, lambda a, m, n: (a(m, n), a(m), a(m)), **_ROWS),
+        _workload("layernorm_columns", layernorm_columns, "m n", "m", "m", **_ROWS),
         {"m": 4096, "n": 16_384},
         speedup=2.0,
     ),
@@ -145,16 +136,16 @@ _ALL = (
     GpuCase("swiglu", get_workload("swiglu"), _ROWS),
     GpuCase(
         "residual_rmsnorm",
-        _workload("residual_rmsnorm", residual_rmsnorm, lambda a, m, n: (a(m, n), a(m, n), a(n)), **_ROWS),
+        _workload("residual_rmsnorm", residual_rmsnorm, "m n", "m n", "n", **_ROWS),
         _ROWS,
     ),
     GpuCase("adam_update", get_workload("adam_update"), {"width": 1536}, dtype="float32"),
-    GpuCase("cross_entropy", Workload("cross_entropy", "", {"m": 8192, "classes": 50_257},
-                                      {"m": 5, "classes": 130}, _cross_entropy),
-            {"m": 8192, "classes": 50_257}),
+    GpuCase("cross_entropy", get_workload("cross_entropy"), {"m": 8192, "classes": 50_257}),
     GpuCase(
         "linear_gelu",
-        _workload("linear_gelu", linear_gelu, _linear_args, m=8192, n=4096, hidden=4096),
+        _workload(
+            "linear_gelu", linear_gelu, "m n", {"w": "n hidden", "b": "hidden"}, m=8192, n=4096, hidden=4096
+        ),
         {"m": 8192, "n": 4096, "hidden": 4096},
         lambda m, n, hidden: 2 * m * n * hidden,
         library="cuBLAS, the product alone",

@@ -14,17 +14,7 @@ from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import Printable, csv_of, csv_text, plan_table, time_plan
 from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
 from fuseplan.bench.solver_text import solver_tables
-from fuseplan.cli.arguments import (
-    Deadline,
-    Device,
-    Dtype,
-    Json,
-    Out,
-    Planner,
-    Small,
-    load,
-    names_in,
-)
+from fuseplan.cli.arguments import Deadline, Device, Dtype, Json, Out, Planner, Small, load, names_in
 from fuseplan.console import is_terminal, print_json, print_table, progress
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.settings import make_options

@@ -151,8 +151,7 @@ def _significant(number: float) -> str:
 
 def calibrate(
     deadline: Annotated[
-        float,
-        typer.Option("--deadline", metavar="SECONDS", min=0, help="How long to try on a busy machine."),
+        float, typer.Option("--deadline", metavar="SECONDS", min=0, help="How long to try on a busy machine.")
     ] = 60.0,
     json: Json = False,
 ) -> None:
@@ -203,8 +202,7 @@ def _figure_text(name: str, value: int) -> str:
 
 
 def cache(
-    clear: Annotated[bool, typer.Option("--clear", help="Delete all of them.")] = False,
-    json: Json = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Delete all of them.")] = False, json: Json = False
 ) -> None:
     """Show how many solutions of earlier plans are kept on disk (with FUSEPLAN_CACHE=1)."""
     path, used = cache_file(), setting() not in ("", "0")

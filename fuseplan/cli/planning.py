@@ -301,8 +301,7 @@ def report(
     max_group_size: MaxGroup = None,
     max_kernel_args: MaxArgs = None,
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html."),
+        Path | None, typer.Option("--out", metavar="FILE", help="The page. Default: fuseplan-WORKLOAD.html.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -76,10 +76,7 @@ _TARGETS: dict[str, Target] = {
 }
 
 
-_PACKAGES = {
-    "tpu": ("libtpu",),
-    "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin"),
-}
+_PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
 """By platform, the packages of which one has its compiler."""
 
 

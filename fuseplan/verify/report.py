@@ -92,8 +92,7 @@ class Verification:
 
 
 def verify_plan(
-    plan: FusionPlan,
-    tell: Callable[[int, int], None] = lambda done, total: None,
+    plan: FusionPlan, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> Verification:
     """Check everything that ``plan`` claims: that its kernels are legal, can run in their order and
     cost what they say, and that no plan of the search space beats its bound.

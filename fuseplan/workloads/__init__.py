@@ -1,7 +1,7 @@
-"""The named workloads: one list for tests, calibration, benchmarks, reports and the command line.
+"""The named programs that tests, benchmarks, reports and the command line plan.
 
-A workload is data: a program in plain JAX and the shapes of its arguments, in full size and
-in a small, ragged size whose extents few tiles divide.
+A workload is a program in JAX and the shapes of its arguments, in full size and in a small, ragged size,
+which few tiles divide. Open ``functions`` for the programs and ``workload`` for the type.
 
 Example:
     >>> f, args = get_workload("softmax").build(small=True)
@@ -23,13 +23,14 @@ from fuseplan.workloads.published import PUBLISHED
 from fuseplan.workloads.sampling import make_args
 from fuseplan.workloads.stress import STRESS
 from fuseplan.workloads.workload import (
+    GATED_MLP,
+    HEADS,
+    LINEAR_CLASSES,
+    MLP,
     Built,
     Workload,
     array,
-    classes_args,
-    fixed,
-    gated_mlp_args,
-    heads_args,
+    of_shapes,
 )
 
 __all__ = ["WORKLOADS", "Workload", "get_workload", "make_args"]
@@ -47,9 +48,6 @@ def get_workload(name: str) -> Workload:
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     raise UnknownNameError(f"no workload is named {name!r}{hint} The workloads: {', '.join(known)}.")
-
-
-_int32 = partial(array, "int32")
 
 
 def _dropout_residual(dtype: str, m: int, n: int) -> Built:
@@ -76,7 +74,7 @@ def _gpt2_block_grad(dtype: str, heads: int, **sizes: int) -> Built:
 def _gpt2_train(dtype: str, **sizes: int) -> Built:
     config = gpt2.Config(**sizes)
     params = gpt2.params(config, dtype)
-    tokens = _int32(config.batch, config.tokens)
+    tokens = array("int32", config.batch, config.tokens)
     state = jax.eval_shape(optimizer.adam_init, params)
     return partial(gpt2.train_step, heads=config.heads), (params, state, tokens, tokens)
 
@@ -95,268 +93,81 @@ _PERCEPTRON = {"rows": 1024, "features": 256, "hidden": 1024, "depth": 3}
 _SMALL_PERCEPTRON = {"rows": 5, "features": 12, "hidden": 34, "depth": 2}
 
 _ALL = (
-    Workload(
-        "add_transpose",
-        "x + x.T: no single tiling serves both operands",
-        {"n": 2048},
-        {"n": 130},
-        fixed(functions.add_transpose, lambda a, n: (a(n, n),)),
-    ),
-    Workload(
-        "gelu_bias",
-        "bias and GELU (tanh form)",
-        {"m": 4096, "n": 3072},
-        _SMALL_MATRIX,
-        fixed(functions.gelu_bias, lambda a, m, n: (a(m, n), a(n))),
-    ),
-    Workload(
-        "gelu_exact",
-        "bias and GELU (by the error function)",
-        {"m": 4096, "n": 3072},
-        _SMALL_MATRIX,
-        fixed(functions.gelu_exact, lambda a, m, n: (a(m, n), a(n))),
-    ),
-    Workload(
-        "softmax",
-        "softmax over rows",
-        {"m": 4096, "n": 1024},
-        _SMALL_MATRIX,
-        fixed(functions.softmax, lambda a, m, n: (a(m, n),)),
-    ),
-    Workload(
-        "logsumexp",
-        "log-sum-exp over rows",
-        {"m": 4096, "n": 32000},
-        _SMALL_MATRIX,
-        fixed(functions.logsumexp, lambda a, m, n: (a(m, n),)),
-    ),
-    Workload(
-        "layernorm",
-        "LayerNorm with scale and bias",
-        _MATRIX,
-        _SMALL_MATRIX,
-        fixed(functions.layernorm, lambda a, m, n: (a(m, n), a(n), a(n))),
-    ),
-    Workload(
-        "layernorm_grad",
-        "the three gradients of LayerNorm",
-        _MATRIX,
-        _SMALL_MATRIX,
-        fixed(functions.layernorm_grad, lambda a, m, n: (a(m, n), a(n), a(n), a(m, n))),
-    ),
-    Workload(
-        "rmsnorm",
-        "RMSNorm with scale",
-        _MATRIX,
-        _SMALL_MATRIX,
-        fixed(functions.rmsnorm, lambda a, m, n: (a(m, n), a(n))),
-    ),
-    Workload(
-        "residual_norm",
-        "residual addition and LayerNorm, both results kept",
-        _MATRIX,
-        _SMALL_MATRIX,
-        fixed(functions.residual_norm, lambda a, m, n: (a(m, n), a(m, n), a(n), a(n))),
-    ),
+    Workload("add_transpose", "x + x.T: no single tiling serves both operands", {"n": 2048}, {"n": 130},
+             of_shapes(functions.add_transpose, "n n")),
+    Workload("gelu_bias", "bias and GELU (tanh form)", {"m": 4096, "n": 3072}, _SMALL_MATRIX,
+             of_shapes(functions.gelu_bias, "m n", "n")),
+    Workload("gelu_exact", "bias and GELU (by the error function)", {"m": 4096, "n": 3072}, _SMALL_MATRIX,
+             of_shapes(functions.gelu_exact, "m n", "n")),
+    Workload("softmax", "softmax over rows", {"m": 4096, "n": 1024}, _SMALL_MATRIX,
+             of_shapes(functions.softmax, "m n")),
+    Workload("logsumexp", "log-sum-exp over rows", {"m": 4096, "n": 32000}, _SMALL_MATRIX,
+             of_shapes(functions.logsumexp, "m n")),
+    Workload("layernorm", "LayerNorm with scale and bias", _MATRIX, _SMALL_MATRIX,
+             of_shapes(functions.layernorm, "m n", "n", "n")),
+    Workload("layernorm_grad", "the three gradients of LayerNorm", _MATRIX, _SMALL_MATRIX,
+             of_shapes(functions.layernorm_grad, "m n", "n", "n", "m n")),
+    Workload("rmsnorm", "RMSNorm with scale", _MATRIX, _SMALL_MATRIX,
+             of_shapes(functions.rmsnorm, "m n", "n")),
+    Workload("residual_norm", "residual addition and LayerNorm, both results kept", _MATRIX, _SMALL_MATRIX,
+             of_shapes(functions.residual_norm, "m n", "m n", "n", "n")),
     Workload("dropout_residual", "dropout and residual addition", _MATRIX, _SMALL_MATRIX, _dropout_residual),
-    Workload(
-        "batchnorm_relu",
-        "BatchNorm in training and ReLU: reductions over all but the last dimension",
-        _IMAGES,
-        _SMALL_IMAGES,
-        fixed(
-            functions.batchnorm_relu,
-            lambda a, batch, side, channels: (a(batch, side, side, channels), a(channels), a(channels)),
-        ),
-    ),
-    Workload(
-        "conv_block",
-        "3×3 convolution, BatchNorm, ReLU and residual",
-        _IMAGES,
-        _SMALL_IMAGES,
-        fixed(
-            functions.conv_block,
-            lambda a, batch, side, channels: (
-                a(batch, side, side, channels),
-                {"w": a(3, 3, channels, channels), "scale": a(channels), "bias": a(channels)},
-            ),
-        ),
-    ),
-    Workload(
-        "swiglu",
-        "silu(gate) * up",
-        {"m": 4096, "n": 2816},
-        _SMALL_MATRIX,
-        fixed(functions.swiglu, lambda a, m, n: (a(m, n), a(m, n))),
-    ),
-    Workload(
-        "mlp",
-        "the feed-forward layer of GPT-2",
-        {"m": 4096, "n": 768, "hidden": 3072},
-        {"m": 5, "n": 130, "hidden": 70},
-        fixed(
-            functions.mlp,
-            lambda a, m, n, hidden: (
-                a(m, n),
-                {"w_in": a(n, hidden), "b_in": a(hidden), "w_out": a(hidden, n), "b_out": a(n)},
-            ),
-        ),
-    ),
-    Workload(
-        "norm_mlp",
-        "LayerNorm and the feed-forward layer of GPT-2",
-        {"m": 4096, "n": 768, "hidden": 3072},
-        {"m": 5, "n": 130, "hidden": 70},
-        fixed(
-            functions.norm_mlp,
-            lambda a, m, n, hidden: (
-                a(m, n),
-                {
-                    **{"scale": a(n), "bias": a(n)},
-                    **{"w_in": a(n, hidden), "b_in": a(hidden), "w_out": a(hidden, n), "b_out": a(n)},
-                },
-            ),
-        ),
-    ),
-    Workload(
-        "norm_qkv",
-        "RMSNorm and the queries, keys and values of Llama's attention",
-        {"m": 4096, "n": 1024},
-        _SMALL_MATRIX,
-        fixed(functions.norm_qkv, lambda a, m, n: (a(m, n), {"scale": a(n), "w": a(n, 3 * n)})),
-    ),
-    Workload(
-        "gated_mlp",
-        "the SwiGLU feed-forward layer of Llama",
-        {"m": 4096, "n": 1024, "hidden": 2816},
-        {"m": 5, "n": 130, "hidden": 70},
-        fixed(
-            functions.gated_mlp,
-            gated_mlp_args,
-        ),
-    ),
-    Workload(
-        "attention",
-        "softmax attention without a mask",
-        _HEADS,
-        _SMALL_HEADS,
-        fixed(functions.attention, heads_args(3)),
-    ),
-    Workload(
-        "causal_attention",
-        "softmax attention with a causal mask",
-        _LONG_HEADS,
-        _SMALL_HEADS,
-        fixed(
-            functions.causal_attention,
-            heads_args(3),
-        ),
-    ),
-    Workload(
-        "causal_attention_grad",
-        "the three gradients of causal attention",
-        _LONG_HEADS,
-        _SMALL_HEADS,
-        fixed(
-            functions.causal_attention_grad,
-            heads_args(4),
-        ),
-    ),
-    Workload(
-        "rope",
-        "rotary position embedding",
-        _HEADS,
-        _SMALL_HEADS,
-        fixed(functions.rope, lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),)),
-    ),
-    Workload(
-        "cross_entropy",
-        "mean cross-entropy of logits and labels",
-        {"m": 1024, "classes": 50257},
-        {"m": 5, "classes": 130},
-        fixed(functions.cross_entropy, lambda a, m, classes: (a(m, classes), _int32(m))),
-    ),
-    Workload(
-        "cross_entropy_grad",
-        "mean cross-entropy and its gradient by the logits",
-        {"m": 1024, "classes": 50257},
-        {"m": 5, "classes": 130},
-        fixed(functions.cross_entropy_grad, lambda a, m, classes: (a(m, classes), _int32(m))),
-    ),
-    Workload(
-        "linear_cross_entropy",
-        "projection to the classes and mean cross-entropy",
-        {"m": 4096, "n": 768, "classes": 32000},
-        {"m": 5, "n": 34, "classes": 130},
-        fixed(
-            functions.linear_cross_entropy,
-            classes_args,
-        ),
-    ),
-    Workload(
-        "linear_cross_entropy_grad",
-        "projection, mean cross-entropy and the gradients by both factors",
-        {"m": 4096, "n": 768, "classes": 32000},
-        {"m": 5, "n": 34, "classes": 130},
-        fixed(
-            functions.linear_cross_entropy_grad,
-            classes_args,
-        ),
-    ),
-    Workload(
-        "gaussian_kernel_sum",
-        "a sum over pairs of points, by the Gram form",
-        {"m": 20000, "n": 20000, "features": 16},
-        {"m": 5, "n": 130, "features": 3},
-        fixed(
-            functions.gaussian_kernel_sum,
-            lambda a, m, n, features: (a(m, features), a(n, features), a(n)),
-        ),
-    ),
-    Workload(
-        "adam_update",
-        "Adam over the four arrays of a feed-forward layer",
-        {"width": 768},
-        {"width": 5},
-        _adam_update,
-    ),
-    Workload(
-        "equinox_mlp",
-        "the forward pass of an Equinox MLP",
-        _PERCEPTRON,
-        _SMALL_PERCEPTRON,
-        equinox_models.mlp,
-    ),
-    Workload(
-        "equinox_mlp_train",
-        "a training step of an Equinox MLP with optax.adam",
-        _PERCEPTRON,
-        _SMALL_PERCEPTRON,
-        equinox_models.mlp_train,
-    ),
+    Workload("batchnorm_relu", "BatchNorm in training and ReLU: reductions over all but the last dimension",
+             _IMAGES, _SMALL_IMAGES,
+             of_shapes(functions.batchnorm_relu, "batch side side channels", "channels", "channels")),
+    Workload("conv_block", "3×3 convolution, BatchNorm, ReLU and residual", _IMAGES, _SMALL_IMAGES,
+             of_shapes(functions.conv_block, "batch side side channels",
+                       {"w": "3 3 channels channels", "scale": "channels", "bias": "channels"})),
+    Workload("swiglu", "silu(gate) * up", {"m": 4096, "n": 2816}, _SMALL_MATRIX,
+             of_shapes(functions.swiglu, "m n", "m n")),
+    Workload("mlp", "the feed-forward layer of GPT-2", {"m": 4096, "n": 768, "hidden": 3072},
+             {"m": 5, "n": 130, "hidden": 70}, of_shapes(functions.mlp, "m n", MLP)),
+    Workload("norm_mlp", "LayerNorm and the feed-forward layer of GPT-2",
+             {"m": 4096, "n": 768, "hidden": 3072}, {"m": 5, "n": 130, "hidden": 70},
+             of_shapes(functions.norm_mlp, "m n", {"scale": "n", "bias": "n", **MLP})),
+    Workload("norm_qkv", "RMSNorm and the queries, keys and values of Llama's attention",
+             {"m": 4096, "n": 1024}, _SMALL_MATRIX,
+             of_shapes(functions.norm_qkv, "m n", {"scale": "n", "w": "n 3*n"})),
+    Workload("gated_mlp", "the SwiGLU feed-forward layer of Llama", {"m": 4096, "n": 1024, "hidden": 2816},
+             {"m": 5, "n": 130, "hidden": 70}, of_shapes(functions.gated_mlp, "m n", GATED_MLP)),
+    Workload("attention", "softmax attention without a mask", _HEADS, _SMALL_HEADS,
+             of_shapes(functions.attention, HEADS, HEADS, HEADS)),
+    Workload("causal_attention", "softmax attention with a causal mask", _LONG_HEADS, _SMALL_HEADS,
+             of_shapes(functions.causal_attention, HEADS, HEADS, HEADS)),
+    Workload("causal_attention_grad", "the three gradients of causal attention", _LONG_HEADS, _SMALL_HEADS,
+             of_shapes(functions.causal_attention_grad, HEADS, HEADS, HEADS, HEADS)),
+    Workload("rope", "rotary position embedding", _HEADS, _SMALL_HEADS, of_shapes(functions.rope, HEADS)),
+    Workload("cross_entropy", "mean cross-entropy of logits and labels", {"m": 1024, "classes": 50257},
+             {"m": 5, "classes": 130}, of_shapes(functions.cross_entropy, "m classes", "int32: m")),
+    Workload("cross_entropy_grad", "mean cross-entropy and its gradient by the logits",
+             {"m": 1024, "classes": 50257}, {"m": 5, "classes": 130},
+             of_shapes(functions.cross_entropy_grad, "m classes", "int32: m")),
+    Workload("linear_cross_entropy", "projection to the classes and mean cross-entropy",
+             {"m": 4096, "n": 768, "classes": 32000}, {"m": 5, "n": 34, "classes": 130},
+             of_shapes(functions.linear_cross_entropy, *LINEAR_CLASSES)),
+    Workload("linear_cross_entropy_grad",
+             "projection, mean cross-entropy and the gradients by both factors",
+             {"m": 4096, "n": 768, "classes": 32000}, {"m": 5, "n": 34, "classes": 130},
+             of_shapes(functions.linear_cross_entropy_grad, *LINEAR_CLASSES)),
+    Workload("gaussian_kernel_sum", "a sum over pairs of points, by the Gram form",
+             {"m": 20000, "n": 20000, "features": 16}, {"m": 5, "n": 130, "features": 3},
+             of_shapes(functions.gaussian_kernel_sum, "m features", "n features", "n")),
+    Workload("adam_update", "Adam over the four arrays of a feed-forward layer", {"width": 768},
+             {"width": 5}, _adam_update),
+    Workload("equinox_mlp", "the forward pass of an Equinox MLP", _PERCEPTRON, _SMALL_PERCEPTRON,
+             equinox_models.mlp),
+    Workload("equinox_mlp_train", "a training step of an Equinox MLP with optax.adam", _PERCEPTRON,
+             _SMALL_PERCEPTRON, equinox_models.mlp_train),
     Workload("gpt2_block", "a transformer block of GPT-2", _GPT2, _SMALL_GPT2, _gpt2_block),
-    Workload(
-        "gpt2_block_grad",
-        "its loss and the gradients by parameters and input",
-        _GPT2,
-        _SMALL_GPT2,
-        _gpt2_block_grad,
-    ),
-    Workload(
-        "gpt2_train_4",
-        "a training step of a GPT-2 with 4 layers",
-        {"layers": 4, "vocabulary": 50257, **_GPT2},
-        {"layers": 4, "vocabulary": 130, **_SMALL_GPT2},
-        _gpt2_train,
-    ),
-    Workload(
-        "gpt2_train_24",
-        "a training step of GPT-2 medium (24 layers)",
-        {"layers": 24, "vocabulary": 50257, **_GPT2_MEDIUM},
-        {"layers": 24, "vocabulary": 130, **_SMALL_GPT2},
-        _gpt2_train,
-    ),
-)
+    Workload("gpt2_block_grad", "its loss and the gradients by parameters and input", _GPT2, _SMALL_GPT2,
+             _gpt2_block_grad),
+    Workload("gpt2_train_4", "a training step of a GPT-2 with 4 layers",
+             {"layers": 4, "vocabulary": 50257, **_GPT2}, {"layers": 4, "vocabulary": 130, **_SMALL_GPT2},
+             _gpt2_train),
+    Workload("gpt2_train_24", "a training step of GPT-2 medium (24 layers)",
+             {"layers": 24, "vocabulary": 50257, **_GPT2_MEDIUM},
+             {"layers": 24, "vocabulary": 130, **_SMALL_GPT2}, _gpt2_train),
+)  # fmt: skip
 
 WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
 
@@ -369,4 +180,4 @@ HUGE: dict[str, Workload] = {
         _gpt2_train,
     )
 }
-"""Tracing alone takes seconds: known by name, and not among those that tests run through."""
+"""Workloads that take seconds to trace, and are not in ``WORKLOADS``, which tests iterate over."""

@@ -1,5 +1,8 @@
-"""Workloads whose intermediates are many times their arguments: scores, logits, pairs of points,
-hidden layers. In small size an extent is a hundred or so, which takes several ragged tiles."""
+"""Workloads with intermediates much larger than their arguments: scores, logits, pairs of points, hidden
+layers.
+
+In small size an extent is about a hundred, which makes several ragged tiles.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ import jax
 
 from fuseplan.workloads import attention, functions, gpt2, optimizer, pairwise
 from fuseplan.workloads.workload import (
+    GATED_MLP,
+    HEADS,
+    LINEAR_CLASSES,
     Built,
     Program,
     Workload,
     array,
-    classes_args,
-    fixed,
-    gated_mlp_args,
-    heads_args,
+    of_shapes,
 )
 
 _SMALL_HEADS = {"batch": 2, "tokens": 133, "heads": 4, "width": 10}
@@ -25,7 +28,7 @@ _SMALL_HEADS = {"batch": 2, "tokens": 133, "heads": 4, "width": 10}
 def _attention(name: str, description: str, f: Program, cotangent: bool = False) -> Workload:
     sizes = {"batch": 1, "tokens": 4096, "heads": 8, "width": 64}
     count = 4 if cotangent else 3
-    make = fixed(f, heads_args(count))
+    make = of_shapes(f, *(HEADS,) * count)
     return Workload(name, description, sizes, {"batch": 2, "tokens": 133, "heads": 3, "width": 10}, make)
 
 
@@ -79,48 +82,30 @@ _ALL = (
                attention.causal_attention_vjp, True),
     _attention("alibi_attention", "causal attention with ALiBi's linear bias", attention.alibi_attention),
     _grouped("grouped_attention", "causal attention, 4 query heads to each key head",
-             attention.grouped_attention),
+             attention.grouped_attention ),
     _grouped("grouped_attention_vjp", "it and its three gradients", attention.grouped_attention_vjp, True),
-    Workload(
-        "window_attention",
-        "causal attention to the last 512 keys",
-        {"batch": 1, "tokens": 4096, "heads": 8, "width": 64, "window": 512},
-        {**_SMALL_HEADS, "window": 17},
-        _window,
-    ),
-    Workload(
-        "gated_mlp_768",
-        "the SwiGLU feed-forward layer at GPT-2's width",
-        {"m": 4096, "n": 768, "hidden": 3072},
-        {"m": 131, "n": 34, "hidden": 150},
-        fixed(
-            functions.gated_mlp,
-            gated_mlp_args,
-        ),
-    ),
-    Workload(
-        "token_losses",
-        "projection to the classes and the cross-entropy of each row",
-        {"m": 4096, "n": 512, "classes": 131_072},
-        {"m": 131, "n": 34, "classes": 150},
-        fixed(
-            functions.linear_token_losses,
-            classes_args,
-        ),
-    ),
-    _pairs("gaussian_gram", "Gaussian kernel sum, Gram form", pairwise.gaussian_gram,
-           "xyb", _POINTS, _POINTS),
+    Workload("window_attention", "causal attention to the last 512 keys",
+             {"batch": 1, "tokens": 4096, "heads": 8, "width": 64, "window": 512},
+             {**_SMALL_HEADS, "window": 17}, _window),
+    Workload("gated_mlp_768", "the SwiGLU feed-forward layer at GPT-2's width",
+             {"m": 4096, "n": 768, "hidden": 3072}, {"m": 131, "n": 34, "hidden": 150},
+             of_shapes(functions.gated_mlp, "m n", GATED_MLP)),
+    Workload("token_losses", "projection to the classes and the cross-entropy of each row",
+             {"m": 4096, "n": 512, "classes": 131_072}, {"m": 131, "n": 34, "classes": 150},
+             of_shapes(functions.linear_token_losses, *LINEAR_CLASSES)),
+    _pairs("gaussian_gram", "Gaussian kernel sum, Gram form", pairwise.gaussian_gram, "xyb", _POINTS,
+           _POINTS ),
     _pairs("gaussian_gram_vjp", "its three gradients", pairwise.gaussian_gram_vjp, "xybg", _POINTS, _POINTS),
     _pairs("gaussian_differences", "Gaussian kernel sum from differences", pairwise.gaussian_differences,
            "xyb", _POINTS, _POINTS),
     _pairs("laplacian", "Laplacian kernel sum", pairwise.laplacian, "xyb", _POINTS, _POINTS),
     _pairs("laplacian_vjp", "its three gradients", pairwise.laplacian_vjp, "xybg", _POINTS, _POINTS),
-    _pairs("inverse_distance", "a sum of weights over distances", pairwise.inverse_distance,
-           "xyb", _POINTS, _POINTS),
-    _pairs("distance_logsumexp", "log-sum-exp of squared distances", pairwise.distance_logsumexp,
-           "xy", _POINTS, _POINTS),
-    _pairs("distance_logsumexp_vjp", "its two gradients", pairwise.distance_logsumexp_vjp,
-           "xyg", _POINTS, _POINTS),
+    _pairs("inverse_distance", "a sum of weights over distances", pairwise.inverse_distance, "xyb", _POINTS,
+           _POINTS),
+    _pairs("distance_logsumexp", "log-sum-exp of squared distances", pairwise.distance_logsumexp, "xy",
+           _POINTS, _POINTS),
+    _pairs("distance_logsumexp_vjp", "its two gradients", pairwise.distance_logsumexp_vjp, "xyg", _POINTS,
+           _POINTS),
     _pairs("nearest_neighbour", "the index of the nearest point", pairwise.nearest, "xy", _POINTS, _POINTS),
     _pairs("kmeans_assign", "the assignment step of k-means", pairwise.nearest, "xy", 100_000, 1024, 16),
     _pairs("nbody", "softened gravity on each body", pairwise.nbody, "xb", 16_384, 16_384),
@@ -128,7 +113,7 @@ _ALL = (
            "xb", 16_384, 16_384),
     Workload("block_2048", "a transformer block of GPT-2 at 2,048 tokens", _BLOCK, _SMALL_BLOCK, _block),
     Workload("block_2048_train", "its training step: loss, gradients, Adam", _BLOCK, _SMALL_BLOCK,
-             _block_train),
+             _block_train ),
 )  # fmt: skip
 
 LARGE: dict[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -1,5 +1,4 @@
-"""Blocks of published models and right-hand sides of equations, at the sizes that were published, beside
-the named workloads: what ``experiments.greedy_vs_solver`` compares planners on besides those."""
+"""Blocks of published models and right-hand sides of equations, at the published sizes."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fuseplan.workloads.workload import Built, Workload, array, fixed
+from fuseplan.workloads.workload import Built, Workload, array, of_shapes
 
 Params = dict[str, Array]
 
@@ -117,6 +116,12 @@ def _moe_combine(dtype: str, tokens: int, width: int, experts: int, top: int) ->
     return moe_combine, (a(tokens, width), a(experts, tokens, width), *chosen)
 
 
+def _neural_ode(dtype: str, m: int, n: int, hidden: int) -> Built:
+    a = partial(array, dtype)
+    params = {"w1": a(n + 1, hidden), "b1": a(hidden), "w2": a(hidden, hidden), "b2": a(hidden)}
+    return neural_ode, (a(m, n), a(), params | {"w3": a(hidden, n), "b3": a(n)})
+
+
 def _unet_block(dtype: str, batch: int, side: int, channels: int, groups: int, features: int) -> Built:
     a = partial(array, dtype)
     vector = a(channels)
@@ -138,79 +143,26 @@ _EXPERTS = {"tokens": 4096, "width": 4096, "experts": 8, "top": 2}
 _SMALL_EXPERTS = {"tokens": 13, "width": 30, "experts": 5, "top": 2}
 _GRID, _SMALL_GRID = {"m": 2048, "n": 2048}, {"m": 7, "n": 10}
 
-PUBLISHED: dict[str, Workload] = {
-    workload.name: workload
-    for workload in (
-        Workload(
-            "moe_routing",
-            "the router of Mixtral 8x7B and its balance",
-            _EXPERTS,
-            _SMALL_EXPERTS,
-            _moe_routing,
-        ),
-        Workload(
-            "moe_combine",
-            "what the experts of Mixtral 8x7B made, combined",
-            _EXPERTS,
-            _SMALL_EXPERTS,
-            _moe_combine,
-        ),
-        Workload(
-            "selective_scan",
-            "the state-space scan of Mamba 130M",
-            {"tokens": 2048, "width": 1536, "states": 16},
-            {"tokens": 13, "width": 10, "states": 3},
-            fixed(
-                selective_scan,
-                lambda a, tokens, width, states: (
-                    *(a(tokens, width),) * 2,
-                    *(a(width, states), a(tokens, states), a(tokens, states), a(width)),
-                ),
-            ),
-        ),
-        Workload(
-            "unet_block",
-            "a residual block of Stable Diffusion's U-Net, at 64 x 64",
-            {"batch": 2, "side": 64, "channels": 320, "groups": 32, "features": 1280},
-            {"batch": 2, "side": 5, "channels": 6, "groups": 3, "features": 10},
-            _unet_block,
-        ),
-        Workload(
-            "gray_scott",
-            "reaction and diffusion on a periodic grid",
-            _GRID,
-            _SMALL_GRID,
-            fixed(gray_scott, lambda a, m, n: (a(m, n),) * 2),
-        ),
-        Workload(
-            "lorenz_96",
-            "an ensemble of Lorenz-96 systems",
-            {"m": 4096, "n": 40},
-            {"m": 5, "n": 13},
-            fixed(lorenz_96, lambda a, m, n: (a(m, n),)),
-        ),
-        Workload(
-            "neural_ode",
-            "the right-hand side of a neural ODE",
-            {"m": 4096, "n": 64, "hidden": 256},
-            {"m": 5, "n": 13, "hidden": 30},
-            fixed(
-                neural_ode,
-                lambda a, m, n, hidden: (
-                    *(a(m, n), a()),
-                    {
-                        **{"w1": a(n + 1, hidden), "b1": a(hidden), "w2": a(hidden, hidden)},
-                        **{"b2": a(hidden), "w3": a(hidden, n), "b3": a(n)},
-                    },
-                ),
-            ),
-        ),
-        Workload(
-            "clip_loss_grad",
-            "the gradients of CLIP's contrastive loss",
-            {"m": 4096, "n": 512},
-            {"m": 5, "n": 30},
-            fixed(clip_loss_grad, lambda a, m, n: (a(m, n), a(m, n), a())),
-        ),
-    )
-}
+_ALL = (
+    Workload("moe_routing", "the router of Mixtral 8x7B and its balance", _EXPERTS, _SMALL_EXPERTS,
+             _moe_routing),
+    Workload("moe_combine", "the combination of the results of Mixtral 8x7B's experts", _EXPERTS,
+             _SMALL_EXPERTS, _moe_combine),
+    Workload("selective_scan", "the state-space scan of Mamba 130M",
+             {"tokens": 2048, "width": 1536, "states": 16}, {"tokens": 13, "width": 10, "states": 3},
+             of_shapes(selective_scan, "tokens width", "tokens width", "width states", "tokens states",
+                       "tokens states", "width")),
+    Workload("unet_block", "a residual block of Stable Diffusion's U-Net, at 64 x 64",
+             {"batch": 2, "side": 64, "channels": 320, "groups": 32, "features": 1280},
+             {"batch": 2, "side": 5, "channels": 6, "groups": 3, "features": 10}, _unet_block),
+    Workload("gray_scott", "reaction and diffusion on a periodic grid", _GRID, _SMALL_GRID,
+             of_shapes(gray_scott, "m n", "m n")),
+    Workload("lorenz_96", "an ensemble of Lorenz-96 systems", {"m": 4096, "n": 40}, {"m": 5, "n": 13},
+             of_shapes(lorenz_96, "m n")),
+    Workload("neural_ode", "the right-hand side of a neural ODE", {"m": 4096, "n": 64, "hidden": 256},
+             {"m": 5, "n": 13, "hidden": 30}, _neural_ode),
+    Workload("clip_loss_grad", "the gradients of CLIP's contrastive loss", {"m": 4096, "n": 512},
+             {"m": 5, "n": 30}, of_shapes(clip_loss_grad, "m n", "m n", "")),
+    )  # fmt: skip
+
+PUBLISHED: dict[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -1,5 +1,5 @@
-"""Functions that are hard to plan rather than slow to run: wide, tied together, or with sums along
-both axes. The named workloads of ``fuseplan bench solver``; nothing else needs them."""
+"""Programs that are hard to plan: with many readers or operands, or sums along both axes (``fuseplan bench
+solver``)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from fuseplan.workloads import functions, optimizer
-from fuseplan.workloads.workload import Built, Workload, array, fixed
+from fuseplan.workloads.workload import Built, Workload, array, of_shapes
 
 _UNARY: tuple[Callable[[Array], Array], ...] = (jnp.tanh, jnp.sin, jnp.exp, jnp.abs, jnp.negative)
 _BINARY: tuple[Callable[[Array, Array], Array], ...] = (jnp.add, jnp.multiply, jnp.maximum, jnp.subtract)
@@ -22,14 +22,14 @@ GRAVITY = 9.81
 
 
 def fan_out(x: Array, width: int) -> tuple[Array, ...]:
-    """So many independent sums of one intermediate, along rows and columns in turns: those of one
-    direction can share its kernel, in every subset."""
+    """``width`` independent sums of one intermediate, alternately along columns and rows. Any subset of the
+    sums in one direction can share a kernel with it."""
     y = jnp.exp(x)
     return tuple((y * (1.0 + i)).sum(axis=i % 2) for i in range(width))
 
 
 def fan_in(xs: Sequence[Array]) -> Array:
-    """The product of as many independent functions of their own arrays, multiplied in pairs."""
+    """The product of a function of each array, multiplied in pairs."""
     values = [_UNARY[i % len(_UNARY)](x) for i, x in enumerate(xs)]
     while len(values) > 1:
         pairs = [a * b for a, b in zip(values[::2], values[1::2], strict=False)]
@@ -38,7 +38,8 @@ def fan_in(xs: Sequence[Array]) -> Array:
 
 
 def random_dag(x: Array, y: Array, count: int, seed: int) -> tuple[Array, ...]:
-    """So many elementwise operations on earlier results; what nothing reads is returned."""
+    """``count`` random elementwise operations on earlier results; returns the results that none of them
+    reads."""
     rng = random.Random(seed)
     values, unread = [x, y], set[int]()
     for _ in range(count):
@@ -53,7 +54,8 @@ def random_dag(x: Array, y: Array, count: int, seed: int) -> tuple[Array, ...]:
 
 
 def random_sums(x: Array, y: Array, count: int, seed: int) -> tuple[Array, ...]:
-    """The results of ``random_dag``, summed along rows and columns in turns: no kernel holds all."""
+    """The results of ``random_dag``, summed alternately along columns and rows, so that no kernel holds
+    all."""
     return tuple(value.sum(axis=i % 2) for i, value in enumerate(random_dag(x, y, count, seed)))
 
 
@@ -155,82 +157,29 @@ def _norm_grads(dtype: str, rows: int, count: int) -> Built:
 
 
 _ALL = (
-    Workload(
-        "fan_out_40",
-        "40 independent sums of one intermediate",
-        {"n": 2048, "width": 40},
-        {"n": 34, "width": 6},
-        _fan_out,
-    ),
-    Workload(
-        "fan_in_40",
-        "a product of functions of 40 arrays",
-        {"n": 2048, "width": 40},
-        {"n": 34, "width": 6},
-        _fan_in,
-    ),
-    Workload(
-        "random_dag_60",
-        "60 elementwise operations on earlier results",
-        {"n": 2048, "count": 60, "seed": 1},
-        {"n": 34, "count": 12, "seed": 1},
-        _random_dag,
-    ),
-    Workload(
-        "random_sums_60",
-        "60 elementwise operations, and sums of the results along rows and columns",
-        {"n": 2048, "count": 60, "seed": 1},
-        {"n": 34, "count": 12, "seed": 1},
-        _random_sums,
-    ),
-    Workload(
-        "lstm_cell",
-        "a step of an LSTM",
-        {"batch": 256, "features": 512, "hidden": 1024},
-        {"batch": 5, "features": 12, "hidden": 34},
-        fixed(
-            lstm_cell,
-            lambda a, batch, features, hidden: (
-                a(batch, features), a(batch, hidden), a(batch, hidden),
-                a(features, 4 * hidden), a(hidden, 4 * hidden), a(4 * hidden),
-            ),
-        ),
-    ),
-    Workload(
-        "gru_cell",
-        "a step of a GRU",
-        {"batch": 256, "features": 512, "hidden": 1024},
-        {"batch": 5, "features": 12, "hidden": 34},
-        fixed(
-            gru_cell,
-            lambda a, batch, features, hidden: (
-                a(batch, features), a(batch, hidden),
-                a(features, 3 * hidden), a(hidden, 3 * hidden), a(3 * hidden),
-            ),
-        ),
-    ),
-    Workload(
-        "shallow_water",
-        "the right-hand side of the shallow-water equations",
-        {"n": 2048},
-        {"n": 34},
-        fixed(shallow_water, lambda a, n: (a(n, n),) * 3),
-    ),
+    Workload("fan_out_40", "40 independent sums of one intermediate", {"n": 2048, "width": 40},
+             {"n": 34, "width": 6}, _fan_out),
+    Workload("fan_in_40", "a product of functions of 40 arrays", {"n": 2048, "width": 40},
+             {"n": 34, "width": 6}, _fan_in),
+    Workload("random_dag_60", "60 elementwise operations on earlier results",
+             {"n": 2048, "count": 60, "seed": 1}, {"n": 34, "count": 12, "seed": 1}, _random_dag),
+    Workload("random_sums_60", "60 elementwise operations, and sums of the results along rows and columns",
+             {"n": 2048, "count": 60, "seed": 1}, {"n": 34, "count": 12, "seed": 1}, _random_sums),
+    Workload("lstm_cell", "a step of an LSTM", {"batch": 256, "features": 512, "hidden": 1024},
+             {"batch": 5, "features": 12, "hidden": 34},
+             of_shapes(lstm_cell, "batch features", "batch hidden", "batch hidden",
+                       "features 4*hidden", "hidden 4*hidden", "4*hidden")),
+    Workload("gru_cell", "a step of a GRU", {"batch": 256, "features": 512, "hidden": 1024},
+             {"batch": 5, "features": 12, "hidden": 34},
+             of_shapes(gru_cell, "batch features", "batch hidden",
+                       "features 3*hidden", "hidden 3*hidden", "3*hidden")),
+    Workload("shallow_water", "the right-hand side of the shallow-water equations", {"n": 2048}, {"n": 34},
+             of_shapes(shallow_water, "n n", "n n", "n n")),
     Workload("euler_fluxes", "fluxes of the Euler equations in 3-D", {"n": 2048}, {"n": 34}, _euler),
-    Workload(
-        "adam_100",
-        "clipped Adam over 100 parameters of five shapes",
-        {"count": 100, "width": 768},
-        {"count": 6, "width": 12},
-        _adam,
-    ),
-    Workload(
-        "norm_grads",
-        "gradients of LayerNorms of four widths",
-        {"rows": 4096, "count": 4},
-        {"rows": 5, "count": 2},
-        _norm_grads,
-    ),
+    Workload("adam_100", "clipped Adam over 100 parameters of five shapes", {"count": 100, "width": 768},
+             {"count": 6, "width": 12}, _adam),
+    Workload("norm_grads", "gradients of LayerNorms of four widths", {"rows": 4096, "count": 4},
+             {"rows": 5, "count": 2}, _norm_grads),
 )  # fmt: skip
 
 STRESS: dict[str, Workload] = {workload.name: workload for workload in _ALL}

@@ -1,10 +1,10 @@
-"""What a workload is: a program and the sizes at which it runs."""
+"""A workload: a program in JAX, its sizes, and the shapes of its arguments."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ Built = tuple[Program, tuple[Any, ...]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload:
-    """A program, and the sizes it runs at; ``build`` makes it."""
+    """A program and its sizes; ``build`` returns the function and the shapes of its arguments."""
 
     name: str
     description: str
@@ -27,7 +27,7 @@ class Workload:
     small_sizes: dict[str, int]
     """The extents of the small size."""
     make: Callable[..., Built] = field(repr=False)
-    """From a dtype and the sizes to the function and the shapes of its arguments."""
+    """A function of the dtype and the sizes that returns the function and the shapes of its arguments."""
 
     def build(self, dtype: str = "float32", small: bool = False, **sizes: int) -> Built:
         """The function and its arguments, as pytrees of ``jax.ShapeDtypeStruct``.
@@ -51,33 +51,43 @@ class Workload:
 
 
 def array(dtype: str, *shape: int) -> jax.ShapeDtypeStruct:
-    """The shape and dtype of an array that need not be there."""
+    """The shape and dtype of an array, without the array."""
     return jax.ShapeDtypeStruct(shape, jnp.dtype(dtype))
 
 
-def fixed(f: Program, args: Callable[..., tuple[Any, ...]]) -> Callable[..., Built]:
-    """The ``make`` of a workload whose function is the same at every size; ``args`` takes a maker
-    of arrays, and the sizes."""
+def of_shapes(f: Program, *shapes: Any) -> Callable[..., Built]:
+    """The ``make`` of a workload whose function is the same at every size.
+
+    ``shapes`` has a pytree of texts for each argument. A text lists the extents of an array: names of sizes,
+    numbers, or products of these, as in ``"m 4*hidden"``. The arrays are of the workload's dtype, or of the
+    one before a colon, as in ``"int32: m"``.
+
+    Example:
+        >>> of_shapes(jnp.dot, "m n", "n 2*m")("float32", m=3, n=5)[1][1].shape
+        (5, 6)
+    """
 
     def make(dtype: str, **sizes: int) -> Built:
-        return f, args(partial(array, dtype), **sizes)
+        def shaped(text: str) -> jax.ShapeDtypeStruct:
+            of, _, extents = text.rpartition(":")
+            shape = [
+                math.prod(sizes.get(n) or int(n) for n in extent.split("*")) for extent in extents.split()
+            ]
+            return array(of or dtype, *shape)
+
+        return f, jax.tree.map(shaped, shapes)
 
     return make
 
 
-def heads_args(count: int) -> Callable[..., tuple[Any, ...]]:
-    """For ``fixed``: so many arrays ``[B, T, H, D]`` of one shape."""
-    return lambda a, batch, tokens, heads, width: (a(batch, tokens, heads, width),) * count
-
-
-def gated_mlp_args(a: Callable[..., Any], m: int, n: int, hidden: int) -> tuple[Any, ...]:
-    """For ``fixed``: rows ``[M, N]`` and the weights of a gated MLP."""
-    return a(m, n), {"w_gate": a(n, hidden), "w_up": a(n, hidden), "w_down": a(hidden, n)}
-
-
-def classes_args(a: Callable[..., Any], m: int, n: int, classes: int) -> tuple[Any, ...]:
-    """For ``fixed``: rows ``[M, N]``, the weights ``[N, V]`` of their classes, and labels ``[M]``."""
-    return a(m, n), {"w": a(n, classes)}, array("int32", m)
+HEADS = "batch tokens heads width"
+"""The shape of the queries, keys and values of attention."""
+MLP = {"w_in": "n hidden", "b_in": "hidden", "w_out": "hidden n", "b_out": "n"}
+"""The parameters of a feed-forward layer."""
+GATED_MLP = {"w_gate": "n hidden", "w_up": "n hidden", "w_down": "hidden n"}
+"""The parameters of a feed-forward layer with a gate."""
+LINEAR_CLASSES = ("m n", {"w": "n classes"}, "int32: m")
+"""Rows, the weights of the classes, and labels."""
 
 
 def _floating(dtype: str) -> str:
