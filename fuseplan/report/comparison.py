@@ -4,7 +4,8 @@ Two ratios separate the sources of a gain. What *rewriting* gains is, for one pl
 the program as traced over that of its best plan (``fuseplan.passes.rewriting``). What *solving* gains is the
 time of greedy's best plan over that of the solver's, both given the same rewrites.
 
-Point out where the modelled and the measured times in a table differ by more than a factor of two.
+``divergence_lines`` lists the programs whose measured time differs from the modelled one by more than a
+factor of two.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ NO_PLAN = "NONE"
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """A program's median time here, in seconds, and the compiler's figure of its temporaries, in bytes;
-    each over ``jax.jit``'s, run in turns with it. None where it was not run or the compiler says nothing."""
+    """The measured median time of a program in seconds, the bytes of its temporaries as the compiler reports
+    them, and the ratios of both to those of ``jax.jit``'s program, run in turns with it. None where
+    unknown."""
 
     time_s: float | None = None
     time_ratio: float | None = None
@@ -57,8 +59,8 @@ class Compared:
 
 
 def baseline_of(plans: Iterable[FusionPlan]) -> FusionPlan | None:
-    """The plan that speed-ups are relative to: XLA's own, which is what runs without fuseplan; without that,
-    the ``unfused`` plan; else the first plan that takes any time."""
+    """The plan that speed-ups are relative to: XLA's own, which runs without fuseplan; else the ``unfused``
+    one; else the first plan that takes any time."""
     timed = [plan for plan in plans if plan.objective_ps]
     by_name = {plan.planner: plan for plan in reversed(timed)}
     return by_name.get("xla") or by_name.get("unfused") or (timed[0] if timed else None)
@@ -96,8 +98,8 @@ def gains_text(rows: Sequence[Compared]) -> str:
 
 
 FACTOR = 2.0
-"""The ratio of the two times from which they are pointed out: the plan with the best modelled time then need
-not have the best measured one."""
+"""The ratio of two times above which they are reported. So far apart, the plan with the best modelled time
+need not be the fastest."""
 
 
 _LEFT_OUT = {
@@ -106,7 +108,7 @@ _LEFT_OUT = {
     "gpu": "The model of a GPU does not know its clock under load, nor what the compiler makes of a kernel",
     "tpu": "The model of a TPU does not know what the compiler makes of a kernel",
 }
-"""By ``DeviceSpec.platform``, what a modelled time leaves out."""
+"""By ``DeviceSpec.platform``, the effects that a modelled time leaves out."""
 
 
 def are_apart(modelled: float | None, measured: float | None) -> bool:
@@ -122,11 +124,11 @@ def are_apart(modelled: float | None, measured: float | None) -> bool:
 
 
 def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], platform: str) -> list[str]:
-    """One sentence on the rows whose two times differ by more than ``FACTOR``, and one on what the model
-    leaves out; nothing where there are none.
+    """One sentence with the rows whose two times differ by more than ``FACTOR``, and one with the effects
+    that the model leaves out; empty if there are no such rows.
 
     Args:
-        rows: a name, the modelled and the measured time in one unit; None or NaN where there is none.
+        rows: a name, and the modelled and the measured time in one unit; None or NaN if unknown.
         platform: the ``DeviceSpec.platform`` of the device on which they were measured.
 
     Example:

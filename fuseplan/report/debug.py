@@ -1,5 +1,5 @@
-"""Look inside: ``FUSEPLAN_DEBUG=1..4`` prints plans as they are made and what was measured,
-``FUSEPLAN_DUMP`` keeps the plans."""
+"""Debug output: ``FUSEPLAN_DEBUG=1..4`` prints plans and measurements, ``FUSEPLAN_DUMP`` writes plans to a
+folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuseplan.support.format import bytes_text
 
 
 def report_plan(plan: FusionPlan) -> None:
-    """Print and keep ``plan`` as the environment asks."""
+    """Print and write ``plan`` as the environment variables request."""
     level = debug_level()
     if level >= 1:
         print(summary(plan), file=sys.stderr)
@@ -36,13 +36,14 @@ def report_plan(plan: FusionPlan) -> None:
 
 
 def report_left() -> None:
-    """Print that a program was not planned, if the environment asks."""
+    """Print that a program was not planned, at ``FUSEPLAN_DEBUG=1``."""
     if debug_level() >= 1:
         print("not planned: no tiled loop could gain on this CPU, so jax.jit's program runs", file=sys.stderr)
 
 
 def report_refused(plan: FusionPlan, notes: list[str]) -> None:
-    """Print what the device's compiler refused, and the plan instead, if the environment asks."""
+    """Print the kernels that the device's compiler refused, and the new plan, at ``FUSEPLAN_DEBUG=1`` and
+    ``3``."""
     level = debug_level()
     if level >= 1:
         print("\n".join(notes), file=sys.stderr)
@@ -51,7 +52,7 @@ def report_refused(plan: FusionPlan, notes: list[str]) -> None:
 
 
 def report_passes(forward: int, back: int, n_kept: int, kept_bytes: int) -> None:
-    """Print how a plan of a function and its derivative was cut in two, if the environment asks."""
+    """Print the partition of a plan into forward and backward pass, at ``FUSEPLAN_DEBUG=1``."""
     if debug_level() >= 1:
         kept = f"{n_kept} arrays kept, {bytes_text(kept_bytes)}" if n_kept else "nothing kept"
         print(
@@ -61,14 +62,14 @@ def report_passes(forward: int, back: int, n_kept: int, kept_bytes: int) -> None
 
 
 def report_measurement(name: str, measurement: object) -> None:
-    """Print which program ``fuseplan.jit(measure=True)`` keeps, if the environment asks."""
+    """Print the choice of ``fuseplan.jit(measure=True)``, at ``FUSEPLAN_DEBUG=1``."""
     if debug_level() >= 1:
         print(f"measured {name}: {measurement}", file=sys.stderr)
 
 
 def _keep(plan: FusionPlan, folder: Path) -> None:
-    """Write the plan, named by what it decides; a disk that refuses costs no result."""
-    # Without how it was found, so that the same plan is the same file.
+    """Write the plan to a file named by its content; a failure to write is a warning."""
+    # Without times and cache hits, so that equal plans have one file.
     text = plan_to_json(replace(plan, stats=replace(plan.stats, seconds=(), remembered=0)))
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
     try:

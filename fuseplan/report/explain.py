@@ -1,8 +1,8 @@
-"""Why two operations share a kernel or do not, and what the other way would cost.
+"""Explain why two operations do or do not share a kernel, and what the opposite would cost.
 
-An answer is found by trying: the union of the two kernels (with every kernel on a path
-between them, or the result could not run) is priced by the scheduler that made the plan,
-and so is the smallest group that holds both operations.
+For operations in different kernels, two alternatives are priced by the scheduler that made the plan: the
+union of their kernels with all kernels on paths between them, and the smallest convex group that holds both
+operations.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fuseplan.support.format import bytes_text, time_text
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The answer of ``Plan.explain``; ``str`` of it is for people."""
+    """The result of ``Plan.explain``; ``str`` returns its text."""
 
     a: int
     b: int
@@ -32,16 +32,18 @@ class Explanation:
     kernels: tuple[int, int]
     """The kernels that compute ``a`` and ``b``, by position in the plan."""
     verdict: Verdict | None
-    """Why the two can never share a kernel; None if they can or do."""
+    """The rule by which the two can never share a kernel; None if they can or do."""
     forced: tuple[Nodes, ...]
-    """The groups that would stand in place of the plan's, if the decision were the other."""
+    """The groups that the opposite decision would have in place of the plan's."""
     extra_ps: int | None
-    """Picoseconds the plan would take longer then; None where it is impossible."""
+    """The difference that the opposite decision makes to the plan's time, in picoseconds; None if it is
+    impossible."""
     extra_hbm_bytes: int | None
     text: str
 
     @property
     def extra_us(self) -> float | None:
+        """``extra_ps`` in microseconds."""
         return None if self.extra_ps is None else self.extra_ps / 1e6
 
     def __str__(self) -> str:
@@ -49,7 +51,7 @@ class Explanation:
 
 
 class Explainer(Regrouping):
-    """Answers about one plan; prices are remembered between questions."""
+    """Explains decisions of one plan; keeps prices between calls."""
 
     def explain(self, a: int, b: int) -> Explanation:
         """Why ``a`` and ``b`` are, or are not, in one kernel."""
@@ -58,7 +60,7 @@ class Explainer(Regrouping):
         return self._together(a, b)
 
     def _together(self, a: int, b: int) -> Explanation:
-        """They are apart: what keeps them so, or what one kernel for both would cost."""
+        """Explain two operations in different kernels: the rule against one kernel, or its cost."""
         ka, kb = self.kernel_of[a], self.kernel_of[b]
         smallest = tuple(sorted(self.ties.between({a, b})))
         whole = self.merge((ka, kb))
@@ -88,7 +90,7 @@ class Explainer(Regrouping):
         )  # fmt: skip
 
     def _apart(self, a: int, b: int) -> Explanation:
-        """They share a kernel: what cutting it between them would cost."""
+        """Explain two operations in one kernel: the cost of cutting it between them."""
         k = self.kernel_of[a]
         nodes = self.groups[k]
         head = f"{self._node(a)} and {self._node(b)} share {self._kernel(k)}."
@@ -96,7 +98,7 @@ class Explainer(Regrouping):
             return Explanation(a, b, True, (k, k), None, (), None, None, head)
         inside = set(nodes)
         high = max(a, b)
-        # Everything from the later one on goes to the second kernel.
+        # The later operation and everything that depends on it go to the second kernel.
         second, queue = {high}, [high]
         while queue:
             for n in self.ties.after[queue.pop()]:
@@ -138,7 +140,8 @@ class Explainer(Regrouping):
         return ""
 
     def _unskipped(self, kernels: Sequence[int]) -> str:
-        """A plan does not keep the masks that its tiles were skipped by."""
+        """A remark for plans with skipped tiles: a plan does not hold its masks, so the alternative is priced
+        without."""
         specs = [self.plan.kernels[k].spec for k in kernels]
         return " The other way is priced without skipping masked tiles." if any(map(skipped, specs)) else ""
 
@@ -157,7 +160,7 @@ class Explainer(Regrouping):
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """Where one kernel ends and others that read from it begin, and why they are not one."""
+    """A kernel, others that read its results, and the reason why they are not one kernel."""
 
     producer: int
     consumers: tuple[int, ...]
@@ -172,8 +175,8 @@ class Border:
 
 
 def borders(plan: FusionPlan) -> tuple[tuple[Border, ...], ...]:
-    """For each kernel of the plan, why it does not go on into each kernel that reads from
-    it: the most frequent reason first."""
+    """For each kernel, the reasons why it is not fused with the kernels that read its results, the most
+    frequent first."""
     explainer = Explainer(plan)
     result = []
     for k, after in enumerate(group_successors(data_edges(plan.graph), explainer.groups)):
@@ -207,7 +210,7 @@ def explain(plan: FusionPlan, a: int | str, b: int | str) -> Explanation:
 
 
 def _find(graph: Graph, name: int | str) -> list[int]:
-    """The nodes that ``name`` may mean; raises if there is none."""
+    """The nodes with the id or operation ``name``. Raises ``InvalidArgumentError`` if there is none."""
     count = len(graph.nodes)
     if isinstance(name, str) and name[:1] == "n" and name[1:].isdigit():
         name = int(name[1:])
@@ -227,7 +230,7 @@ def _find(graph: Graph, name: int | str) -> list[int]:
 def _narrow(
     graph: Graph, a: int | str, b: int | str, first: list[int], second: list[int]
 ) -> tuple[list[int], list[int]]:
-    """Of names that fit several nodes, the one pair that an edge joins."""
+    """Of names that fit several nodes, the only pair with an edge between them."""
     edges = set(data_edges(graph))
     pairs = [(m, n) for m in first for n in second if (m, n) in edges or (n, m) in edges]
     if len(pairs) == 1:

@@ -1,4 +1,4 @@
-"""Plans and devices as pandas frames."""
+"""Convert plans, comparisons and the device table to pandas frames."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def figures(plan: FusionPlan) -> dict[str, Any]:
-    """What a row of a table says of a plan; ``bound_us`` is None where there is no bound."""
+    """The figures of a plan in a row of a table; ``bound_us`` is None where there is no bound."""
     return {
         "kernels": len(plan.kernels),
         "time_us": plan.objective_us,
@@ -35,8 +35,8 @@ def figures(plan: FusionPlan) -> dict[str, Any]:
 
 
 def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = None) -> pd.DataFrame:
-    """A row a planner, of one program on one device. The columns are those of ``fuseplan.compare``, with
-    those of the measurements if there are any."""
+    """A frame with a row for each planner of one program on one device. The columns are those of
+    ``fuseplan.compare``, with those of ``timings`` if they are given."""
     baseline = baseline_of(row.plan for row in rows if row.plan is not None)
     lines = [
         {
@@ -73,35 +73,18 @@ def _number(known: float | None) -> float:
 
 
 _NO_FIGURES = {
-    "kernels": math.nan,
-    "time_us": math.nan,
-    "hbm_bytes": math.nan,
-    "peak_bytes": math.nan,
-    "recomputed_flops": math.nan,
+    **dict.fromkeys(("kernels", "time_us", "hbm_bytes", "peak_bytes", "recomputed_flops"), math.nan),
     "status": NO_PLAN,
 }
 
-_COMPARE = [
-    "planner",
-    "kernels",
-    "time_us",
-    "unrewritten_us",
-    "hbm_bytes",
-    "peak_bytes",
-    "recomputed_flops",
-    "status",
-    "bound_us",
-    "gap",
-    "planning_s",
-    "ratio",
-    "baseline",
-    "notes",
-    "assumed",
-]
+_COMPARE = (
+    "planner", "kernels", "time_us", "unrewritten_us", "hbm_bytes", "peak_bytes", "recomputed_flops",
+    "status", "bound_us", "gap", "planning_s", "ratio", "baseline", "notes", "assumed",
+)  # fmt: skip
 
 
 def kernels_frame(plan: FusionPlan) -> pd.DataFrame:
-    """A row a kernel: see ``Plan.to_frame``."""
+    """A frame with a row for each kernel of a plan: see ``Plan.to_frame``."""
     graph = plan.graph
     rows = []
     for k, kernel in enumerate(plan.kernels):
@@ -132,37 +115,22 @@ def kernels_frame(plan: FusionPlan) -> pd.DataFrame:
     return _frame(rows, _KERNELS)
 
 
-_KERNELS = [
-    "kernel",
-    "name",
-    "ops",
-    "n_ops",
-    "makes",
-    "backend",
-    "grid",
-    "tile",
-    "skipped",
-    "time_us",
-    "bound_by",
-    "parts",
-    "hbm_bytes",
-    "onchip_bytes",
-    "flops",
-    "intensity",
-    "roofline",
-    "source",
-]
+_KERNELS = (
+    "kernel", "name", "ops", "n_ops", "makes", "backend", "grid", "tile", "skipped", "time_us",
+    "bound_by", "parts", "hbm_bytes", "onchip_bytes", "flops", "intensity", "roofline", "source",
+)  # fmt: skip
 
 
 def records(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """The rows as dicts, by column."""
+    """The rows of a frame as dictionaries by column."""
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
 
 
 def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
-    """The time that the kernel's arrays and operations need at the device's peaks (each array
-    moved once, no launch, no recomputation, no operations of tiles that a mask leaves out),
-    over its modelled time. NaN for one that takes no time."""
+    """The roofline time of the kernel over its modelled time; NaN for a kernel that takes no time.
+
+    The roofline time is that of its arrays and operations at the device's peak rates: each array moved once,
+    no launch, no recomputation, and no operations on tiles that a mask leaves out."""
     cost = kernel.cost
     if not cost.time_ps:
         return float("nan")
@@ -175,9 +143,11 @@ def roofline_share(graph: Graph, kernel: Kernel, device: DeviceSpec) -> float:
 
 
 def devices_frame(measure_cpu: bool = True) -> pd.DataFrame:
-    """A row a device, indexed by name. ``attrs["sources"][name]`` maps each field to where its
-    number comes from; ``assumed`` names the fields whose numbers are neither measured nor published. The
-    CPU is measured on the first call, which takes some seconds; ``measure_cpu=False`` leaves it out."""
+    """A frame with a row for each device, indexed by name.
+
+    ``attrs["sources"][name]`` maps each field to the source of its figure; the column ``assumed`` lists the
+    fields whose figures are neither measured nor published. The first call measures the CPU, which takes some
+    seconds; ``measure_cpu=False`` leaves it out."""
     devices = [find_device(name) for name in device_names() if name in DEVICES or measure_cpu]
     frame = _frame([_device_row(device) for device in devices]).set_index("name")
     frame.attrs["sources"] = {device.name: dict(device.sources) for device in devices}
@@ -205,6 +175,6 @@ def _device_row(device: DeviceSpec) -> dict[str, object]:
 
 
 def _frame(rows: Sequence[Any], columns: Sequence[str] | None = None) -> pd.DataFrame:
-    import pandas as pd  # here, so that importing fuseplan does not take its half second
+    import pandas as pd  # imported on use, as it takes half a second
 
     return pd.DataFrame(rows, columns=None if columns is None else list(columns))

@@ -1,4 +1,4 @@
-"""The HTML page about one or more plans: one file, no scripts, no network."""
+"""Write an HTML page about one or more plans: one file without scripts or references to the network."""
 
 from __future__ import annotations
 
@@ -30,23 +30,24 @@ _TEMPLATES = Path(__file__).resolve().parent / "templates"
 _NAMES = {"xla": "XLA's own plan", "unfused": "each operation by itself"}
 
 _MAX_BORDERS = 150
-"""Kernels whose neighbours are explained on the page; each takes some milliseconds."""
+"""The number of kernels up to which the page explains why neighbours are not fused; each takes
+milliseconds."""
 
 INSTALL_PLOTS = "pip install 'fuseplan[report]'"
 
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One function on one device, planned in several ways; the last plan is shown in detail."""
+    """The plans of one function for one device by several planners; the page shows the last one in detail."""
 
     name: str
     plans: tuple[FusionPlan, ...]
     compared: tuple[Compared, ...] = ()
-    """Where the plans are from, with their times as traced; empty where those are not known."""
+    """The rows that the plans are from, with the times as traced; empty if unknown."""
 
     @classmethod
     def of(cls, name: str, rows: Sequence[Compared]) -> Study:
-        """The plans of these rows. Raises ``InvalidArgumentError`` where none has one."""
+        """A study of the plans of ``rows``. Raises ``InvalidArgumentError`` if there are none."""
         plans = tuple(row.plan for row in rows if row.plan is not None)
         if not plans:
             reasons = "; ".join(f"{row.planner}: {row.reason}" for row in rows)
@@ -55,7 +56,7 @@ class Study:
 
     @property
     def baseline(self) -> FusionPlan:
-        """The plan that the others are compared with."""
+        """The plan that speed-ups are relative to."""
         return baseline_of(self.plans) or self.plans[0]
 
     @property
@@ -65,7 +66,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table that is not about plans, such as what was measured."""
+    """A table of other results, such as measured times."""
 
     title: str
     text: str
@@ -75,7 +76,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page shows."""
+    """The content of a page."""
 
     title: str
     studies: tuple[Study, ...]
@@ -91,14 +92,14 @@ def write_plan_page(plan: FusionPlan, path: str | PathLike[str], title: str = ""
 
 
 def write_page(page: Page, path: str | PathLike[str]) -> Path:
-    """Write the page in one step. Raises ``OutputError`` if it cannot be written."""
+    """Write the page atomically. Raises ``OutputError`` if it cannot be written."""
     target = check_writable(path)
     return write_text(target, render_page(page))
 
 
 def render_page(page: Page) -> str:
-    """The page as HTML."""
-    import jinja2  # here, so that importing fuseplan does not load it
+    """Render the page as HTML."""
+    import jinja2  # imported on use, to keep the import of fuseplan short
 
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_TEMPLATES),
@@ -122,7 +123,7 @@ def render_page(page: Page) -> str:
 
 
 def _lead(studies: Sequence[Study]) -> str:
-    """The result in a sentence: the study whose plan gains the most."""
+    """A sentence on the study with the largest gain."""
     gains = [
         (s.baseline.objective_ps / s.plans[-1].objective_ps, s)
         for s in studies
@@ -141,7 +142,7 @@ def _lead(studies: Sequence[Study]) -> str:
 
 
 def _matrix(studies: Sequence[Study]) -> dict[str, Any]:
-    """Studies by planners: the modelled time of each, the best marked."""
+    """The table of studies by planners: the modelled time of each, the best marked."""
     planners = list(dict.fromkeys(plan.planner for study in studies for plan in study.plans))
     lines = []
     for i, study in enumerate(studies):
@@ -240,7 +241,7 @@ def _kernel_lines(plan: FusionPlan) -> list[dict[str, Any]]:
 
 
 def _border_lines(plan: FusionPlan) -> list[dict[str, Any]]:
-    """For each kernel, the (at most three) most frequent reasons not to go on."""
+    """For each kernel, at most three reasons why it is not fused with its readers."""
     if len(plan.kernels) > _MAX_BORDERS:
         return []
     return [
@@ -260,7 +261,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 
 def _short_source(source: str) -> str:
-    """The file without its folders, which are the author's own business."""
+    """The name of the file without its folders, which may be private."""
     return source.replace("\\", "/").rpartition("/")[2]
 
 

@@ -1,6 +1,6 @@
-"""Pictures for the page, as inline SVG that follows the page's colours.
+"""Draw the figures of the page as inline SVG in the page's colours: timelines of kernels, and rooflines.
 
-The strips are drawn here; the roofline is Matplotlib's (the extra ``report``).
+The rooflines need Matplotlib (the extra ``report``).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fuseplan.support.format import time_text
 
 _STRIP_WIDTH, _STRIP_HEIGHT = 1000.0, 34.0
 _NARROWEST = 0.6
-"""A kernel drawn thinner than this cannot be seen; neighbours run together instead."""
+"""The least width of a bar with a gap after it; narrower bars touch their neighbours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class Strip:
 
 
 def strip(plan: FusionPlan, longest_ps: int) -> Strip:
-    """Draw ``plan`` so that ``longest_ps`` fills the width. The hatched start of each bar is
-    the launch."""
+    """Draw the kernels of ``plan``, where ``longest_ps`` fills the width. The hatched start of a bar is its
+    launch."""
     scale = _STRIP_WIDTH / longest_ps if longest_ps else 0.0
     bars, x = [], 0.0
     for k, kernel in enumerate(plan.kernels):
@@ -65,7 +65,7 @@ def _bar(plan: FusionPlan, k: int, kernel: Kernel, x: float, width: float, scale
 
 
 def _shares(plan: FusionPlan) -> str:
-    """How the time is shared by what bounds it, in words."""
+    """The shares of the plan's time by the bound of its kernels, in words."""
     total = plan.objective_ps
     parts = []
     for bound in BOUNDS:
@@ -75,9 +75,9 @@ def _shares(plan: FusionPlan) -> str:
     return ", ".join(parts)
 
 
-# Matplotlib writes colours as numbers; these stand in for the page's variables, which
-# change with the reader's theme.
-_STAND_INS = {
+# Matplotlib writes colours as numbers; these are placeholders for the page's variables, which follow the
+# reader's theme.
+_COLOUR_VARIABLES = {
     "#010101": "var(--ink)",
     "#020202": "var(--faint)",
     "#030303": "var(--line)",
@@ -90,23 +90,23 @@ _STAND_INS = {
     "#010102": "var(--latency)",
     "#010103": "var(--steps)",
 }
-_INK, _FAINT, _LINE, _MEMORY, _CACHE, _MATRIX, _VECTOR, _LAUNCH, _PAGE, _LATENCY, _STEPS = _STAND_INS
+_INK, _FAINT, _LINE, _MEMORY, _CACHE, _MATRIX, _VECTOR, _LAUNCH, _PAGE, _LATENCY, _STEPS = _COLOUR_VARIABLES
 _COLOUR = dict.fromkeys(BOUNDS, _STEPS) | {
     "memory": _MEMORY, "cache": _CACHE, "matrix": _MATRIX, "vector": _VECTOR, "launch": _LAUNCH,
     "latency": _LATENCY,
 }  # fmt: skip
 _RESOURCES = ("memory", "cache", "matrix", "vector")
-"""Bounds that the roofline is about: how fast the device moves and computes."""
+"""The bounds that a roofline shows."""
 
 
-class MissingPlots(Exception):  # noqa: N818 -- not an error: the page says it and goes on
+class MissingPlots(Exception):  # noqa: N818 -- not an error: the page is written without plots
     """Matplotlib is not installed."""
 
 
 def roofline(plans: Sequence[FusionPlan], salt: str) -> str:
-    """Attained flops a second over arithmetic intensity, each kernel a dot as large as its
-    time: the last plan's in colour, the first's hollow. ``salt`` keeps the ids of two
-    pictures of one page apart.
+    """Draw attained flops per second over arithmetic intensity, each kernel a dot whose area grows with its
+    time: those of the last plan in colour, those of the first hollow. ``salt`` makes ids differ between the
+    figures of a page.
 
     Raises:
         MissingPlots: Matplotlib is not installed.
@@ -194,12 +194,12 @@ def _point(kernel: Kernel) -> _Point:
 
 
 def _area(point: _Point, longest: float) -> float:
-    """Points squared: proportional to time, but never too small to see."""
+    """The area of a dot in points squared: it grows with the time from a visible minimum."""
     return 14 + 320 * point.time_us / longest
 
 
 def _main_dtype(plan: FusionPlan) -> str:
-    """The dtype of the operands of most contraction flops."""
+    """The dtype of the first operand in most of the contraction flops."""
     flops: dict[str, int] = {}
     for node in plan.graph.nodes:
         if node.flops.matrix:
@@ -214,9 +214,9 @@ def _si(rate: float) -> str:
 
 
 def _embed(svg: str, label: str) -> str:
-    """An SVG file as part of a page: no prologue, no size, the page's colours, a label."""
+    """Convert an SVG file for a page: without prologue and size, with the page's colours and a label."""
     svg = svg[svg.index("<svg") :]
-    for number, variable in _STAND_INS.items():
+    for number, variable in _COLOUR_VARIABLES.items():
         svg = svg.replace(number, variable)
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)

@@ -1,4 +1,4 @@
-"""Print plans as text: a table of kernels in 80 columns, a summary, and their numbers with units."""
+"""Format plans as text: a table of kernels in 80 columns, a summary, and figures with units."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from fuseplan.support.format import (
 from fuseplan.verify.plan import plan_buffers
 
 _MAX_LINES = 40
-"""Kernels listed one by one; a longer plan (about a screen) is grouped by equal kernels."""
+"""The most kernels that are listed one by one (about a screen); a longer plan is grouped by equal kernels."""
 
 
 def results(graph: Graph, spec: KernelSpec) -> tuple[Value, ...]:
@@ -39,7 +39,8 @@ def results(graph: Graph, spec: KernelSpec) -> tuple[Value, ...]:
 
 
 def makes(graph: Graph, spec: KernelSpec) -> str:
-    """What a kernel writes, in jaxpr notation: ``f32[128,256] +1``."""
+    """The largest array that a kernel writes and the number of others, in jaxpr notation: ``f32[128,256]
+    +1``."""
     written = results(graph, spec)
     if not written:
         return "-"
@@ -47,9 +48,9 @@ def makes(graph: Graph, spec: KernelSpec) -> str:
 
 
 def grid(spec: KernelSpec) -> str:
-    """``12×128``: tiles along each parallel axis that has more than one, of a loop nest along
-    each loop, the outermost first; ``XLA`` where the group is left to it, and how many kernels XLA
-    makes of it if that is known not to be one."""
+    """The number of tiles along each parallel axis with several, the outermost first, as ``12×128``; of a
+    loop nest, along each loop. ``XLA`` for a group that XLA compiles, with the number of kernels if XLA makes
+    several."""
     if not spec.axes:
         made = spec.compiled
         return "XLA" if made is None or made.launches == 1 else f"XLA, {made.launches}×"
@@ -58,8 +59,8 @@ def grid(spec: KernelSpec) -> str:
 
 
 def tile(spec: KernelSpec) -> str:
-    """The tile of each axis, those that are walked in loops as ``32 of 1024``, and how often
-    they are if that is more than once."""
+    """The tile of each axis, with its size if it is iterated over in a loop (``32 of 1024``), and the number
+    of passes if there are several."""
     parts = []
     for axis in spec.axes:
         looped = spec.capabilities.loop_nest and axis.n_tiles > 1
@@ -76,8 +77,7 @@ def _in_passes(spec: KernelSpec) -> str:
 
 
 def skipped(spec: KernelSpec) -> str:
-    """``28 of 64``: the tiles of a loop nest that masks leave out, over all its passes; empty
-    where there are none."""
+    """The number of tiles that masks leave out of a kernel's passes, as ``28 of 64``; empty if none."""
     every = math.prod(a.n_tiles for a in spec.axes)
     visits = [n for n, nodes in zip(spec.walked, spec.passes, strict=True) if nodes] if spec.walked else []
     total = every * len(visits)
@@ -85,7 +85,7 @@ def skipped(spec: KernelSpec) -> str:
 
 
 def loops_line(spec: KernelSpec) -> str:
-    """A loop nest in words: ``loops over tiles of 256 of 2048 × 256 of 2048, 28 of 64 skipped``."""
+    """Describe a loop nest: ``loops over tiles of 256 of 2048 × 256 of 2048, 28 of 64 skipped``."""
     cut = " × ".join(f"{a.tile} of {a.size}" for a in spec.axes if a.n_tiles > 1)
     left_out = skipped(spec)
     passes = _in_passes(spec)
@@ -114,8 +114,8 @@ def status_text(plan: FusionPlan) -> str:
 
 
 def bound_lines(plans: Iterable[tuple[str, FusionPlan]]) -> list[str]:
-    """The lines below a table of named plans: one for each bound that the plan does not reach, or that holds
-    for one form of the program alone, which the table's cell does not say."""
+    """The lines below a table of named plans: one for each plan above its bound, or whose bound holds for one
+    form of the program alone."""
     return [
         f"{name}: {status_text(plan)}"
         for name, plan in plans
@@ -135,8 +135,7 @@ def bound_text(status: str, gap: float | None, bound_us: float | None = None) ->
 
 
 def unfused_plan(plan: FusionPlan) -> FusionPlan:
-    """The same program on the same device with each operation once, in a kernel of its own."""
-
+    """The plan of the same program and device with each operation, without copies, in a kernel of its own."""
     graph = without_copies(plan.graph)
     grouping = unfused(graph, Scheduler(graph, plan.device))
     return FusionPlan(graph, plan.device, "unfused", grouping.kernels, stats=grouping.stats)
