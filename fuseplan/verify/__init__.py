@@ -1,6 +1,6 @@
 """Check a plan, and the proof of its bound, without the code that made them.
 
-In: a plan. Out: nothing or an ``InvalidPlanError`` (``plan``, ``kernel``, ``buffers``: every plan is checked
-before it is used), or a ``Verification`` (``report``: the bound anew from the certificate). Nothing here
-imports the solver or what lists the groups for it. Open ``plan`` first, then ``report``.
+In: a plan. Out: ``plan`` and ``kernel`` check every plan before it is used, and raise ``InvalidPlanError``;
+``report`` also recomputes the bound from the proof, and returns a ``Verification``. Nothing here imports the
+solver or the enumeration of candidate groups. Open ``plan`` first, then ``report``.
 """

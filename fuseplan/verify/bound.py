@@ -1,16 +1,14 @@
 """Check the proof of a bound against a graph and the prices of its groups.
 
-Trusted, because they are the definition of the search space or of the cost: the rules
-(``fuseplan.schedule.legality``, ``fuseplan.schedule.footprint``), the scheduler's price of a group, the floor
-(``costmodel.floor``, ``costmodel.floor``), which edges a group may cross and what lies between components
+The verifier trusts the definitions of the search space and of the cost: the rules
+(``fuseplan.schedule.legality``, ``fuseplan.schedule.footprint``), the scheduler's price of a group, its lower
+bound (``costmodel.floor``), the edges that a group may cross and the partition into components
 (``fuseplan.search.components``), and that components of equal structure are equal
-(``fuseplan.schedule.structure``). Everything else is done here anew, and nothing of the planners or the
-solver is asked.
+(``fuseplan.schedule.structure``). Everything else is computed anew, without the planners and the solver.
 
-Whether some plan is faster than a bound says: a search through the few groups it could use.
-
-Prices of nodes below which no group costs leave little room where they add up to nearly the
-bound: a group that costs much more than its nodes is in no plan below it.
+A proof gives each node a price. No legal group may cost less than its nodes' prices; then no plan costs less
+than the sum of all prices. Where the sum is below the claimed bound, a search (``Covers``) shows that no plan
+lies between them: only groups that cost little more than their nodes can be in such a plan.
 """
 
 from __future__ import annotations
@@ -34,15 +32,15 @@ from fuseplan.support.bitset import bits
 from fuseplan.verify.groups import Groups
 
 MAX_STEPS = 2_000_000
-"""Partial covers to look at before giving up: some ten seconds."""
+"""The number of partial covers after which a search gives up: about ten seconds."""
 
 
 class TooManyCoversError(Exception):
-    """The search was given up."""
+    """The search reached ``MAX_STEPS``."""
 
 
 def reach_of(graph: Graph, nodes: Sequence[int]) -> list[int]:
-    """For each of ``nodes``, those that wait for it, whatever the path, as a mask of positions."""
+    """For each of ``nodes``, the nodes that depend on it by any path of the graph, as a mask of positions."""
     position = {node: i for i, node in enumerate(nodes)}
     after: list[list[int]] = [[] for _ in graph.nodes]
     for u, v in data_edges(graph) + effect_edges(graph):
@@ -55,12 +53,12 @@ def reach_of(graph: Graph, nodes: Sequence[int]) -> list[int]:
 
 
 class Covers:
-    """Exact covers of ``n`` items by ``groups`` (masks with their cost, and no others).
+    """Search for exact covers of items by groups.
 
     Args:
-        prices: of the items; no group costs less than its items.
-        groups: pairs of mask and cost.
-        reach: for each item the items that wait for it.
+        prices: for each item, its price. No group costs less than its items.
+        groups: pairs of a mask of items and a cost.
+        reach: for each item, the mask of items that depend on it.
     """
 
     def __init__(
@@ -79,50 +77,49 @@ class Covers:
         for options in self._by_lowest:
             options.sort()
         self.steps = 0
-        self._circles = 0
+        self._cycles = 0
 
     def below(self, bound: int) -> list[int] | None:
-        """A cover that costs less than ``bound`` and whose groups can run one after the other, or
-        None if there is none.
+        """A cover that costs less than ``bound`` and whose groups have an order to run in, or None.
 
         Raises:
-            TooManyCoversError: that takes too long to tell.
+            TooManyCoversError: the search takes too long.
         """
         return self._extend(0, bound - 1 - self._base, [], {})
 
     def _extend(
         self, covered: int, room: int, chosen: list[tuple[int, int]], hopeless: dict[int, int]
     ) -> list[int] | None:
-        """A way to cover the rest at ``room`` picoseconds above its prices, or None; ``hopeless``
-        says up to which room a rest is known to have none, circles aside."""
+        """Groups that cover the rest for at most ``room`` picoseconds above its prices, or None. ``hopeless``
+        maps a rest to the largest room for which it is known to have no cover."""
         if room < 0 or hopeless.get(covered, -1) >= room:
             return None
         if covered == self._everything:
-            return None if self._in_circles(chosen) else [mask for mask, _ in chosen]
+            return None if self._has_cycle(chosen) else [mask for mask, _ in chosen]
         self.steps += 1
         if self.steps > MAX_STEPS:
             raise TooManyCoversError
         lowest = (~covered & (covered + 1)).bit_length() - 1
-        circles = self._circles
+        cycles = self._cycles
         for extra, mask, after in self._by_lowest[lowest]:
             if extra > room:
                 break
             if mask & covered:
                 continue
             if any(after & other and waits & mask for other, waits in chosen):
-                self._circles += 1
+                self._cycles += 1
                 continue
             chosen.append((mask, after))
             found = self._extend(covered | mask, room - extra, chosen, hopeless)
             chosen.pop()
             if found is not None:
                 return found
-        if self._circles == circles:
+        if self._cycles == cycles:
             hopeless[covered] = room
         return None
 
-    def _in_circles(self, chosen: Sequence[tuple[int, int]]) -> bool:
-        """Whether some groups wait for each other."""
+    def _has_cycle(self, chosen: Sequence[tuple[int, int]]) -> bool:
+        """Whether groups depend on each other in a cycle."""
         left = list(chosen)
         while left:
             waiting = 0
@@ -130,45 +127,45 @@ class Covers:
                 waiting |= after
             ready = [group for group in left if not waiting & group[0]]
             if not ready:
-                self._circles += 1
+                self._cycles += 1
                 return True
             left = [group for group in left if waiting & group[0]]
         return False
 
 
 MAX_GROUPS = 1_000_000
-"""Groups of one component that are looked at: some minutes."""
+"""The most groups of one component that are checked: some minutes."""
 
 
-_AT_ONCE = 1_000
-"""Groups whose floors are computed together."""
+_BATCH = 1_000
+"""The number of groups whose lower bounds are computed together."""
 
 
 class RefutedError(Exception):
-    """The proof does not prove what it claims; the message names the fault."""
+    """The proof is wrong; the message names the fault."""
 
 
 class NotCheckedError(Exception):
-    """Whether it does was not found out; the message says why."""
+    """The proof could not be checked; the message says why."""
 
 
 @dataclass(slots=True)
 class Counts:
-    """How much there was to check."""
+    """The size of a check."""
 
     components: int = 0
     distinct: int = 0
     groups: int = 0
-    """Legal groups of the distinct components, each compared with its nodes' prices."""
+    """Legal groups of the distinct components, each compared with the prices of its nodes."""
     priced: int = 0
-    """Of these, those whose floor did not tell, so that the scheduler had to price them."""
+    """Of these, the groups whose lower bound was not enough, so that the scheduler priced them."""
     covers: int = 0
-    """Partial covers looked at, where prices add up to less than the bound."""
+    """Partial covers searched for components whose prices add up to less than the bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Claim:
-    """A component and the part of the proof that is about it."""
+    """A component and its part of the proof."""
 
     component: Component
     part: Part
@@ -182,11 +179,13 @@ class _Claim:
 def verify_proof(
     proof: Proof, book: PriceBook, counts: Counts, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """The bound on plans without packs that ``proof`` proves, in picoseconds; ``counts`` is filled
-    in, ``tell`` told how many of the distinct components are done.
+    """The bound on plans without horizontal fusion that ``proof`` proves, in picoseconds.
+
+    ``counts`` is filled in; ``tell`` is called with the number of distinct components that are done, and of
+    all.
 
     Raises:
-        RefutedError: something in it is not so.
+        RefutedError: the proof is wrong.
         NotCheckedError: there is too much to check.
     """
     return _Verifier(book, counts, tell).verify(proof)
@@ -196,7 +195,7 @@ class _Verifier:
     def __init__(self, book: PriceBook, counts: Counts, tell: Callable[[int, int], None]) -> None:
         self._book, self._counts, self._tell = book, counts, tell
         self._near: dict[object, list[int]] = {}
-        """For components in a joint bound, the groups that cost nearly what their nodes do."""
+        """For components in a joint bound, the groups that cost little more than their nodes."""
 
     def verify(self, proof: Proof) -> int:
         claims = self._claims(proof)
@@ -215,7 +214,7 @@ class _Verifier:
         return proof.bound_without_packs_ps
 
     def _claims(self, proof: Proof) -> dict[int, _Claim]:
-        """For each component, by its lowest node, what is claimed of it."""
+        """The claim of each component, by its lowest node."""
         graph, book = self._book.graph, self._book
         part_of: dict[int, tuple[int, Part]] = {}
         for k, part in enumerate(proof.parts):
@@ -241,7 +240,8 @@ class _Verifier:
         return claims
 
     def _check_component(self, claim: _Claim, room: int) -> list[int]:
-        """Check a part; the groups that cost less than ``room`` more than their nodes."""
+        """Check a part of the proof. Returns the groups that cost less than ``room`` more than their
+        nodes."""
         nodes, bound_ps, prices = claim.component.nodes, claim.part.bound_ps, claim.prices
         where = self._name(claim.component)
         if not claim.part.prices_ps:
@@ -277,17 +277,17 @@ class _Verifier:
         return near
 
     def _with_floors(self, groups: Groups) -> Iterator[tuple[int, int]]:
-        """Each group with picoseconds that it takes at least, many at once."""
+        """Yield each group with a lower bound on its picoseconds, computed in batches."""
         floors = self._book.floors([(n,) for n in groups.nodes])
         every = iter(groups)
-        while some := list(islice(every, _AT_ONCE)):
+        while some := list(islice(every, _BATCH)):
             if floors is None:
                 yield from ((mask, self._book.least(groups.members(mask))) for mask in some)
             else:
                 yield from zip(some, (least_ps for least_ps, _ in floors.one_kernel(some)), strict=True)
 
     def _check_covers(self, claims: list[_Claim], bound_ps: int) -> None:
-        """Make sure that the components together have no plan below ``bound_ps``."""
+        """Check that the components together have no plan below ``bound_ps``."""
         nodes = tuple(sorted(n for claim in claims for n in claim.component.nodes))
         position = {n: i for i, n in enumerate(nodes)}
         prices = [0] * len(nodes)

@@ -1,26 +1,28 @@
-"""Every legal group of a component, listed by the shortest program that does it.
+"""Enumerate the legal groups of a component, for the verifier.
 
-For the verifier: it has nothing in common with ``fuseplan.search.candidates`` but the rules
-(``Pricing.compatible``, ``Pricing.oversized``), and none of its memory of them.
+This is written independently of ``fuseplan.search.candidates``: the two share the rules
+(``Pricing.compatible``, ``Pricing.oversized``) alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
+from costmodel.graph import Graph
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.search.components import Component
 from fuseplan.support.bitset import bits
-from fuseplan.verify.duplicates import CopyRules
 
 _LEARNT = 200
-"""Refused and allowed sets that are kept for each rule: searching more of them takes longer than asking."""
+"""The number of refused and of allowed sets that are kept for each rule. Searching more takes longer than the
+rule."""
 
 
 class Groups:
-    """The groups of one component: connected by crossable edges and siblings, convex, refused by no rule that
-    refuses larger ones as well; of copies, as ``fuseplan.search.remat.duplicates`` says. Sets are
-    bitmasks of positions in ``component.nodes``."""
+    """The legal groups of one component, as bitmasks of positions in ``component.nodes``.
+
+    A group is connected by crossable edges and siblings, convex, and refused by no rule that refuses all
+    larger groups too. Copies obey ``_CopyRules``."""
 
     def __init__(self, component: Component, book: PriceBook) -> None:
         self.nodes = component.nodes
@@ -40,7 +42,7 @@ class Groups:
         for u in range(n):
             for v in bits(self._below[u]):
                 self._above[v] |= 1 << u
-        # What two nodes break, every group that holds them breaks.
+        # A rule that two nodes break is broken by every group that holds them.
         self._apart = [0] * n
         for u in range(n):
             for v in range(u + 1, n):
@@ -49,11 +51,11 @@ class Groups:
                     self._apart[u] |= 1 << v
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
-        self._copies = CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
+        self._copies = _CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
         self._values: list[int] = []
         self._crosses = self._boundaries()
         self._rules = _Monotone(lambda mask: book.compatible(self.members(mask)) is not None, True)
-        # A part of a group that fits may exchange more values, and then not fit.
+        # A part of a group that fits may not fit, as it may exchange more values.
         self._crowds = _Monotone(self._is_crowded, True)
         self._room = _Monotone(self._is_oversized, False)
 
@@ -62,20 +64,20 @@ class Groups:
         return tuple([self.nodes[i] for i in bits(mask)])
 
     def __iter__(self) -> Iterator[int]:
-        """Each group once: from its lowest member, its neighbours are one after the other in or
-        out, and with what is in comes what lies between."""
+        """Yield each group once: starting from its lowest member, add or exclude one neighbour after another;
+        an added one brings all nodes on paths between members."""
         for seed in range(self.n):
             waiting = [(1 << seed, (1 << seed) - 1, 0)]
             while waiting:
                 group, out, border = waiting.pop()
                 if self._copies and self._copies.contradict(group, out):
                     continue
-                if not border:  # of a group that has just grown
+                if not border:  # the group has just grown
                     for i in bits(group):
                         border |= self._near[i]
                         out |= self._apart[i]
                 border &= ~(group | out)
-                # The more is out, the more the group exchanges.
+                # A group that excludes more nodes exchanges more values.
                 question = self._question(group, out)
                 if self._room.follows(question):
                     continue
@@ -95,8 +97,7 @@ class Groups:
                 yield sum(1 << self._position[node] for node in nodes)
 
     def _closed(self, group: int) -> int:
-        """``group`` with what lies on a path between two of its members, and with the copies that
-        they cannot do without."""
+        """The smallest convex group that contains ``group`` and the copies that its members read."""
         while True:
             down = up = 0
             for i in bits(group):
@@ -112,8 +113,9 @@ class Groups:
         return not any(self._apart[i] & group for i in bits(group)) and not self._rules.refuses(group)
 
     def _boundaries(self) -> list[list[tuple[int, int, bool]]]:
-        """For each position, the values that it reads or makes: the bit of the value, the positions of
-        its maker, or of its readers, and whether some are outside of the component or the caller."""
+        """For each position, the values that it reads or computes: the bit of the value, the positions of its
+        producer or of its readers, and whether it is exchanged in any case: with a node outside the
+        component, or as a result of the program."""
         graph, results = self.book.graph, self.book.outputs
         position = self._position
         number: dict[int, int] = {}
@@ -136,7 +138,8 @@ class Groups:
         return touched
 
     def _question(self, group: int, out: int) -> int:
-        """A group, and the values that it exchanges even if all positions not ``out`` join it, as bits."""
+        """The bits of a group, and of the values that it exchanges even with all positions not in ``out``
+        added."""
         crossing = 0
         for i in bits(group):
             for bit, others, always in self._crosses[i]:
@@ -145,26 +148,26 @@ class Groups:
         return group | crossing << self.n
 
     def _may_fit(self, group: int, question: int) -> bool:
-        # Most groups are small enough whatever they exchange, and then so are all of their parts. To
-        # let one in that is not costs no more than a look at its price.
+        # Most groups fit whatever they exchange, and then all of their parts do too. A group that is admitted
+        # although it does not fit costs the computation of one price.
         return not self._crowds.refuses(group) or not self._room.refuses(question)
 
     def fits(self, group: int) -> bool:
-        """Whether the group may be a kernel as it is, as far as its size goes."""
+        """Whether the group, as it is, is small enough for a kernel."""
         return group & (group - 1) == 0 or not self._room.refuses(self._question(group, ~group))
 
     def _is_crowded(self, group: int) -> bool:
         return self.book.oversized(self.members(group), frozenset(self._values)) is not None
 
     def _is_oversized(self, question: int) -> bool:
-        """Whether a group is too large for the chip that exchanges some values."""
+        """Whether the group of ``question`` does not fit on chip, given the values that it exchanges."""
         crossing = frozenset([self._values[k] for k in bits(question >> self.n)])
         return self.book.oversized(self.members(question & self._everything), crossing) is not None
 
 
 class _Monotone:
-    """Answers to a question about sets whose refusal refuses all larger sets as well, as bitmasks: a few
-    smallest refused sets tell of thousands. ``ask`` says whether a set is refused."""
+    """A monotone predicate on bitmasks, with a cache: a superset of a refused set is refused, so a few
+    minimal refused sets decide thousands. ``ask`` returns whether a set is refused."""
 
     def __init__(self, ask: Callable[[int], bool], learns_allowed: bool) -> None:
         self._ask = ask
@@ -181,8 +184,8 @@ class _Monotone:
         return self._known[mask]
 
     def follows(self, mask: int) -> bool:
-        """Whether the set is known to be refused; nothing is asked."""
-        # Asked of every group: faster than any().
+        """Whether the set contains one that is known to be refused; does not call ``ask``."""
+        # Called for every group, where a loop is faster than any().
         for small in self._refused:  # noqa: SIM110
             if not small & ~mask:
                 return True
@@ -209,8 +212,8 @@ class _Monotone:
         return self._ask(mask) if told is None else told
 
     def _least(self, base: int, added: int, rest: int) -> int:
-        """What of ``rest`` is refused together with ``base``, and nothing of it can be left out; ``added``
-        is what was last put into ``base`` (Junker, "QuickXplain", AAAI 2004)."""
+        """A minimal part of ``rest`` that is refused together with ``base``; ``added`` is the part added to
+        ``base`` last (Junker, "QuickXplain", AAAI 2004)."""
         if added and self._is_refused(base):
             return 0
         if not rest & (rest - 1):
@@ -219,3 +222,68 @@ class _Monotone:
         low = sum(1 << i for i in positions[: len(positions) // 2])
         high = self._least(base | low, low, rest ^ low)
         return high | self._least(base | high, high, low)
+
+
+_PARTLY = 2
+"""With more copies of an operation, a kernel computes the copies whose readers it holds, or all of them."""
+
+
+class _CopyRules:
+    """The rules for groups of copies among ``nodes``, as the search states them in
+    ``fuseplan.search.remat.duplicates``, written independently. Sets are masks of positions in ``nodes``."""
+
+    def __init__(
+        self, nodes: Nodes, graph: Graph, copies_of: Sequence[Nodes], renames: Callable[[int], bool]
+    ) -> None:
+        position = {node: i for i, node in enumerate(nodes)}
+        every = {n: copies for copies in copies_of for n in copies if copies[0] in position}
+        mask = {n: sum(1 << position[m] for m in copies) for n, copies in every.items()}
+        self._own: dict[int, list[tuple[int, int]]] = {}
+        """For each reader, the copies that it reads, each with all copies of the operation."""
+        self._alone: dict[int, tuple[int, int, int]] = {}
+        """For each copy: all copies, its readers, and the copies that only its value depends on."""
+
+        def leading(n: int) -> Iterator[int]:
+            for m in (graph.values[v].producer for v in graph.nodes[n].inputs):
+                if m in mask and _leads(graph, every[m], every[n]):
+                    yield m
+                    yield from leading(m) if renames(m) else ()
+
+        for n in position:
+            makers = [graph.values[v].producer for v in graph.nodes[n].inputs]
+            own = [(1 << position[m], mask[m]) for m in makers if m in mask]
+            if own:
+                self._own[position[n]] = own
+            if n in mask:
+                readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
+                self._alone[position[n]] = (
+                    mask[n],
+                    sum(1 << position[r] for r in readers if r in position),
+                    sum({1 << position[m] for m in leading(n)}),
+                )
+
+    def read_there(self, group: int) -> int:
+        """The copies that members read, of operations that the group computes."""
+        wanted = 0
+        for i in bits(group):
+            for own, every in self._own.get(i, ()):
+                if every & group:
+                    wanted |= own
+        return wanted
+
+    def contradict(self, group: int, out: int) -> bool:
+        """Whether ``group``, and every larger group without ``out``, breaks a rule."""
+        if self.read_there(group) & ~group & out:
+            return True
+        for i in bits(group):
+            every, readers, leading = self._alone.get(i, (0, 0, 0))
+            if every & out and (leading & out or (every.bit_count() > _PARTLY and not readers & ~out)):
+                return True
+        return False
+
+
+def _leads(graph: Graph, makers: Nodes, copies: Nodes) -> bool:
+    """Whether only ``copies`` read the results of ``makers``."""
+    made = {v for m in makers for v in graph.nodes[m].outputs}
+    readers = {r for v in made for r in graph.consumers[v]}
+    return made.isdisjoint(graph.results) and readers == set(copies)

@@ -1,7 +1,8 @@
-"""Check what a proof says of packs: that its pieces may be packed, and that no pack beats their shares.
+"""Check the part of a proof on horizontal fusion: its pieces may be fused, and no fused kernel takes less
+than the shares of its pieces.
 
-Trusted are the rules and lower bounds of packs (``fuseplan.schedule.packs``) and the scheduler's price. The
-lines are taken as they are given: they say which packs were searched.
+The check trusts the rules of horizontal fusion and their lower bounds (``fuseplan.schedule.packs``), and the
+scheduler's price. It takes the lines of pieces, which define the space that was searched, as given.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fuseplan.support.digraph import cyclic_sets, group_successors
 
 
 def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler) -> Iterator[str]:
-    """What is not so, in words; nothing if the lines prove what they claim."""
+    """Yield the faults of the lines as texts; nothing if the lines prove their claim."""
     n_nodes = len(graph.nodes)
     kernels = [nodes for line in lines for piece in line for nodes in piece.kernels]
     if not scheduler.device.capabilities.emits_kernels:
@@ -56,7 +57,7 @@ def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler)
 
 
 def _piece_faults(piece: Piece, book: PriceBook, near: Sequence[set[int]]) -> Iterator[str]:
-    """A piece is of kernels that a plan without packs may have, at the price that they have there."""
+    """Check that the kernels of a piece are legal without horizontal fusion, at the claimed price."""
     alone_ps = 0
     for nodes in piece.kernels:
         price = book.price(nodes)
@@ -72,7 +73,7 @@ def _piece_faults(piece: Piece, book: PriceBook, near: Sequence[set[int]]) -> It
 
 
 def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles: PriceBook) -> Iterator[str]:
-    """No run of pieces that is a kernel takes less than their shares."""
+    """Check that no run of pieces takes less, as one kernel, than their shares."""
     try:
         runs = Line(graph, scheduler.device, [piece.nodes for piece in line])
     except ValueError as error:
@@ -87,7 +88,7 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
     shares = list(accumulate((piece.share_ps for piece in line), initial=0))
     last = len(line)
     for a in reversed(range(len(line))):
-        last = last if a else len(line)  # with the first piece others may fit that do not without
+        last = last if a else len(line)  # more pieces may fit together with the first one
         for b in range(a + 1, last + 1):
             if not runs.allows(a, b) or not capacity.holds(a, b):
                 last = b - 1
@@ -97,7 +98,7 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
                 continue
             price = tiles.price(runs.nodes(a, b))
             if not isinstance(price, Price):
-                last = b - 1  # what does not fit does not fit with more in it
+                last = b - 1  # a run that does not fit does not fit with more pieces
                 break
             if price.time_ps < worth_ps:
                 yield (
@@ -108,7 +109,7 @@ def _run_faults(line: Sequence[Piece], graph: Graph, scheduler: Scheduler, tiles
 
 
 def _near(graph: Graph, crossable: Crossable) -> list[set[int]]:
-    """For each operation, those that a group without packs may hold it together with."""
+    """For each operation, its neighbours by crossable edges and siblings."""
     near: list[set[int]] = [set() for _ in graph.nodes]
     for u, v in crossable.kept + crossable.siblings:
         near[u].add(v)

@@ -1,8 +1,8 @@
-"""Check one kernel: it is legal, its schedule is possible, and it costs what it claims.
+"""Check one kernel of a plan: its legality, its schedule and its cost.
 
-What is asked of a kernel depends on its nodes, its schedule, which of its values are needed
-outside, what may be computed inside a contraction, and which of its nodes are ports of one hub, and
-on nothing else of the plan.
+The check of a kernel depends on its nodes, its schedule, the values that are needed outside, the operations
+that may be computed inside a contraction, and the high-fan-out scalars that its nodes touch; on nothing else
+of the plan. ``fuseplan.verify.plan`` checks kernels that agree in all of this once.
 """
 
 from __future__ import annotations
@@ -27,8 +27,19 @@ from fuseplan.support.errors import InvalidPlanError
 def check_kernel(
     plan: FusionPlan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool], hubs: Hubs
 ) -> None:
-    """Raise ``InvalidPlanError`` unless kernel ``k`` is what it should be; ``results`` are those
-    of the function, ``is_gated`` what may be computed inside a contraction, ``hubs`` those of the graph."""
+    """Check kernel ``k`` of ``plan``.
+
+    Args:
+        plan: the plan.
+        k: the position of the kernel.
+        results: the results of the function.
+        unifier: of the plan's graph.
+        is_gated: for each node, whether it may be computed inside a contraction (``prologues.gated``).
+        hubs: the high-fan-out scalars of the graph.
+
+    Raises:
+        InvalidPlanError: the kernel is illegal, its schedule is impossible, or its cost is wrong.
+    """
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
     walks = device.capabilities.walks_in_passes or not kernel.spec.passes
@@ -51,7 +62,7 @@ def check_kernel(
         f"{cost.time_ps:,} ps and {cost.hbm_bytes:,} bytes on {device.name}",
     )
     nodes = kernel.spec.nodes
-    if kernel.spec.compiled is not None:  # What XLA's own kernels hold is XLA's to say.
+    if kernel.spec.compiled is not None:  # XLA decides the content of its own kernels.
         whole = not kernel.spec.capabilities.emits_kernels and not kernel.spec.axes
         require(whole, f"{where} is XLA's own and has a schedule of ours")
         return
@@ -72,7 +83,7 @@ def require(ok: bool, what: str) -> None:
 
 
 def name_of(plan: FusionPlan, k: int) -> str:
-    """Kernel ``k`` as messages call it."""
+    """The name of kernel ``k`` in messages."""
     nodes = plan.kernels[k].spec.nodes
     ops = [plan.graph.nodes[n].op for n in nodes[:3]]
     more = f", … {len(nodes) - 3} more" if len(nodes) > 3 else ""
@@ -80,8 +91,11 @@ def name_of(plan: FusionPlan, k: int) -> str:
 
 
 def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) -> None:
-    """Values that pass inside the kernel, arrays that several of its nodes walk, or scalars that tie
-    more together than that (of kernels with tiles) connect it; what must be alone is alone."""
+    """Check that the nodes are connected, and that no opaque operation shares the kernel.
+
+    Nodes are connected by values inside the kernel, by arrays that several of them read, and, in kernels
+    with tiles,
+    by high-fan-out scalars."""
     if len(spec.nodes) == 1:
         return
     inside = set(spec.nodes)
@@ -108,7 +122,7 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) 
 
 
 def _check_boundary(graph: Graph, spec: KernelSpec, results: frozenset[int], where: str) -> None:
-    """It reads exactly what comes from outside and writes exactly what is needed outside."""
+    """Check that the kernel reads exactly its live-in values and writes exactly its live-out values."""
     inside = set(spec.nodes)
     made = {v for n in inside for v in graph.nodes[n].outputs}
     live_in = {v for n in inside for v in graph.nodes[n].inputs} - made
@@ -128,8 +142,8 @@ def _names(values: set[int]) -> str:
 
 
 def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """The axes cover each node's iteration space, the accesses are those of the nodes, and
-    no tile needs what another tile computes."""
+    """Check that the axes cover each node's iteration space, that the accesses are those of the nodes, and
+    that no tile needs results of another tile."""
     require(len(spec.node_axes) == len(spec.nodes), f"{where} must give axes for each of its nodes")
     if not spec.axes:
         return
@@ -157,7 +171,7 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
     for n, own in zip(spec.nodes, spec.node_axes, strict=True):
         node = graph.nodes[n]
         of_reads = bool(node.flops.matrix) and outside.issuperset(node.inputs)
-        # All that the check of a node's tiles follows from: most nodes of a kernel are alike in it.
+        # Everything that the check of a node's tiles depends on; most nodes of a kernel share it.
         key = (own, node.dims, node.roles, node.kind, node.input_maps, node.output_maps, of_reads)
         if key not in checked:
             checked.add(key)
@@ -180,8 +194,8 @@ def _check_axes(graph: Graph, spec: KernelSpec, where: str) -> None:
 
 
 def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, where: str) -> None:
-    """The axes ``own`` cover the iteration space of ``node``, and tiles cut it only where it can be cut;
-    ``of_reads``: it is a contraction of arrays from memory."""
+    """Check that the axes ``own`` cover the iteration space of ``node``, and that only dimensions that can be
+    tiled are tiled; ``of_reads``: whether it is a contraction of arrays from memory."""
     what = f"{where}: n{node.id} {node.op}"
     require(len(own) == len(node.dims), f"{what} has {len(node.dims)} dimensions, not {len(own)}")
     for extent, axes, role in zip(node.dims, own, node.roles, strict=True):
@@ -206,8 +220,8 @@ def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, wh
 
 
 def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
-    """The elements of each block of ``node`` are where its operation, and what loads and stores it, look
-    for them (``fuseplan.schedule.padding``)."""
+    """Check that the elements of each block of ``node`` lie where its operation, loads and stores access them
+    (``fuseplan.schedule.padding``)."""
     sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
     counts = regroups(node)
     for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
@@ -225,8 +239,8 @@ def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> No
 
 
 def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """The one loop of a kernel needs no result that it completes, and what it makes on each
-    tile stays inside."""
+    """Check that the loop of a kernel without passes reads no result that it completes, and writes nothing
+    from inside."""
     streamed = spec.streamed
     if streamed is None:
         return
@@ -252,8 +266,8 @@ def _check_loop(graph: Graph, spec: KernelSpec, where: str) -> None:
 
 
 def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
-    """A kernel has the passes that it claims, and skips no more tiles than there are; what it
-    multiplies on a tile are two matrices, or a CPU's arrays."""
+    """Check the passes and the numbers of visited tiles, and that each contraction on a tile is a product of
+    two matrices (or of arrays, on a CPU)."""
     tiles = tuple(axis.tile for axis in spec.axes)
     for n, own in zip(spec.nodes, spec.node_axes, strict=True):
         node = graph.nodes[n]

@@ -1,11 +1,9 @@
-"""Check a plan from scratch: nothing here shares code with the planners, but for the
-statement of the rules (``legality``), of the cost (``costmodel``) and of a nest's passes.
+"""Check a plan and its buffers, independently of the planners.
 
-Run after every planner and on every plan read from a file. Each message names the kernel
-and says what was expected and what came. Kernels that differ in nothing but which arrays
-they work on are checked as one (``check_kernel`` asks for nothing else).
-
-Check from scratch that the temporaries of a plan have a place each while they are in use.
+The check shares only definitions with the planners: the rules (``legality``), the cost (``costmodel``) and
+the passes of a loop nest. It runs after every planner and on every plan from a file. Each message names the
+kernel, the expected and the actual value. Kernels that differ only in the arrays that they work on are
+checked once.
 """
 
 from __future__ import annotations
@@ -32,23 +30,24 @@ from fuseplan.verify.kernel import check_kernel, name_of, require
 
 
 def check_plan(plan: FusionPlan) -> FusionPlan:
-    """Return ``plan`` unchanged if every kernel is legal, they can run in the order given,
-    costs and bound are what they claim, and constraints hold.
+    """Return ``plan`` unchanged.
 
     Raises:
-        InvalidPlanError: otherwise.
+        InvalidPlanError: a kernel is illegal, the kernels cannot run in their order, a cost or the bound is
+        wrong, or
+            a constraint is violated.
     """
     _check_cover(plan)
     _check_order(plan)
     _check_comparisons(plan)
     is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
-    describe = _Describer(plan.graph, is_gated, hubs)
+    key_of = _CheckKey(plan.graph, is_gated, hubs)
     unifier = Unifier(plan.graph)
     checked: set[Any] = set()
     for k, kernel in enumerate(plan.kernels):
-        key = describe(kernel)
+        key = key_of(kernel)
         if key not in checked:
-            check_kernel(plan, k, describe.results, unifier, is_gated, hubs)
+            check_kernel(plan, k, key_of.results, unifier, is_gated, hubs)
             checked.add(key)
     _check_bound(plan)
     _check_constraints(plan)
@@ -58,10 +57,10 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
 _NOT_CHECKED = ("id", "inputs", "outputs", "source", "scope", "signature")
 
 
-class _Describer:
-    """All that is checked of a kernel, with its values and hubs numbered by first appearance. What
-    describes a node, a schedule or a cost is every field of it that does not say where it stands. Parameters
-    and literals (``signature``) are not checked here."""
+class _CheckKey:
+    """Returns a key that is equal for kernels with equal checks: all fields of nodes, schedule and cost that
+    ``check_kernel`` uses, with values and hubs numbered by first appearance. It does not use parameters and
+    literals (``signature``)."""
 
     _of_node = attrgetter(*(f.name for f in fields(Node) if f.name not in _NOT_CHECKED))
     _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
@@ -104,7 +103,7 @@ class _Describer:
 
 
 def _check_cover(plan: FusionPlan) -> None:
-    """Every node is computed exactly once."""
+    """Check that every node is computed exactly once."""
     n_nodes = len(plan.graph.nodes)
     times = Counter([n for kernel in plan.kernels for n in kernel.spec.nodes])
     unknown = [n for n in times if not 0 <= n < n_nodes]
@@ -120,7 +119,7 @@ def _check_cover(plan: FusionPlan) -> None:
 
 
 def _check_comparisons(plan: FusionPlan) -> None:
-    """No comparison reads one value as two kernels compute it, but where both are XLA's own."""
+    """Check that no comparison reads copies of one value from two kernels, unless both are XLA's own."""
     kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     for node in copies_apart(plan.graph):
         k = kernel_of[node.id]
@@ -132,7 +131,8 @@ def _check_comparisons(plan: FusionPlan) -> None:
 
 
 def _check_order(plan: FusionPlan) -> None:
-    """Each kernel reads only what is there, and side effects keep their order."""
+    """Check that each kernel reads only values that are computed before it, and that side effects keep their
+    order."""
     graph = plan.graph
     kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     last_effect = -1
@@ -160,7 +160,7 @@ def _check_order(plan: FusionPlan) -> None:
 
 
 def _leads_to(plan: FusionPlan, kernel_of: dict[int, int], start: int, goal: int) -> bool:
-    """Whether kernel ``goal`` needs, directly or not, a result of kernel ``start``."""
+    """Whether kernel ``goal`` depends, directly or not, on kernel ``start``."""
     graph = plan.graph
     seen, queue = {goal}, [goal]
     while queue:
@@ -193,7 +193,7 @@ def _check_bound(plan: FusionPlan) -> None:
 
 
 def _check_constraints(plan: FusionPlan) -> None:
-    """The kernels obey the constraints that the plan claims to obey."""
+    """Check that the kernels obey the constraints of the plan."""
     limits = plan.constraints
     if limits is None:
         return
@@ -228,12 +228,11 @@ def _check_constraints(plan: FusionPlan) -> None:
 
 
 def checked_plan_from_json(text: str) -> FusionPlan:
-    """The plan that ``plan_to_json`` wrote, checked.
+    """Read and check a plan that ``plan_to_json`` wrote.
 
     Raises:
         InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the field
-        or
-            kernel at fault.
+        or kernel.
     """
     plan = read_plan(text)
     try:
@@ -246,17 +245,17 @@ def checked_plan_from_json(text: str) -> FusionPlan:
 
 
 def plan_buffers(plan: FusionPlan) -> tuple[Buffer, ...]:
-    """Where each temporary lies in an arena that they share, and the kernels between which it is in use, by
-    first kernel; checked. Takes up to 0.2 s."""
+    """The checked buffers of the plan's temporaries in one arena, ordered by first kernel. Takes up to 0.2
+    s."""
     return check_buffers(plan, place_buffers(plan.graph, plan.kernels))
 
 
 def check_buffers(plan: FusionPlan, buffers: tuple[Buffer, ...]) -> tuple[Buffer, ...]:
-    """Return ``buffers`` unchanged if each temporary of ``plan`` has one while it is in use, and
-    no two lie in the same place at the same time.
+    """Return ``buffers`` unchanged.
 
     Raises:
-        InvalidPlanError: otherwise.
+        InvalidPlanError: a temporary of ``plan`` has no buffer while it is in use, or two buffers overlap at
+        a time.
     """
     graph = plan.graph
     home = list(range(len(graph.values)))

@@ -1,9 +1,7 @@
 """Verify a plan without the planner that made it: legality, order, costs, and the bound.
 
-Nothing here imports a planner, the solver, or OR-Tools. Kernels are checked by
-``fuseplan.verify.plan``; the bound is recomputed from the plan's ``Proof`` by
-``fuseplan.verify.bound``, which says what it trusts. What a file does not hold cannot be
-checked: the loop nests that were offered for a CPU, for one.
+Nothing here imports a planner, the solver or OR-Tools. ``fuseplan.verify.plan`` checks the kernels;
+``fuseplan.verify.bound`` recomputes the bound from the plan's ``Proof``, and states what it trusts.
 """
 
 from __future__ import annotations
@@ -35,32 +33,32 @@ VERIFIED, REFUTED, NOT_CHECKED = "verified", "refuted", "bound not re-checked"
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What came of verifying a plan; ``str`` of it is a report in 80 columns."""
+    """The result of verifying a plan; ``str`` returns a report in 80 columns."""
 
     status: str
-    """``verified``; ``refuted``: something is not as the plan says; ``bound not re-checked``: the
-    kernels are as it says, and the bound is its own word."""
+    """``verified``; ``refuted``: a claim of the plan is wrong; ``bound not re-checked``: the kernels are
+    right, but the bound could not be checked."""
     reason: str
-    """What is wrong, or was not checked; empty if all is well."""
+    """The fault, or the reason why something was not checked; empty if there is none."""
     device: str
     claims: str
     """The plan's status, ``OPTIMAL`` or ``FEASIBLE``."""
     kernels: int
     objective_us: float
     bound_us: float | None
-    """The bound that holds: verified, or None."""
+    """The verified bound, or None."""
     components: int
     distinct_components: int
     groups: int
-    """Legal groups of the distinct components, each compared with the proof's prices."""
+    """Legal groups of the distinct components, each compared with the prices of its nodes."""
     groups_priced: int
-    """Of these, those that had to be scheduled for that."""
+    """Of these, the groups that the scheduler priced."""
     covers: int
-    """Partial plans searched where prices alone do not reach the bound."""
+    """Partial covers searched for components whose prices add up to less than the bound."""
     seconds: float
 
     def __bool__(self) -> bool:
-        """Whether all of it holds: ``if plan.verify():`` asks just that."""
+        """Whether everything was verified, as in ``if plan.verify():``."""
         return self.status == VERIFIED
 
     def as_dict(self) -> dict[str, Any]:
@@ -94,15 +92,15 @@ class Verification:
 def verify_plan(
     plan: FusionPlan, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> Verification:
-    """Check everything that ``plan`` claims: that its kernels are legal, can run in their order and
-    cost what they say, and that no plan of the search space beats its bound.
+    """Check all claims of ``plan``: its kernels are legal, run in their order and have the claimed cost, and
+    no plan of the search space is below its bound.
 
     Args:
-        plan: any plan; that it is a sound graph has been seen to when it was read. Of a plan for a CPU the
-        bound
-            is checked if it carries its program, from which the tiled loops that are offered follow. The
-            bound is then that of this program: plans that compute a value anew have another.
-        tell: told how many of how many distinct components are done.
+        plan: a plan whose graph is consistent, as every plan read from a file is. The bound of a plan for a
+        CPU is
+            checked if the plan holds its program, as the tiled loops that are offered follow from it. The
+            bound is then that of this program alone, not of rewritten ones.
+        tell: called with the number of distinct components that are done, and of all.
     """
     started = time.perf_counter()
     counts = Counts()
@@ -150,7 +148,7 @@ def _check_kernels(plan: FusionPlan) -> None:
 
 
 def _check_device(plan: FusionPlan) -> None:
-    """A device that fuseplan knows has the figures that fuseplan knows."""
+    """Check that a device of the device table has the figures of the table."""
     device = plan.device
     if device.name.partition(":")[0] not in DEVICES:
         return
@@ -167,21 +165,23 @@ def _check_device(plan: FusionPlan) -> None:
 
 
 def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int], None]) -> int:
-    """The plan's bound, once it is proven."""
+    """The bound of the plan, after checking its proof."""
     assert plan.bound_ps is not None
     limits, proof = plan.constraints, plan.proof
     if not plan.device.capabilities.emits_kernels and plan.program is None:
         raise NotCheckedError(
-            "a plan for a CPU may hold tiled loops, and which ones were offered follows from its program, "
+            "a plan for a CPU may hold tiled loops; the loops that were offered follow from its program, "
             "which is not in the file"
         )
     if limits is not None and limits.together:
-        raise NotCheckedError("must_fuse makes several operations one, and prices are known of those only")
+        raise NotCheckedError(
+            "must_fuse contracts several operations into one, and the proof has prices of contracted operations only"
+        )
     if proof is None:
-        raise NotCheckedError(f"the planner {plan.planner!r} gave a bound and no proof of it")
+        raise NotCheckedError(f"the planner {plan.planner!r} gave a bound without a proof")
     if proof.bound_ps < plan.bound_ps:
         if limits is not None and limits.max_peak_bytes is not None:
-            raise NotCheckedError("a bound under max_peak_bytes is the work of another search")
+            raise NotCheckedError("a bound under max_peak_bytes comes from a search that leaves no proof")
         raise RefutedError(
             f"the plan claims that none takes less than {plan.bound_ps:,} ps, but its proof adds up to "
             f"{proof.bound_ps:,} ps"
@@ -200,10 +200,10 @@ def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     if plan.proof is not None and plan.proof.roots:
         copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
         if copies is None or copies.roots != plan.proof.roots:
-            raise RefutedError("the proof is about computing again what has one reader")
+            raise RefutedError("the proof rematerialises an operation that has one reader")
         graph = copies.whole
         if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
-            raise RefutedError("the proof is about computing again what is not worth that")
+            raise RefutedError("the proof rematerialises an operation that the search does not duplicate")
         pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
         limits = plan.constraints
         if limits is not None:
