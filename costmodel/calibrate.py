@@ -1,13 +1,12 @@
-"""This machine's CPU as a device: what the operating system tells, what NumPy reaches, and
-the files that keep a measurement.
+"""Describe and measure this machine's CPU as a device, and keep the measurements in files.
 
-A file is ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the variable),
-of NumPy or of a version of JAX (``fuseplan.targets.calibrate``). It is made anew when it is missing,
-unreadable, of another version, another CPU or another maker.
+The operating system gives sizes; NumPy measures rates here, and XLA in ``fuseplan.targets.calibrate``. Each
+of the two (``made_by``) has a file ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the
+variable), which is written anew if it is missing, unreadable, or of another version, CPU or ``made_by``.
 
-A figure is measured where its timings settle (``costmodel.settle``) and no other figure
-contradicts it. A figure that is not measured keeps the value that an earlier measurement gave it, or
-is assumed (``DEFAULTS``), and its source then says so and why. Nothing here raises.
+A figure is measured if its timings settle (``costmodel.settle``) and contradict no other figure. Otherwise it
+keeps its earlier measured value, or is assumed (``DEFAULTS``), and its source gives the reason. Nothing here
+raises.
 """
 
 from __future__ import annotations
@@ -33,19 +32,19 @@ from costmodel.device import DeviceSpec
 from costmodel.settle import AGREEMENT, Figure, Timing, rate, settle
 
 VERSION = 5
-"""Of the file and of how it is measured: a file of another version is measured anew."""
+"""The version of the file and of the method of measurement; other versions are measured anew."""
 
 FIRST_USE_S = 10.0
-"""The time limit of a measurement on first use; one compilation or sample may outlast it."""
+"""The time limit of a measurement on first use; one compilation or sample may exceed it."""
 
 ASKED_FOR_S = 60.0
-"""The time limit of a measurement that the user asks for."""
+"""The time limit of a measurement that the user requests."""
 
 MOST_ATTEMPTS = 3
-"""How many processes try to measure figures that are still assumed; later ones use the file as it is."""
+"""The number of processes that try to measure figures that are still assumed; later ones use the file."""
 
 _SAMPLE_S = 0.01
-"""A sample repeats its work for this long, far above the clock's and the scheduler's noise."""
+"""The length of a sample, far above the noise of clock and scheduler."""
 
 MATRIX = "matrix_flops_per_s"
 _RATES = (
@@ -59,7 +58,7 @@ _RATES = (
     "fresh_bytes_per_s",
 )
 FIGURES = (*_RATES, "launch_ps", "step_ps")
-"""The figures of a measurement, by field of ``DeviceSpec``; matrix rates by dtype."""
+"""The measured figures, by field of ``DeviceSpec``; matrix rates also by dtype."""
 
 _NO_FASTER = (
     ("hbm_bytes_per_s", "cache_bytes_per_s"),
@@ -67,10 +66,10 @@ _NO_FASTER = (
     ("transcendental_per_s", "vector_flops_per_s"),
     ("reduction_per_s", "vector_flops_per_s"),
 )
-"""On every CPU the first rate of a pair is no higher than the second: an exponential takes more than
-one multiplication, and a level of memory is no faster than the next nearer one."""
+"""Pairs of rates, the first of which is no higher than the second on any CPU: an exponential takes longer
+than a multiplication, and a level of memory is no faster than the nearer one."""
 
-# What stands in for a number that this machine does not give: a small server of about 2020.
+# Assumed figures, where this machine gives none: those of a small server of about 2020.
 DEFAULTS = {
     "l2_bytes": 1 << 20,
     "l3_bytes": 16 << 20,
@@ -87,12 +86,12 @@ DEFAULTS = {
 }
 
 _LAUNCH_PS = 400_000
-"""One operation of an XLA CPU program: 0.38 us for a 16x16 dot in a loop, between 0.04 us
-for one fused slice and update of 128 elements and 1.4 us for a cumulative sum of 256
-(jax 0.12, loops of 2,000 to 5,000 steps on two server cores)."""
+"""The time of one operation of an XLA CPU program: 0.38 us for a 16x16 dot in a loop, 0.04 us for a fused
+slice and update of 128 elements, 1.4 us for a cumulative sum of 256 (jax 0.12, loops of 2,000 to 5,000 steps
+on two server cores)."""
 
 _STEP_PS = 150_000
-"""One turn of an XLA CPU loop that slices a tile of 16x16 and writes it (jax 0.10 and 0.12)."""
+"""The time of one iteration of an XLA CPU loop that copies a tile of 16x16 (jax 0.10 and 0.12)."""
 
 _memory: dict[Path, DeviceSpec] = {}
 
@@ -115,13 +114,15 @@ class Calibration:
 
 
 def cached_cpu() -> DeviceSpec:
-    """This machine's CPU by NumPy's measure (``cached``)."""
+    """This machine's CPU with rates that NumPy measured (``cached``)."""
     return cached("numpy", measure)
 
 
 def cached(made_by: str, measure: Callable[[float], DeviceSpec]) -> DeviceSpec:
-    """What ``measure(FIRST_USE_S)`` gave to ``made_by``: from memory, else from its file, else measured
-    and written. Of a file with assumed figures these are tried again, by ``MOST_ATTEMPTS`` processes."""
+    """The device measured by ``made_by``: from memory, else from its file, else from
+    ``measure(FIRST_USE_S)``.
+
+    Up to ``MOST_ATTEMPTS`` processes measure a file's assumed figures again."""
     found = known(made_by)
     if found is None:
         stored = _read(cache_path(made_by), made_by)
@@ -131,7 +132,7 @@ def cached(made_by: str, measure: Callable[[float], DeviceSpec]) -> DeviceSpec:
 
 
 def known(made_by: str) -> DeviceSpec | None:
-    """The device that ``cached`` returns without a measurement; None where it would measure."""
+    """The device that ``cached`` returns; None if it would measure."""
     path = cache_path(made_by)
     if path not in _memory:
         stored = _read(path, made_by)
@@ -143,12 +144,13 @@ def known(made_by: str) -> DeviceSpec | None:
 def recalibrated(
     made_by: str, measure: Callable[[float], DeviceSpec], limit_s: float, attempts: int = 0
 ) -> Calibration:
-    """Measure for ``limit_s`` seconds at most. What settles takes the place of what is in the file of
-    ``made_by``; what does not settle leaves it as it was. ``attempts`` counts the measurements that
-    nobody asked for, this one included."""
+    """Measure for at most ``limit_s`` seconds, and merge the figures that settle into the file of
+    ``made_by``.
+
+    ``attempts`` counts the measurements that the user did not request, this one included."""
     path = cache_path(made_by)
     new = measure(limit_s)
-    # Read only now: another process may have written while this one measured.
+    # Read the file now: another process may have written it during the measurement.
     stored = _read(path, made_by)
     device, refused = (new, "") if stored is None else merged(stored.device, new)
     assumed = _assumed(device)
@@ -170,7 +172,7 @@ _NOT_MEASURED = "; not measured: "
 
 
 def _unsettled(device: DeviceSpec) -> tuple[str, ...]:
-    """The assumed figures that a measurement has tried to give."""
+    """The assumed figures that a measurement has failed to settle."""
     return tuple(name for name in _assumed(device) if _NOT_MEASURED in device.source(name))
 
 
@@ -181,7 +183,7 @@ def figure_of(device: DeviceSpec, name: str) -> int:
 
 
 def _with_figures(device: DeviceSpec, values: Mapping[str, int], sources: Mapping[str, str]) -> DeviceSpec:
-    """The device with other values and sources of some of ``FIGURES``."""
+    """``device`` with other values and sources of some of ``FIGURES``."""
     fields: dict[str, Any] = {name: value for name, value in values.items() if "." not in name}
     fields[MATRIX] = tuple(
         (dtype, values.get(f"{MATRIX}.{dtype}", known)) for dtype, known in device.matrix_flops_per_s
@@ -192,8 +194,8 @@ def _with_figures(device: DeviceSpec, values: Mapping[str, int], sources: Mappin
 def measured_cpu(
     known: DeviceSpec, figures: Mapping[str, Figure], how: Mapping[str, str], made_by: str
 ) -> DeviceSpec:
-    """``known`` with the figures that were measured; the others stay assumed, with the reason. ``how``
-    says what was timed for each."""
+    """``known`` with the measured figures; the others stay assumed, and their sources give the reason.
+    ``how`` describes the program that was timed for each figure."""
     figures = without_contradictions(figures)
     values: dict[str, int] = {}
     sources: dict[str, str] = {}
@@ -211,8 +213,8 @@ def measured_cpu(
 
 
 def without_contradictions(figures: Mapping[str, Figure]) -> dict[str, Figure]:
-    """The figures, those that cannot be true together as not measured. Rates of ``_NO_FASTER`` that are
-    the wrong way round by no more than samples differ are made equal."""
+    """``figures``, with those that contradict each other marked as not measured. Two rates of ``_NO_FASTER``
+    in the wrong order that differ by no more than samples may are made equal."""
     found = dict(figures)
     for name, figure in found.items():
         if not figure.problem and not figure.value >= 1:
@@ -231,7 +233,7 @@ def without_contradictions(figures: Mapping[str, Figure]) -> dict[str, Figure]:
 
 
 def contradictions(device: DeviceSpec) -> str:
-    """The pairs of measured rates that cannot be true together, in words; empty where there are none."""
+    """The pairs of measured rates that contradict each other, in words; empty if there are none."""
     assumed = _assumed(device)
     return ", ".join(
         f"{slow} is higher than {fast}"
@@ -241,8 +243,8 @@ def contradictions(device: DeviceSpec) -> str:
 
 
 def merged(old: DeviceSpec, new: DeviceSpec) -> tuple[DeviceSpec, str]:
-    """``new``, with the figures of ``old`` where only ``old`` measured them. Where the two together would
-    contradict each other, ``old`` as it is, and the contradiction."""
+    """``new``, with the figures that only ``old`` measured, and an empty text. If these contradict each
+    other, ``old`` and the contradiction."""
     assumed, known = _assumed(new), _assumed(old)
     kept = [name for name in assumed if name not in known]
     device = _with_figures(
@@ -253,7 +255,7 @@ def merged(old: DeviceSpec, new: DeviceSpec) -> tuple[DeviceSpec, str]:
 
 
 def cache_path(made_by: str = "numpy") -> Path:
-    """Where the measurement by ``made_by`` is kept."""
+    """The file with the measurement by ``made_by``."""
     name = f"cpu-{made_by}.json"
     root = os.environ.get("XDG_CACHE_HOME")
     if root:
@@ -265,7 +267,7 @@ def cache_path(made_by: str = "numpy") -> Path:
 
 
 def described_cpu() -> DeviceSpec:
-    """This CPU as the operating system describes it, at the rates in ``DEFAULTS``."""
+    """This CPU as described by the operating system, with the rates of ``DEFAULTS``."""
     cores = core_count()
     private, shared = cache_sizes(cores)
     sysfs = "size from /sys/devices/system/cpu/cpu0/cache"
@@ -323,7 +325,7 @@ def described_cpu() -> DeviceSpec:
 
 
 def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
-    """Measure this CPU with NumPy, in ``limit_s`` seconds at most; some two on an idle machine.
+    """Measure this CPU with NumPy, in at most ``limit_s`` seconds; about two on an idle machine.
 
     Limits: matrix rates are those of NumPy's BLAS, not XLA's; the vector rate is that of
     ``np.multiply`` in the first-level cache, bound by its loads and stores, so XLA's fused
@@ -333,7 +335,7 @@ def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
     known = described_cpu()
     cores, shared = known.core_count, known.cache_bytes
     with ThreadPoolExecutor(cores) as pool:
-        # Far past the cache, within 256 MiB an array; and half of the cache for both arrays.
+        # Main memory: arrays much larger than the cache, up to 256 MiB. Cache: both arrays fill half of it.
         far = min(max(4 * shared, 64 << 20), 256 << 20)
         timed = {
             f"{MATRIX}.float32": functools.partial(_matmul, np.float32),
@@ -354,7 +356,7 @@ def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
         "transcendental_per_s": "np.exp in float32, one core times their number",
     }
     cpu = measured_cpu(known, figures, how, f"NumPy {np.__version__}")
-    # What follows from other figures is assumed: nothing has measured it.
+    # Figures that are copied from others count as assumed.
     follows = {
         "private_cache_bytes_per_s": ("cache_bytes_per_s", "as fast as the shared cache"),
         f"{MATRIX}.bfloat16": (f"{MATRIX}.float32", "at the rate of float32, to which XLA converts it"),
@@ -370,7 +372,7 @@ def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
 def _timed(
     programs: Mapping[str, Callable[[], tuple[Callable[[], float], float]]], limit_s: float
 ) -> dict[str, Figure]:
-    """The rate of each program that can be made: a sampler, and the work that it does."""
+    """The rate of each program. Each function returns a sampler, and the work of one call."""
     end = time.monotonic() + limit_s
     samplers: dict[str, Callable[[], float]] = {}
     works: dict[str, float] = {}
@@ -388,7 +390,7 @@ def _timed(
 
 
 def core_count() -> int:
-    """CPUs that this process may run on."""
+    """The number of CPUs that this process may run on."""
     with contextlib.suppress(AttributeError, OSError):
         return len(os.sched_getaffinity(0)) or 1
     return os.cpu_count() or 1
@@ -406,7 +408,7 @@ def cpu_model() -> str:
 def cache_sizes(cores: int = 1, root: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> tuple[int, int]:
     """Bytes of (the second-level caches of that many cores, the last-level cache)."""
     found: dict[int, int] = {}
-    sharing = 1  # logical CPUs that have one second-level cache in common
+    sharing = 1  # logical CPUs that share one second-level cache
     with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
         for index in sorted(root.glob("index*")):
             if (index / "type").read_text().strip() != "Instruction":
@@ -421,7 +423,7 @@ def cache_sizes(cores: int = 1, root: Path = Path("/sys/devices/system/cpu/cpu0/
 
 
 def _count_cpus(text: str) -> int:
-    """How many CPUs the kernel's list names: 6 in ``0-3,8-9``."""
+    """The number of CPUs in a list of the kernel: 6 in ``0-3,8-9``."""
     count = 0
     for part in text.strip().split(","):
         first, _, last = part.partition("-")
@@ -467,7 +469,7 @@ def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[
     """Copies arrays of ``nbytes`` in all; the work is the bytes read plus written."""
     count = max(nbytes // 4 // cores, 1024)
     pairs = [(np.ones(count, np.float32), np.zeros(count, np.float32)) for _ in range(cores)]
-    # Small copies are repeated inside the thread, or handing out the work is what is timed.
+    # Small copies are repeated inside the thread, so that the hand-off does not count.
     inner = max(1, (8 << 20) // (4 * count))
 
     def copy(core: int) -> None:
@@ -479,8 +481,8 @@ def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[
 
 
 def _elementwise(function: np.ufunc, cores: int) -> tuple[Callable[[], float], float]:
-    """``function`` on float32 arrays of 16 KiB, on one core: threads would queue for the interpreter lock
-    at every call. The work is that of all cores."""
+    """``function`` on float32 arrays of 16 KiB, on one core, as threads would wait for the interpreter
+    lock at every call. The work is that of all cores."""
     source, target = np.full(4096, 0.5, np.float32), np.empty(4096, np.float32)
     operands = (source,) * function.nin
     return _sampler(lambda: function(*operands, out=target)), source.size * cores
@@ -492,15 +494,15 @@ def _key(made_by: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """What a file holds."""
+    """The content of a file."""
 
     device: DeviceSpec
     attempts: int
-    """Measurements so far that left a figure assumed."""
+    """The number of measurements so far that left a figure assumed."""
 
 
 def _read(path: Path, made_by: str) -> _Stored | None:
-    """What the file holds, or None if it is missing, damaged, old, or of another CPU or maker."""
+    """Read the file. None if it is missing, damaged, old, or of another CPU or ``made_by``."""
     try:
         data = json.loads(path.read_text())
         if data["version"] != VERSION or data["key"] != _key(made_by):
@@ -518,8 +520,7 @@ def _read(path: Path, made_by: str) -> _Stored | None:
 
 
 def _write(path: Path, made_by: str, stored: _Stored) -> bool:
-    """Write the file in one step, so that no reader sees half of it; whether it was written. A directory
-    that cannot be written costs only the next measurement."""
+    """Write the file atomically. Returns whether it was written; if not, the next process measures again."""
     data = {
         "version": VERSION,
         "key": _key(made_by),

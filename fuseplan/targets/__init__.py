@@ -1,6 +1,5 @@
-"""The devices that JAX can run on or compile for, as the cost model knows them.
+"""Find the ``costmodel.DeviceSpec`` of the device to plan for, and compile for a device that is not present.
 
-In: nothing, or a device's name. Out: a ``costmodel.DeviceSpec`` of the machine at hand (``detect``), one
-whose rates were measured through XLA (``calibrate``), or a program compiled for a device that is not there
-(``compile_only``). Open ``detect`` first.
+In: a device's name, or nothing for the default device. Out: its ``DeviceSpec`` (``detect``), that of this CPU
+with measured rates (``calibrate``), or a compiled program (``compile_only``). Open ``detect`` first.
 """

@@ -1,7 +1,6 @@
-"""This machine's CPU as a device, at the rates that XLA reaches on it.
+"""Measure the rates that XLA reaches on this machine's CPU, once for each version of JAX.
 
-What the operating system tells comes from ``costmodel.calibrate``, which knows no JAX; what
-jitted programs reach on JAX's CPU backend is measured here, once for each version of JAX.
+``costmodel.calibrate`` gives the sizes that the operating system reports, and keeps the measurements.
 """
 
 from __future__ import annotations
@@ -35,35 +34,37 @@ from costmodel.device import DeviceSpec
 from costmodel.settle import Figure, Timing, difference, duration_ps, rate, settle
 
 MADE_BY = f"jax-{jax.__version__}"
-"""Stands in the cache file's key and name: another JAX brings another XLA."""
+"""Part of the cache file's key and name, as each version of JAX has its own XLA."""
 
 _COMPILE_SHARE = 0.6
-"""After this part of the time no further program is compiled; the rest is for samples."""
+"""The share of the time limit after which no further program is compiled; the rest is for samples."""
 
 _LEAST_S = 0.004
-"""A sample takes this long or more: far above the clock's noise and a program's own start."""
+"""The least length of a sample, far above the noise of the clock and the start of a program."""
 
 _CHAIN = 8
-"""Multiply-adds an element: enough to hide its load and store, few enough for a fused group."""
+"""Multiply-adds per element: enough to hide its load and store, few enough for one fused group."""
 
 _TINY = 8
-"""A dot of 8x8 is a kernel with next to no work; XLA makes 2x2 a part of the kernels around it."""
+"""The side of a dot that takes next to no work and still is a kernel; XLA fuses a 2x2 one into its
+neighbours."""
 _MORE = 8
 
 _TILE, _TILES = 16, 256
 _ROW = 1024
 _MEMORY_BYTES = (64 << 20, 512 << 20)
-"""Least and most that is walked to measure main memory: past most caches, and soon done."""
+"""The least and the greatest size of the array that measures main memory: larger than most caches, and
+fast."""
 
 _FRESH_BYTES = 64 << 20
-"""An array so large is given back to the system when freed: twice glibc's largest threshold."""
+"""The size of an array that is returned to the system when freed: twice the largest threshold of glibc."""
 
 _lock = threading.Lock()
 
 
 def local_cpu() -> DeviceSpec:
-    """This machine's CPU as XLA drives it: from memory, else from the cache file, else
-    measured in ``FIRST_USE_S`` seconds at most and written. ``recalibrate_cpu`` measures again.
+    """This machine's CPU with the rates of XLA: from memory, else from the cache file, else measured in at
+    most ``FIRST_USE_S`` seconds and written. ``recalibrate_cpu`` measures again.
 
     ``DeviceSpec.assumed`` names the figures that could not be measured. Without a CPU backend
     (``JAX_PLATFORMS=cuda``) the rates are NumPy's. Never raises.
@@ -78,7 +79,7 @@ def local_cpu() -> DeviceSpec:
             print("fuseplan: measuring this CPU, once; `fuseplan calibrate` does it anew", file=sys.stderr)
         return measure(limit_s)
 
-    with _lock:  # two measurements at a time would each see half of the machine
+    with _lock:  # two measurements at a time would disturb each other
         return cached(MADE_BY, announced) if _has_backend() else by_numpy.cached_cpu()
 
 
@@ -86,21 +87,21 @@ _described_cpu = functools.cache(described_cpu)
 
 
 def unmeasured_cpu() -> DeviceSpec:
-    """This machine's CPU without a measurement: its stored figures, or else the operating system's
-    description at assumed rates, which ``measured`` replaces."""
+    """This machine's CPU without a measurement: the stored figures, or else the operating system's
+    description with assumed rates, which ``measured`` replaces."""
     known = by_numpy.known(MADE_BY) if _has_backend() else by_numpy.known("numpy")
     return known or _described_cpu()
 
 
 def measured(device: DeviceSpec) -> DeviceSpec:
-    """``device``, but ``local_cpu()`` in the place of what ``unmeasured_cpu`` describes. An equal device of
-    the user's own stays as it is."""
+    """``local_cpu()`` if ``device`` is the unmeasured device of ``unmeasured_cpu``, else ``device``. An equal
+    ``DeviceSpec`` of the user is returned unchanged."""
     return local_cpu() if device is _described_cpu() else device
 
 
 def recalibrate_cpu(limit_s: float = ASKED_FOR_S) -> Calibration:
-    """Measure this CPU anew. A figure whose timings do not settle within ``limit_s`` seconds keeps
-    what an earlier measurement gave it."""
+    """Measure this CPU again. A figure whose timings do not settle within ``limit_s`` seconds keeps its
+    earlier measured value."""
     with _lock:
         if not _has_backend():
             return recalibrated("numpy", by_numpy.measure, limit_s)
@@ -108,7 +109,7 @@ def recalibrate_cpu(limit_s: float = ASKED_FOR_S) -> Calibration:
 
 
 def cache_file() -> Path:
-    """Where ``local_cpu`` keeps its figures."""
+    """The file with the figures of ``local_cpu``."""
     return cache_path(MADE_BY) if _has_backend() else cache_path()
 
 
@@ -120,14 +121,13 @@ def _has_backend() -> bool:
 
 
 def measure(limit_s: float = FIRST_USE_S) -> DeviceSpec:
-    """Measure what XLA reaches on this CPU, in ``limit_s`` seconds at most, and one compilation or sample;
-    in some seven on an idle machine of two cores. What does not settle in that time is assumed.
+    """Measure the rates of XLA on this CPU, in ``limit_s`` seconds and at most one compilation or sample
+    more; about seven seconds on an idle machine of two cores. Figures that do not settle are assumed.
 
-    Limits: the rates are those of a loop's steady state, in place. What the first touch of
-    memory takes on top, which the system clears and maps, is ``fresh_bytes_per_s``.
+    Limits: the rates are those of a loop in its steady state, in place. The first touch of memory, which the
+    system clears and maps, is measured by itself as ``fresh_bytes_per_s``.
     """
-    # A thread of its own: the trace, the precision and the device that the caller is under
-    # are not the measurement's.
+    # In another thread, which does not inherit the trace, the precision and the default device of the caller.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_measure, described_cpu(), limit_s).result()
 
@@ -240,7 +240,7 @@ class _Loop:
 
 
 class _Touch:
-    """``x + 1`` into memory that the system has to find, or in place; ``work`` is the bytes of the result."""
+    """Times ``x + 1`` into newly allocated memory, or in place; ``work`` is the bytes of the result."""
 
     def __init__(self, nbytes: int, in_place: bool) -> None:
         self._x = jnp.zeros((nbytes // (4 * _ROW), _ROW), jnp.float32)
@@ -250,21 +250,21 @@ class _Touch:
         self.sample()  # compiles
 
     def sample(self) -> float:
-        """Run once more; the seconds that it took."""
+        """Run once; the seconds that it took."""
         start = time.perf_counter()
         result = jax.block_until_ready(self._run(self._x))
         seconds = time.perf_counter() - start
         if self._in_place:
             self._x = result
         else:
-            result.delete()  # back to the system, before the next is asked for
+            result.delete()  # returned to the system before the next allocation
         return seconds
 
 
 def _compiled(
     programs: dict[str, Callable[[], _Loop | _Touch]], limit_s: float
 ) -> tuple[dict[str, _Loop | _Touch], dict[str, Timing]]:
-    """The programs that run here; of the others, why not."""
+    """The compiled programs, and for the others the reason why they cannot be timed."""
     end = time.monotonic() + _COMPILE_SHARE * limit_s
     loops: dict[str, _Loop | _Touch] = {}
     failures: dict[str, Timing] = {}
@@ -274,14 +274,15 @@ def _compiled(
             continue
         try:
             loops[name] = program()
-        except Exception as error:  # whatever XLA cannot do here, what is known stands in for
+        except Exception as error:  # a program that XLA cannot compile here leaves its figure assumed
             first_line = (str(error).splitlines() or [""])[0]
             failures[name] = Timing(failure=f"{type(error).__name__}: {first_line}")
     return loops, failures
 
 
 def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
-    """What is measured, most important first; the work of a turn is in flops, results or bytes."""
+    """The programs that are timed, most important first. The work of an iteration is in flops, results or
+    bytes."""
     least, most = _MEMORY_BYTES
     memory_bytes = min(max(4 * known.cache_bytes, least), most, known.hbm_capacity_bytes // 16)
     in_l2 = known.private_cache_bytes // 2
@@ -295,7 +296,7 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
         return jnp.full((max(nbytes // (4 * _ROW), 1), _ROW), value, jnp.float32)
 
     def fused(nbytes: int, work: float, function: Callable[[Any], Any]) -> _Loop:
-        """``work`` is an element's."""
+        """``work`` is that of one element."""
         x = array(nbytes, 0.5)
         return _Loop(work * x.size, lambda i, x: function(x), x)
 
@@ -309,7 +310,7 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
 
     def sums() -> _Loop:
         x = array(in_l2, 1 / _ROW)
-        # Times the sums of the turn before, or XLA would compute them once for all.
+        # Multiply by the sums of the previous iteration, or XLA would move them out of the loop.
         return _Loop(x.size, lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
 
     def dots(tiny: int) -> _Loop:

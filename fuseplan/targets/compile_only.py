@@ -1,4 +1,4 @@
-"""Compile for a GPU or TPU that is not there, from the device's description alone."""
+"""Compile for a GPU or TPU without the device, from its description."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class MissingCompilerError(FuseplanError, ImportError):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a compiler must be told of a device: an XLA topology, and for a GPU its
-    ``GpuTargetConfigProto`` as text."""
+    """The description of a device for its compiler: an XLA topology, and for a GPU a ``GpuTargetConfigProto``
+    as text."""
 
     platform: str
     topology: str
@@ -77,11 +77,11 @@ _TARGETS: dict[str, Target] = {
 
 
 _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugin")}
-"""By platform, the packages of which one has its compiler."""
+"""For each platform, the packages that contain its compiler."""
 
 
 def targets() -> tuple[str, ...]:
-    """The names of the devices that can be compiled for without being there."""
+    """The names of the devices that can be compiled for without the device."""
     return tuple(_TARGETS)
 
 
@@ -91,7 +91,7 @@ def target_platform(device: str) -> str:
 
 
 def _target(device: str) -> Target:
-    # In which language a kernel is written is nothing to the compiler: "h200:mosaic_gpu" is an H200.
+    # "h200:mosaic_gpu" is an H200 to the compiler.
     device = device.partition(":")[0]
     if device not in _TARGETS:
         raise UnknownNameError(
@@ -102,13 +102,13 @@ def _target(device: str) -> Target:
 
 
 def is_installed(device: str) -> bool:
-    """Whether a package with the compiler of a named device is installed; nothing is loaded."""
+    """Whether a package with the compiler of ``device`` is installed. Imports nothing."""
     return any(find_spec(name) is not None for name in _PACKAGES[_target(device).platform])
 
 
 @cache
 def topology_device(device: str) -> Any:
-    """The compile-only ``jax.Device`` of a named device.
+    """The compile-only ``jax.Device`` of ``device``.
 
     Raises ``MissingCompilerError`` where the platform's compiler is not installed, and
     ``UnknownNameError`` for other names.
@@ -121,7 +121,7 @@ def topology_device(device: str) -> Any:
         _prepare_libtpu()
         options = {"topology_name": target.topology}
     else:
-        # There is no driver whose version could be checked.
+        # Without a driver, its version cannot be checked.
         os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
         options = {"target_config": target.config, "topology": target.topology}
     try:
@@ -136,17 +136,17 @@ def topology_device(device: str) -> Any:
 
 
 def _prepare_libtpu() -> None:
-    """Settings that libtpu reads when it is loaded, where it is only to compile."""
-    # It asks a metadata server what machine this is, and waits long for no answer.
+    """Set the environment variables that libtpu reads when it is loaded only to compile."""
+    # By default it queries a metadata server for the machine type, which takes long to time out.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     if "tpu" not in (getattr(jax.config, "jax_platforms", None) or "tpu"):
-        # No TPU will be opened: several processes may compile at a time.
+        # Without access to a TPU, several processes may compile at a time.
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 
 def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_options: Any) -> Any:
-    """Compile ``f`` for a device that need not be there.
+    """Compile ``f`` for a device that need not be present.
 
     ``avals`` are arrays or ``ShapeDtypeStruct``s, pytrees of them too. Returns JAX's
     compiled object: ``memory_analysis()``, ``cost_analysis()`` and ``as_text()`` work,
@@ -156,19 +156,20 @@ def compile_for(f: Callable[..., Any], *avals: Any, device: str, **compiler_opti
 
         compile_for(jnp.sin, jax.ShapeDtypeStruct((8, 128), "float32"), device="tpu_v5e")
     """
-    # Also where nothing is passed in, the results say which device is meant.
+    # The sharding of the results selects the device, also for a function without arguments.
     jitted = jax.jit(f, out_shardings=_placement(device))
     return lower_for(jitted, avals, {}, device).compile(compiler_options or None)
 
 
 @cache
 def compiler_for(device: str) -> Callable[[Callable[..., Any], Sequence[Any]], Any]:
-    """``compile_for`` that device, as a function of a function and its arguments' shapes; one a device."""
+    """``compile_for`` for ``device``, as a function of ``f`` and its arguments' shapes. The same object at
+    each call."""
     return lambda f, avals: compile_for(f, *avals, device=device)
 
 
 def lower_for(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device: str) -> Any:
-    """Lower a ``jax.jit``ted function for a device that need not be there.
+    """Lower a ``jax.jit``ted function for a device that need not be present.
 
     Arrays and ``ShapeDtypeStruct``s among the arguments are placed on the device; others
     (static arguments, say) are passed on. Returns a ``jax.stages.Lowered``.
@@ -187,7 +188,7 @@ def lower_for(jitted: Any, args: tuple[Any, ...], kwargs: dict[str, Any], device
 
 
 def _placement(device: str) -> NamedSharding:
-    """All of an array on the one device."""
+    """A sharding that puts whole arrays on ``device``."""
     devices = np.asarray([topology_device(device)], dtype=object)
-    # Automatic axes: with explicit ones, lowering for a GPU asks for a backend that is not there.
+    # Automatic axes: with explicit ones, lowering for a GPU needs its backend.
     return NamedSharding(Mesh(devices, ("device",), axis_types=(AxisType.Auto,)), PartitionSpec())

@@ -1,4 +1,4 @@
-"""The devices by name, and the one that JAX runs on here, as the cost model knows them."""
+"""Look up a device by name, or detect the one that JAX runs on by default."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costmodel.devices import get_device, with_backend
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.targets.calibrate import local_cpu, unmeasured_cpu
 
-# What jax.Device.device_kind says of each device, lower case.
+# Parts of jax.Device.device_kind, in lower case, and the names of the devices.
 _KINDS = {
     "a100": "a100",
     "h100": "h100",
@@ -37,7 +37,7 @@ def local_platform() -> str:
 
 
 def find_device(name: str | DeviceSpec) -> DeviceSpec:
-    """``costmodel.get_device``, but ``cpu`` is this machine's as XLA drives it.
+    """``costmodel.get_device``, where ``cpu`` has the rates of XLA.
 
     Raises:
         costmodel.UnknownDeviceError: no such device, or no such backend of it.
@@ -47,14 +47,14 @@ def find_device(name: str | DeviceSpec) -> DeviceSpec:
 
 
 def unmeasured_device(device: str | DeviceSpec | None) -> str | DeviceSpec | None:
-    """``device``, but this machine's CPU as far as it is known without measuring it."""
+    """``device``, where this machine's CPU is replaced by ``unmeasured_cpu()``."""
     is_here = device == "cpu" or (device is None and local_platform() == "cpu")
     return unmeasured_cpu() if is_here else device
 
 
 def local_device() -> DeviceSpec:
-    """The default backend's device; one that is not in the table is planned for as its
-    nearest known relative, with a warning."""
+    """The device of JAX's default backend. An unknown one is replaced by a similar known device, with a
+    warning."""
     platform = local_platform()
     if platform == "cpu":
         return local_cpu()

@@ -175,10 +175,10 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
         )
     if limits is not None and limits.together:
         raise NotCheckedError(
-            "must_fuse contracts several operations into one, and the proof has prices of contracted operations only"
+            "must_fuse contracts operations, and the proof has prices of contracted operations only"
         )
     if proof is None:
-        raise NotCheckedError(f"the planner {plan.planner!r} gave a bound without a proof")
+        raise NotCheckedError(f"the planner {plan.planner!r} gave a bound and no proof of it")
     if proof.bound_ps < plan.bound_ps:
         if limits is not None and limits.max_peak_bytes is not None:
             raise NotCheckedError("a bound under max_peak_bytes comes from a search that leaves no proof")
