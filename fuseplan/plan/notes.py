@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cache
+from operator import index
 from typing import Any, TypeAlias
 
 from costmodel.device import DeviceSpec
@@ -37,8 +38,8 @@ class NoteKind(Enum):
     OTHERS_UNPROVEN = "{limit} came before the plans of {count} other distinct components were proven"
     SEARCH_CUT = "{limit} came before the search had ended"
     MERGES_CUT = "{limit} came before a heuristic had tried all merges: its plan has the groups made so far"
-    RECOMPUTATION_CUT = (
-        "{limit} came before plans that compute values again were searched: everything is computed once"
+    REMATERIALISATION_CUT = (
+        "{limit} came before plans with rematerialisation were searched: every operation is computed once"
     )
     FEWER_COPIES_CUT = "{limit} came before plans with fewer copies of operations were searched"
     PACKS_CUT = "{limit} came before all packs of small kernels had been tried"
@@ -111,7 +112,7 @@ class NoteKind(Enum):
         "({most_bytes:bytes}): the planner 'unfused' decides nothing"
     )
 
-    # The device, its compiler, and a call.
+    # The device, its compiler, and the program that a call runs.
     ASSUMED = _ASSUMED
     ASSUMED_CPU = _ASSUMED + " (`fuseplan calibrate` measures this CPU)"
     REFUSED = "the compiler refused the kernel {kernel}: {reason}"
@@ -120,7 +121,7 @@ class NoteKind(Enum):
         "{room_bytes:bytes}"
     )
     REFUSED_LEFT = "{count} refused kernels are left to XLA"
-    REPLANNED_APART = "planned anew with it kept apart"
+    REPLANNED_APART = "planned anew with the refused operations in separate kernels"
     REPLANNED = "planned anew for {device}"
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
@@ -151,9 +152,8 @@ class Note:
         if self.limit is not None:
             given["limit"] = self.limit.value
         if self.node is not None:
-            given["node"] = (
-                f"n{self.node}" if graph is None else f"{graph.nodes[self.node].op} (n{self.node})"
-            )
+            number = f"n{self.node}"
+            given["node"] = number if graph is None else f"{graph.nodes[self.node].op} ({number})"
         return _WORDING.vformat(self.kind.value, (), given)
 
     __str__ = text
@@ -169,13 +169,10 @@ class Note:
 
     @classmethod
     def from_data(cls, data: Any) -> Note:
-        """The note that ``to_data`` wrote; ``LookupError``, ``TypeError``, ``ValueError`` if it is none."""
-        limit, node, figures = data["limit"], data["node"], dict(data["figures"])
-        if type(node) not in (int, type(None)) or not {int, float, str}.issuperset(
-            map(type, figures.values())
-        ):
-            raise ValueError(f"expected a note's numbers and texts, got {data!r}")
-        return note(NoteKind[data["kind"]], limit=limit and Limit[limit], node=node, **figures)
+        """The note that ``to_data`` wrote; ``LookupError``, ``TypeError`` or ``ValueError`` if it is none."""
+        limit, node = data["limit"], data["node"]
+        node = None if node is None else index(node)
+        return note(NoteKind[data["kind"]], limit=limit and Limit[limit], node=node, **data["figures"])
 
 
 AnyNote: TypeAlias = Note | str

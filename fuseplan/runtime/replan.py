@@ -170,13 +170,10 @@ def plan_accepted(
             notes.append(str(note(NoteKind.REFUSED_LEFT, count=len(refused))))
             break
         plan = again
-        kept_apart = tightened.constraints != before.constraints
-        told = (
-            note(NoteKind.REPLANNED_APART)
-            if kept_apart
-            else note(NoteKind.REPLANNED, device=plan.device.name)
-        )
-        notes.append(str(told))
+        if tightened.constraints != before.constraints:
+            notes.append(str(note(NoteKind.REPLANNED_APART)))
+        else:
+            notes.append(str(note(NoteKind.REPLANNED, device=plan.device.name)))
     if notes:
         notes = list(dict.fromkeys(notes))
         stats = replace(plan.stats, refused=count, replans=replans)

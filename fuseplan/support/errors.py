@@ -102,10 +102,12 @@ class CompilerRefusalWarning(FuseplanWarning):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Why a group is refused: the rule it breaks, and the particulars.
+    """Why a group is refused: the rule that it breaks, the reason in words, and the operations at fault.
 
-    ``rule`` is one of ``producer-consumer``, ``cycle``, ``shapes``, ``side-effects``,
-    ``on-chip``, ``opaque``, ``backend``, ``constraint``.
+    ``rule`` is one of ``producer-consumer``, ``cycle``, ``shapes``, ``side-effects``, ``on-chip``,
+    ``opaque``, ``backend``, ``constraint``, ``nest`` (the operations belong to loops that are faster than any
+    other group) and ``guard`` (the sizes are not those of the plan). Code compares rules, never reasons. A
+    reason has no number of a node or value but in a user's own words: equal groups share it.
     """
 
     rule: str

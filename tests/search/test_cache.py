@@ -461,7 +461,7 @@ WRONG = {
     "a text for a note": lambda entry: entry | {"note": "late"},
     "a note of no kind": lambda entry: entry | {"note": note_data(kind="OLD")},
     "a note without its figure": lambda entry: entry | {"note": note_data(figures={})},
-    "a note with a figure of another type": lambda entry: entry | {"note": note_data(figures={"count": {}})},
+    "a note of no whole node": lambda entry: entry | {"note": note_data(node=0.5)},
     "a note elsewhere": lambda entry: entry | {"note": note_data(node=100)},
     "refusals elsewhere": lambda entry: entry | {"refusals": [["100", "a", "b"]]},
     "refusals without reason": lambda entry: entry | {"refusals": [["1", "a"]]},

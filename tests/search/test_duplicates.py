@@ -293,7 +293,7 @@ def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps
-    assert any("plans that compute values again were searched" in note for note in plan.notes)
+    assert any("plans with rematerialisation were searched" in note for note in plan.notes)
     Plan.from_json(plan.to_json())  # is checked
 
 

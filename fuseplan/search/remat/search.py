@@ -80,7 +80,7 @@ def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
         once,
         status="FEASIBLE",
         bound_ps=None if once.bound_ps is None else min(once.bound_ps, bound_ps),
-        notes=(*once.notes, note(NoteKind.RECOMPUTATION_CUT, limit=Limit.DEADLINE)),
+        notes=(*once.notes, note(NoteKind.REMATERIALISATION_CUT, limit=Limit.DEADLINE)),
         proof=None,
     )
 
