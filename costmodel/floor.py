@@ -8,15 +8,17 @@ from __future__ import annotations
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from math import isqrt, prod
 
 import numpy as np
 import numpy.typing as npt
 
 from costmodel import dtypes
 from costmodel.device import DeviceSpec, time_ps
-from costmodel.graph import Graph, OpKind
-from costmodel.loads import Loads, load_key
+from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.memory import least_array_bytes
+from costmodel.onchip import ACCUMULATOR_BITS
+from costmodel.roofline import library_matmul
 from costmodel.traffic import part_bytes
 
 
@@ -33,7 +35,7 @@ class Floor:
       result written;
     - with two or more operations on arrays, either the wait of a tiled kernel for its first block, or a
       second launch;
-    - the loads of a contraction of arrays from outside, tile by tile (``costmodel.loads``). They are not
+    - the loads of a contraction of arrays from outside, tile by tile (``ContractionLoads``). They are not
       counted for the nodes in ``nested``, which may be in a loop nest: there a block stays on chip, and no
       more than the given share (numerator, denominator) of the tiles are visited.
 
@@ -83,11 +85,11 @@ class Floor:
         self.writes: list[tuple[int, ...]] = []
         self.made: list[tuple[int, ...]] = []
         self.work: list[tuple[int, int, int]] = []
-        self.loads: dict[int, Loads] = {}
+        self.loads: dict[int, ContractionLoads] = {}
         self._beside: dict[
             int, dict[int, int]
         ] = {}  # by contraction and elementwise reader, bits of its result
-        alike: dict[object, Loads] = {}
+        alike: dict[object, ContractionLoads] = {}
         for node in graph.nodes:
             if node.takes_part:
                 v = name[root[node.inputs[0]]]
@@ -101,9 +103,9 @@ class Floor:
             matrix_ps = time_ps(flops.matrix, rate)
             self.work.append((matrix_ps, flops.vector, flops.transcendental))
             if flops.matrix and node.id not in nested:
-                key = load_key(graph, node)
+                key = _load_key(graph, node)
                 if key not in alike:
-                    alike[key] = Loads(graph, node, device)
+                    alike[key] = ContractionLoads(graph, node, device)
                 self.loads[node.id] = alike[key]
                 self._beside[node.id] = {
                     n: dtypes.bits(graph.values[graph.nodes[n].outputs[0]].dtype)
@@ -273,3 +275,60 @@ def _each(amounts: Integers, of: Callable[[int], int]) -> Integers:
     Python integer, which does not overflow."""
     different, which = np.unique(amounts, return_inverse=True)
     return np.array([of(int(n)) for n in different], dtype=np.int64)[which]
+
+
+class ContractionLoads:
+    """Lower bound of the bytes that pass the shared cache to run the contraction ``node``, both of whose
+    operands are read from memory; 0 where there is no bound.
+
+    In a tiled kernel a tile of m x n results loads K (a m + b n) bytes, where K elements are
+    contracted, of a and b bytes. ``costmodel.roofline.estimate`` counts that for max(cores,
+    tiles) of them: cores without a tile do not help the others. Of R results there are R / (m n)
+    tiles or more, and a m + b n >= 2 sqrt(a b m n). With s = m n the bound is
+
+        2 K sqrt(a b s) max(cores, R / s)  bytes,  s <= L,
+
+    where L results fit into half of the registers (``Footprint.fits``): least at min(R / cores, L).
+    Other members of the kernel may split the axes of ``node``, which cuts its tiles as well, or add
+    axes, along which its tiles are computed again; no member makes a tile larger. But each member that
+    computes an elementwise result from the products needs another block of the same shape. The argument is
+    that of Hong and Kung, "I/O complexity: the red-blue pebble game" (STOC 1981), with registers
+    for their fast memory.
+    """
+
+    def __init__(self, graph: Graph, node: Node, device: DeviceSpec) -> None:
+        self.anyhow = 0
+        """The bound of any kernel, tiled or the library's (``library_matmul``)."""
+        self._tiled: dict[int, int] = {}
+        self._facts: tuple[int, int, int, int, int] | None = None
+        has_cache = device.platform == "gpu" and not device.sequential_grid and device.cache_bytes_per_s
+        known = library_matmul(graph, node, device) if has_cache else None
+        if known is None or node.inputs[0] == node.inputs[1]:
+            return
+        reduced = {d for d, role in enumerate(node.roles) if role == DimRole.REDUCED}
+        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+            indexed = {d for dims in dim_map for d in dims}
+            if not reduced <= indexed or graph.values[v].size != prod(node.dims[d] for d in indexed):
+                return
+        depth = prod(node.dims[d] for d in reduced)
+        bits = prod(dtypes.bits(graph.values[v].dtype) for v in node.inputs)
+        results = prod(node.dims) // depth
+        self._facts = (depth, results, bits, device.core_count, device.register_bytes)
+        self.anyhow = min(self.tiled(0), max(known) * device.cache_bytes_per_s // 10**12)
+
+    def tiled(self, beside_bits: int) -> int:
+        """The bound of a tiled kernel that also holds ``beside_bits`` for each result at once."""
+        if self._facts is None:
+            return 0
+        if beside_bits not in self._tiled:
+            depth, results, bits, cores, register_bytes = self._facts
+            fit = register_bytes // 2 * 8 // (ACCUMULATOR_BITS + beside_bits) or results
+            squared = 4 * depth**2 * bits * max(results * cores, results**2 // fit)
+            self._tiled[beside_bits] = isqrt(squared) // 8
+        return self._tiled[beside_bits]
+
+
+def _load_key(graph: Graph, node: Node) -> tuple[object, ...]:
+    """A key that is equal for contractions with equal ``ContractionLoads``."""
+    arrays = [(graph.values[v].shape, graph.values[v].dtype) for v in node.inputs + node.outputs]
+    return (node.dims, node.roles, node.input_maps, len(set(node.inputs)), *arrays)

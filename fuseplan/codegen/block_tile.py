@@ -10,7 +10,7 @@ from jax import numpy as jnp
 
 from costmodel.kernel import KernelSpec, block_shape
 from fuseplan.codegen.step import Step
-from fuseplan.schedule.padding import is_contiguous
+from fuseplan.schedule.addressing import is_contiguous
 
 
 class BlockTile:

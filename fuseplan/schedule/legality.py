@@ -13,7 +13,7 @@ from costmodel.axes import Conflict, GroupAxes
 from costmodel.backends import backend_of
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.plan.options import ALL_FEATURES, Features
-from fuseplan.schedule.padding import refuse_regrouping
+from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.schedule.prologues import Gates, refuse_prologue
 from fuseplan.support.errors import Verdict
 

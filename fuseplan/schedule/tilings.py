@@ -23,9 +23,8 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, Graph, Node
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import LANES, SUBLANES
+from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
 from fuseplan.schedule.layout import Contraction, Layout
-from fuseplan.schedule.padding import is_contiguous, whole_tile
-from fuseplan.schedule.warpgroup import is_addressable
 
 CONTIGUOUS_TILES = (128, 512, 2048)
 """Candidate tiles of the axis along which the largest arrays are contiguous."""

@@ -16,10 +16,10 @@ from costmodel.kernel import Access, AxisRole, KernelSpec
 from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.schedule.addressing import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.layout import contraction_axes, is_nest
 from fuseplan.schedule.legality import refuse, refuse_nest
 from fuseplan.schedule.nests.cpu import program_of
-from fuseplan.schedule.padding import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.shared_operands import Hubs, walked
 from fuseplan.support.errors import InvalidPlanError
 
@@ -221,7 +221,7 @@ def _check_tiles(spec: KernelSpec, node: Node, own: NodeAxes, of_reads: bool, wh
 
 def _check_blocks(spec: KernelSpec, node: Node, own: NodeAxes, where: str) -> None:
     """Check that the elements of each block of ``node`` lie where its operation, loads and stores access them
-    (``fuseplan.schedule.padding``)."""
+    (``fuseplan.schedule.addressing``)."""
     sizes, tiles = [axis.size for axis in spec.axes], [axis.tile for axis in spec.axes]
     counts = regroups(node)
     for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):

@@ -12,7 +12,7 @@ from jax import lax
 from jax import numpy as jnp
 
 from costmodel.axes import compose
-from fuseplan.schedule.warpgroup import is_addressable
+from fuseplan.schedule.addressing import is_addressable
 from tests.helpers.emit_cases import BRAIN, FLOATS, Case, causal_softmax, layernorm, layernorm_rows, rmsnorm
 from tests.helpers.specs import P, S, Tiled, hand_spec, whole_group
 

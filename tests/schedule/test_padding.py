@@ -17,8 +17,8 @@ from costmodel.roofline import estimate
 from fuseplan import Kernel, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.schedule.addressing import can_regroup, keeps_ranks, regroups
 from fuseplan.schedule.legality import refuse_nest
-from fuseplan.schedule.padding import can_regroup, keeps_ranks, regroups
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan

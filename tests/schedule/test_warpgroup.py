@@ -14,8 +14,8 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.recompute_streams import along_streams
 from fuseplan.plan.options import ALL_FEATURES
+from fuseplan.schedule.addressing import block_order, is_addressable
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.warpgroup import block_order, is_addressable
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan
 from fuseplan.workloads import get_workload

@@ -1,7 +1,7 @@
 """Blocks of arrays as a warpgroup of a Mosaic GPU kernel holds them.
 
 Arrays are handed over whole, and threads load their elements of a block straight from memory.
-In registers a block has only its axes that are longer than one (``fuseplan.schedule.warpgroup``). The last
+In registers a block has only its axes that are longer than one (``fuseplan.schedule.addressing``). The last
 tile of a ragged axis is shifted back to end where the axis ends: what two tiles write is the same.
 """
 
@@ -22,7 +22,7 @@ from costmodel.kernel import Access, AxisRole, KernelSpec
 from fuseplan.codegen import body as bodies
 from fuseplan.codegen.block_tile import first_index
 from fuseplan.frontend.lower import Lowered
-from fuseplan.schedule.warpgroup import LANES, WARPS, block_order, held
+from fuseplan.schedule.addressing import LANES, WARPS, block_order, held
 from fuseplan.support import jax_compat
 
 _VECTOR_BYTES = 16

@@ -18,7 +18,7 @@ from costmodel.onchip import warpgroups
 from fuseplan.codegen.mosaic_gpu.blocks import BlockRefs
 from fuseplan.codegen.step import Step
 from fuseplan.frontend.lower import Lowered
-from fuseplan.schedule.warpgroup import SWIZZLED, held
+from fuseplan.schedule.addressing import SWIZZLED, held
 
 _STAGES, _DEEP_STAGES = 2, 3
 """Buffers of the operands: the schedule counts on two (costmodel.onchip)."""

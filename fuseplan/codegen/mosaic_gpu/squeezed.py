@@ -17,7 +17,7 @@ from fuseplan.codegen.cpu_loops.tiles import LoopTile
 from fuseplan.codegen.step import Step
 from fuseplan.frontend.ops.rule import Tile
 from fuseplan.frontend.trace import Equation, Primitive
-from fuseplan.schedule.warpgroup import held
+from fuseplan.schedule.addressing import held
 
 
 def squeezed(spec: KernelSpec, dim_map: DimMap) -> DimMap:

@@ -24,6 +24,7 @@ from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.addressing import whole_tile
 from fuseplan.schedule.layout import Contraction, Layout, SpecMaker, contraction_axes, group_layout
 from fuseplan.schedule.nests.cpu import program_of, tileable
 from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
@@ -33,7 +34,6 @@ from fuseplan.schedule.nests.regions import (
     narrow_contractions,
     normalised_contractions,
 )
-from fuseplan.schedule.padding import whole_tile
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import Tiles, addressing, dot_tiles
 

@@ -29,8 +29,8 @@ import rustworkx as rx
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
 from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
+from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
-from fuseplan.schedule.padding import can_regroup, regroups
 from fuseplan.schedule.pricing import Nodes
 
 _LARGE_FRACTIONS = (1, 4)
