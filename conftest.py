@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 
 # Before the first import of jax. A test run must not take a GPU or TPU that happens to be
 # there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
@@ -11,7 +12,7 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 # Nor read or write what the user keeps of plans.
 os.environ.pop("FUSEPLAN_CACHE", None)
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -33,6 +34,31 @@ def _own_cache() -> Iterator[None]:
 
     with using(SolutionCache()):
         yield
+
+
+@pytest.fixture(autouse=True)
+def _own_planners() -> Iterator[None]:
+    """A planner that a test registers is forgotten after it."""
+    yield
+    from fuseplan.planners import is_built_in, planner_names, unregister_planner
+
+    for name in planner_names():
+        if not is_built_in(name):
+            unregister_planner(name)
+
+
+@pytest.fixture
+def new_process(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[], None]:
+    """Calling it leaves of what is cached only what a new process would find: the files."""
+
+    def begin() -> None:
+        folder = tmp_path_factory.mktemp("process")
+        shutil.copytree(os.environ["XDG_CACHE_HOME"], folder, dirs_exist_ok=True)
+        monkeypatch.setenv("XDG_CACHE_HOME", str(folder))  # what is in memory is kept by the file's path
+
+    return begin
 
 
 def pytest_collection_finish() -> None:

@@ -23,7 +23,7 @@ _UNROUNDED = frozenset(
 )
 """Operations that give equal results for equal operands, however they are compiled."""
 
-_MOST = 10_000
+MAX_OPERATIONS = 10_000
 """The most operations that are searched behind one operand of a comparison. Behind more, every operation is
 assumed to need one evaluation."""
 
@@ -56,13 +56,13 @@ def copies_apart(graph: Graph) -> Iterator[Node]:
                 yield node
 
 
-def needed_once(graph: Graph) -> frozenset[int]:
+def needed_once(graph: Graph, max_operations: int = MAX_OPERATIONS) -> frozenset[int]:
     """The operations that no reader may compute again for itself, since both operands of some comparison
     follow from them unrounded."""
     found: set[int] = set()
     for node in graph.nodes:
         if is_comparison(graph, node):
-            one, other = (_evaluations(graph, v, 0, _maker_in(graph)) for v in node.inputs)
+            one, other = (_evaluations(graph, v, 0, _maker_in(graph), max_operations) for v in node.inputs)
             if one is None or other is None:
                 return frozenset(range(len(graph.nodes)))
             found.update(one.keys() & other.keys())
@@ -79,9 +79,11 @@ def _maker_in(graph: Graph) -> Maker:
     return maker
 
 
-def _evaluations(graph: Graph, v: int, at: int, maker: Maker) -> dict[int, frozenset[tuple[int, int]]] | None:
+def _evaluations(
+    graph: Graph, v: int, at: int, maker: Maker, max_operations: int = MAX_OPERATIONS
+) -> dict[int, frozenset[tuple[int, int]]] | None:
     """The rounding operations from whose results ``v`` follows by unrounded ones, each with its evaluations;
-    None if more than ``_MOST`` operations would have to be searched."""
+    None if more than ``max_operations`` operations would have to be searched."""
     found: dict[int, set[tuple[int, int]]] = {}
     seen: set[tuple[int, int]] = set()
     waiting = [(v, at)]
@@ -90,7 +92,7 @@ def _evaluations(graph: Graph, v: int, at: int, maker: Maker) -> dict[int, froze
         if made is None or made in seen:
             continue
         seen.add(made)
-        if len(seen) > _MOST:
+        if len(seen) > max_operations:
             return None
         n, evaluated_at = made
         node = graph.nodes[n]

@@ -68,6 +68,14 @@ def register_planner(name: str, plan_groups: PlanGroups) -> None:
     _PLANNERS[name] = plan_groups
 
 
+def unregister_planner(name: str) -> None:
+    """Forget what ``register_planner`` added: a name of fuseplan's own has fuseplan's planner again."""
+    if name in _BUILT_IN:
+        _PLANNERS[name] = _BUILT_IN[name]
+    else:
+        _PLANNERS.pop(name, None)
+
+
 def get_planner(name: str) -> PlanGroups:
     """The planner of that name.
 
@@ -108,4 +116,5 @@ __all__ = [
     "is_built_in",
     "planner_names",
     "register_planner",
+    "unregister_planner",
 ]

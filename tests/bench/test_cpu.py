@@ -34,7 +34,6 @@ X = jax.ShapeDtypeStruct((8, 16), "float32")
 def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(calibrate, "_memory", {})
     monkeypatch.setattr(calibrate, "measure", lambda limit_s: calibrate.described_cpu())
     monkeypatch.setattr(xla_calibrate, "measure", lambda limit_s: calibrate.described_cpu())
 

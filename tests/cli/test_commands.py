@@ -135,7 +135,6 @@ def test_report_writes_a_page(tmp_path, monkeypatch):
 def quick_cpu(monkeypatch, tmp_path):
     """A measured CPU without the seconds it takes."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(calibrate, "_memory", {})
     monkeypatch.setattr(calibrate, "measure", lambda limit_s: calibrate.described_cpu())
     monkeypatch.setattr(xla_calibrate, "measure", lambda limit_s: calibrate.described_cpu())
     return tmp_path

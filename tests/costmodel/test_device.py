@@ -115,7 +115,6 @@ def test_names_are_unique_and_all_resolve() -> None:
 def fake_cpu(tmp_path, monkeypatch):
     """A cache directory of its own, and a measurement that is counted instead of done."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(calibrate, "_memory", {})
     measured = []
 
     def measure(limit_s: float) -> DeviceSpec:
@@ -134,9 +133,9 @@ class TestCpuCache:
         assert get_device("cpu") is get_device("cpu")
         assert len(fake_cpu) == 1
 
-    def test_the_next_process_reads_the_file(self, fake_cpu) -> None:
+    def test_the_next_process_reads_the_file(self, fake_cpu, new_process) -> None:
         first = get_device("cpu")
-        calibrate._memory.clear()
+        new_process()
         assert get_device("cpu") == first
         assert len(fake_cpu) == 1
 
@@ -195,14 +194,14 @@ class TestCpuCache:
             "impossible",
         ],
     )
-    def test_a_damaged_or_foreign_file_is_measured_again(self, fake_cpu, damage) -> None:
+    def test_a_damaged_or_foreign_file_is_measured_again(self, fake_cpu, damage, new_process) -> None:
         first = get_device("cpu")
         path = calibrate.cache_path()
         path.write_text(damage(json.loads(path.read_text())))
-        calibrate._memory.clear()
+        new_process()
         assert get_device("cpu").vector_flops_per_s == first.vector_flops_per_s + 1
         assert len(fake_cpu) == 2
-        assert json.loads(path.read_text())["version"] == calibrate.VERSION
+        assert json.loads(calibrate.cache_path().read_text())["version"] == calibrate.VERSION
 
     def test_an_unwritable_directory_costs_nothing_but_time(self, fake_cpu, tmp_path, monkeypatch) -> None:
         (tmp_path / "file").write_text("")

@@ -55,10 +55,9 @@ def test_what_both_operands_follow_from():
     assert ops(graph, needed_once(graph)) == {"sin"}
 
 
-def test_a_comparison_of_many_operations_is_assumed_to_need_one_evaluation(monkeypatch):
-    monkeypatch.setattr("fuseplan.frontend.compared._MOST", 3)
+def test_a_comparison_of_many_operations_is_assumed_to_need_one_evaluation():
     graph = graph_of(ties, X)
-    assert needed_once(graph) == frozenset(range(len(graph.nodes)))
+    assert needed_once(graph, max_operations=3) == frozenset(range(len(graph.nodes)))
 
 
 def test_no_copies_of_what_is_compared():

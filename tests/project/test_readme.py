@@ -11,7 +11,6 @@ import typer.main
 
 from experiments import readme
 from experiments.greedy_vs_solver import Row as StudyRow
-from fuseplan import planners
 from fuseplan.bench.cpu import Row as CpuRow
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import PlanTiming, csv_of, csv_text
@@ -30,7 +29,6 @@ def fences(text, language):
 @pytest.mark.parametrize("page", PAGES)
 def test_python_blocks(page, tmp_path, monkeypatch):
     """Every block of a page, in order, as one program."""
-    monkeypatch.setattr(planners, "_PLANNERS", dict(planners._PLANNERS))  # one is registered
     text = page.read_text()
     monkeypatch.chdir(tmp_path)  # a block may write a report
     namespace = {"__name__": "readme"}

@@ -342,13 +342,13 @@ def test_a_failing_plain_program_is_a_warning():
     assert f.measured(X).kept == "fused"
 
 
-def test_a_planner_that_raises_is_a_warning(monkeypatch):
+def test_a_planner_that_raises_is_a_warning():
     def refuse(*_):
         raise fuseplan.InvalidPlanError("a bug")
 
-    monkeypatch.setattr("fuseplan.runtime.guarded.plan_traced", refuse)
+    fuseplan.register_planner("refusing", refuse)
     with pytest.warns(fuseplan.FuseplanWarning, match="a bug"):
-        np.testing.assert_allclose(J(fast)(X), fast(X), rtol=1e-6)
+        np.testing.assert_allclose(J(fast, planner="refusing")(X), fast(X), rtol=1e-6)
 
 
 def test_donated_arguments_survive_a_failure():

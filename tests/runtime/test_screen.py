@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import fuseplan
-from costmodel import calibrate as known_figures
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
@@ -224,14 +223,14 @@ def test_what_asks_for_more_than_offers_is_planned():
     assert not is_screened(make_options("h200"))
 
 
-def test_a_planner_of_the_users_own_is_asked(monkeypatch):
+def test_a_planner_of_the_users_own_is_asked():
     asked = []
 
     def own(graph, pricing, budget):
         asked.append(graph)
         return fuseplan.planners.get_planner("greedy")(graph, pricing, budget)
 
-    monkeypatch.setattr(fuseplan.planners, "_PLANNERS", {**fuseplan.planners._PLANNERS, "own": own})
+    fuseplan.register_planner("own", own)
     fuseplan.jit(small, device=CPU, planner="own")(X)
     assert asked
 
@@ -239,7 +238,6 @@ def test_a_planner_of_the_users_own_is_asked(monkeypatch):
 def test_nothing_is_measured_where_nothing_can_gain(tmp_path, monkeypatch):
     """A first call on a new machine, with and without a derivative, waits for no calibration."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known_figures, "_memory", {})
     asked = []
     monkeypatch.setattr(
         calibrate, "measure", lambda limit_s: asked.append(limit_s) or calibrate.unmeasured_cpu()

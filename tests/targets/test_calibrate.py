@@ -22,7 +22,6 @@ pytestmark = pytest.mark.one_python
 def quick(tmp_path, monkeypatch):
     """Measured in a moment, on small arrays; kept in a folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_memory", {})
     for module in (settle, known):
         monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
     monkeypatch.setattr(calibrate, "_MEMORY_BYTES", (8 << 20, 8 << 20))
@@ -34,7 +33,6 @@ def quick(tmp_path, monkeypatch):
 def counted(tmp_path, monkeypatch):
     """A cache folder of its own, and measurements that are counted instead of done."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_memory", {})
     calls = []
 
     def measure(limit_s):
@@ -211,10 +209,9 @@ def test_levels_that_differ_by_no_more_than_samples_do_are_equal():
     assert cpu.assumed == ()
 
 
-def test_a_busy_machine_leaves_what_was_measured_on_a_quiet_one(tmp_path, monkeypatch):
+def test_a_busy_machine_leaves_what_was_measured_on_a_quiet_one(tmp_path, monkeypatch, new_process):
     """What does not settle keeps what the file has; what settles takes its place."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_memory", {})
     quiet = cpu_of(timings())
     steps = [
         (timings(), set(), known.FIGURES),
@@ -233,13 +230,15 @@ def test_a_busy_machine_leaves_what_was_measured_on_a_quiet_one(tmp_path, monkey
         assert found.device.hbm_bytes_per_s == quiet.hbm_bytes_per_s
         assert not known.contradictions(found.device)
         assert {name for name, _ in found.problems} == {*found.kept, *found.assumed}
-        known._memory.clear()
+        new_process()
         assert calibrate.local_cpu() == found.device
         vector = 2 if times["vector"].seconds == 5e-4 else 1
         assert found.device.vector_flops_per_s == vector * quiet.vector_flops_per_s
 
 
-def test_what_is_assumed_is_tried_again_by_two_more_processes_and_then_left(tmp_path, monkeypatch):
+def test_what_is_assumed_is_tried_again_by_two_more_processes_and_then_left(
+    tmp_path, monkeypatch, new_process
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     calls = []
 
@@ -249,25 +248,23 @@ def test_what_is_assumed_is_tried_again_by_two_more_processes_and_then_left(tmp_
 
     monkeypatch.setattr(calibrate, "measure", measure)
     for process in range(6):
-        monkeypatch.setattr(known, "_memory", {})
+        new_process()
         assert set(calibrate.local_cpu().assumed) == {"launch_ps", "step_ps"}
         stored = json.loads(calibrate.cache_file().read_text())
         assert stored["assumed"] == ["launch_ps", "step_ps"]
         assert len(calls) == stored["attempts"] == min(process + 1, known.MOST_ATTEMPTS)
     monkeypatch.setattr(calibrate, "measure", lambda limit_s: cpu_of(timings()))
     assert calibrate.recalibrate_cpu().assumed == ()
-    monkeypatch.setattr(known, "_memory", {})
+    new_process()
     assert calibrate.local_cpu().assumed == ()
 
 
 def test_another_process_that_wrote_meanwhile_is_not_overwritten(tmp_path, monkeypatch):
     """This process has begun without a file, on a machine that another one has measured since."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_memory", {})
 
     def measure(limit_s):
-        other = known._Stored(cpu_of(timings()), 0)
-        known._write(calibrate.cache_file(), calibrate.MADE_BY, other)
+        known.recalibrated(calibrate.MADE_BY, lambda _: cpu_of(timings()), limit_s)
         return cpu_of({})
 
     monkeypatch.setattr(calibrate, "measure", measure)
@@ -278,7 +275,6 @@ def test_another_process_that_wrote_meanwhile_is_not_overwritten(tmp_path, monke
 @pytest.mark.parametrize("failing", ["fsync", "replace"])
 def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, failing):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(known, "_memory", {})
     monkeypatch.setattr(calibrate, "measure", lambda limit_s: cpu_of(timings()))
     calibrate.local_cpu()
     before = calibrate.cache_file().read_bytes()
@@ -316,10 +312,10 @@ def test_the_caller_s_trace_and_settings_do_not_matter(quick):
 
 
 class TestCache:
-    def test_it_is_measured_once_a_process_and_read_by_the_next(self, counted):
+    def test_it_is_measured_once_a_process_and_read_by_the_next(self, counted, new_process):
         first = calibrate.local_cpu()
         assert calibrate.local_cpu() is first
-        known._memory.clear()
+        new_process()
         assert calibrate.local_cpu() == first
         assert len(counted) == 1
         assert calibrate.recalibrate_cpu().device != first
@@ -340,20 +336,20 @@ class TestCache:
         assert calibrate.local_cpu().vector_flops_per_s == 10**10 + 2
         assert len(counted) == 2
 
-    def test_numpy_s_file_is_not_xla_s(self, counted, monkeypatch):
+    def test_numpy_s_file_is_not_xla_s(self, counted, monkeypatch, new_process):
         monkeypatch.setattr(known, "measure", lambda limit_s: known.described_cpu())
         numpy_cpu = known.cached_cpu()
         assert calibrate.local_cpu() != numpy_cpu
         assert known.cached_cpu() is numpy_cpu
         known.cache_path().rename(calibrate.cache_file())
-        known._memory.clear()
+        new_process()
         assert calibrate.local_cpu() != numpy_cpu
         assert len(counted) == 2
 
-    def test_a_damaged_file_is_measured_again(self, counted):
+    def test_a_damaged_file_is_measured_again(self, counted, new_process):
         calibrate.local_cpu()
         calibrate.cache_file().write_bytes(b"\xff{")
-        known._memory.clear()
+        new_process()
         assert calibrate.local_cpu().vector_flops_per_s == 10**10 + 2
 
     def test_an_unwritable_directory_costs_nothing_but_time(self, counted, tmp_path, monkeypatch):
@@ -373,10 +369,10 @@ class TestCache:
         assert calibrate.cache_file() == known.cache_path()
         assert counted == []
 
-    def test_a_terminal_is_told_once_and_a_pipe_never(self, counted, capsys, monkeypatch):
+    def test_a_terminal_is_told_once_and_a_pipe_never(self, counted, capsys, monkeypatch, new_process):
         calibrate.local_cpu()
         assert capsys.readouterr() == ("", "")
-        known._memory.clear()
+        new_process()
         calibrate.cache_file().unlink()
         monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
         for _ in range(2):
