@@ -236,7 +236,8 @@ def _to(value: Any) -> Json:
 
 
 def _unwritable(value: Any) -> Json:
-    shown = f"{type(value).__name__}: {str(value)[:80]}"
+    # Without the value's repr, which may hold an address: a plan's file is the same in every process.
+    shown = f"{type(value).__name__} {getattr(value, '__qualname__', '')}".rstrip()
     raise UnwritableError(f"a parameter has no form in a file: {shown}")
 
 
