@@ -108,9 +108,9 @@ class SurchargedPricing(PricingWrapper):
         """As ``Pricing.least``."""
         return max(self.floor(nodes), super().least(nodes))
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """As ``Pricing.imprint``; nothing is cached while there is a surcharge."""
-        return None if self.ps_per_unit else self.book.imprint(nodes)
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.cache_key``; nothing is cached while there is a surcharge."""
+        return None if self.ps_per_unit else self.book.cache_key(nodes)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """As ``Pricing.price``, with the surcharge."""

@@ -1,17 +1,24 @@
-"""Legality: which operations may share a kernel, rule by rule, each refusal with its reason.
+"""Decide whether operations may share a kernel; each refusal (``Verdict``) names the rule and the reason.
 
-The rules here are *monotone*: what refuses a group refuses every larger one, so a refusal
-prunes them all. Two more are tested elsewhere: that kernels do not wait for each other in
-a circle (``partition``, ``join``) and that a tile fits on chip (``schedule``).
+- ``refuse``: the *monotone* rules, by which a refused group refuses every larger one, so that a search prunes
+  all of them. Each operation must be one that the backend can hold (no side effects, no opaque call, no
+  reshape that ``padding`` refuses); the operations must have common axes (``costmodel.axes``); a contraction
+  takes elementwise operations only, and those on its operands must not be needed elsewhere (``prologues``).
+- ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
+- ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
+
+Three conditions depend on more than the group: an on-chip tile (``footprint``), kernels that do not wait for
+each other in a cycle (``fuseplan.search.grouping.break_cycles``), and scalars with many readers
+(``shared_operands``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from costmodel.axes import Conflict, GroupAxes
 from costmodel.backends import backend_of
-from costmodel.graph import Graph, Node, OpKind
+from costmodel.graph import Boundary, Graph, Node, OpKind
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.schedule.prologues import Gates, refuse_prologue
@@ -26,10 +33,10 @@ def refuse(
     gated: Gates,
     features: Features = ALL_FEATURES,
 ) -> Verdict | None:
-    """Why ``nodes`` (ascending ids) can never share a kernel of ``backend``, or None.
+    """Why ``nodes`` (ascending ids) can share no kernel in one pass of ``backend``, or None; monotone.
 
-    ``axes_of`` gives a group's axes (``costmodel.axes.unify``), ``gated`` is
-    ``prologues.gated`` of the graph.
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``); ``gated`` is ``prologues.gated`` of the
+    graph.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
@@ -52,8 +59,8 @@ def refuse_nest(
     nodes: tuple[int, ...],
     axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
 ) -> Verdict | None:
-    """Why ``nodes`` can be no loop nest of ``backend``, or None. What it may hold beyond that is not
-    monotone: whether it has passes is tested with its schedule."""
+    """Why ``nodes`` can be no nest of ``backend``, or None. Whether the nest can be split into passes is not
+    monotone; ``nests.multipass`` tests it."""
     refused = _barriers(graph, [graph.nodes[n] for n in nodes], backend)
     axes = axes_of(nodes)
     if refused is None and isinstance(axes, Conflict):
@@ -61,12 +68,18 @@ def refuse_nest(
     return refused
 
 
-def refuse_exchange(
-    graph: Graph, backend: str, nodes: tuple[int, ...], values: Iterable[int]
-) -> Verdict | None:
-    """Why a kernel cannot read or write ``values``, or None: of Mosaic GPU's threads each would hold
-    a few bits. Not monotone: a larger group may make them and use them up."""
-    if not backend_of(backend).exchanges_bool and any(graph.values[v].dtype == "bool" for v in values):
+def refuse_results(nodes: tuple[int, ...], edge: Boundary, features: Features) -> Verdict | None:
+    """Why a kernel of ``nodes`` may not write the arrays of ``edge``, or None. Not monotone."""
+    if len(edge.writes) > 1 and not features.several_results:
+        return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
+    return None
+
+
+def refuse_exchange(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
+    """Why a kernel of ``nodes`` cannot read or write the arrays of ``edge``, or None. Not monotone: these may
+    be intermediates of a larger group."""
+    exchanged = (graph.values[v] for v in (*edge.reads, *edge.writes))
+    if not backend_of(backend).exchanges_bool and any(value.dtype == "bool" for value in exchanged):
         return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
     return None
 
@@ -86,8 +99,8 @@ def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None
 
 
 def _contractions(members: list[Node], features: Features, backend: str) -> Verdict | None:
-    """A contraction takes elementwise work and movement on its operands and on its result,
-    nothing else. Mosaic GPU copies operands from memory to where they are multiplied."""
+    """A contraction takes elementwise operations and data movement on its operands and its result, and no
+    other contraction or reduction. Some backends copy operands from memory to the matrix units directly."""
     anchors = [n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     if not anchors:
         return None
@@ -113,8 +126,8 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
 
 
 def _xla_loops(members: list[Node]) -> Verdict | None:
-    """XLA's CPU loops take elementwise work and movement into a reduction or each other,
-    but nothing after a reduction or around a contraction."""
+    """XLA's CPU loops fuse elementwise operations and data movement with each other and into a reduction, but
+    nothing onto a reduction or around a contraction."""
     made_by = {v: n for n in members if n.kind >= OpKind.REDUCTION for v in n.outputs}
     for node in members:
         if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
@@ -126,12 +139,12 @@ def _xla_loops(members: list[Node]) -> Verdict | None:
                     f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
                     (made_by[v].id, node.id),
                 )
-    return _shared(members)
+    return _shared_operands(members)
 
 
-def _shared(members: list[Node]) -> Verdict | None:
-    """Each reduction is a loop of its own: what two of them read, and is not read from memory
-    already, is written there (test_schedule.py::test_xla_writes_what_two_reductions_read)."""
+def _shared_operands(members: list[Node]) -> Verdict | None:
+    """Each reduction is a loop of its own in XLA: a computed value that two of them read is written to
+    memory."""
     if sum(node.kind == OpKind.REDUCTION for node in members) < 2:
         return None
     loops: dict[int, set[int]] = {}

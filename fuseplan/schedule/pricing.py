@@ -1,7 +1,8 @@
-"""What the planners ask of a scheduler, and a memory of its answers.
+"""The interface between planners and prices, and a cache of prices.
 
-Planners decide which nodes share a kernel. Whether a group is possible, and what its
-best schedule costs, is the scheduler's to say; it is asked through ``Pricing``.
+A planner decides which nodes share a kernel. ``Pricing`` tells it whether a group is legal and the cost of
+its best schedule; ``scheduler.Scheduler`` is the implementation. A ``PricingWrapper`` changes some answers of
+another pricing. A ``PriceBook`` asks about each structure once.
 """
 
 from __future__ import annotations
@@ -26,89 +27,92 @@ from fuseplan.support.work import unlimited
 
 Nodes = tuple[int, ...]
 
-_ALWAYS_LOOKED = 3_000
-"""Operations in the groups that heuristics ask about, up to which the clock is ignored: a tenth of a second
-of work, three tenths with reductions."""
+OPERATIONS_BEFORE_DEADLINE = 3_000
+"""Heuristics ignore the deadline until the groups that they asked about have this many operations in total:
+0.1 s of work, 0.3 s with reductions."""
 
 
 class Pricing(ABC):
-    """Answers about groups of nodes of one graph, given by their ids in ascending order.
+    """Legality and prices of groups of nodes of one graph. A group is a tuple of node ids, ascending.
 
-    Four methods must be there. What else may be known of prices has a default that claims nothing, so that a
-    pricing of a few lines is one; ``PricingWrapper`` hands all questions on to another.
+    Four methods are abstract. The others, and the attributes, have defaults that hold for any prices.
     """
 
     offers: tuple[Nodes, ...] = ()
-    """Convex, connected groups to ask for although they break ``compatible``. A plan may hold them beside
-    the groups that do not."""
+    """Convex, connected groups that may be kernels although ``compatible`` refuses them."""
     settled: frozenset[int] = frozenset()
-    """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses them wherever they stand,
-    whatever is said of others of their structure."""
+    """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses every other group with one of
+    them, even if it allows groups of equal structure."""
     capacity: Capacity | None = None
-    """Tells of many groups at once that they are not ``oversized``."""
+    """Bounds on the on-chip footprint of many groups at once; None if kernels need not fit on chip."""
     absorbs_moves: bool = False
-    """Kernels need not fit on chip, so that what only moves data is best in the kernel that reads it."""
+    """Whether it is always best to fuse data movement into the kernel that reads its result."""
     merges_copies: bool = False
-    """A kernel that holds several copies of an operation (``Graph.origins``) computes it once
+    """Whether a kernel that holds several copies of an operation (``Graph.origins``) computes it once
     (``fuseplan.search.remat.duplicates``)."""
     device: DeviceSpec | None = None
-    """The device whose rates the prices follow from, if there is one."""
+    """The device whose rates the prices are computed from, if there is one."""
 
     @abstractmethod
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        """None if ``nodes`` could be one kernel as far as *monotone* conditions go: what
-        refuses a set of two or more refuses every set that contains it. Asked of any set,
-        connected or not; that groups are connected and convex is the planners' business."""
+        """Why ``nodes`` break a *monotone* rule, or None. Monotone: a set of two or more that is refused is
+        refused in every superset. ``nodes`` need not be connected or convex; planners ensure that groups
+        are."""
 
     @abstractmethod
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """Why neither ``nodes`` nor any larger group can fit on chip, or None; monotone as
-        ``compatible`` is. ``crossing`` are values that the group reads or writes however it
-        grows."""
+        """Why neither ``nodes`` nor any superset fits on chip, or None; monotone.
+
+        ``crossing`` are values that every superset reads or writes.
+        """
 
     @abstractmethod
     def renames(self, n: int) -> bool:
-        """Whether node ``n`` is free and changes nothing about a kernel that takes it in."""
+        """Whether node ``n`` costs nothing and does not change a kernel that it is fused into."""
 
     @abstractmethod
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        """The group with its best schedule and cost. A single node always has one."""
+        """The kernel of the group's best schedule, or why there is none. A single node always has a
+        kernel."""
 
     def floor(self, nodes: Nodes) -> int:
-        """Picoseconds that no partition of ``nodes`` beats, whatever the set (``costmodel.floor``). The
-        tighter it is, the fewer groups are priced, and the better is the bound where a limit is hit."""
+        """A lower bound in picoseconds on every partition of any ``nodes`` (``costmodel.floor``). A tighter
+        one saves the pricing of groups, and gives a better bound if the search hits a limit."""
         return 0
 
     def least(self, nodes: Nodes) -> int:
-        """Picoseconds that ``nodes`` take at least as one kernel; no less than ``floor``."""
+        """A lower bound in picoseconds on ``nodes`` as one kernel; at least ``floor``."""
         return self.floor(nodes)
 
     def floor_bytes(self, nodes: Nodes) -> int:
-        """HBM bytes that a kernel of ``nodes`` moves at least."""
+        """A lower bound on the HBM bytes that a kernel of ``nodes`` moves."""
         return 0
 
     def floors(self, members: Sequence[Nodes]) -> Floors | None:
-        """``least`` and ``floor_bytes`` of many groups of ``members`` at once; None: ask one by one."""
+        """``least`` and ``floor_bytes`` for groups of ``members`` in a batch; None if they must be computed
+        one by one."""
         return None
 
     def walked(self, n: int) -> tuple[int, ...]:
-        """The arrays that node ``n`` walks. A kernel may hold nodes for no more than that both walk one
-        (``fuseplan.schedule.shared_operands``)."""
+        """The operands of node ``n`` that it reads element by element. Nodes that have one in common may
+        share a kernel even if no value passes between them (``fuseplan.schedule.shared_operands``)."""
         return ()
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """All that the answers about groups among ``nodes`` follow from, in words that mean the same in
-        every process: what has equal imprints is planned once (``fuseplan.search.cache``). None: nothing is
-        remembered. ``signatures`` are those of the graph that the planner sees."""
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """Text for all that legality and prices of groups among ``nodes`` depend on, with the same meaning in
+        every process: components with equal keys are planned once (``fuseplan.search.cache``).
+
+        None if nothing may be cached. ``signatures`` are those of the graph that the planner sees.
+        """
         return None
 
     def unsettled(self) -> Pricing:
-        """The same prices with nothing ``settled``, for planners that do not ask for the ``offers``."""
+        """The same prices without ``settled`` nodes, for planners that do not use the ``offers``."""
         return self
 
 
 class PricingWrapper(Pricing):
-    """A pricing that gives another one's answers; subclasses change some of them."""
+    """Delegates to another pricing; subclasses override some of its answers."""
 
     def __init__(self, pricing: Pricing) -> None:
         self._pricing = pricing
@@ -143,8 +147,8 @@ class PricingWrapper(Pricing):
     def walked(self, n: int) -> tuple[int, ...]:
         return self._pricing.walked(n)
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        return self._pricing.imprint(nodes, signatures)
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        return self._pricing.cache_key(nodes, signatures)
 
     def unsettled(self) -> Self:
         other = copy(self)
@@ -154,7 +158,7 @@ class PricingWrapper(Pricing):
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """The objectives of one kernel, in the order in which they matter."""
+    """The objectives of one kernel, the most important first."""
 
     time_ps: int
     hbm_bytes: int
@@ -180,7 +184,7 @@ FREE = Price(0, 0, 0)
 
 
 def total_of(prices: Iterable[Price | Verdict]) -> Price:
-    """The sum of prices, none of which is a refusal."""
+    """The sum of prices. None of them may be a refusal."""
     total = FREE
     for price in prices:
         assert isinstance(price, Price), price
@@ -189,8 +193,8 @@ def total_of(prices: Iterable[Price | Verdict]) -> Price:
 
 
 class PriceBook:
-    """Asks a ``Pricing`` at most once about each *structure*, not about each group: the
-    layers of a network are priced as one. Answers are relocated to the nodes asked for.
+    """Caches the answers of a ``Pricing`` by structure, so that equal layers of a network are priced once.
+    Answers are relocated to the nodes of the question. It also counts the work of a search.
     """
 
     def __init__(self, graph: Graph, pricing: Pricing) -> None:
@@ -198,42 +202,42 @@ class PriceBook:
         self.signatures = Signatures(graph)
         self.outputs = graph.results
         self._pricing = pricing
-        # These answers are given as they are: they are known, or not asked for twice.
+        # Not cached: these are cheap, or asked once.
         self.floor, self.least, self.floor_bytes = pricing.floor, pricing.least, pricing.floor_bytes
         self.floors, self.walked, self.renames = pricing.floors, pricing.walked, pricing.renames
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
-        """The copies of each operation that has several, where a kernel computes it once."""
+        """The copies of each operation that has several, if ``merges_copies``."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
         self.expires_at = math.inf
-        """The deadline, by ``time.monotonic``, of loops that ask for many prices."""
+        """The deadline, by ``time.monotonic``."""
         self.work = unlimited()
         """The counted work of the search of this graph, and its limit."""
         self.looked = 0
-        """How many operations were in the groups that heuristics asked about, summed over the questions."""
+        """Operations in all groups that heuristics asked about."""
         self.was_late = False
-        """Whether ``is_late`` or ``has_expired`` has been true: a heuristic was cut short."""
+        """Whether the deadline has cut a heuristic short."""
 
     def clock(self) -> float:
         """``time.monotonic``, or infinity (past every deadline) when the counted work is spent."""
         return math.inf if self.work.is_spent else time.monotonic()
 
     def is_late(self) -> bool:
-        """Whether a heuristic has to end; every loop that asks for prices asks this, too. It is false for a
-        first, counted amount of work, so that a short deadline gives the same plan on any machine."""
-        return self.looked > _ALWAYS_LOOKED and self.has_expired()
+        """Whether a heuristic has to end; every loop that asks for prices tests it. It is false for the first
+        ``OPERATIONS_BEFORE_DEADLINE``, so that a short deadline gives the same plan on any machine."""
+        return self.looked > OPERATIONS_BEFORE_DEADLINE and self.has_expired()
 
     def has_expired(self) -> bool:
-        """Whether ``expires_at`` has passed, however little work is done."""
+        """Whether ``expires_at`` has passed, independent of the work done."""
         self.was_late = self.was_late or time.monotonic() >= self.expires_at
         return self.was_late
 
     @property
     def n_priced(self) -> int:
-        """How many distinct groups have been scheduled."""
+        """The number of distinct groups priced."""
         return len(self._kernels)
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
@@ -253,12 +257,12 @@ class PriceBook:
             self._oversized[key] = (nodes, self._pricing.oversized(nodes, crossing))
         return _moved(*self._oversized[key], nodes)
 
-    def imprint(self, nodes: Nodes) -> str | None:
-        """As ``Pricing.imprint``."""
-        return self._pricing.imprint(nodes, self.signatures)
+    def cache_key(self, nodes: Nodes) -> str | None:
+        """As ``Pricing.cache_key``."""
+        return self._pricing.cache_key(nodes, self.signatures)
 
     def price(self, nodes: Nodes) -> Price | Verdict:
-        """What the group costs, or why it cannot be one kernel."""
+        """The price of the group, or why it cannot be one kernel."""
         kernel = self._lookup(nodes, self.signatures.of(nodes))[2]
         if isinstance(kernel, Verdict):
             return kernel
@@ -282,7 +286,7 @@ class PriceBook:
 
 
 def _moved(known: Nodes, verdict: Verdict | None, nodes: Nodes) -> Verdict | None:
-    """What was said of ``known``, said of ``nodes``, a group of equal structure."""
+    """A verdict about ``known`` for ``nodes``, a group of equal structure."""
     if verdict is None or known == nodes:
         return verdict
     moved = dict(zip(known, nodes, strict=True))
@@ -290,8 +294,8 @@ def _moved(known: Nodes, verdict: Verdict | None, nodes: Nodes) -> Verdict | Non
 
 
 def relocate(kernel: Kernel, nodes: Nodes, old_values: Sequence[int], new_values: Sequence[int]) -> Kernel:
-    """The same kernel on ``nodes``, a group of equal structure, with each of ``old_values``
-    replaced by the one at its position in ``new_values``."""
+    """The kernel for ``nodes``, a group of equal structure: each of ``old_values`` is replaced by the value
+    at its position in ``new_values``."""
     moved = dict(zip(old_values, new_values, strict=True))
     spec = kernel.spec
     moved_spec = replace(

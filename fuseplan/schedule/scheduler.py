@@ -1,4 +1,4 @@
-"""What a group costs as a kernel: that of the best of its schedules, or why it has none."""
+"""Price a group of operations: find its fastest legal schedule, or the reason why it has none."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.enumerate import Schedules
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import SpecMaker, group_layout, whole_array_spec
-from fuseplan.schedule.legality import refuse, refuse_exchange
+from fuseplan.schedule.legality import refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.offered import Nests
@@ -30,12 +30,8 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import Rank, Tiles, tilings
 from fuseplan.support.errors import Verdict
 
-_REMEMBERED = 1_000
-"""Groups whose axes are kept: a search of a component comes back to them."""
-
-
-def _make_nests(graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> Nests:
-    return (CpuNests if not device.capabilities.emits_kernels else KernelNests)(graph, device, lowered)
+CACHED_AXES = 1_000
+"""Groups whose axes are cached: a search asks for a group's legality, size and price in turn."""
 
 
 class Scheduler(Pricing):
@@ -52,23 +48,24 @@ class Scheduler(Pricing):
     ) -> None:
         self.graph = graph
         self.device = device
-        self.absorbs_moves = not device.capabilities.emits_kernels  # XLA's own loops hold no tile on chip.
         self.features = features
+        emits_kernels = device.capabilities.emits_kernels
+        self.absorbs_moves = not emits_kernels  # XLA's loops hold no tile on chip.
+        self.capacity = Capacity(graph, device) if emits_kernels else None
+        make_nests = KernelNests if emits_kernels else CpuNests
+        self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
         self._gated = gated(graph)
-        self._nests = _make_nests(graph, device, lowered) if features.loop_nests else None
-        self.capacity = Capacity(graph, device) if device.capabilities.emits_kernels else None
-        # Whoever asks for a group asks again, for what else it may exchange and for its price.
-        self.axes = lru_cache(_REMEMBERED)(Unifier(graph))
+        self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
         self._schedules = Schedules(graph, device, features, self.capacity, self.axes)
 
     @cached_property
     def offers(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
-        """Groups that may be tiled loops, beside those that ``compatible`` allows."""
+        """As ``Pricing.offers``: the groups that are offered as nests."""
         return () if self._nests is None else self._nests.offers
 
     @property
     def nested(self) -> dict[int, tuple[int, int]]:
-        """Of the operations that an offered group holds, what part of their tiles it walks at least."""
+        """As ``Nests.nested``."""
         return {} if self._nests is None else self._nests.nested
 
     @cached_property
@@ -77,7 +74,7 @@ class Scheduler(Pricing):
         return frozenset() if self._nests is None else self._nests.settled
 
     def unsettled(self) -> Scheduler:
-        """The same, where constraints may forbid what is offered: all that the rules allow is asked for."""
+        """As ``Pricing.unsettled``."""
         other = copy(self)
         other.settled = frozenset()
         return other
@@ -87,37 +84,32 @@ class Scheduler(Pricing):
         return Floor(self.graph, self.device, self.nested)
 
     def walked(self, n: int) -> tuple[int, ...]:
-        """The arrays that node ``n`` walks; none for XLA, whose own loops each make one array."""
+        """As ``Pricing.walked``; none for XLA, each of whose loops computes one array."""
         alone = not self.device.capabilities.emits_kernels or not self.features.siblings
         return () if alone else walked(self.graph, self.graph.nodes[n])
 
     def floor(self, nodes: tuple[int, ...]) -> int:
-        """Picoseconds that no partition of ``nodes`` beats: 0 where masked tiles may be skipped,
-        so that not every operation runs."""
-        if self._nests is not None and self._nests.skips(nodes):
-            return 0
-        return self._floor(nodes)
+        """As ``Pricing.floor``; 0 if masked tiles may be skipped, so that not every operation runs."""
+        return 0 if self._may_skip(nodes) else self._floor(nodes)
 
     def least(self, nodes: tuple[int, ...]) -> int:
-        """Picoseconds that ``nodes`` take at least as one kernel."""
-        if self._nests is not None and self._nests.skips(nodes):
-            return 0
-        return self._floor.one_kernel(nodes)
+        """As ``Pricing.least``."""
+        return 0 if self._may_skip(nodes) else self._floor.one_kernel(nodes)
 
     def floor_bytes(self, nodes: tuple[int, ...]) -> int:
-        """HBM bytes that a kernel of ``nodes`` moves at least."""
-        if self._nests is not None and self._nests.skips(nodes):
-            return 0
-        return self._floor.parts(nodes, together=True)[1]
+        """As ``Pricing.floor_bytes``."""
+        return 0 if self._may_skip(nodes) else self._floor.parts(nodes, together=True)[1]
 
     def floors(self, members: Sequence[tuple[int, ...]]) -> Floors | None:
-        """``least`` and ``floor_bytes`` of many groups of ``members``; not where tiles may be skipped."""
+        """As ``Pricing.floors``."""
         nodes = tuple(sorted(n for several in members for n in several))
-        skips = self._nests is not None and self._nests.skips(nodes)
-        return None if skips else Floors(self._floor, members)
+        return None if self._may_skip(nodes) else Floors(self._floor, members)
+
+    def _may_skip(self, nodes: tuple[int, ...]) -> bool:
+        return self._nests is not None and self._nests.skips(nodes)
 
     def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
-        """Why ``nodes`` (ascending ids) can never share a kernel, or None."""
+        """As ``Pricing.compatible``. ``is_gated`` is ``prologues.gated``, or its value for some copies."""
         settled = next((n for n in nodes if n in self.settled), None)
         if settled is not None and len(nodes) > 1:
             reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"
@@ -126,19 +118,18 @@ class Scheduler(Pricing):
         return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 
     def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
-        """Why neither ``nodes`` nor a larger group can fit on chip, or None."""
+        """As ``Pricing.oversized``."""
         if self.capacity is None:
             return None
         axes = self.axes(nodes)
         return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
 
     def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
-        """The fastest kernel for ``nodes`` (ascending ids), or why there is none.
+        """The fastest kernel of ``nodes`` (ascending ids), or why there is none.
 
-        A single node is always possible: it is left to XLA, and so is one with bitcasts
-        around it, and what computes nothing because an array is empty. Ties are broken by
-        memory traffic, then by on-chip bytes, then by the order of enumeration; of those that take no
-        longer than any kernel must, the first is taken.
+        XLA compiles a single node, one with bitcasts around it, and a group with an empty array. Ties are
+        broken by memory traffic, then by on-chip bytes, then by the order of enumeration; of kernels that
+        take no longer than the lower bound, the first is taken.
         """
         edge = boundary(self.graph, nodes)
         return self.schedule(nodes, edge, self._gated, self._floor.one_kernel(nodes) if len(nodes) > 1 else 0)
@@ -146,12 +137,12 @@ class Scheduler(Pricing):
     def schedule(
         self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates, floor_ps: int
     ) -> Kernel | Verdict:
-        """As ``price``, for a group that exchanges ``edge`` and cannot be faster than ``floor_ps``."""
+        """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         if len(nodes) == 1:
             return self._left_to_xla(nodes, edge)
-        if len(edge.writes) > 1 and not self.features.several_results:
-            return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        refused = self.compatible(nodes, is_gated) or self._exchange(nodes, edge)
+        if (refused := refuse_results(nodes, edge, self.features)) is not None:
+            return refused
+        refused = self._refuse(nodes, edge, is_gated)
         if refused is not None:
             nests = self._nests
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
@@ -168,11 +159,11 @@ class Scheduler(Pricing):
         def is_wanted(least_ps: float, rank: Rank) -> bool:
             if best_key is None:
                 return True
-            # Of those that nothing beats, the first.
+            # Of kernels at the lower bound, the first.
             return least_ps <= best_key[0] and (best_key[0] > floor_ps or rank < best_key[3])
 
         for rank, spec, need in self._schedules.fitting(nodes, edge, tried, is_wanted):
-            if spec.node_axes is not numbered:  # Schedules of the same roles share it.
+            if spec.node_axes is not numbered:  # Schedules with equal roles share their work.
                 numbered, work = spec.node_axes, work_of(self.graph, spec)
             cost = estimate(self.graph, spec, self.device, need, work)
             key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, rank)
@@ -181,19 +172,17 @@ class Scheduler(Pricing):
             if best_key is None or key < best_key:
                 best, best_key = Kernel(spec, cost), key
             if cost.time_ps <= floor_ps and not work.products:
-                break  # They come in order of rank.
+                break  # Later schedules have higher ranks.
         return best or self._without_schedule(nodes, edge, bool(tried))
 
     def in_one_tile(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
-        """The kernel of ``nodes`` that has all of every axis on one core, or why there is none."""
+        """The kernel of ``nodes`` with every axis whole on one core, or why there is none."""
         edge = boundary(self.graph, nodes)
-        if len(edge.writes) > 1 and not self.features.several_results:
-            return Verdict("backend", f"its kernel would write {len(edge.writes)} arrays", nodes)
-        refused = self.compatible(nodes) or self._exchange(nodes, edge)
+        refused = refuse_results(nodes, edge, self.features) or self._refuse(nodes, edge, self._gated)
         if refused is not None:
             return refused
         axes = self.axes(nodes)
-        assert isinstance(axes, GroupAxes), "what has no common axes is refused"
+        assert isinstance(axes, GroupAxes), "a group without common axes is refused"
         layout = group_layout(self.graph, nodes, axes, edge)
         roles = (AxisRole.RESIDENT,) * len(axes.sizes)
         make_spec = SpecMaker(nodes, axes, layout, roles, self.device.backend)
@@ -205,16 +194,17 @@ class Scheduler(Pricing):
         return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
 
     def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
-        """The schedules of the group that are priced, in a fixed order."""
+        """The schedules of the group to price, in a fixed order."""
         return (spec for _, spec, _ in self._schedules.fitting(nodes, boundary(self.graph, nodes), []))
 
-    def _exchange(self, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
-        return refuse_exchange(self.graph, self.device.backend, nodes, (*edge.reads, *edge.writes))
+    def _refuse(self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates) -> Verdict | None:
+        return self.compatible(nodes, is_gated) or refuse_exchange(
+            self.graph, self.device.backend, nodes, edge
+        )
 
     def renames(self, n: int) -> bool:
-        """Whether node ``n`` changes nothing about a kernel that contains its neighbours: a
-        bitcast that only adds or drops dimensions of size one. Mosaic lays out the last two
-        dimensions, so there it does change something."""
+        """As ``Pricing.renames``: a bitcast that only adds or drops dimensions of size one. On a TPU it does
+        change the layout of a block."""
         node = self.graph.nodes[n]
         if not node.bitcast or not self.device.capabilities.ignores_unit_dims:
             return False
@@ -223,8 +213,9 @@ class Scheduler(Pricing):
         )
         return source == result
 
-    def imprint(self, nodes: tuple[int, ...], signatures: Signatures) -> str | None:
-        """As ``Pricing.imprint``: the device, and ``nodes`` with all that their masks come from."""
+    def cache_key(self, nodes: tuple[int, ...], signatures: Signatures) -> str | None:
+        """As ``Pricing.cache_key``: the settings, and ``nodes`` with the operations that compute their
+        masks."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self.behind_masks(nodes, signatures)
@@ -233,8 +224,8 @@ class Scheduler(Pricing):
         return "\n".join([self.settings, signatures.text(nodes), *masks])
 
     def behind_masks(self, nodes: tuple[int, ...], signatures: Signatures | None = None) -> list[str] | None:
-        """What masks inside of ``nodes`` are computed by, beside them, in words; None if no words mean
-        that in every process."""
+        """Text for the operations outside of ``nodes`` that compute masks for them; None if they have no text
+        that means the same in every process."""
         makers = () if self._nests is None else self._nests.mask_makers(nodes)
         if not makers:
             return []
@@ -246,9 +237,9 @@ class Scheduler(Pricing):
 
     @cached_property
     def settings(self) -> str:
-        """All but the graph that answers follow from, in words."""
+        """Text for all that prices depend on, apart from the graph."""
         masked = self._nests is not None and self._nests.lowered is not None
-        # Another kind of scheduler may answer otherwise.
+        # A subclass may give other prices.
         return repr((type(self).__module__, type(self).__qualname__, self.device, self.features, masked))
 
     @cached_property
@@ -261,7 +252,7 @@ class Scheduler(Pricing):
 
     def _without_schedule(self, nodes: tuple[int, ...], edge: Boundary, addressable: bool) -> Verdict:
         device = self.device
-        # As if the group were never to grow: that says more than that nothing was found.
+        # The reason why a larger group does not fit either is more informative.
         refused = self.oversized(nodes, frozenset(edge.reads + edge.writes))
         if refused is not None:
             return refused

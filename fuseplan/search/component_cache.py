@@ -156,8 +156,8 @@ def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -
     """A digest of all that the solution of a component follows from, or None if its prices follow
     from what cannot be told."""
     component = space.component
-    imprint = space.book.imprint(component.nodes)
-    if imprint is None:
+    cache_key = space.book.cache_key(component.nodes)
+    if cache_key is None:
         return None
     apart = [f"{mask:x}" for mask in component.apart]
     offers = [f"{mask:x}" for mask in space.offers]
@@ -165,7 +165,7 @@ def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -
     # A plan that costs its floor has no other proof, and what else reads an array decides its floor.
     limits = (cache.SCHEMA, planner, budget.max_groups, space.floor_ps)
     words = (*limits, component.edges, component.siblings, apart, offers, start)
-    return hashlib.blake2b(f"{words!r}\n{imprint}".encode(), digest_size=20).digest()
+    return hashlib.blake2b(f"{words!r}\n{cache_key}".encode(), digest_size=20).digest()
 
 
 def _moved(note: Note | None, number: Callable[[int], int]) -> Note | None:

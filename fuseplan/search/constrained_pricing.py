@@ -88,10 +88,10 @@ class Limited(PricingWrapper):
         counted = self.constraints.max_group_size is not None
         return not counted and not self._marks[n] and self._pricing.renames(n)
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """As ``Pricing.imprint``, with what the constraints say about ``nodes``: where that is
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.cache_key``, with what the constraints say about ``nodes``: where that is
         nothing, it is what it would be without them."""
-        known = self._pricing.imprint(nodes, signatures)
+        known = self._pricing.cache_key(nodes, signatures)
         if known is None:
             return None
         said: list[object] = []

@@ -161,11 +161,11 @@ class Atoms(Pricing):
         """As ``Pricing.renames``."""
         return len(self.members[n]) == 1 and self._limited.renames(self.members[n][0])
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """As ``Pricing.imprint``: what ``nodes`` stand for, and how. Where each stands for itself
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.cache_key``: what ``nodes`` stand for, and how. Where each stands for itself
         and may do what it might without constraints, it is what it would be without them."""
         whole = self.expanded(nodes)
-        known = self._limited.imprint(whole, signatures)
+        known = self._limited.cache_key(whole, signatures)
         graph = self._limited.graph
         kinds = [
             (i, node.kind)

@@ -145,10 +145,10 @@ def test_what_holds_a_function_is_known_in_its_graph_only():
     names = Signatures(graph)
     assert names.of((0,)).key != names.of((1,)).key, "two functions"
     assert [n.signature for n in calls(other, one).nodes] == [n.signature for n in graph.nodes]
-    assert Scheduler(graph, CPU).imprint((0, 1), names) is None, "so it is no key of the cache"
+    assert Scheduler(graph, CPU).cache_key((0, 1), names) is None, "so it is no key of the cache"
     told = lower(trace(lambda x: lax.scan(lambda c, t: (c + t, c), x[0], x), X)).graph
     every = tuple(range(len(told.nodes)))
-    assert Scheduler(told, CPU).imprint(every, Signatures(told)) is not None
+    assert Scheduler(told, CPU).cache_key(every, Signatures(told)) is not None
 
 
 @pytest.mark.parametrize(

@@ -438,7 +438,7 @@ def _forced(lowered: Lowered, backend: str) -> tuple[list[KernelSpec], str]:
         refused = (
             refuse_nest(graph, backend, nodes, scheduler.axes)
             or scheduler.compatible(nodes)
-            or refuse_exchange(graph, backend, nodes, (*edge.reads, *edge.writes))
+            or refuse_exchange(graph, backend, nodes, edge)
         )
         specs = [] if refused else list(scheduler.schedules(nodes))
     if not specs:

@@ -49,7 +49,7 @@ CPU = described_cpu()
 class Known(Bytes):
     """``Bytes`` that says what its prices follow from."""
 
-    def imprint(self, nodes, signatures):
+    def cache_key(self, nodes, signatures):
         return f"{self.max_nodes} {self.max_made} {self.foresees}\n{signatures.text(nodes)}"
 
 
@@ -240,7 +240,7 @@ def test_what_constraints_say_of_a_component_changes_its_key():
 
 
 def test_masks_from_outside_of_a_component_are_part_of_its_key():
-    def imprints(window):
+    def cache_keys(window):
         def f(x):
             rows, columns = (jax.lax.broadcasted_iota("int32", x.shape, d) for d in (0, 1))
             return jnp.where(rows >= columns + window, jnp.exp(x), 0.0).sum(1)
@@ -251,10 +251,10 @@ def test_masks_from_outside_of_a_component_are_part_of_its_key():
         assert len(inside) == 3
         signatures = Signatures(graph)
         return [
-            s.imprint(inside, signatures) for s in (Scheduler(graph, CPU, lowered), Scheduler(graph, CPU))
+            s.cache_key(inside, signatures) for s in (Scheduler(graph, CPU, lowered), Scheduler(graph, CPU))
         ]
 
-    (masked, blind), (other, same) = imprints(0), imprints(5)
+    (masked, blind), (other, same) = cache_keys(0), cache_keys(5)
     assert masked != other
     assert blind == same
     assert masked != blind

@@ -102,8 +102,8 @@ class Recomputing(Pricing):
             replace(spec, nodes=nodes, reads=here(spec.reads), writes=here(spec.writes)), answer.cost
         )
 
-    def imprint(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """As ``Pricing.imprint``."""
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        """As ``Pricing.cache_key``."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self._scheduler.behind_masks(self._once(nodes))
