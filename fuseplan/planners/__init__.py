@@ -1,4 +1,9 @@
-"""Planners by name: each decides which nodes share a kernel, by another algorithm."""
+"""Planners by name: algorithms that decide which nodes of a graph share a kernel.
+
+In: a graph and its ``schedule.pricing.Pricing``. Out: a ``search.grouping.Grouping``. ``solver`` is optimal;
+``greedy``, ``best_first`` and ``unfused`` are in ``fuseplan.search``; the others follow other compilers. Open
+``solver`` first.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +31,10 @@ from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 
 @dataclass(frozen=True, slots=True)
 class ProgramPlanner:
-    """A planner that needs the program behind the graph, as it is, and decides nothing: constraints are
-    not for it."""
+    """A planner that reads another compiler's decisions from the whole program; constraints do not apply."""
 
     plan_program: Callable[[Lowered, DeviceSpec], tuple[Lowered, Grouping]]
-    """The kernels on a device, with the program that they are of, in which some values are computed again."""
+    """The kernels on a device, with the program that they belong to, in which values may be recomputed."""
 
     def __call__(self, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
         raise InvalidArgumentError(
@@ -80,7 +84,7 @@ def get_planner(name: str) -> PlanGroups:
     """The planner of that name.
 
     Raises:
-        UnknownNameError: there is none; the message lists those that there are.
+        UnknownNameError: there is none; the message lists the known names.
     """
     if name in _PLANNERS:
         return _PLANNERS[name]
@@ -90,17 +94,17 @@ def get_planner(name: str) -> PlanGroups:
 
 
 def decides_nothing(name: str) -> bool:
-    """Whether the planner of that name plans the program as it is, whatever is asked for."""
+    """Whether the planner of that name ignores prices and constraints."""
     return name == "unfused" or isinstance(get_planner(name), ProgramPlanner)
 
 
 def is_built_in(name: str) -> bool:
-    """Whether the planner of that name is fuseplan's own."""
+    """Whether the planner of that name is built in and not replaced."""
     return get_planner(name) is _BUILT_IN.get(name)
 
 
 def planner_names(*, of_graphs: bool = False) -> tuple[str, ...]:
-    """Every planner, the peers first; or those that need no more than a graph."""
+    """The names of all planners, or of those that plan a graph without its program."""
     return tuple(
         name for name, planner in _PLANNERS.items() if not (of_graphs and isinstance(planner, ProgramPlanner))
     )

@@ -4,24 +4,26 @@ After the overview of TorchScript's ``tensorexpr_fuser`` (NNC). Operations are s
 operation becomes a group and takes in its producers, the nearest first, as long as one can be moved next to
 it. Then adjacent groups that do not depend on each other are merged, and groups of fewer than
 ``min_group_size`` operations are dissolved. Supported are arithmetic, broadcasts and data movement, and
-reductions if enabled (``setTexprReductionsEnabled``), but no contractions. Prices are not used.
+reductions if enabled (``setTexprReductionsEnabled``), but no contractions. Prices are not used. With dynamic
+shapes, groups are decided once for symbolic sizes (``DynamicShapes``).
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind, boundary
-from fuseplan.planners.dynamic_shapes import DynamicShapes
+from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
-from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.errors import InvalidArgumentError, Verdict
 
 MIN_GROUP_SIZE = 2
 MAX_ARGUMENTS = 128
@@ -43,7 +45,7 @@ def make_planner(
     Args:
         min_group_size: groups of fewer operations are dissolved.
         reductions: whether groups may hold reductions (``setTexprReductionsEnabled``).
-        fuse_to_dynamic_shapes: decide once for symbolic sizes (``dynamic_shapes.DynamicShapes``).
+        fuse_to_dynamic_shapes: decide once for symbolic sizes (``DynamicShapes``).
 
     Raises:
         InvalidArgumentError: ``min_group_size`` is not a positive integer.
@@ -176,3 +178,109 @@ class _Fuser:
         """Number of arrays that a unit reads and writes."""
         edge = boundary(self.graph, tuple(sorted(nodes)))
         return len(edge.reads) + len(edge.writes)
+
+
+Skeleton: TypeAlias = tuple[object, ...]
+"""A graph without its sizes, hashable."""
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolicPlan:
+    """Groups of a graph, and guards for the sizes that they hold for."""
+
+    groups: tuple[Nodes, ...]
+    dims: tuple[tuple[int | str, ...], ...]
+    """The dimensions of each input: ``1``, or the name of a symbol."""
+
+    def sizes(self, graph: Graph) -> dict[str, int]:
+        """The size of each symbol in ``graph``: that of its first dimension."""
+        found: dict[str, int] = {}
+        for v, dims in zip(graph.inputs, self.dims, strict=True):
+            for size, dim in zip(graph.values[v].shape, dims, strict=True):
+                if isinstance(dim, str):
+                    found.setdefault(dim, size)
+        return found
+
+    def refuse(self, graph: Graph) -> Verdict | None:
+        """The guard that the sizes of ``graph``, a graph of this skeleton, violate; None if they pass all."""
+        sizes = self.sizes(graph)
+        for k, (v, dims) in enumerate(zip(graph.inputs, self.dims, strict=True)):
+            for d, (size, dim) in enumerate(zip(graph.values[v].shape, dims, strict=True)):
+                wanted = _guard(size, dim, sizes)
+                if wanted is not None:
+                    return Verdict("guard", f"dimension {d} of input {k} is {size}, expected {wanted}", ())
+        return None
+
+
+class DynamicShapes:
+    """A planner that decides groups once for all sizes that their guards admit.
+
+    After ``fuse_to_dynamic_shapes`` of ``FuseTensorExprs``. Dimensions of equal size at the first call become
+    one symbol; those of size one stay, since they broadcast. Later graphs of the same skeleton reuse the
+    groups if their sizes pass the guards; otherwise groups are decided for new symbols. Kernels are scheduled
+    and priced for the actual sizes, so a group that does not fit is split like any other.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, fuseplan
+        >>> from fuseplan.planners import nnc_tensorexpr
+        >>> planner = nnc_tensorexpr.make_planner(fuse_to_dynamic_shapes=True)
+        >>> fuseplan.register_planner("nnc_dynamic", planner)
+        >>> plan = fuseplan.make_plan(lambda x: jnp.exp(x) + 1, device="h200", planner="nnc_dynamic")
+        >>> for rows in (8, 16):
+        ...     print(plan(jax.ShapeDtypeStruct((rows, 128), "float32")).notes[-1])
+        fused for s0 = 8, s1 = 128, and for all sizes for which 2 guards hold
+        fused before for other sizes: the guards hold for s0 = 16, s1 = 128
+    """
+
+    def __init__(self, decide: Callable[[PriceBook], Iterable[Sequence[int]]]) -> None:
+        self._decide = decide
+        self.plans: dict[Skeleton, list[SymbolicPlan]] = {}
+
+    def __call__(self, graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
+        """Plan with known groups whose guards pass, or decide groups."""
+        known = self.plans.setdefault(skeleton(graph), [])
+        fitting = next((plan for plan in known if plan.refuse(graph) is None), None)
+        if fitting is not None:
+            grouping = plan_decided(graph, pricing, lambda book: fitting.groups)
+            told = note(NoteKind.GUARDS_HOLD, sizes=_text(fitting.sizes(graph)))
+        else:
+            decided: list[Nodes] = []
+
+            def decide(book: PriceBook) -> list[Nodes]:
+                decided[:] = [tuple(sorted(group)) for group in self._decide(book)]
+                return decided
+
+            grouping = plan_decided(graph, pricing, decide)
+            plan = SymbolicPlan(tuple(decided), symbolic_dims(graph))
+            told = note(NoteKind.GUARDED, sizes=_text(plan.sizes(graph)), guards=sum(map(len, plan.dims)))
+            known.append(plan)
+        return replace(grouping, notes=(*grouping.notes, told))
+
+
+def _guard(size: int, dim: int | str, sizes: Mapping[str, int]) -> str | None:
+    """The size that a dimension is expected to have; None if ``size`` passes."""
+    if isinstance(dim, int):
+        return None if size == dim else f"{dim}"
+    if size == 1:
+        return f"{dim}, which is more than 1"
+    return None if size == sizes[dim] else f"{dim} = {sizes[dim]}"
+
+
+def skeleton(graph: Graph) -> Skeleton:
+    """All of a graph apart from its sizes."""
+    values = tuple((len(v.shape), v.dtype) for v in graph.values)
+    nodes = tuple((node.op, node.kind, node.inputs, node.outputs) for node in graph.nodes)
+    return (values, nodes, graph.inputs, graph.outputs)
+
+
+def symbolic_dims(graph: Graph) -> tuple[tuple[int | str, ...], ...]:
+    """The dimensions of each input, with a symbol for each size greater than one."""
+    names: dict[int, str] = {}
+    return tuple(
+        tuple(1 if size == 1 else names.setdefault(size, f"s{len(names)}") for size in graph.values[v].shape)
+        for v in graph.inputs
+    )
+
+
+def _text(sizes: dict[str, int]) -> str:
+    return ", ".join(f"{name} = {size}" for name, size in sizes.items()) or "no sizes"

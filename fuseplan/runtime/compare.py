@@ -18,7 +18,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.pipeline import plan_best
 from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner, planner_names
-from fuseplan.planners.hlo.compiled import has_compiler
+from fuseplan.planners.xla import has_compiler
 from fuseplan.report.comparison import Compared, Timing
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.interleave import Inputs, Program, race, too_large

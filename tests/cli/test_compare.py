@@ -16,8 +16,7 @@ from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
-from fuseplan.planners import planner_names
-from fuseplan.planners.hlo import compiled
+from fuseplan.planners import planner_names, xla
 from fuseplan.report.text import bound_lines, status_text
 from fuseplan.runtime import compare as contest
 from fuseplan.search.heuristics import greedy
@@ -57,7 +56,7 @@ def test_where_xla_cannot_compile_its_row_says_so(monkeypatch):
     def fail(*_):
         raise RuntimeError("the lock is held by process 7\n" * 99)
 
-    monkeypatch.setattr(compiled, "_compile", fail)
+    monkeypatch.setattr(xla, "_compile", fail)
     frame = fuseplan.compare(softmax, device="cpu", planners=("unfused", "xla", "solver"))(X)
     assert frame.status.tolist()[1] == "NONE"
     assert frame.notes[1].startswith("RuntimeError: the lock is held by process 7")

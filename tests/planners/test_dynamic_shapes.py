@@ -10,8 +10,13 @@ import pytest
 import fuseplan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.planners.dynamic_shapes import DynamicShapes, SymbolicPlan, skeleton, symbolic_dims
-from fuseplan.planners.nnc_tensorexpr import make_planner
+from fuseplan.planners.nnc_tensorexpr import (
+    DynamicShapes,
+    SymbolicPlan,
+    make_planner,
+    skeleton,
+    symbolic_dims,
+)
 from tests.helpers.small_graphs import Bytes
 from tests.helpers.small_graphs import graph as small_graph
 

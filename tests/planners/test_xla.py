@@ -18,8 +18,7 @@ from costmodel.roofline import estimate
 from fuseplan import Kernel, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.planners import Budget, get_planner, planner_names
-from fuseplan.planners.hlo import compiled
+from fuseplan.planners import Budget, get_planner, planner_names, xla
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
@@ -226,7 +225,7 @@ def test_compilers_that_fail(monkeypatch, raised, expected, words):
     def fail(*args, **kwargs):
         raise raised
 
-    monkeypatch.setattr(compiled, "compile_for", fail)
+    monkeypatch.setattr(xla, "compile_for", fail)
     with pytest.raises(expected, match=words):
         fuseplan.make_plan(jnp.exp, device="h200", planner="xla")(SQUARE)
 

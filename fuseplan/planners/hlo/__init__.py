@@ -1,5 +1,5 @@
-"""XLA's optimized program: what it launches and moves, and which operations each of its kernels computes.
+"""Read XLA's optimized program: its launches, their traffic, and the operations that each kernel computes.
 
-In: a lowered program and a device. Out: the kernels of the HLO module that XLA compiles (``compiled``,
-``module``, ``kernels``), placed on the graph's nodes (``attribution``). Open ``compiled`` first.
+In: a serialized HLO module. Out: its kernels (``module``, ``kernels``), assigned to the nodes of a graph
+(``attribution``). Open ``kernels`` first.
 """
