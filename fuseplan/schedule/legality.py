@@ -2,8 +2,9 @@
 
 - ``refuse``: the *monotone* rules, by which a refused group refuses every larger one, so that a search prunes
   all of them. Each operation must be one that the backend can hold (no side effects, no opaque call, no
-  reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``); a contraction
-  takes elementwise operations only, and those on its operands must not be needed elsewhere (``prologues``).
+  reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``); a
+  contraction takes elementwise operations only, and those on its operands must not be needed elsewhere
+  (``prologues``).
 - ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
 - ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
 
