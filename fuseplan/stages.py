@@ -24,8 +24,8 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
 from fuseplan.search.horizontal import with_packs
 from fuseplan.search.must_fuse import plan_constrained
-from fuseplan.search.remat.materialise import with_repeats
-from fuseplan.search.remat.search import plan_again
+from fuseplan.search.remat.materialise import materialise_overlapping
+from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
 from fuseplan.support.stage_timer import Clock
@@ -119,7 +119,7 @@ def duplicate(state: Planning) -> None:
         return
     scheduler = state.scheduled()
     state.overlapping = state.clock.time(
-        "copies", lambda: with_repeats(state.lowered, scheduler, once.repeats)
+        "copies", lambda: materialise_overlapping(state.lowered, scheduler, once.repeats)
     )
     state.answer = state.overlapping or state.answer
 
@@ -130,7 +130,7 @@ def rematerialise(state: Planning) -> None:
         return
     left = replace(state.budget, deadline_s=left_s(state.expires_at))
     assert state.scheduler is not None, "the search has made one"
-    found = plan_again(
+    found = plan_rematerialised(
         state.lowered, state.scheduler, state.planner_of, state.once, left, state.clock, state.free_limits
     )
     if state.overlapping is None or found.grouping.time_ps < state.overlapping.grouping.time_ps:

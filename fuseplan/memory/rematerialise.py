@@ -31,10 +31,10 @@ from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Grouping
-from fuseplan.search.remat.duplicate_pricing import Recomputing
-from fuseplan.search.remat.duplicates import Copies, operations_of, roots_of, split
-from fuseplan.search.remat.materialise import realised, rewritten
-from fuseplan.search.remat.search import Search, computed_once, worth_again
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
+from fuseplan.search.remat.duplicates import SplitGraph, operations_of, roots_of, split
+from fuseplan.search.remat.materialise import materialised, rewritten
+from fuseplan.search.remat.search import Search, computed_once, worth_recomputing
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import Limit, Work, first_reached, limit_of
@@ -72,7 +72,7 @@ def rematerialised_at_peak(
     return None
 
 
-def _is_recomputable(copies: Copies, root: int, live: Collection[int]) -> bool:
+def _is_recomputable(copies: SplitGraph, root: int, live: Collection[int]) -> bool:
     """Whether ``root`` follows from copied nodes, and from values that are live, inputs, or small."""
     graph = copies.whole
     root_bytes = sum(graph.values[v].nbytes for v in graph.nodes[root].outputs)
@@ -90,7 +90,7 @@ def _is_recomputable(copies: Copies, root: int, live: Collection[int]) -> bool:
     return True
 
 
-def _before_and_after(copies: Copies, kernels: Sequence[Kernel], top: int) -> list[tuple[int, ...]]:
+def _before_and_after(copies: SplitGraph, kernels: Sequence[Kernel], top: int) -> list[tuple[int, ...]]:
     """The nodes that run up to step ``top``, and those that run after it; a copy runs with its readers."""
     graph = copies.graph
     step = {n: k for k, kernel in enumerate(kernels) for n in kernel.spec.nodes}
@@ -191,7 +191,7 @@ class MemoryFit:
             self.reached.append(error.ended_by)
             return error
 
-    def _rewritten(self, every: Copies, fastest: Answer, work: Work) -> Answer | None:
+    def _rewritten(self, every: SplitGraph, fastest: Answer, work: Work) -> Answer | None:
         """Rematerialise every value that the fastest plan rematerialises, and then the values live at each
         peak that exceeds the limit; plan the program anew. None if nothing is rematerialised."""
         answer, lowest = fastest, math.inf
@@ -221,7 +221,7 @@ class MemoryFit:
         return Answer(lowered, grouping, limits)
 
     def _duplicated(
-        self, every: Copies, once: Grouping, fastest: Answer, order: Order, work: Work
+        self, every: SplitGraph, once: Grouping, fastest: Answer, order: Order, work: Work
     ) -> Answer | None:
         """Plan a graph in which every reader has its own copy of some operations, under the limit.
 
@@ -229,7 +229,7 @@ class MemoryFit:
         results are live over the limit with those worth recomputing for their time; or the latter only.
         """
         graph, scheduler, free = self.lowered.graph, self.scheduler, replace(self.limits, max_peak_bytes=None)
-        few = worth_again(graph, scheduler, once.groups, free)
+        few = worth_recomputing(graph, scheduler, once.groups, free)
         budget = self._budget(self._work(work.expires_at))
         search = Search(self.planner, budget, work.expires_at, self.clock)
         some = sorted({*few, *self._live_over_limit(fastest.lowered.graph, order).intersection(every.roots)})
@@ -243,9 +243,9 @@ class MemoryFit:
         copies = found[0]
         plan_groups = self.planner(self.limits.moved(copies.places))
         budget = replace(self._budget(work), known=copies.lifted(once.groups))
-        grouping = plan_groups(copies.graph, Recomputing(copies, scheduler), budget)
+        grouping = plan_groups(copies.graph, DuplicatePricing(copies, scheduler), budget)
         self.reached.append(limit_reached(grouping.notes))
-        program, grouping, places = realised(self.lowered, copies, grouping, self._schedule)
+        program, grouping, places = materialised(self.lowered, copies, grouping, self._schedule)
         return Answer(program, grouping, self.limits.moved(places))
 
     def _live_over_limit(self, graph: Graph, order: Order) -> set[int]:
@@ -257,8 +257,8 @@ class MemoryFit:
     def _schedule(self, lowered: Lowered) -> Scheduler:
         return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
 
-    def _least_bytes(self, every: Copies) -> int:
+    def _least_bytes(self, every: SplitGraph) -> int:
         """Bytes that every plan needs, with any rematerialisation."""
         limits = self.limits.moved(every.places)
-        graph, pricing = limited(every.graph, Recomputing(every, self.scheduler), limits)
+        graph, pricing = limited(every.graph, DuplicatePricing(every, self.scheduler), limits)
         return plan_peak_bound(graph, PriceBook(graph, pricing), math.inf)

@@ -8,7 +8,7 @@ from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
-from fuseplan.search.remat.materialise import with_repeats
+from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.support.work import Work, unlimited
 
 
@@ -42,5 +42,5 @@ def quick_ps(
     if not repeats:
         return once_ps
     grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
-    repeated = with_repeats(lowered, scheduler, grouping.repeats) if grouping.repeats else None
+    repeated = materialise_overlapping(lowered, scheduler, grouping.repeats) if grouping.repeats else None
     return min(once_ps, (repeated.grouping if repeated is not None else grouping).time_ps)

@@ -19,7 +19,7 @@ from typing import Literal
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
-from fuseplan.search.grouping import Budget, Grouping, place, take_apart
+from fuseplan.search.grouping import Budget, Grouping, decompose, place
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 
@@ -41,7 +41,7 @@ def plan_groups(
 
 
 def _groups(book: PriceBook, objective: Objective) -> Iterator[Nodes]:
-    parts = take_apart(book.graph, book)
+    parts = decompose(book.graph, book)
     found = [
         [piece for colour in colours(space, objective) for piece in convex(space, colour)]
         for space in parts.kinds

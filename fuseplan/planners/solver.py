@@ -28,9 +28,9 @@ from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import Note, NoteKind, limit_reached, note
 from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
-from fuseplan.search.component import Starts, as_fast, make_proof, solve_component
-from fuseplan.search.component_cache import Remembered
-from fuseplan.search.grouping import Budget, Grouping, Stopwatch, take_apart
+from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
+from fuseplan.search.component_cache import ComponentCache
+from fuseplan.search.grouping import Budget, Grouping, Stopwatch, decompose
 from fuseplan.search.joint import join
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.result import Solved
@@ -55,15 +55,15 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     budget = budget or Budget()
     watch = Stopwatch()
     book = PriceBook(graph, pricing)
-    parts = take_apart(graph, book)
+    parts = decompose(graph, book)
     watch.lap("partition")
     tail_s = min(LIMITS.tail_s_per_node * len(graph.nodes), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or Work(limit_of(budget.whole_s))
-    starts = Starts(parts.kinds, budget.known)
+    starts = HeuristicPlans(parts.kinds, budget.known)
     given = [starts.given(kind) for kind in range(len(parts.kinds))]
-    cache = Remembered(parts, "solver", budget, expires_at, given)
+    cache = ComponentCache(parts, "solver", budget, expires_at, given)
     # Small ones first, so that one that hits the deadline costs no other its proof.
     smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
     for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
@@ -123,7 +123,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
         with book.work.uncounted():  # How much of it is known depends on what is remembered.
             slower = cache.slower()
-            certified = as_fast(graph, parts, starts, [s.bound_ps for _, s in sorted(solved.items())], slower)
+            bounds_ps = [s.bound_ps for _, s in sorted(solved.items())]
+            certified = certifying_heuristic(graph, parts, starts, bounds_ps, slower)
             cache.add_slower(slower)
     if budget.deadline_s > 0 and book.clock() >= expires_at and limit_reached(notes) is None:
         notes.append(note(NoteKind.SEARCH_CUT, limit=book.work.ended_by))
@@ -137,7 +138,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         ),
         tuple(watch.laps.items()),
         certified,
-        cache.of_earlier_plans(),
+        cache.n_from_earlier_plans(),
     )
     return Grouping(
         kernels,

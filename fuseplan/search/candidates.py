@@ -58,7 +58,7 @@ def enumerate_groups(
         space.conflicts,
     )
     made, read = space.made, space.read
-    closure = space.closure
+    duplicate_rules = space.duplicate_rules
     # What lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
     outside = 0 if within is None else space.everything & ~within
@@ -68,7 +68,7 @@ def enumerate_groups(
     looked = 0
     steps_per_look, large = LIMITS.steps_per_clock_look, LIMITS.large_group
     work = space.book.work
-    if closure is None and (space.everything & ~outside).bit_count() >= max_groups:
+    if duplicate_rules is None and (space.everything & ~outside).bit_count() >= max_groups:
         return Candidates(tuple(space.singles), False)  # Each position is a group.
     for seed in bits(space.everything & ~outside):
         start = 1 << seed
@@ -93,17 +93,17 @@ def enumerate_groups(
             if (looked % steps_per_look == 0 or group.bit_count() > large) and clock() > expires_at:
                 return Candidates(_with_singles(found, space), False)
             forced = 0
-            if closure is not None:
-                forced, barred = closure.decided(group, excluded | clash)
+            if duplicate_rules is not None:
+                forced, barred = duplicate_rules.decided(group, excluded | clash)
                 excluded |= barred
                 for j in bits(barred):
                     needed |= read[j]
                     others |= made[j]
-                if forced & (excluded | clash | closure.outside):
+                if forced & (excluded | clash | duplicate_rules.outside):
                     continue
             border &= ~(group | excluded | clash)
             if not border and not forced:
-                if closure is not None and not closure.allows(group):
+                if duplicate_rules is not None and not duplicate_rules.allows(group):
                     continue
                 if tight and space.overflows(group, makes & needed | reads & others):
                     continue

@@ -10,7 +10,7 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
-from fuseplan.search.grouping import Budget, Parts, Stopwatch, order_groups, place
+from fuseplan.search.grouping import Budget, Decomposition, Stopwatch, order_groups, place
 from fuseplan.search.heuristics import (
     best_first_groups,
     better,
@@ -29,7 +29,7 @@ HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
 
 
-class Starts:
+class HeuristicPlans:
     """The plans of the heuristic planners for each distinct component, as they would make them;
     made when they are asked for, once. Or what is ``known``, which is no slower than these."""
 
@@ -44,7 +44,7 @@ class Starts:
         self._known: dict[int, list[Mask]] = {}
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):
-            if space.closure is None:  # It is solved as it was.
+            if space.duplicate_rules is None:  # It is solved as it was.
                 continue
             groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
             if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
@@ -98,7 +98,9 @@ class Starts:
         return found, best
 
 
-def solve_component(kind: int, starts: Starts, budget: Budget, expires_at: float, watch: Stopwatch) -> Solved:
+def solve_component(
+    kind: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: Stopwatch
+) -> Solved:
     """Solve a component without what belongs to its readers anyway, and put that back."""
     space = starts.spaces[kind]
     if space.n == 1:
@@ -178,7 +180,7 @@ def _solve_space(
     # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
     of_loops = bool(space.offers) and space.book.absorbs_moves
     most = few if of_loops else budget.max_groups
-    crowds = space.closure is not None and known is not None
+    crowds = space.duplicate_rules is not None and known is not None
     limit = LIMITS.max_groups_with_copies if crowds else few
     found = enumerate_groups(space, limit, expires_at, space.book.clock)
     watch.lap("enumerate")
@@ -224,8 +226,12 @@ def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at:
         return Solved(best, 0, False, note=failure(error), steady=False)
 
 
-def as_fast(
-    graph: Graph, parts: Parts, starts: Starts, bounds_ps: Sequence[int], slower: dict[int, set[str]]
+def certifying_heuristic(
+    graph: Graph,
+    parts: Decomposition,
+    starts: HeuristicPlans,
+    bounds_ps: Sequence[int],
+    slower: dict[int, set[str]],
 ) -> str:
     """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
     empty if none does. It is tried on the largest components first, and given up on the first that
@@ -247,7 +253,7 @@ def as_fast(
     return ""
 
 
-def make_proof(parts: Parts, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
+def make_proof(parts: Decomposition, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
     """The proof of ``known``: the bound on each distinct component, and the prices of its
     positions, empty where there are none.
 

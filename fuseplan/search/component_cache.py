@@ -17,7 +17,7 @@ from fuseplan.plan.notes import Note
 from fuseplan.schedule.pricing import FREE, Price
 from fuseplan.search import cache
 from fuseplan.search.cache import Entry
-from fuseplan.search.grouping import Budget, Parts
+from fuseplan.search.grouping import Budget, Decomposition
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.errors import Verdict
 
@@ -28,12 +28,12 @@ _MARGIN_S = 0.05
 """What ends so shortly before the deadline may have been ended by it."""
 
 
-class Remembered:
+class ComponentCache:
     """What the cache knows of the kinds of one planning, and what it is told about them."""
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Decomposition,
         planner: str,
         budget: Budget,
         expires_at: float,
@@ -107,7 +107,7 @@ class Remembered:
         if self._cache is not None and self._new:
             self._cache.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
 
-    def of_earlier_plans(self) -> int:
+    def n_from_earlier_plans(self) -> int:
         """How many kinds have a solution that this planning did not find itself."""
         return sum(self._keys[kind] not in self._solved for kind in self.recalled)
 

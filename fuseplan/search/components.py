@@ -130,7 +130,7 @@ def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
     for found, given in ((edges, crossable.kept), (pairs, crossable.siblings)):
         for u, v in given:
             found[place[u][0]].append((place[u][1], place[v][1]))
-    back = paths_back(members, place, crossable.kept, crossable.barriers)
+    back = reentrant_paths(members, place, crossable.kept, crossable.barriers)
     return tuple(
         Component(tuple(nodes), tuple(sorted(inner)), tuple(sorted(side)), back.below(nodes))
         for nodes, inner, side in zip(members, edges, pairs, strict=True)
@@ -157,7 +157,7 @@ def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> s
     """The kept edges whose ends are also joined by a path through a barrier."""
     members = _connected(n_nodes, kept)
     place = _places(n_nodes, members)
-    back = paths_back(members, place, kept, barriers)
+    back = reentrant_paths(members, place, kept, barriers)
     return {(u, v) for u, v in kept if back.join(u, v)}
 
 
@@ -200,7 +200,7 @@ def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
 
 
 @dataclass(frozen=True, slots=True)
-class PathsBack:
+class ReentrantPaths:
     """Exits of a node's own component; a node without any is missing."""
 
     leaving: dict[int, int]
@@ -228,9 +228,9 @@ class PathsBack:
         return tuple([known[self.leaving.get(n, 0)] for n in nodes])
 
 
-def paths_back(
+def reentrant_paths(
     members: Sequence[Sequence[int]], place: Sequence[Place], kept: Sequence[Edge], barriers: Sequence[Edge]
-) -> PathsBack:
+) -> ReentrantPaths:
     """The paths that leave the components ``members`` and come back. They are connected by
     ``kept``, the crossable edges, in order of the consumer; ``place`` has every node's place."""
     exits = _exits(members, place, barriers)
@@ -252,7 +252,7 @@ def paths_back(
             own = reached >> first[c] & ((1 << len(exits[c])) - 1)
             if own:
                 entering[v] = own
-    return PathsBack(leaving, entering)
+    return ReentrantPaths(leaving, entering)
 
 
 def _exits(

@@ -52,10 +52,10 @@ def limited(graph: Graph, pricing: Pricing, constraints: Resolved | None) -> tup
     """A graph and its prices within constraints, but for ``must_fuse``, for planners."""
     if constraints is None or not constraints.shapes_groups:
         return graph, pricing
-    return marked(graph, constraints), Limited(graph, pricing, constraints)
+    return marked(graph, constraints), ConstrainedPricing(graph, pricing, constraints)
 
 
-class Limited(PricingWrapper):
+class ConstrainedPricing(PricingWrapper):
     """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.search.must_fuse``'. Where a
     kernel computes several copies of an operation once, they are one operation, and their arrays one.
 

@@ -39,7 +39,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     _require_nodes(asked, len(graph.nodes))
     wanted, repeated = _once(asked)
     watch.lap("decide")
-    divided = _Divided(graph, book)
+    divided = _GroupSplitter(graph, book)
     groups = [piece for group in wanted for piece in divided.pieces(group)]
     inside = {n for group in wanted for n in group}
     groups += [(node.id,) for node in graph.nodes if node.id not in inside]
@@ -72,7 +72,7 @@ def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
     return [group for group in kept if group], len(repeated)
 
 
-class _Divided:
+class _GroupSplitter:
     """Takes apart what cannot be one kernel; groups of one structure alike."""
 
     def __init__(self, graph: Graph, book: PriceBook) -> None:

@@ -125,7 +125,7 @@ class Stopwatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class Decomposition:
     """A graph in components: ``kinds[k]`` has the space of the k-th distinct component, and
     ``instances`` lists, for every component, its kind and its nodes."""
 
@@ -138,7 +138,7 @@ class Parts:
         return Counter(kind for kind, _ in self.instances)
 
 
-def take_apart(graph: Graph, book: PriceBook) -> Parts:
+def decompose(graph: Graph, book: PriceBook) -> Decomposition:
     """Partition the graph; equal components share a kind."""
     crossable = crossable_edges(graph, book)
     known: dict[tuple, int] = {}
@@ -150,7 +150,7 @@ def take_apart(graph: Graph, book: PriceBook) -> Parts:
         if kind == len(examples):
             examples.append(component)
         instances.append((kind, component.nodes))
-    return Parts(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
+    return Decomposition(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
 
 
 def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:

@@ -20,7 +20,7 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
-from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, place, take_apart
+from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, decompose, place
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
@@ -57,7 +57,7 @@ def _plan_apart(
     budget = budget or Budget()
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or book.work
-    parts = take_apart(graph, book)
+    parts = decompose(graph, book)
     watch.lap("partition")
     merged = [heuristic_groups(space, merge) for space in parts.kinds]
     watch.lap("merge")

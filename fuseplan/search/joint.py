@@ -9,8 +9,8 @@ from fuseplan.plan.fusion_plan import Joint
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.component import HEURISTICS, Starts
-from fuseplan.search.grouping import Parts, break_cycles, order_groups, place, sum_prices
+from fuseplan.search.component import HEURISTICS, HeuristicPlans
+from fuseplan.search.grouping import Decomposition, break_cycles, order_groups, place, sum_prices
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.result import FAILURES, Solved, failure
 from fuseplan.search.set_partitioning import Instance, exact_cover
@@ -22,8 +22,8 @@ from fuseplan.support.digraph import cyclic_sets, execution_order, shortest_cycl
 def join(
     graph: Graph,
     book: PriceBook,
-    parts: Parts,
-    starts: Starts,
+    parts: Decomposition,
+    starts: HeuristicPlans,
     solved: dict[int, Solved],
     expires_at: float,
     complete: Callable[[int], bool],
@@ -85,13 +85,13 @@ def join(
     return fallback, outside + joint_bound, False, told, _joint(parts, proven, joint_bound)
 
 
-def _joint(parts: Parts, proven: frozenset[int], bound_ps: int) -> Joint | None:
+def _joint(parts: Decomposition, proven: frozenset[int], bound_ps: int) -> Joint | None:
     return Joint(bound_ps, tuple(sorted(parts.instances[i][1][0] for i in proven))) if proven else None
 
 
 def _solve_jointly(
     book: PriceBook,
-    parts: Parts,
+    parts: Decomposition,
     solved: dict[int, Solved],
     hint: dict[int, list[Nodes]],
     cuts: Sequence[tuple[Nodes, ...]],

@@ -15,7 +15,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import renumbered
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.constrained_pricing import RULE, Limited, marked
+from fuseplan.search.constrained_pricing import RULE, ConstrainedPricing, marked
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups, order_groups
 from fuseplan.search.selectors import Ties, joined
 from fuseplan.support.digraph import cyclic_sets, execution_order
@@ -31,7 +31,7 @@ def plan_constrained(
         ConstraintError: they cannot hold.
     """
     require_possible(constraints, graph, pricing)
-    atoms = Atoms(graph, Limited(graph, pricing, constraints))
+    atoms = MustFusePricing(graph, ConstrainedPricing(graph, pricing, constraints))
     known = tuple(atoms.folded(nodes) for nodes in budget.known)
     return atoms.restored(plan_groups(atoms.graph, atoms, replace(budget, known=known)))
 
@@ -39,7 +39,7 @@ def plan_constrained(
 def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> None:
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
-    limited = Limited(graph, pricing, constraints)
+    limited = ConstrainedPricing(graph, pricing, constraints)
     ties = Ties(graph, limited.walked)
     for together in constraints.together:
         verdict = _why_not_one(ties, limited, together.nodes)
@@ -54,7 +54,7 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
         raise ConstraintError(_cannot_hold(graph, Together(text, nodes), verdict))
 
 
-def _why_not_one(ties: Ties, limited: Limited, nodes: Nodes) -> Verdict | None:
+def _why_not_one(ties: Ties, limited: ConstrainedPricing, nodes: Nodes) -> Verdict | None:
     refused = limited.refuse(nodes)
     if refused is None and len(parts := ties.parts(nodes)) > 1:
         rest = tuple(sorted(set(nodes).difference(parts[0])))
@@ -86,16 +86,16 @@ def _cannot_hold(graph: Graph, together: Together, verdict: Verdict) -> str:
 
 
 def _groups(graph: Graph, constraints: Resolved) -> list[Nodes]:
-    """Atoms, and all other nodes one by one."""
+    """MustFusePricing, and all other nodes one by one."""
     inside = {n for t in constraints.together for n in t.nodes}
     single = [(n,) for n in range(len(graph.nodes)) if n not in inside]
     return [*single, *(t.nodes for t in constraints.together)]
 
 
-class Atoms(Pricing):
+class MustFusePricing(Pricing):
     """``Pricing`` of the graph in which each atom is one node. Values keep their ids."""
 
-    def __init__(self, graph: Graph, limited: Limited) -> None:
+    def __init__(self, graph: Graph, limited: ConstrainedPricing) -> None:
         self._whole, self._limited = graph, limited
         groups, after = order_groups(graph, _groups(graph, limited.constraints))
         self.members = [groups[g] for g in execution_order(after)]

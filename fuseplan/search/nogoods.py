@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fuseplan.search.limits import LIMITS
 
 
-class Monotone:
+class MonotoneRefusals:
     """``refused(mask)`` for sets as bitmasks, by asking ``ask`` as rarely as possible.
 
     Args:
@@ -25,7 +25,7 @@ class Monotone:
         >>> def ask(mask):
         ...     asked.append(mask)
         ...     return 0b11 if mask & 0b11 == 0b11 else None
-        >>> both = Monotone(ask, 0b11111)
+        >>> both = MonotoneRefusals(ask, 0b11111)
         >>> [both.refused(m) for m in (0b111, 0b11011, 0b01, 0b11101, 0b10110)], len(asked) < 9
         ([True, True, False, False, False], True)
     """

@@ -29,7 +29,7 @@ def absorb_moves(space: Space) -> Space:
     ties: bool | None = None
 
     values = space.book.graph.values
-    merged = _Merged(space)
+    merged = _Contraction(space)
     for i in reversed(range(space.n)):
         if space.book.is_late():
             break
@@ -66,7 +66,7 @@ def absorb_renames(space: Space) -> Space:
     (test_candidates.py::test_absorbing_renames_loses_nothing). It is not merged into its producer where
     it alone connects several consumers: a kernel of these without the producer would be lost.
     """
-    merged = _Merged(space)
+    merged = _Contraction(space)
     for renaming in space.singles:  # copies are merged for all readers alike, or none is
         if space.book.is_late():
             break
@@ -97,7 +97,7 @@ def absorb_renames(space: Space) -> Space:
 
 def fold(space: Space, parts: Iterable[Mask]) -> Space:
     """``space`` with each of ``parts``, which must not wait for each other in a circle, merged."""
-    merged = _Merged(space)
+    merged = _Contraction(space)
     for mask in parts:
         for i in bits(mask):
             merged.merge((mask & -mask).bit_length() - 1, i)
@@ -152,7 +152,7 @@ def _are_neighbours(space: Space, mask: Mask) -> bool:
     return all(mask & ~(space.neighbours[i] | 1 << i) == 0 for i in bits(mask))
 
 
-class _Merged:
+class _Contraction:
     """Positions of a space as they are merged."""
 
     def __init__(self, space: Space) -> None:

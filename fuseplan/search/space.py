@@ -8,7 +8,7 @@ from functools import cached_property
 from fuseplan.schedule.footprint import ComponentCapacity
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.components import Component
-from fuseplan.search.nogoods import Monotone
+from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.support.bitset import bits, pick, transposed
 from fuseplan.support.digraph import cyclic_sets
@@ -63,16 +63,16 @@ class Space:
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
         """What waits for each position, on any path."""
         self._exchange()
-        self.closure = (
+        self.duplicate_rules = (
             DuplicateRules(book.graph, book.copies, self.members, book.renames) if book.copies else None
         )
         """What groups of copies must hold; None where no operation has any."""
-        if self.closure is not None and not self.closure.classes:
-            self.closure = None
+        if self.duplicate_rules is not None and not self.duplicate_rules.classes:
+            self.duplicate_rules = None
         self.offers = tuple(self._offered())
         """Groups that the scheduler offers beside the compatible ones."""
-        self._rules = Monotone(self._clash, self.everything)
-        self._capacity = Monotone(self._overflow, 0)
+        self._rules = MonotoneRefusals(self._clash, self.everything)
+        self._capacity = MonotoneRefusals(self._overflow, 0)
         self._room = self._make_room()
         graph = book.graph
         self._n_dims = [
@@ -128,7 +128,7 @@ class Space:
     @property
     def singles(self) -> list[Mask]:
         """The partition in which every operation is a kernel of its own, which computes it once."""
-        classes = self.closure.classes if self.closure is not None else []
+        classes = self.duplicate_rules.classes if self.duplicate_rules is not None else []
         copied = sum(classes)
         return sorted(
             [*classes, *(1 << i for i in range(self.n) if not copied >> i & 1)], key=lambda mask: mask & -mask

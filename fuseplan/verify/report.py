@@ -20,7 +20,7 @@ from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
-from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import operations_of, roots_of, searched
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.format import time_text
@@ -204,7 +204,7 @@ def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
         graph = copies.whole
         if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
             raise RefutedError("the proof rematerialises an operation that the search does not duplicate")
-        pricing = Recomputing(copies, Scheduler(graph, plan.device, None, plan.features))
+        pricing = DuplicatePricing(copies, Scheduler(graph, plan.device, None, plan.features))
         limits = plan.constraints
         if limits is not None:
             origins = plan.proof.origins or plan.graph.origins

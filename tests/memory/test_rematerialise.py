@@ -20,7 +20,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.workloads import make_args
@@ -101,7 +101,7 @@ def test_what_is_claimed_under_a_limit_holds(g):
     copies = split(g, roots_of(g, QUICK))
     if copies is None or len(copies.graph.nodes) > MOST:
         return
-    graph, pricing = copies.graph, Recomputing(copies, Scheduler(g, QUICK))
+    graph, pricing = copies.graph, DuplicatePricing(copies, Scheduler(g, QUICK))
     plans = every_plan(copies, [*siblings_of(graph, pricing), *ties(graph)])
     if plans is None:
         return

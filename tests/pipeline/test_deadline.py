@@ -18,7 +18,7 @@ from fuseplan.search import column_pricing as search
 from fuseplan.search import component
 from fuseplan.search import set_partitioning as solver
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Instance, Relaxation, Selection, exact_cover
 from fuseplan.settings import make_options
@@ -193,7 +193,7 @@ def test_a_whole_plan_in_no_time_is_the_better_heuristic():
 def test_enumeration_looks_at_the_clock_between_groups_too():
     g = graph("e" * 12, [[], *([0] for _ in range(11))], outputs=[0])
     book = PriceBook(g, Bytes(g))
-    (space,) = take_apart(g, book).kinds
+    (space,) = decompose(g, book).kinds
     clock = Clock(3)
     found = enumerate_groups(space, 10**9, 10.0, clock)
     assert not found.complete

@@ -11,9 +11,9 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import Merging, best_first_groups
-from fuseplan.search.nogoods import Monotone
+from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.settings import make_options
 from fuseplan.support.bitset import bits, pick, transposed
 from fuseplan.support.digraph import cyclic_sets
@@ -35,7 +35,7 @@ def test_planning_keeps_its_deadline(name):
 def spaces(program, device="h200"):
     lowered = lower(trace(program[0], *program[1]))
     scheduler = Scheduler(lowered.graph, make_options(device).device, lowered)
-    return take_apart(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds
+    return decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds
 
 
 def test_a_long_chain_is_looked_at_a_few_times_for_each_doubling():
@@ -74,7 +74,7 @@ def some_partitions(count):
         n = rng.randint(4, 14)
         preds = [rng.sample(range(i), min(i, rng.randint(0, 3))) for i in range(n)]
         g = graph("".join(rng.choice("eeeeraoc") for _ in range(n)), preds, outputs=[rng.randrange(n)])
-        for space in take_apart(g, PriceBook(g, Bytes(g))).kinds:
+        for space in decompose(g, PriceBook(g, Bytes(g))).kinds:
             owner = [rng.randrange(1, 5) for _ in range(space.n)]
             yield (
                 space,
@@ -155,7 +155,7 @@ def test_learning_from_a_large_set_is_limited():
         asked.append(mask.bit_count())
         return mask if any(mask >> i & 0b11 == 0b11 for i in range(0, n, 2)) else None
 
-    learner = Monotone(ask, (1 << n) - 1)
+    learner = MonotoneRefusals(ask, (1 << n) - 1)
     assert not learner.refused(sum(1 << i for i in range(0, n, 4)))
     assert learner.refused(0b11)
     assert sum(asked) < 10 * n

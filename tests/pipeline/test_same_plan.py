@@ -11,8 +11,8 @@ import pytest
 
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search import cache
-from fuseplan.search.component import Starts, solve_component
-from fuseplan.search.grouping import Budget, Stopwatch, take_apart
+from fuseplan.search.component import HeuristicPlans, solve_component
+from fuseplan.search.grouping import Budget, Stopwatch, decompose
 from fuseplan.support import work
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import LEAST_S, Limit, Work, first_reached, limit_of, unlimited
@@ -150,11 +150,11 @@ def large():
 
 def solved_with(limit, monkeypatch, speed):
     g = large()
-    (space,) = take_apart(g, PriceBook(g, Bytes(g, 5, 4))).kinds
+    (space,) = decompose(g, PriceBook(g, Bytes(g, 5, 4))).kinds
     space.book.work = Work(limit)
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * speed)
-    found = solve_component(0, Starts([space]), Budget(), 1e12, Stopwatch())
+    found = solve_component(0, HeuristicPlans([space]), Budget(), 1e12, Stopwatch())
     return found, space
 
 

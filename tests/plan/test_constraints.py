@@ -27,9 +27,9 @@ from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.components import crossable_edges
-from fuseplan.search.constrained_pricing import Limited
-from fuseplan.search.grouping import take_apart
-from fuseplan.search.must_fuse import Atoms, plan_constrained, require_possible
+from fuseplan.search.constrained_pricing import ConstrainedPricing
+from fuseplan.search.grouping import decompose
+from fuseplan.search.must_fuse import MustFusePricing, plan_constrained, require_possible
 from fuseplan.search.presolve import absorb_moves
 from fuseplan.search.selectors import Selectors, joined, resolve
 from fuseplan.support.errors import Verdict
@@ -128,7 +128,7 @@ def siblings_within(g, pricing, limits):
         require_possible(limits, g, pricing)
     except ConstraintError:
         return [(m, n) for m, n in combinations(range(len(g.nodes)), 2) if shares(pricing, m, n)]
-    atoms = Atoms(g, Limited(g, pricing, limits))
+    atoms = MustFusePricing(g, ConstrainedPricing(g, pricing, limits))
     pairs = crossable_edges(atoms.graph, PriceBook(atoms.graph, atoms)).siblings
     across = [(atoms.members[i][0], atoms.members[j][0]) for i, j in pairs]
     return across + [pair for nodes in atoms.members for pair in pairwise(nodes)]
@@ -238,9 +238,10 @@ def test_offered_groups_obey(g, data):
 def test_absorbing_moves_loses_no_plan_that_obeys(f, apart):
     lowered = lower(trace(f, jax.ShapeDtypeStruct((512, 1024), "float32")))
     limits = resolve(Constraints(never_fuse=[apart]), lowered)
-    atoms = Atoms(lowered.graph, Limited(lowered.graph, Scheduler(lowered.graph, CPU, lowered), limits))
+    pricing = ConstrainedPricing(lowered.graph, Scheduler(lowered.graph, CPU, lowered), limits)
+    atoms = MustFusePricing(lowered.graph, pricing)
     assert atoms.absorbs_moves
-    for space in take_apart(atoms.graph, PriceBook(atoms.graph, atoms)).kinds:
+    for space in decompose(atoms.graph, PriceBook(atoms.graph, atoms)).kinds:
         assert cheapest(absorb_moves(space)) == cheapest(space)
 
 
@@ -259,7 +260,7 @@ def test_absorbing_renames_loses_no_plan_that_obeys(limits):
         lowered = lower(trace(f, jnp.zeros((64, 256))))
         scheduler = Scheduler(lowered.graph, get_device("h200"), features=Features(siblings=False))
         assert any(scheduler.renames(node.id) for node in lowered.graph.nodes)
-        limited = Limited(lowered.graph, scheduler, Resolved(**limits))
+        limited = ConstrainedPricing(lowered.graph, scheduler, Resolved(**limits))
         found = plan_constrained(
             limited.constraints, get_planner("solver"), lowered.graph, scheduler, Budget(60.0)
         )
@@ -298,7 +299,7 @@ def test_what_lies_in_between_comes_along_wherever_it_stands():
 def test_atoms_are_alike_only_if_what_they_hold_is():
     def keys(g, *asked):
         limits = Resolved(together=joined(g, [Together("", nodes) for nodes in asked]))
-        atoms = Atoms(g, Limited(g, Bytes(g), limits))
+        atoms = MustFusePricing(g, ConstrainedPricing(g, Bytes(g), limits))
         alike = Signatures(atoms.graph)
         return [alike.of((i,)).key for i, nodes in enumerate(atoms.members) if len(nodes) > 1]
 
@@ -593,7 +594,7 @@ def test_a_nest_that_skips_tiles_costs_less_than_its_operations_would():
     lowered = lower(trace(causal, *shapes))
     scheduler = Scheduler(lowered.graph, CPU, lowered)
     limits = resolve(Constraints(must_fuse=["all"]), lowered)
-    atoms = Atoms(lowered.graph, Limited(lowered.graph, scheduler, limits))
+    atoms = MustFusePricing(lowered.graph, ConstrainedPricing(lowered.graph, scheduler, limits))
     assert atoms.floor((0,)) <= atoms.price((0,)).cost.time_ps < scheduler.floor(limits.together[0].nodes)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 import fuseplan
 from fuseplan.planners.graph_colouring import colours, conflicts, convex, plan_groups
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.search.grouping import Budget, take_apart
+from fuseplan.search.grouping import Budget, decompose
 from fuseplan.support.bitset import bits
 from tests.helpers.small_graphs import Bytes, graph, graphs
 
@@ -23,7 +23,7 @@ X = jax.ShapeDtypeStruct((1024, 1024), "float32")
 
 
 def spaces(g):
-    return take_apart(g, PriceBook(g, Bytes(g))).kinds
+    return decompose(g, PriceBook(g, Bytes(g))).kinds
 
 
 def groups(g, objective="bytes"):

@@ -16,7 +16,7 @@ from fuseplan.plan.options import Features
 from fuseplan.planners.xla_priority import MAX_ARRAYS, _Queue, fuse_by_priority, plan_groups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.remat.materialise import copies_within
+from fuseplan.search.remat.materialise import split_by_groups
 from tests.helpers.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python
@@ -164,7 +164,7 @@ def test_copies_of_groups_that_overlap():
         return (z := jnp.sin(y)), z * jnp.cos(y)
 
     g = lower(trace(f, X)).graph
-    copies, groups = copies_within(g, [(0, 1), (0, 2, 3)])
+    copies, groups = split_by_groups(g, [(0, 1), (0, 2, 3)])
     assert [copies.node[c] for c in groups[0]] == [0, 1]
     assert [copies.node[c] for c in groups[1]] == [0, 2, 3]
     assert copies.copies == (2, 1, 1, 1)
@@ -174,7 +174,7 @@ def test_copies_of_groups_that_overlap():
 def test_what_nobody_reads_there_is_no_copy_of():
     # The sine is in both, but what reads it in the second alone.
     g = lower(trace(lambda x: jnp.cos(jnp.sin(jnp.exp(x))), X)).graph
-    copies, groups = copies_within(g, [(0, 1), (1, 2)])
+    copies, groups = split_by_groups(g, [(0, 1), (1, 2)])
     assert copies.copies == (1, 1, 1)
     assert [[copies.node[c] for c in nodes] for nodes in groups] == [[0], [1, 2]]
 

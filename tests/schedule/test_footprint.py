@@ -16,7 +16,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.support.bitset import bits
 from fuseplan.workloads import get_workload
 
@@ -41,7 +41,7 @@ def components(name, device):
     f, args = (long_rows, LONG) if name == "long_rows" else get_workload(name).build()
     graph = lower(trace(f, *args)).graph
     scheduler = Scheduler(graph, device)
-    return scheduler, [nodes for _, nodes in take_apart(graph, PriceBook(graph, scheduler)).instances]
+    return scheduler, [nodes for _, nodes in decompose(graph, PriceBook(graph, scheduler)).instances]
 
 
 def samples(nodes, rng, count):
@@ -113,7 +113,7 @@ def test_what_fits_by_masks_fits(name, device):
     graph = lower(trace(f, *args)).graph
     book = PriceBook(graph, Scheduler(graph, device))
     asked = roomy = 0
-    for space in take_apart(graph, book).kinds:
+    for space in decompose(graph, book).kinds:
         for mask in enumerate_groups(space, 300).groups:
             crossing = space.crossing(mask)
             nodes = space.nodes(mask)

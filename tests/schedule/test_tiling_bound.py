@@ -17,7 +17,7 @@ from fuseplan.schedule.layout import SpecMaker
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.support.errors import Verdict
 from fuseplan.workloads import get_workload
 from tests.helpers.graphs import GraphBuilder
@@ -34,7 +34,7 @@ def legal_groups(name, device, seed=0, per_part=40, small=False):
     scheduler = Scheduler(graph, device)
     rng = random.Random(seed)
     groups = []
-    for space in take_apart(graph, PriceBook(graph, scheduler)).kinds:
+    for space in decompose(graph, PriceBook(graph, scheduler)).kinds:
         some = [space.nodes(mask) for mask in enumerate_groups(space, 2_000).groups]
         groups += rng.sample(some, min(per_part, len(some)))
     return scheduler, groups

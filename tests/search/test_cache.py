@@ -34,7 +34,7 @@ from fuseplan.search import cache, cache_sqlite
 from fuseplan.search import component_cache as remembered
 from fuseplan.search.cache import Entry, SolutionCache, using
 from fuseplan.search.cache_sqlite import Disk
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.workloads import get_workload
 from tests.helpers.cache_process import chain, work
@@ -70,7 +70,7 @@ def norm_plan(rows=128, device="h200", **options):
 
 def keys_of(g, pricing=None, **budget):
     """The keys of a graph's components of several operations."""
-    parts = take_apart(g, PriceBook(g, pricing or Scheduler(g, TEST_DEVICE)))
+    parts = decompose(g, PriceBook(g, pricing or Scheduler(g, TEST_DEVICE)))
     found = (remembered._key(space, "solver", Budget(**budget), None) for space in parts.kinds if space.n > 1)
     return list(found)
 
@@ -182,7 +182,7 @@ def test_what_matters_changes_the_key(monkeypatch):
         "needed outside": keys_of(chain(result=True)),
         "max_groups": keys_of(g, max_groups=7),
     }
-    parts = take_apart(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
+    parts = decompose(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
     others["planner"] = [remembered._key(parts.kinds[0], "other", Budget(), None)]
     # With all rates that may be absent, so that one more or less is in the range of each field.
     rates = ("private_cache_bytes_per_s", "fresh_bytes_per_s", "reduction_per_s")

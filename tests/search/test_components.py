@@ -16,7 +16,7 @@ from tests.helpers.graphs import GraphBuilder
 from tests.helpers.small_graphs import Bytes, edges_after, graph, graphs, is_connected, is_convex
 
 
-def take_apart(g):
+def decompose(g):
     book = PriceBook(g, Bytes(g))
     crossable = crossable_edges(g, book)
     return crossable, components(g, crossable)
@@ -58,7 +58,7 @@ def barrier_path(g, crossable, start, goal):
 @settings(max_examples=200, deadline=None)
 @given(graphs(max_nodes=9))
 def test_no_legal_group_crosses_a_dropped_edge(g):
-    crossable, parts = take_apart(g)
+    crossable, parts = decompose(g)
     assert set(crossable.kept).isdisjoint(crossable.barriers)
     assert set(crossable.kept) | set(crossable.barriers) == pairs(g) | set(effect_edges(g))
     where = {n: i for i, c in enumerate(parts) for n in c.nodes}
@@ -71,7 +71,7 @@ def test_no_legal_group_crosses_a_dropped_edge(g):
 @settings(max_examples=200, deadline=None)
 @given(graphs(max_nodes=9))
 def test_every_edge_with_a_path_around_it_through_a_barrier_is_dropped(g):
-    crossable, parts = take_apart(g)
+    crossable, parts = decompose(g)
     for u, v in crossable.kept:
         assert not barrier_path(g, crossable, u, v)
     for c in parts:
@@ -82,7 +82,7 @@ def test_every_edge_with_a_path_around_it_through_a_barrier_is_dropped(g):
 def test_the_residual_stream_is_cut_at_every_layer():
     # x -> anchor -> add, and x -> add directly: the sum cannot join x.
     g = graph("eaea", [[], [0], [0, 1], [2]])
-    crossable, parts = take_apart(g)
+    crossable, parts = decompose(g)
     assert (0, 2) in crossable.barriers
     assert [c.nodes for c in parts] == [(0,), (1, 2), (3,)]
     assert {v.rule for v in crossable.refusals} == {"shapes", "cycle"}
@@ -91,7 +91,7 @@ def test_the_residual_stream_is_cut_at_every_layer():
 def test_side_effects_are_barriers_in_order():
     # Nothing but the order of the two effects leads from 0 around to 3.
     g = graph("effe", [[], [0], [], [0, 2]])
-    crossable, _ = take_apart(g)
+    crossable, _ = decompose(g)
     assert effect_edges(g) == ((1, 2),)
     assert (0, 3) in crossable.barriers
 
@@ -143,9 +143,9 @@ def test_components_with_another_way_around_are_not_equal():
     free = graph("eee", [[], [], [0, 1]])
     tied = graph("eoee", [[], [0], [1], [0, 2]])
     for g, n_apart in ((free, 0), (tied, 1)):
-        _, parts = take_apart(g)
+        _, parts = decompose(g)
         assert sum(map(bool, max(parts, key=lambda c: len(c.nodes)).apart)) <= n_apart
-    key = {component_key(Signatures(g), take_apart(g)[1][0]) for g in (free, tied)}
+    key = {component_key(Signatures(g), decompose(g)[1][0]) for g in (free, tied)}
     assert len(key) == 2
 
 

@@ -10,10 +10,10 @@ from fuseplan.plan.constraints import Apart, Resolved, Together
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.constrained_pricing import Limited
-from fuseplan.search.grouping import take_apart
-from fuseplan.search.must_fuse import Atoms, plan_constrained, require_possible
-from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.constrained_pricing import ConstrainedPricing
+from fuseplan.search.grouping import decompose
+from fuseplan.search.must_fuse import MustFusePricing, plan_constrained, require_possible
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.search.selectors import joined
 from fuseplan.support.errors import ConstraintError, Verdict
@@ -79,8 +79,8 @@ def components_within(graph, pricing, limits):
         require_possible(limits, graph, pricing)
     except ConstraintError:
         return []
-    atoms = Atoms(graph, Limited(graph, pricing, limits))
-    parts = take_apart(atoms.graph, PriceBook(atoms.graph, atoms))
+    atoms = MustFusePricing(graph, ConstrainedPricing(graph, pricing, limits))
+    parts = decompose(atoms.graph, PriceBook(atoms.graph, atoms))
     return [atoms.expanded(nodes) for _, nodes in parts.instances]
 
 
@@ -91,7 +91,7 @@ def test_what_is_computed_again_within_constraints_is_decided_optimally(g, data)
     if given_case is None:
         return
     copies, obeying, limits = given_case
-    graph, pricing = copies.graph, Recomputing(copies, Scheduler(g, QUICK))
+    graph, pricing = copies.graph, DuplicatePricing(copies, Scheduler(g, QUICK))
     pairs = [*siblings_within(graph, pricing, limits), *ties(graph)]
     obeying.components = components_within(graph, pricing, limits)
     try:

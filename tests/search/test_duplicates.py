@@ -22,10 +22,10 @@ from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
-from fuseplan.search.remat.duplicate_pricing import Recomputing
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.verify.groups import Groups
 from fuseplan.workloads import get_workload, make_args
@@ -57,7 +57,7 @@ def test_what_is_computed_again_is_decided_optimally(g):
     copies = split_programs(g)
     if copies is None:
         return
-    pricing = Recomputing(copies, Scheduler(g, QUICK))
+    pricing = DuplicatePricing(copies, Scheduler(g, QUICK))
     plan = SOLVE(copies.graph, pricing, Budget())
     assert plan.status == "OPTIMAL"
     pairs = {*siblings_of(copies.graph, pricing), *ties(copies.graph)}
@@ -71,8 +71,8 @@ def test_groups_of_copies_are_those_of_the_definition(g):
     if copies is None:
         return
     graph, by_hand = copies.graph, ByHand(copies.graph, QUICK)
-    pricing = Recomputing(copies, Scheduler(g, QUICK))
-    parts = take_apart(graph, PriceBook(graph, pricing))
+    pricing = DuplicatePricing(copies, Scheduler(g, QUICK))
+    parts = decompose(graph, PriceBook(graph, pricing))
     pairs = parts.crossable.siblings
     after = edges_after(graph)
     for space in parts.kinds:
@@ -101,9 +101,9 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
     g = lower(trace(masked_twice, *[jax.ShapeDtypeStruct((2048, 2048), "float32")] * 2)).graph
     h200 = get_device("h200")
     copies = split(g, roots_of(g, h200))
-    book = PriceBook(copies.graph, Recomputing(copies, Scheduler(g, h200)))
+    book = PriceBook(copies.graph, DuplicatePricing(copies, Scheduler(g, h200)))
     by_hand = ByHand(copies.graph, h200)
-    (space,) = (s for s in take_apart(copies.graph, book).kinds if s.closure is not None)
+    (space,) = (s for s in decompose(copies.graph, book).kinds if s.closure is not None)
     small = absorb_renames(space)
     assert small.n < space.n
 
@@ -236,7 +236,7 @@ def test_two_copies_of_an_array_are_not_two_arrays():
     graph = lower(trace(f, *[jax.ShapeDtypeStruct((2048, 2048), "float32")] * 4)).graph
     device = get_device("h200")
     copies = split(graph, roots_of(graph, device))
-    book = PriceBook(copies.graph, Recomputing(copies, Scheduler(graph, device)))
+    book = PriceBook(copies.graph, DuplicatePricing(copies, Scheduler(graph, device)))
     ops = [node.op for node in copies.graph.nodes]
     assert ops == ["mul", "mul", "sort", "sort", "add", "mul", "add", "mul"]
     assert book.price((4, 5)).hbm_bytes == 4 * 2**24
@@ -289,7 +289,7 @@ def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
     monkeypatch.setattr("fuseplan.search.remat.search.LIMITS", replace(LIMITS, remat_s_per_node=1e6))
-    monkeypatch.setattr("fuseplan.search.remat.search.worth_again", None)
+    monkeypatch.setattr("fuseplan.search.remat.search.worth_recomputing", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.search.nogoods import Monotone
+from fuseplan.search.nogoods import MonotoneRefusals
 
 pytestmark = pytest.mark.one_python
 
@@ -26,7 +26,7 @@ def test_answers_are_those_of_the_question(cores, asked, universe, random):
         # Whatever is suspected, right or wrong, the answers must be right.
         return random.choice([inside[0], mask, 0, random.randrange(1 << N) & mask]) if inside else None
 
-    learner = Monotone(ask, universe)
+    learner = MonotoneRefusals(ask, universe)
     for mask in asked:
         assert learner.refused(mask) == any(not core & ~mask for core in cores)
     for core in learner.cores:
@@ -41,7 +41,7 @@ def test_few_questions_answer_for_thousands():
         questions.append(mask)
         return mask if mask & 0b11 == 0b11 or mask & 0b1100 == 0b1100 else None
 
-    learner = Monotone(ask, (1 << N) - 1)
+    learner = MonotoneRefusals(ask, (1 << N) - 1)
     refused = [learner.refused(mask) for mask in range(1, 1 << N)]
     assert sum(refused) == sum(m & 3 == 3 or m & 12 == 12 for m in range(1 << N))
     assert len(questions) < 100
@@ -54,7 +54,7 @@ def test_a_pair_that_is_suspected_is_learnt_at_once():
         questions.append(mask)
         return 0b1010 if mask & 0b1010 == 0b1010 else None
 
-    learner = Monotone(ask, 0)
+    learner = MonotoneRefusals(ask, 0)
     assert learner.refused((1 << N) - 1)
     assert learner.cores == [0b1010]
     assert len(questions) == 2

@@ -29,7 +29,7 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
-from fuseplan.search.grouping import take_apart
+from fuseplan.search.grouping import decompose
 from fuseplan.search.remat import materialise as recomputed
 from fuseplan.verify.bound import Counts, RefutedError, verify_proof
 from fuseplan.verify.groups import Groups
@@ -520,7 +520,7 @@ def test_a_graph_that_does_not_follow_from_the_plan_is_not_proven(monkeypatch):
 def test_a_price_is_given_to_each_operation_where_a_proof_is_made():
     g = graph("eere", [[], [0], [1], [2]])
     pricing = Bytes(g)
-    parts = take_apart(g, PriceBook(g, pricing))
+    parts = decompose(g, PriceBook(g, pricing))
     bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.kinds]
     with pytest.raises(AssertionError, match="prices for"):
         make_proof(parts, bad)

@@ -22,16 +22,16 @@ from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.prologues import gated, refuse_leak
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.remat.duplicates import Copies
+from fuseplan.search.remat.duplicates import SplitGraph
 from fuseplan.support.errors import Verdict
 
 
-class Recomputing(Pricing):
+class DuplicatePricing(Pricing):
     """``Pricing`` of the graph with copies, by ``scheduler``, which knows the whole graph."""
 
     merges_copies = True
 
-    def __init__(self, copies: Copies, scheduler: Scheduler) -> None:
+    def __init__(self, copies: SplitGraph, scheduler: Scheduler) -> None:
         self.graph = copies.graph
         self.capacity = Capacity(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
@@ -42,7 +42,7 @@ class Recomputing(Pricing):
         self.offers = copies.lifted(scheduler.offers)
         self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
 
-    def unsettled(self) -> Recomputing:
+    def unsettled(self) -> DuplicatePricing:
         """As ``Scheduler.unsettled``."""
         other = copy(self)
         other._scheduler, other.settled = self._scheduler.unsettled(), frozenset()

@@ -41,7 +41,7 @@ Copy = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Copies:
+class SplitGraph:
     """A graph whose operations stand once, and one in which some stand once a reader."""
 
     whole: Graph
@@ -94,7 +94,7 @@ def _n_readers(graph: Graph, node: Node) -> int:
     return len(readers) + (not graph.results.isdisjoint(node.outputs))
 
 
-def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> Copies | None:
+def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> SplitGraph | None:
     """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
     there, as far as nobody else needs it and there are no more than ``LIMITS.max_copies`` of it; none of
     the nodes ``once`` or ``needed_once``. None if that is the graph itself."""
@@ -146,7 +146,7 @@ def _feeds(graph: Graph) -> list[int]:
     return fed
 
 
-def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> Copies:
+def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> SplitGraph:
     """The graph with copies, given the readers of each copy of each node (``readers_of_copies``)."""
     rewriter = GraphRewriter(replace(graph, origins=()))
 
@@ -162,7 +162,8 @@ def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Col
     split_graph = rewriter.finished([rewriter.ids[read((-1, 0), v)] for v in graph.outputs])
     counts = tuple(map(len, copies))
     split_roots = tuple(sorted(n for n in roots if counts[n] > 1))
-    return Copies(graph, split_graph, tuple(rewriter.node_of), tuple(rewriter.value_of), counts, split_roots)
+    node_of, value_of = tuple(rewriter.node_of), tuple(rewriter.value_of)
+    return SplitGraph(graph, split_graph, node_of, value_of, counts, split_roots)
 
 
 def operations_of(graph: Graph) -> list[tuple[int]]:
@@ -171,13 +172,13 @@ def operations_of(graph: Graph) -> list[tuple[int]]:
     return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
 
 
-def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> Copies | None:
+def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> SplitGraph | None:
     """Rebuild, from the graph of a plan, the graph with copies that was searched for it; None if no operation
     could be computed twice.
 
     Args:
         graph: the graph of the plan.
-        roots: ``Copies.roots`` of the search.
+        roots: ``SplitGraph.roots`` of the search.
         origins: for each node of ``graph``, the first that computes the same operation of the graph that
             was searched, where that is not ``graph.origins`` (``fuseplan.plan.fusion_plan.Proof.origins``).
     """

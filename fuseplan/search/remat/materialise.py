@@ -26,13 +26,13 @@ from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Answer, Grouping
-from fuseplan.search.remat.duplicate_pricing import Recomputing
-from fuseplan.search.remat.duplicates import Copies, Copy, built, searched
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
+from fuseplan.search.remat.duplicates import Copy, SplitGraph, built, searched
 from fuseplan.support.errors import Verdict
 
 
-def realised(
-    lowered: Lowered, copies: Copies, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
+def materialised(
+    lowered: Lowered, copies: SplitGraph, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
 ) -> tuple[Lowered, Grouping, list[list[int]]]:
     """The program that a planner's answer about ``copies.graph`` asks for, the answer about it, and for
     each operation of ``copies.whole`` the nodes of the program that compute it.
@@ -40,7 +40,7 @@ def realised(
     Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
     ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
     """
-    places = _Places(copies, grouping.groups)
+    places = _Placement(copies, grouping.groups)
     program, node_id = places.program(lowered)
     proof = grouping.proof
     if proof is not None:
@@ -75,14 +75,16 @@ def realised(
     return program, answer, by_operation
 
 
-def rewritten(lowered: Lowered, copies: Copies, groups: Sequence[Nodes]) -> tuple[Lowered, list[list[int]]]:
+def rewritten(
+    lowered: Lowered, copies: SplitGraph, groups: Sequence[Nodes]
+) -> tuple[Lowered, list[list[int]]]:
     """The program in which each of ``groups``, a partition of the copies, computes what its copies are of
     once; and for each operation of ``copies.whole`` the nodes that compute it."""
-    program, node_id = _Places(copies, groups).program(lowered)
+    program, node_id = _Placement(copies, groups).program(lowered)
     return program, _by_operation(copies, node_id)
 
 
-def _origins(copies: Copies, node_id: dict[Item, int]) -> Nodes:
+def _origins(copies: SplitGraph, node_id: dict[Item, int]) -> Nodes:
     """For each node of the program, the first that computes the same operation of ``copies.whole``; empty
     where that is what the program's graph says, because nothing stood twice in ``copies.whole``."""
     if not copies.whole.origins:
@@ -92,7 +94,7 @@ def _origins(copies: Copies, node_id: dict[Item, int]) -> Nodes:
     return tuple(first.setdefault(n, node) for (n, _), node in ordered)
 
 
-def _by_operation(copies: Copies, node_id: dict[Item, int]) -> list[list[int]]:
+def _by_operation(copies: SplitGraph, node_id: dict[Item, int]) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in copies.whole.nodes]
     for (n, _), node in node_id.items():
         found[n].append(node)
@@ -111,10 +113,10 @@ def _renumbered(verdict: Verdict, number: dict[int, int]) -> Verdict:
     return replace(verdict, nodes=tuple(sorted({number[n] for n in verdict.nodes})))
 
 
-class _Places:
+class _Placement:
     """Which kernel computes what. An operation, or a value, and a kernel are an item."""
 
-    def __init__(self, copies: Copies, groups: Sequence[Nodes]) -> None:
+    def __init__(self, copies: SplitGraph, groups: Sequence[Nodes]) -> None:
         self.copies = copies
         graph = copies.graph
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
@@ -167,21 +169,21 @@ class _Places:
         return Kernel(replace(spec, nodes=nodes, reads=tuple(reads), writes=tuple(writes)), kernel.cost)
 
 
-def with_repeats(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
+def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
     """The program in which each of ``groups`` computes for itself what it holds, and its kernels; None if a
     comparison would read two evaluations of one value."""
-    copies, lifted = copies_within(lowered.graph, groups)
+    copies, lifted = split_by_groups(lowered.graph, groups)
     if any(copies_apart(copies.graph)):
         return None
-    found = plan_decided(copies.graph, Recomputing(copies, scheduler), lambda book: lifted)
+    found = plan_decided(copies.graph, DuplicatePricing(copies, scheduler), lambda book: lifted)
     device, features = scheduler.device, scheduler.features
-    program, grouping, _ = realised(
+    program, grouping, _ = materialised(
         lowered, copies, found, lambda new: Scheduler(new.graph, device, new, features)
     )
     return Answer(program, grouping, None)
 
 
-def copies_within(graph: Graph, groups: Sequence[Nodes]) -> tuple[Copies, list[Nodes]]:
+def split_by_groups(graph: Graph, groups: Sequence[Nodes]) -> tuple[SplitGraph, list[Nodes]]:
     """The graph with a copy of each operation for each group that it stands in, and the groups of the
     copies. What groups outside read is that of the group which ends with the operation, else of the first."""
     holders: list[list[int]] = [[] for _ in graph.nodes]

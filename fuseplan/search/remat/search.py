@@ -1,8 +1,9 @@
 """Rematerialisation: plan the graph in which chosen operations have a copy for each reader.
 
 ``roots_of`` lists the operations that may be worth computing again. Copies of all of them make several times
-as many groups, so ``worth_again`` keeps those that a trial finds: some kernel of the best plan without copies
-would better compute the value for itself. In the gradient of a GPT-2 block for an H200 these are 7 of 17.
+as many groups, so ``worth_recomputing`` keeps those that a trial finds: some kernel of the best plan without
+copies would better compute the value for itself. In the gradient of a GPT-2 block for an H200 these are 7 of
+17.
 Where copies still make too many groups of a component, all of its operations are computed once.
 """
 
@@ -22,14 +23,14 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.remat.duplicate_pricing import Recomputing
-from fuseplan.search.remat.duplicates import Copies, roots_of, split
-from fuseplan.search.remat.materialise import realised
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
+from fuseplan.search.remat.duplicates import SplitGraph, roots_of, split
+from fuseplan.search.remat.materialise import materialised
 from fuseplan.support.stage_timer import Clock
 from fuseplan.support.work import Limit
 
 
-def plan_again(
+def plan_rematerialised(
     lowered: Lowered,
     scheduler: Scheduler,
     planner: Callable[[Resolved | None], PlanGroups],
@@ -46,7 +47,7 @@ def plan_again(
     if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
-    roots = clock.time("heuristics", lambda: worth_again(graph, scheduler, groups, limits))
+    roots = clock.time("heuristics", lambda: worth_recomputing(graph, scheduler, groups, limits))
     found = search(graph, scheduler, groups, roots, limits)
     if found is None:
         return Answer(lowered, once, limits)
@@ -54,7 +55,7 @@ def plan_again(
     device, features = scheduler.device, scheduler.features
     program, again, places = clock.time(
         "copies",
-        lambda: realised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
+        lambda: materialised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
     )
     if again.bound_ps is None and again.time_ps >= once.time_ps:  # a heuristic need not gain by copies
         return Answer(lowered, once, limits)
@@ -101,7 +102,7 @@ class Search:
         groups: Sequence[Nodes],
         roots: Sequence[int],
         limits: Resolved | None,
-    ) -> tuple[Copies, Grouping] | None:
+    ) -> tuple[SplitGraph, Grouping] | None:
         """Copies of ``roots``, but for those of components that then have too many groups, and the best
         plan of them; None if there are none. ``groups`` are a plan without."""
         while True:
@@ -109,7 +110,7 @@ class Search:
             copies = split(graph, roots, computed_once(limits))
             if copies is None:
                 return None
-            pricing, known = Recomputing(copies, scheduler), copies.lifted(groups)
+            pricing, known = DuplicatePricing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
             left = replace(self.budget.until(self.expires_at), known=known)
@@ -129,7 +130,7 @@ def computed_once(limits: Resolved | None) -> frozenset[int]:
     return frozenset() if limits is None else limits.fused
 
 
-def worth_again(
+def worth_recomputing(
     graph: Graph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None = None
 ) -> Nodes:
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
@@ -138,18 +139,20 @@ def worth_again(
     if len(roots) <= LIMITS.untried_copies:
         return roots
     copies = split(graph, roots, computed_once(limits))
-    return () if copies is None else tuple(sorted(_Trials(copies, scheduler, groups, limits).worthwhile()))
+    if copies is None:
+        return ()
+    return tuple(sorted(_MoveTrials(copies, scheduler, groups, limits).worthwhile()))
 
 
-class _Trials:
+class _MoveTrials:
     """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
 
     def __init__(
-        self, copies: Copies, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
+        self, copies: SplitGraph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
     ) -> None:
         self._copies, self._graph = copies, copies.graph
         there = None if limits is None else limits.moved(copies.places)
-        self._book = PriceBook(*limited(copies.graph, Recomputing(copies, scheduler), there))
+        self._book = PriceBook(*limited(copies.graph, DuplicatePricing(copies, scheduler), there))
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
         self._kernel = [kernel_of[n] for n in copies.node]
         """For each copy, where its operation is computed."""
