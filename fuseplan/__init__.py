@@ -1,7 +1,7 @@
-"""fuseplan: ``jax.jit`` that first decides, by a cost model and a solver with a proof,
-which operations share a kernel, and then emits exactly those kernels.
+"""fuseplan: a ``jax.jit`` that plans which operations share a kernel, by a cost model and a solver with a
+proof, and emits these kernels.
 
-A name is imported from its module when it is first used, as the planner takes a third of a second to import.
+Names are imported on first use, as the planner takes a third of a second to import.
 
 Example:
     >>> import fuseplan, jax, jax.numpy as jnp

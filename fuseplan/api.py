@@ -1,5 +1,5 @@
-"""The ways in: ``jit`` runs a plan, ``make_plan`` shows one, ``compare`` sets planners
-side by side."""
+"""The public functions: ``jit`` plans and runs a function, ``make_plan`` returns its plan, ``compare``
+compares planners, ``devices`` lists devices."""
 
 from __future__ import annotations
 
@@ -54,36 +54,35 @@ def jit(
     constraints: Constraints | None = None,
     **jit_options: Any,
 ) -> Any:
-    """``jax.jit`` that first decides which operations share a kernel, and emits those.
+    """``jax.jit`` that plans which operations share a kernel, and emits these kernels.
 
     Args:
         f: the function; without it, a decorator is returned.
         device: a name of ``fuseplan.devices()``, ``name:backend`` (``"h200:mosaic_gpu"``) for
-            kernels of another of its backends, or a ``costmodel.DeviceSpec``; None is the device
-            JAX runs on. Kernels planned for a device that is not here are left to XLA.
+            another of its backends, or a ``costmodel.DeviceSpec``; None is the device that JAX runs on.
+            Kernels for a device that is not present are left to XLA.
         planner: a name of ``fuseplan.planner_names()``.
-        deadline_s: wall-clock seconds for planning; after it the best plan found so far is used.
+        deadline_s: seconds of planning after which the best plan found so far is used.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
             leaving it to XLA.
         measure: on the first call at each new set of shapes, time the fused program against
-            ``jax.jit(f)`` on those very arguments (up to 2 s or one run of each, beside the
-            second compilation), and run the better from then on. Where both are one program, as on a
-            CPU that can gain nothing by tiled loops, nothing is timed. A function with side effects
-            is not timed, and run by ``jax.jit``; on tracers the fused function is used.
-        constraints: what must or must not share a kernel, and how large a kernel may be: a
-            ``fuseplan.Constraints``. With ``measure=True`` they do not bind ``jax.jit``'s program.
-        **jit_options: every option of ``jax.jit`` (``static_argnums``, ``donate_argnums``,
-            ``in_shardings`` …), with its meaning there.
+            ``jax.jit(f)`` on these arguments (up to 2 s or one run of each, beside the second compilation),
+            and run the faster one from then on. Nothing is timed if both are the same program, as on a CPU
+            where no tiled loop can gain. A function with side effects is not timed, and run by ``jax.jit``;
+            on tracers the fused function is used.
+        constraints: which operations must or must not share a kernel, and how large a kernel may be. With
+        ``measure=True`` they do not bind ``jax.jit``'s program. **jit_options: options of ``jax.jit``, such
+        as ``static_argnums`` and ``donate_argnums``.
 
     Returns:
-        A ``JitFused``: called like ``jax.jit(f)``, with ``plan``, ``trace`` and ``lower``
-        beside it. Results have the same pytrees, dtypes and errors as ``jax.jit(f)``'s. A kernel that
-        the device's compiler refuses is planned anew, twice at most, and then left to XLA, with a
+        A ``JitFused``, called like ``jax.jit(f)``, with the methods ``plan``, ``trace`` and ``lower``.
+        Results have the same pytrees, dtypes and errors as those of ``jax.jit(f)``. A kernel that the
+        device's compiler refuses is planned again, at most twice, and then left to XLA, with a
         ``CompilerRefusalWarning``.
 
     Raises:
         FuseplanError: an unknown device or planner, or an invalid deadline.
-        ConstraintError: when called, constraints that select nothing or cannot hold.
+        ConstraintError: at a call, if a constraint selects no operation or cannot hold.
 
     Example:
         >>> import jax.numpy as jnp
@@ -106,7 +105,7 @@ def jit(
 
 
 class JitFused:
-    """A function that plans, fuses and compiles itself at each new set of shapes."""
+    """A function that is planned, fused and compiled at each new set of shapes."""
 
     def __init__(
         self,
@@ -119,7 +118,7 @@ class JitFused:
         jit_options: dict[str, Any],
         measure: bool = False,
     ) -> None:
-        # Without f's attributes: one named as ours (a fused function's) would take its place.
+        # Do not copy f's attributes: they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._planning = (device, planner, deadline_s, strict, constraints)
@@ -136,13 +135,13 @@ class JitFused:
 
     @functools.cached_property
     def _options(self) -> Options:
-        # Figures of this CPU are measured where prices decide something (``with_figures``): that takes
-        # seconds, and most functions leave nothing to decide.
+        # This CPU is measured only where prices matter (``with_figures``): it takes seconds, and in most
+        # functions no price matters.
         device, planner, deadline_s, strict, constraints = self._planning
         return make_options(unmeasured_device(device), planner, deadline_s, strict, constraints)
 
     def _is_left_to_jax(self, closed: Any) -> bool:
-        """Whether calls of a traced function run ``jax.jit``'s program, unplanned."""
+        """Whether calls of a traced function run ``jax.jit``'s program without planning."""
         return not may_loop_anywhere(flatten(closed), self._options)
 
     def _emitted_for(self, platform: str | None, plan_of: PlanOf) -> Callable[..., Any]:
@@ -164,8 +163,8 @@ class JitFused:
         return result
 
     def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
-        """JAX's own result, before the arguments may be donated; None where computing it
-        twice would show: on tracers, and for functions with side effects."""
+        """The result of ``jax.jit(f)``, computed before the arguments may be donated; None on tracers and for
+        functions with side effects."""
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return None
         if self._reference.trace(*args, **kwargs).jaxpr.effects:
@@ -174,7 +173,7 @@ class JitFused:
 
     @functools.cached_property
     def _undonating(self) -> Any:
-        """``jax.jit(f)`` that leaves its arguments to whoever runs next."""
+        """``jax.jit(f)`` without donation of arguments."""
         kept = {k: v for k, v in self._jit_options.items() if not k.startswith("donate_")}
         return jax.jit(self._f, **kept)
 
@@ -188,12 +187,12 @@ class JitFused:
         return f"fuseplan.jit({self._name}, device={device!r}, planner={planner!r}{measure})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """A decorated method binds its instance, as under ``jax.jit``."""
+        """Bind a decorated method to its instance, as ``jax.jit`` does."""
         return self if instance is None else types.MethodType(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan at the shapes of these arguments: arrays or ``ShapeDtypeStruct``s. On a CPU, a note says
-        so where a call runs ``jax.jit``'s own program."""
+        """The plan for these arguments: arrays or ``ShapeDtypeStruct``s. On a CPU, a note tells if a call
+        runs the program of ``jax.jit``."""
         started = time.perf_counter()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
@@ -208,28 +207,27 @@ class JitFused:
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
     def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
-        """How ``jax.grad`` of this function runs it: the plan of both passes, with respect to all
-        arguments that have a derivative, and what is kept between them; None where JAX has no
-        reverse mode."""
+        """The plan that ``jax.grad`` of this function runs: both passes, with respect to all arguments that
+        have a derivative, and the values kept between them; None if JAX has no reverse mode for the
+        function."""
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         return plan_passes(flatten(traced.jaxpr), self._options)
 
     def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
-        """What ``measure=True`` found, and keeps running, at arguments like these; None if it
-        has not been called with such, or was not asked to measure."""
+        """The measurement of ``measure=True`` for arguments of these shapes; None if there is none."""
         return self._choices.measured(args, kwargs) if self._choices else None
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """The fused function traced, as ``jax.jit(f).trace`` (a ``jax.stages.Traced``)."""
+        """Trace the fused function, as ``jax.jit(f).trace``, to a ``jax.stages.Traced``."""
         return self._jitted.trace(*args, **kwargs)
 
     def lower(self, *args: Any, device: str | DeviceSpec | None = None, **kwargs: Any) -> Any:
-        """The fused function lowered (as a ``jax.stages.Lowered``; ``.compile()`` compiles it).
+        """Lower the fused function, as ``jax.jit(f).lower``, to a ``jax.stages.Lowered``.
 
-        With ``device`` it is planned and lowered for that device, which need not be here: that
-        takes the ``aot`` extra. A kernel that the compiler refuses is planned anew, and in the end
-        left to XLA, with a ``CompilerRefusalWarning``.
+        With ``device`` it is planned and lowered for that device, which need not be present (extra ``aot``).
+        A kernel that the compiler refuses is planned again, and in the end left to XLA, with a
+        ``CompilerRefusalWarning``.
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)
@@ -247,11 +245,11 @@ class JitFused:
         )
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
-        """Shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
+        """The shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
         return self._reference.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forget compiled programs, as ``jax.jit(f).clear_cache()``, and what was measured."""
+        """Delete compiled programs, as ``jax.jit(f).clear_cache()``, and measurements."""
         if self._choices:
             self._choices.clear()
         self._jitted.clear_cache()
@@ -275,7 +273,7 @@ def make_plan(
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
-    ``features`` says which parts of the decision are taken, for ablations.
+    ``features`` switches parts of the planner off, for ablations.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -304,32 +302,32 @@ def compare(
     features: Features = ALL_FEATURES,
     measure: bool = False,
 ) -> Callable[..., pd.DataFrame]:
-    """A function that plans ``f`` by each planner; a frame, a row each.
+    """A function that plans ``f`` by each planner and returns a frame with a row for each.
 
-    By default these are all planners of graphs, and XLA's own plan (``xla``) if its compiler for the
-    device is installed. Columns: ``planner, kernels, time_us, unrewritten_us, hbm_bytes, peak_bytes,
-    recomputed_flops, status, bound_us, gap, planning_s, ratio, baseline, notes, assumed``:
+    By default these are all planners, and XLA's own plan (``xla``) if its compiler for the device is
+    installed. Columns: ``planner, kernels, time_us, unrewritten_us, hbm_bytes, peak_bytes, recomputed_flops,
+    status, bound_us, gap, planning_s, ratio, baseline, notes, assumed``:
 
     - ``unrewritten_us``: the time of the planner's plan of the program as traced, with
-      ``Features(rewrites=False)``. Every planner that decides is given the same rewrites:
-      ``unrewritten_us / time_us`` is what rewriting gains it, and greedy's ``time_us`` over the
-      solver's is what solving gains.
+      ``Features(rewrites=False)``. All planners are given the same rewrites: ``unrewritten_us / time_us`` is
+      the gain from rewriting, and greedy's ``time_us`` over the solver's is the gain from solving.
     - ``gap``: ``time_us / bound_us - 1``; 0.0 when proven.
     - ``ratio``: ``time_us`` over that of the ``baseline``: ``xla`` if it has a plan, else ``unfused``,
       else the first planner.
-    - ``status``, ``notes``: ``NONE`` and the reason where XLA does not compile the program here.
+    - ``status``, ``notes``: ``NONE`` and the reason if there is no plan.
     - ``assumed``: the figures of the device that are neither measured nor published.
 
-    With ``measure=True`` each program is also run here, in turns with ``jax.jit``'s, and its results are
-    checked against those: ``measured_us, measured_ratio, temp_bytes, temp_ratio`` (the ratios: over
-    ``jax.jit``'s in the same run; NaN where nothing was measured). What a plan leaves to XLA, XLA fuses as
-    it likes: on a CPU, plans without loops of ours all run ``jax.jit``'s program.
+    With ``measure=True`` each program is also run here, in turns with that of ``jax.jit``, and its results
+    are checked against those. This adds the columns ``measured_us, measured_ratio, temp_bytes, temp_ratio``
+    (ratios to ``jax.jit`` in the same run; NaN where nothing was measured). XLA fuses operations that a plan
+    leaves to it in its own way: on a CPU, all plans without tiled loops run the program of ``jax.jit``.
 
     Raises:
-        InvalidArgumentError: no planners; ``measure=True`` with another device than this one, or without
-            arrays.
-        UnknownNameError: a planner or device that there is not.
-        MismatchError: a measured program's results are not ``jax.jit``'s.
+        InvalidArgumentError: there are no planners, or ``measure=True`` is given for another device than this
+        one
+            or without arrays.
+        UnknownNameError: a planner or device is unknown.
+        MismatchError: the results of a measured program differ from those of ``jax.jit``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -347,7 +345,6 @@ def compare(
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:
-
         if measure:
             require_measurable(options, args, kwargs)
         lowered = lower(trace(f, *args, **kwargs))
@@ -360,6 +357,6 @@ def compare(
 
 
 def devices() -> pd.DataFrame:
-    """A frame of the known devices: memory, bandwidth, rates, and where the numbers come
-    from (``frame.attrs["sources"]``). ``cpu`` is measured on the first call."""
+    """A frame of the known devices: memory, bandwidth and rates, with the source of each figure in
+    ``frame.attrs["sources"]``. The first call measures ``cpu``."""
     return devices_frame()

@@ -1,5 +1,5 @@
-"""What the command line prints: rich tables on a terminal, plain aligned text in a pipe,
-progress on a terminal's stderr only."""
+"""Output of the command line: rich tables on a terminal, plain aligned text in a pipe, and progress on a
+terminal's stderr."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fuseplan.support.format import columns
 
 
 def is_terminal() -> bool:
-    """Whether what is printed is read by a person."""
+    """Whether stdout is a terminal."""
     return sys.stdout.isatty()
 
 
@@ -26,7 +26,7 @@ def print_table(
     title: str = "",
     bold: Iterable[int] = (),
 ) -> None:
-    """Print a table; columns ``right`` are numbers, rows ``bold`` stand out on a terminal."""
+    """Print a table. The columns ``right`` are aligned right; the rows ``bold`` are bold on a terminal."""
     rows, right, bold = [list(row) for row in rows], set(right), set(bold)
     if not is_terminal():
         if title:
@@ -74,24 +74,24 @@ class Steps:
         self._progress, self._task = progress, task
 
     def start(self, text: str) -> None:
-        """Name the step that begins."""
+        """Show ``text`` as the current step."""
         if self._progress is not None:
             self._progress.update(self._task, description=text)
 
     def total(self, count: int) -> None:
-        """There are ``count`` steps after all."""
+        """Set the number of steps."""
         if self._progress is not None:
             self._progress.update(self._task, total=count)
 
     def done(self) -> None:
-        """One step is behind us."""
+        """Advance by one step."""
         if self._progress is not None:
             self._progress.advance(self._task)
 
 
 @contextmanager
 def progress(total: int) -> Iterator[Steps]:
-    """A progress bar on stderr while the block runs; nothing where stderr is no terminal."""
+    """Show a progress bar on stderr while the block runs; nothing if stderr is no terminal."""
     if not sys.stderr.isatty():
         yield Steps()
         return

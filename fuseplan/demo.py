@@ -1,4 +1,4 @@
-"""What ``fuseplan demo`` does: plan two programs for three devices, then run both here."""
+"""``fuseplan demo``: plan two programs for three devices, run both here, and write a page."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from fuseplan.targets.detect import local_platform
 
 DEVICES = ("h200", "tpu_v5e", "cpu")
 PLANNERS = ("unfused", "greedy", "best_first", "xla", "solver")
-"""``xla`` where its compiler for the device is installed."""
+"""``xla`` is used if its compiler for the device is installed."""
 _PAIRS = 5
-"""Runs of each function, in turns, so that a change of the machine's load hits both."""
+"""Runs of each function, alternating, so that a change of the machine's load affects both."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A function, the shapes it is planned at, and the arrays it is run on."""
+    """A function, the shapes that it is planned for, and the arrays that it is run on."""
 
     name: str
     f: Callable[..., Any]
@@ -46,7 +46,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """``fuseplan.jit`` and ``jax.jit`` of one program, measured here in turns."""
+    """The measurements of ``fuseplan.jit`` and ``jax.jit`` of one program."""
 
     name: str
     kernels: int
@@ -59,12 +59,12 @@ class Run:
     """The modelled time of the plan that ran."""
     largest_difference: float
     relative_difference: float
-    """The largest difference over the root mean square of the result it is in."""
+    """The largest difference over the root mean square of its array."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What ``PLANNERS`` make of a program for one device."""
+    """The plans of a program for one device by ``PLANNERS``."""
 
     name: str
     device: str
@@ -78,13 +78,13 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """All that the demo found out."""
+    """The results of the demo."""
 
     planned: tuple[Planned, ...]
     runs: tuple[Run, ...]
     platform: str
     tiled_loops: int
-    """Kernels of the plans that were run here that are tiled loops, not XLA's own."""
+    """The number of tiled loops in the plans that were run here."""
     page: Path
     seconds: float
 
@@ -119,7 +119,7 @@ class Demo:
 
 
 def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: Steps) -> Demo:
-    """FusionPlan, run, and write the page."""
+    """Plan and run the programs, and write the page."""
     started = time.perf_counter()
     planners = {device: _planners(device) for device in DEVICES}
     steps.total(len(programs) * (sum(map(len, planners.values())) + 1) + 1)
@@ -165,7 +165,7 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     del ours, reference
     samples: list[list[float]] = [[], []]
     for pair in range(_PAIRS):
-        # Whoever goes second finds warmer caches: take turns at that too.
+        # The second one has warmer caches, so the order alternates too.
         for i in (0, 1) if pair % 2 == 0 else (1, 0):
             started = time.perf_counter()
             jax.block_until_ready(compiled[i](*program.arrays))
@@ -180,13 +180,12 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
 
 
 def _temp_bytes(compiled: Any) -> int | None:
-    """Bytes of temporaries as the compiler reports them, where it does."""
+    """Bytes of temporaries as the compiler reports them; None if it does not."""
     analysis = compiled.memory_analysis()
     return None if analysis is None else int(analysis.temp_size_in_bytes)
 
 
 def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> None:
-
     head, rows = _run_rows(runs)
     measured = Table(
         f"Measured on this {local_platform().upper()}",
@@ -226,7 +225,7 @@ def _run_rows(runs: Sequence[Run]) -> tuple[tuple[str, ...], tuple[tuple[str, ..
 
 
 def print_demo(demo: Demo) -> None:
-    """The demo in 80 columns."""
+    """Print the results in 80 columns."""
     for name in dict.fromkeys(planned.name for planned in demo.planned):
         _print_plans(name, [planned for planned in demo.planned if planned.name == name])
         print()
@@ -284,7 +283,7 @@ def _print_plans(name: str, studies: Sequence[Planned]) -> None:
 
 
 def _one_kernel(plan: FusionPlan) -> str:
-    """The largest fused kernel of a plan, and how it is tiled."""
+    """Describe the largest fused kernel of a plan and its tiles."""
     k, kernel = max(enumerate(plan.kernels), key=lambda item: (len(item[1].spec.nodes), -item[0]))
     spec, cost = kernel.spec, kernel.cost
     tiles = f"grid {grid(spec)}, tile {tile(spec)}, " if spec.axes else ""

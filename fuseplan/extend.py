@@ -1,8 +1,8 @@
-"""Extend fuseplan: declare operations, ways of deciding, devices and backends.
+"""Extend fuseplan: the public names for adding operations, planners, devices and backends.
 
 - an operation: ``register_rule`` with a ``Rule``, or ``elementwise`` for elementwise ones;
-- a planner: ``register_planner`` with a function from a graph, prices and a budget to a ``Grouping``, or
-  ``plan_decided`` for one that names groups and leaves the kernels to fuseplan;
+- a planner: ``register_planner`` with a function from a graph, prices and a budget to a ``Grouping``, such as
+  ``plan_decided`` of a function that returns groups of nodes;
 - a device: a ``DeviceSpec``, passed as ``device=``;
 - a backend: ``register_backend`` with a ``Backend``, whose ``emitter`` is the module that makes its kernels.
 

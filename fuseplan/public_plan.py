@@ -1,4 +1,4 @@
-"""The plan that users hold: the data of ``fuseplan.plan`` with methods to print, explain, verify and save
+"""The public ``Plan``: the data of ``fuseplan.plan`` with methods to print, explain, verify, run and save
 it."""
 
 from __future__ import annotations
@@ -44,24 +44,24 @@ class Plan(FusionPlan):
 
     @classmethod
     def of(cls, plan: FusionPlan) -> Plan:
-        """The same plan, with methods."""
+        """``plan`` as a ``Plan``."""
         if isinstance(plan, cls):
             return plan
         return cls(**{field.name: getattr(plan, field.name) for field in fields(plan)})
 
     @property
     def buffers(self) -> tuple[Buffer, ...]:
-        """Where each temporary lies in an arena that they share, and the kernels between which it
-        is in use, by first kernel. Worked out anew each time: up to 0.2 s."""
+        """The place of each temporary in a shared arena and the kernels between which it is in use, ordered
+        by first kernel. Computed on each access, in up to 0.2 s."""
         return plan_buffers(self)
 
     @property
     def arena_bytes(self) -> int:
-        """How large the arena of ``buffers`` is: ``peak_bytes``, and what alignment and gaps cost."""
+        """The size of the arena of ``buffers``: ``peak_bytes`` plus alignment and gaps."""
         return arena_bytes(self.buffers)
 
     def __str__(self) -> str:
-        """A table in 80 columns, a line a kernel; equal kernels of a long plan share a line."""
+        """A table in 80 columns with a line for each kernel; equal kernels of a long plan share a line."""
         return text.kernel_table(self)
 
     def summary(self) -> str:
@@ -69,7 +69,7 @@ class Plan(FusionPlan):
         return text.summary(self)
 
     def to_frame(self) -> pd.DataFrame:
-        """A row a kernel, in order.
+        """A frame with a row for each kernel, in order.
 
         Columns: ``kernel, name, ops, n_ops, makes, backend, grid, tile, skipped`` (tiles that a
         mask leaves out), ``time_us, bound_by`` (the largest part of the time), ``parts`` (each part of it,
@@ -87,16 +87,17 @@ class Plan(FusionPlan):
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan that ``to_json`` wrote, checked anew.
+        """Read and check a plan that ``to_json`` wrote.
 
         Raises:
-            InvalidPlanError: the text is not such a plan, or the plan is not legal; the
-                message names the field or kernel at fault.
+            InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the
+            field or
+                kernel.
         """
         return cls.of(checked_plan_from_json(text))
 
     def run(self, *args: Any) -> Any:
-        """Run the plan's kernels here, on arrays like the arguments of the function that it is of.
+        """Run the plan's kernels here on arrays like the arguments of the planned function.
 
         Kernels for another platform than JAX's default one are left to XLA, which gives the same results.
 
@@ -105,7 +106,7 @@ class Plan(FusionPlan):
 
         Raises:
             InvalidPlanError: the plan was read from a file that does not hold its program.
-            TypeError: the arrays are of other shapes or dtypes than the plan.
+            TypeError: the arrays have other shapes or dtypes than the plan.
         """
         program = self.lowered
         inputs = program.graph.inputs[len(program.consts) :]
@@ -127,17 +128,18 @@ class Plan(FusionPlan):
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write a page about this plan, beside the unfused one, that needs no network.
 
-        The file appears whole or not at all. Raises ``OutputError`` if it cannot be written.
+        The file is written atomically. Raises ``OutputError`` if it cannot be written.
         """
 
         write_plan_page(self, path, title)
 
     def explain(self, a: int | str, b: int | str) -> explanations.Explanation:
-        """Why two operations are, or are not, in one kernel, and what the other way would cost.
+        """Why two operations are or are not in one kernel, and the cost of the opposite decision.
 
         Args:
-            a: a node's id (``3`` or ``"n3"``), or the name of an operation (``"exp"``) where
-                that, or an edge between the two, singles out one node.
+            a: a node's id (``3`` or ``"n3"``), or the name of an operation (``"exp"``) if only one node has
+            it, or only
+                one pair of nodes with an edge.
             b: the same.
 
         Raises:
@@ -146,5 +148,5 @@ class Plan(FusionPlan):
         return explanations.explain(self, a, b)
 
     def _repr_html_(self) -> str:
-        """The table that a notebook shows."""
+        """The table for notebooks."""
         return text.html_table(self)

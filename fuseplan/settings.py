@@ -1,5 +1,4 @@
-"""What can be set: options of one call, and the ``FUSEPLAN_*`` environment variables
-(``FUSEPLAN_CACHE`` is ``fuseplan.search.cache``'s)."""
+"""Check the options of a call, and resolve its device."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ def make_options(
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
 ) -> Options:
-    """Resolve and check options.
+    """Check the options of a call, and resolve its device; ``None`` is the device of JAX's default backend.
 
-    ``device=None`` is the default backend's own device. Raises ``UnknownNameError`` for a
-    device or planner that is not known and ``InvalidArgumentError`` for a deadline that is
-    not a number of seconds, at least zero, or constraints or features of another type.
+    Raises:
+        UnknownNameError: the device or the planner is unknown.
+        InvalidArgumentError: the deadline is no number of at least 0, or an option has another type.
     """
     if not isinstance(planner, str):
         raise InvalidArgumentError(
@@ -52,13 +51,13 @@ def make_options(
 
 
 def with_figures(options: Options) -> Options:
-    """``options`` with a device whose figures prices can rest on: a CPU that has not been measured is
-    measured now, which takes seconds."""
+    """``options`` with the measured figures of the device: measures this CPU if it has not been, which takes
+    seconds."""
     return replace(options, device=measured(options.device))
 
 
 def resolve_device(device: str | DeviceSpec | None) -> DeviceSpec:
-    """The device of that name; None is the device JAX runs on by default."""
+    """The device of that name; None is the device that JAX runs on by default."""
     if device is None:
         return local_device()
     if not isinstance(device, (str, DeviceSpec)):
