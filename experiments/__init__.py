@@ -1,5 +1,1 @@
-"""Named workloads, and the studies that compare plans on them.
-
-``fuseplan.workloads`` is the one list that tests, calibration, benchmarks, reports and
-the command line share.
-"""
+"""Studies and benchmarks of fuseplan on the programs of ``fuseplan.workloads``; not part of the wheel."""

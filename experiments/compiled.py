@@ -1,11 +1,11 @@
-"""Every kernel of the workloads' plans, compiled for devices that are not there.
+"""Compile every kernel of the workloads' plans for devices that are not present.
 
     python -m experiments.compiled --out compiled.csv
 
-A row a distinct kernel: does it compile, and if not, why; registers, spills and shared memory on
-GPUs; on TPUs VMEM, and the compiler's estimate of cycles beside that of XLA's own kernels for the
-same operations. What the file has, by the same compilers, is not compiled again. Needs the extra
-``aot``.
+Writes a row for each distinct kernel: whether it compiles, or the error; registers, spills and shared memory
+on GPUs; VMEM and the compiler's estimate of cycles on TPUs, beside the estimate for XLA's own kernels of the
+same operations. Kernels that the file has, by the same versions of the compilers, are not compiled again.
+Needs the extra ``aot``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The kernels of a workload's plan, compiled one after another for a device that is not there."""
+"""Compile the kernels of a workload's plan, one after another, for a device that is not present."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""Tasks of ``experiments.compiled`` in a process of their own, and another where the compiler ends it,
-as libtpu does where it estimates cycles of what it does compile (copies to scalar memory, say), or where
-a kernel takes too long."""
+"""Run the tasks of ``experiments.compiled`` in a child process, with a new one after a crash or a timeout.
+
+libtpu may end the process while it estimates cycles of a kernel that it does compile, such as one with copies
+to scalar memory.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Rows of ``experiments.compiled``: one distinct kernel each, as it is found out, kept in a file and
-read again."""
+"""Rows of ``experiments.compiled``, one for each distinct kernel, and their file."""
 
 from __future__ import annotations
 
@@ -22,23 +21,23 @@ _COMPILERS = {"tpu": ("jax", "libtpu"), "gpu": ("jax", "jax-cuda13-pjrt", "nvidi
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One distinct kernel; None where something does not apply, or is not known."""
+    """The results for one distinct kernel; None for a figure that does not apply or is unknown."""
 
     workload: str
     device: str
     dtype: str
     kernel: int
-    """The first of its kind in the plan."""
+    """The position of the first such kernel in the plan."""
     kinds: int
-    """How many distinct kernels the plan has."""
+    """The number of distinct kernels of the plan."""
     count: int
-    """How often the plan has this one."""
+    """The number of such kernels in the plan."""
     name: str
     nodes: int
     tile: str
     compiled: bool
     cause: str = ""
-    """Why it does not compile."""
+    """The reason why it does not compile."""
     registers: int | None = None
     spill_bytes: int | None = None
     shared_bytes: int | None = None
@@ -49,9 +48,9 @@ class Row:
     vmem_bytes: int | None = None
     cycles: int | None = None
     xla_cycles: int | None = None
-    """Of XLA's own kernels for the same operations."""
+    """The cycles of XLA's own kernels for the same operations."""
     no_cycles: str = ""
-    """Why one of the two is not known."""
+    """The reason why one of the two is unknown."""
     in_hbm: bool = False
     """Both were estimated with all arrays in HBM: libtpu estimates no copies from VMEM to scalar memory."""
     hbm_bytes: int = 0

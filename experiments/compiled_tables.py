@@ -1,5 +1,4 @@
-"""What the rows of ``experiments.compiled`` say together: a line a device, and a line a workload on a
-TPU, whose cycles are those of all of its kernels."""
+"""Summaries of the rows of ``experiments.compiled``: for each device, and for each workload on a TPU."""
 
 from __future__ import annotations
 
@@ -17,8 +16,8 @@ CYCLES_HEAD = """\
 
 
 def summary(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a device and dtype: kernels, the share that compiles, those that spill, and the median and
-    the worst of our time over XLA's, by cycles and bytes."""
+    """A row for each device and dtype: the number of kernels, the shares that compile and spill, and the
+    median and the worst ratio of our time to XLA's, by cycles and bytes."""
     rows = []
     for (device, dtype), part in frame.groupby(["device", "dtype"], sort=False):
         ratio = (part["cycles_us"] / part["xla_cycles_us"]).dropna()
@@ -38,8 +37,8 @@ def summary(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def cycles_table(frame: pd.DataFrame) -> pd.DataFrame:
-    """A row a workload, device and dtype, all kernels together, each as often as the plan has it: how
-    many have estimates beside XLA's, and our cycles and time over XLA's."""
+    """A row for each workload, device and dtype, summed over all kernels of the plan: the number of kernels
+    with both estimates, and the ratios of our cycles and time to XLA's."""
     rows = []
     for at, part in frame.groupby(["workload", "device", "dtype"], sort=False):
         both = part["cycles"].notna() & part["xla_cycles"].notna()
@@ -67,7 +66,7 @@ def cycles_table(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def cycles_csv(frame: pd.DataFrame, command: str) -> str:
-    """``cycles_table`` as a file, with the command, the versions and the day in comments."""
+    """``cycles_table`` as CSV, with the command, the versions and the date in comments."""
     versions = ", ".join(sorted(set(frame["versions"]) - {""}))
     versions = f"fuseplan {machine_columns()['fuseplan']}; {versions}"
     head = f"{CYCLES_HEAD}# {command}\n# {versions}, {datetime.now(UTC):%Y-%m-%d}\n"

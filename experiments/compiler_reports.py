@@ -1,7 +1,7 @@
-"""What a device's compiler says of one kernel: registers, spills and shared memory of a GPU's, as
-``ptxas -v`` counts them; VMEM and cycles of a TPU's, by libtpu's static profile.
+"""Collect the compiler's report on one kernel, without the device: registers, spills and shared memory by
+``ptxas -v``, or VMEM and cycles by libtpu's static profile.
 
-No device is needed. Cycles need ``dump_cycles`` to be called before libtpu is loaded.
+Cycles need ``dump_cycles`` to be called before libtpu is loaded.
 """
 
 from __future__ import annotations

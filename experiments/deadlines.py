@@ -1,9 +1,9 @@
-"""Programs that are hard to plan in time, and whether planning keeps its deadline on them.
+"""Check that planning keeps its deadline on programs that are hard to plan.
 
 ``python -m experiments.deadlines`` plans each for a CPU, a GPU and a TPU under several deadlines, and prints
-by how much each planning outlasts what is promised: the deadline, half a second, and a fifth of what
-tracing and lowering take. Seconds are of this process's CPU, the planner's own clock included, so that
-other load on the machine does not count. Exit code 1 if a promise is broken.
+the excess of each planning time over its limit: the deadline, half a second, and a fifth of the time of
+tracing and lowering. Times are CPU times of this process, the planner's own clock included, so that other
+load on the machine does not count. Exit code 1 if a limit is exceeded.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Time first calls of ``fuseplan.jit`` beside ``jax.jit`` where no tiled loop can gain.
+"""Time first calls of ``fuseplan.jit`` and ``jax.jit`` on programs that no tiled loop can speed up.
 
 ``python -m experiments.first_call`` prints a table.
 
 Each program runs in a process of its own. There, new functions are jitted by ``jax.jit`` and ``fuseplan.jit``
-in turns, with all of JAX's caches cleared before each; a call is over when its results are there. Reported
+in turns, with all of JAX's caches cleared before each; a call ends when its results are ready. Reported
 are the medians of process CPU time and of wall-clock time, the medians of the ratios within a turn, the ratio
 of later calls, and whether XLA counts the same operations and bytes in both compiled programs. On a machine
 that others use, compare the ratios.

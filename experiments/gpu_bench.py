@@ -1,11 +1,11 @@
-"""``fuseplan.jit`` on a GPU, beside ``jax.jit``, ``torch.compile`` and the best library kernel.
+"""Time ``fuseplan.jit`` on a GPU beside ``jax.jit``, ``torch.compile`` and the best library kernel.
 
     python -m experiments.gpu_bench --out gpu.csv --budget-s 480
 
-Each workload is first checked against float64, then timed: all programs in turns, beside a copy,
-whose bandwidth is what memory gives. A row is written as soon as it is known, what fails is a row
-that says so, and what ``--out`` has already measured on this device is not measured again. Where
-there is no GPU, small sizes run in Pallas' interpreter, to show that the script does.
+Each workload is first checked against float64, then timed: all programs in turns, beside a copy that measures
+the memory's bandwidth. Each row is written at once; a failure is a row with its error. Rows that ``--out``
+has of this device are not measured again. Without a GPU, small sizes run in Pallas' interpreter, as a test of
+the script.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import FuseplanWarning, MismatchError
 from fuseplan.targets.detect import local_platform
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 _LIMITS = {"bfloat16": 0.15, "float32": 5e-3}
 """The largest difference from float64, over the root mean square, that rounding explains: bfloat16

@@ -1,5 +1,5 @@
-"""What ``experiments.gpu_bench`` measures: programs, sizes well beyond a GPU's L2 cache, the best
-library's kernel beside each, and what is meant to be reached."""
+"""The cases of ``experiments.gpu_bench``: programs at sizes beyond a GPU's L2 cache, library kernels, and
+goals."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _attention(name: str, f: Program, count: int) -> Workload:
 
 
 def _causal_flops(products: int, batch: int, tokens: int, heads: int, width: int) -> int:
-    """Each of the products is of half of the scores."""
+    """The flops of causal attention, where each product is of half of the scores."""
     return products * batch * heads * tokens**2 * width
 
 

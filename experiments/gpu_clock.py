@@ -1,5 +1,5 @@
-"""Time on the device: the durations of kernels where the driver tells them (CUPTI, CUDA events),
-and else the wall-clock time of calls queued one behind the other."""
+"""Measure time on the device: durations of kernels from the driver (CUPTI, CUDA events), or else the
+wall-clock time of queued calls."""
 
 from __future__ import annotations
 

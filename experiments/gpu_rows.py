@@ -1,4 +1,4 @@
-"""Rows of ``experiments.gpu_bench``: as a file keeps them, a line each as it is known, and their sum."""
+"""Rows of ``experiments.gpu_bench``, their file, and their summary."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The same programs in PyTorch, for ``torch.compile`` beside ours; where it is installed with CUDA.
+"""The cases of ``experiments.gpu_bench`` in PyTorch, for ``torch.compile``; needs PyTorch with CUDA.
 
-Each maker takes the module ``torch`` and returns a function of the arguments of
-``experiments.gpu_cases``, of the same pytrees, on tensors.
+Each function takes the module ``torch`` and returns a function of tensors, in the pytrees of
+``experiments.gpu_cases``.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Greedy against solver: every planner on every workload and device, under one cost model.
+"""Compare all planners on all workloads and devices under one cost model.
 
-Each planner that decides plans the program twice: as traced, and with the rewrites that all of them are
-given. What rewriting gains a planner is one number, what solving gains over greedy so given another.
+Each planner plans the program as traced and with the rewrites that all planners are given, which separates
+the gain from rewriting from the gain of the solver over greedy.
 
     python -m experiments.greedy_vs_solver
 
-A row a plan, written as it is made to ``experiments/results/greedy_vs_solver.csv``: what is interrupted goes
-on where it stopped. At its end, tables (``.md``) and a plot (``.svg``) of all rows beside it. No device is
-needed but for ``xla``, which takes the extra ``aot``; without it those rows say so.
+Each plan is a row of ``experiments/results/greedy_vs_solver.csv``, written at once; an interrupted run
+continues where it stopped. At the end, tables (``.md``) and a plot (``.svg``) of all rows are written beside
+it. No device is needed; the rows of ``xla`` need the extra ``aot``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.planner_plots import plot
-from experiments.planner_tables import short_table, tables
+from experiments.planner_tables import plot, short_table, tables
 from experiments.rows import RowFile
 from fuseplan.bench.machine import machine_columns
 from fuseplan.console import print_table, progress

@@ -1,8 +1,8 @@
 """Compare the plans of two checkouts: ``python -m experiments.plan_differences OTHER``.
 
 A change of the code's structure must leave every plan as it is. For each workload, device and planner, the
-checkout in the folder ``OTHER`` and this one plan in processes of their own, with nothing remembered and a
-deadline that none of them reaches. The plans that differ in kernels, time, traffic, bound, status or notes
+checkout in the folder ``OTHER`` and this one plan in processes of their own, without a cache and with a
+deadline that is not reached. The plans that differ in kernels, time, traffic, bound, status or notes
 are listed; exit code 1 if some do.
 """
 

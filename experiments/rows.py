@@ -1,4 +1,5 @@
-"""Rows of a long experiment, kept in a file line by line: what is interrupted goes on where it stopped."""
+"""The rows of a long experiment in a file that is written row by row, so that an interrupted run can
+continue."""
 
 from __future__ import annotations
 

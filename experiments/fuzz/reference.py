@@ -1,4 +1,4 @@
-"""Evaluate a program in NumPy and say how far a correct result in its working types may be from that.
+"""Evaluate a program in NumPy, and bound the error of a correct result in its working types.
 
 The program is evaluated several times in float64: exactly; with each operation's result rounded to its
 working type, as hardware that keeps subnormal numbers does and as hardware that does not; and with each

@@ -21,7 +21,7 @@ from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.workloads.cpu import get_cases
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 bench = typer.Typer(no_args_is_help=True, help="Measure fuseplan itself.")
 

@@ -26,7 +26,7 @@ from fuseplan.support.errors import FuseplanError, FuseplanWarning, InvalidPlanE
 from fuseplan.support.format import bytes_text, wrapped
 from fuseplan.targets import calibrate as calibration
 from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 
 def demo(

@@ -49,7 +49,7 @@ from fuseplan.settings import make_options, resolve_device
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import seconds_text, time_text, times_text, wrapped
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 
 def plan(

@@ -160,7 +160,7 @@ _HOW = {
     "launch_ps": f"one {_DOT} more in a loop",
     "step_ps": f"a loop that copies one {_TILE}x{_TILE} tile a turn, without the {_DOT} beside",
 }
-"""What is timed for each figure."""
+"""For each figure, a description of the timed program."""
 
 _PROGRAM_OF = {
     "hbm_bytes_per_s": "memory",
@@ -170,11 +170,11 @@ _PROGRAM_OF = {
     "transcendental_per_s": "exp",
     "reduction_per_s": "sums",
 }
-"""The figures that are the work of one program over its time."""
+"""For each figure that is work over time, the key of its program in ``_programs``."""
 
 
 def _figures(timings: dict[str, Timing], works: dict[str, float]) -> dict[str, Figure]:
-    """The figures that follow from the programs' times."""
+    """Compute the figures from the times and the work of the programs."""
 
     def of(name: str) -> Timing:
         return timings.get(name, Timing(failure="its program was not run"))
@@ -190,22 +190,23 @@ def _figures(timings: dict[str, Timing], works: dict[str, float]) -> dict[str, F
 
 
 def _fresh(fresh: Timing, in_place: Timing, nbytes: float) -> Figure:
-    """Bytes a second of what new memory takes longer. An allocator that keeps what is freed makes no
-    difference: then new memory is as good as free."""
+    """Bytes per second by the additional time for new memory. With an allocator that keeps freed memory there
+    is next to none."""
     if problem := fresh.problem or in_place.problem:
         return Figure.missing(problem)
     return Figure(nbytes / max(fresh.seconds - in_place.seconds, 1e-9), fresh.spread + in_place.spread)
 
 
-# 16-bit types at a small size: where XLA has no kernel for them they run far slower.
+# 16-bit types are timed at a smaller size, as they are far slower where XLA has no kernel for them.
 _MATRIX = {"float32": 1024, "float64": 1024, "bfloat16": 512, "float16": 512}
 
 
 class _Loop:
-    """``state = turn(i, state)`` in a loop inside one program; a sample is the seconds of one turn.
+    """Times a program that runs ``state = turn(i, state)`` in a loop; a sample is the seconds of one
+    iteration.
 
-    ``tiny`` dots stand beside it: without one XLA may compile the whole loop into one kernel
-    on one core, as it does to no loop that has more to do.
+    The loop also runs ``tiny`` small dots: without one, XLA may compile the whole loop into one kernel on one
+    core, which it does not do with larger loops.
     """
 
     def __init__(self, work: float, turn: Callable[[Any, Any], Any], state: Any, tiny: int = 1) -> None:
@@ -216,7 +217,7 @@ class _Loop:
             return turn(i, inner), dot, weight
 
         self.work = work
-        # Donated, or each sample starts with a copy into fresh memory.
+        # Donate the state, so that a sample does not start with a copy into new memory.
         self._run = jax.jit(lambda turns, carry: lax.fori_loop(0, turns, body, carry), donate_argnums=1)
         dot, weight = (jnp.full((_TINY, _TINY), 1 / _TINY, jnp.float32) for _ in range(2))
         self._carry = (state, dot, weight)
@@ -224,13 +225,14 @@ class _Loop:
         self._seconds()  # compiles
 
     def sample(self) -> float:
-        """Run once more: the seconds of a turn, in a run that is long enough to tell."""
+        """Run the loop; the seconds of one iteration. The number of iterations grows until a run is long
+        enough."""
         while True:
             seconds, turns = self._seconds(), self._turns
             if seconds >= _LEAST_S:
                 return seconds / turns
-            # So short a run is mostly the program's own start: by no more than eight at a time.
-            # Also later, if it was another process that made the first runs long.
+            # The start of the program dominates a short run, so grow by a factor of at most eight. This may
+            # happen after the first samples too, if another process made these long.
             self._turns = 1 + min(int(1.5 * turns * _LEAST_S / max(seconds, 1e-9)), 8 * turns)
 
     def _seconds(self) -> float:

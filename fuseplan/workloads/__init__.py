@@ -20,7 +20,6 @@ from fuseplan.support.errors import UnknownNameError
 from fuseplan.workloads import equinox_models, functions, gpt2, optimizer
 from fuseplan.workloads.large import LARGE
 from fuseplan.workloads.published import PUBLISHED
-from fuseplan.workloads.sampling import make_args
 from fuseplan.workloads.stress import STRESS
 from fuseplan.workloads.workload import (
     GATED_MLP,
@@ -30,6 +29,7 @@ from fuseplan.workloads.workload import (
     Built,
     Workload,
     array,
+    make_args,
     of_shapes,
 )
 

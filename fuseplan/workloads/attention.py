@@ -1,4 +1,4 @@
-"""Variants of attention as they are written in JAX: every score stands in memory.
+"""Variants of attention in plain JAX, which hold all scores in memory.
 
 Shapes are those of ``functions``: queries ``q[B, T, H, D]``, keys and values ``[B, S, H, D]``.
 """
@@ -81,7 +81,7 @@ def exact_causal_rows(args: tuple[Any, ...], rows: np.ndarray) -> np.ndarray:
 
 
 def _earlier(tokens: int, keys: int) -> Array:
-    """Which keys a query sees: ``[T, S]``."""
+    """Whether a query attends to a key, as ``[T, S]``: the causal mask."""
     return jnp.arange(keys) <= jnp.arange(tokens)[:, None]
 
 

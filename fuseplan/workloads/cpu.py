@@ -1,7 +1,7 @@
-"""What ``fuseplan bench cpu`` measures: workloads, and what each is meant to reach on the CPU.
+"""The cases of ``fuseplan bench cpu``: workloads with goals for a CPU.
 
-A goal is ``jax.jit``'s time over fuseplan's, and the same of the bytes of temporaries. Workloads
-without a goal are measured all the same.
+A goal is a pair of ratios of ``jax.jit`` to fuseplan: of times, and of bytes of temporaries. Workloads
+without a goal are measured too.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ _SEVERAL_TILES = {
     "linear_cross_entropy_grad": {"m": 131, "classes": 150},
     "mlp": {"m": 131, "hidden": 150},
 }
-"""Extents of small sizes that would fit one tile."""
+"""Larger small sizes for workloads that would otherwise fit into one tile."""
 
 
 def get_cases(names: Sequence[str] = (), small: bool = False, huge: bool = False) -> list[Case]:
-    """The cases of these names, or all.
+    """The cases of the given names, or all.
 
     Args:
-        names: of workloads; one without a goal here is measured without.
-        small: at the small, ragged sizes.
-        huge: those that ``jax.jit`` cannot hold in memory, instead.
+        names: names of workloads, with or without a goal.
+        small: whether to use the small, ragged sizes.
+        huge: whether to select the cases that ``jax.jit`` cannot hold in memory instead.
 
     Raises:
         UnknownNameError: there is no such workload, or none that is huge.
@@ -91,8 +91,9 @@ def _case(name: str, small: bool) -> Case:
 
 
 def _by_points(f: Program, sliced: Sequence[int] = (0,), of_result: int | None = None) -> Sample:
-    """Some of the points of the first argument: the arguments of the numbers ``sliced`` are cut,
-    and the result, or that of number ``of_result``, has a row for each point."""
+    """A sample of the points of the first argument, checked in float64. The arguments at the positions
+    ``sliced`` are reduced to the sample; the result, or the one at position ``of_result``, has a row for each
+    point."""
 
     def picked(result: Any) -> Any:
         return result if of_result is None else result[of_result]
@@ -126,7 +127,8 @@ _SAMPLES = {
 }
 _SETTLED = dict.fromkeys(("nearest_neighbour", "kmeans_assign"), pairwise.chosen_distances)
 
-# --- what jax.jit cannot hold ----------------------------------------------------------------
+# --- cases that jax.jit cannot hold in memory
+# ----------------------------------------------------------------
 
 
 def _first_batch_rows(result: Any, rows: Rows) -> np.ndarray:
@@ -134,7 +136,7 @@ def _first_batch_rows(result: Any, rows: Rows) -> np.ndarray:
 
 
 def _huge_attention(name: str, small: bool) -> Case:
-    """32,768 keys: the scores alone are 34 GB."""
+    """Causal attention with 32,768 keys, whose scores take 34 GB."""
     sizes = {"tokens": 133 if small else 32_768}
     f, args = get_workload("causal_attention").build("float32", small, batch=1, **sizes)
     return Case(
@@ -143,15 +145,15 @@ def _huge_attention(name: str, small: bool) -> Case:
 
 
 def _huge_cross_entropy(name: str, small: bool) -> Case:
-    """Logits of one and a half times this machine's memory, or of 96 GB where it has more."""
+    """Cross-entropies with logits of 1.5 times this machine's memory, but at most 96 GB."""
     sizes = {"m": 131 if small else huge_tokens(capacity_bytes())}
     f, args = get_workload("token_losses").build("float32", small, **sizes)
     return Case(name, f, args, sample=Sample(64, 0, functions.exact_token_losses, _rows), alone=True)
 
 
 def huge_tokens(memory_bytes: int, classes: int = 131_072) -> int:
-    """How many tokens have float32 logits of 1.5 times the memory, and of 96 GB at most; a multiple
-    of 1,024.
+    """The number of tokens, a multiple of 1,024, whose float32 logits take 1.5 times the memory, but at most
+    96 GB.
 
     Example:
         >>> huge_tokens(24 * 2**30)

@@ -1,10 +1,9 @@
-"""The small programs among the workloads: one operation or layer each, in plain JAX.
+"""Small programs in plain JAX: one operation or layer each.
 
 Statistics and probabilities are computed in float32 whatever the dtype of the arrays, as
 training code does, and results are returned in the dtype of the first argument.
 
-Parameters that multiply come in a dict, as a model's would; ``workloads.make_args`` goes by
-their names.
+Parameters come in a dict, as in a model; ``workloads.make_args`` scales them by their names.
 
 Letters in shapes: ``B`` batch, ``T`` tokens (queries), ``S`` keys, ``H`` heads, ``D`` width
 of a head, ``M`` rows, ``N`` columns, ``F`` hidden features, ``V`` classes.
@@ -123,7 +122,7 @@ def norm_mlp(x: Array, p: Params) -> Array:
 
 
 def norm_qkv(x: Array, p: Params) -> Array:
-    """``rmsnorm(x[..., N]) @ w[N, 3 * N]``: what Llama's attention starts with."""
+    """``rmsnorm(x[..., N]) @ w[N, 3 * N]``: the first operations of Llama's attention."""
     return rmsnorm(x, p["scale"]) @ p["w"]
 
 
@@ -133,7 +132,7 @@ def attention(q: Array, k: Array, v: Array) -> Array:
 
 
 def causal_attention(q: Array, k: Array, v: Array) -> Array:
-    """Attention in which a query sees no later key."""
+    """Attention in which a query attends to no later key."""
     return _attend(q, k, v, causal=True)
 
 
@@ -178,7 +177,7 @@ def cross_entropy_grad(logits: Array, labels: Array) -> tuple[Array, Array]:
 
 
 def linear_cross_entropy(x: Array, head: Params, labels: Array) -> Array:
-    """The cross-entropy of ``x[M, N] @ w[N, V]``: the logits are larger than all the rest."""
+    """The cross-entropy of ``x[M, N] @ w[N, V]``: its logits are larger than all other arrays."""
     return cross_entropy(jnp.matmul(x, head["w"], preferred_element_type=jnp.float32), labels)
 
 

@@ -1,9 +1,8 @@
 """GPT-2 (Radford et al. 2019): a block, its gradient and a complete training step.
 
-The layers stand in a Python loop, not in a scan, so that a planner sees every equation.
-Queries, keys and values have a matrix each (GPT-2's one of three times the width, cut up):
-three products that share an operand. Parameters are nested dicts of arrays; matrices multiply
-from the right, ``[in, out]``.
+The layers are in a Python loop, not in a scan, so that a planner sees every equation. Queries, keys and
+values have a matrix each, where GPT-2 has one of three times the width: three products share an operand.
+Parameters are nested dicts of arrays; matrices multiply from the right, ``[in, out]``.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ def block_train_step(
 def loss(p: Params, tokens: Array, labels: Array, heads: int) -> Array:
     """The mean cross-entropy of predicting ``labels[batch, tokens]`` from ``tokens``.
 
-    The logits are made with the embedding table itself, as GPT-2 does.
+    As in GPT-2, the logits are computed with the embedding table.
     """
     x = p["w_tokens"][tokens] + p["w_positions"][: tokens.shape[1]]
     for layer in p["blocks"]:

@@ -1,4 +1,4 @@
-"""Adam and gradient clipping over a pytree, in plain JAX: as Optax's, without the dependency."""
+"""Adam and gradient clipping of a pytree in plain JAX, equal to those of Optax."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sums, minima and arguments of minima over all pairs of two sets of points.
 
-Written as in JAX: the ``[M, N]`` matrix of pairs stands in memory. Letters: ``M`` rows, ``N``
+In plain JAX, they hold the ``[M, N]`` matrix of pairs in memory. Letters: ``M`` rows, ``N``
 columns, ``D`` coordinates. The *Gram form* of a squared distance is ``|x|² + |y|² - 2 x·y``.
 """
 
@@ -95,8 +95,8 @@ def nbody_energy_grad(x: Array, masses: Array) -> tuple[Array, Array]:
 
 
 def chosen_distances(args: tuple[Any, ...], index: Any) -> np.ndarray:
-    """The squared distances that ``nearest`` has chosen, in float64: where two points are equally
-    near within rounding, either index is right, and these are equal."""
+    """The squared distances of the points that ``nearest`` has chosen, in float64. They are equal for either
+    choice between two points that are equally near within rounding."""
     x, y = (np.asarray(a, np.float64) for a in args)
     return np.square(x - y[np.asarray(index)]).sum(-1)
 

@@ -1,14 +1,16 @@
-"""A workload: a program in JAX, its sizes, and the shapes of its arguments."""
+"""A workload: a program in JAX, its sizes, the shapes of its arguments, and random arrays of these shapes."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from fuseplan.support.errors import InvalidArgumentError
 
@@ -100,3 +102,38 @@ def _floating(dtype: str) -> str:
             f"expected a floating-point dtype such as 'float32' or 'bfloat16', not {dtype!r}"
         )
     return str(known.name)
+
+
+_WEIGHT_SCALE = 0.02  # the standard deviation with which GPT-2 initialises its weights
+
+
+def make_args(args: Any, seed: int = 0, integers_below: int = 64) -> Any:
+    """Random arrays for a pytree of ``jax.ShapeDtypeStruct``, the same for the same seed.
+
+    They are normally distributed; parameters named ``w…`` have the scale of initialised weights, and
+    Adam's mean squares (``nu``) are not negative. Integers are uniform in
+    ``[0, integers_below)``, which is valid as a token or label of every workload.
+    """
+    return jax.tree_util.tree_map_with_path(
+        partial(_sample, np.random.default_rng(seed), integers_below), args
+    )
+
+
+def _sample(
+    rng: np.random.Generator, integers_below: int, path: tuple, leaf: jax.ShapeDtypeStruct
+) -> jax.Array:
+    if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        bits = jax.eval_shape(jax.random.key_data, leaf)
+        return jax.random.wrap_key_data(jnp.asarray(rng.integers(0, 2**32, bits.shape, np.uint32)))
+    if leaf.dtype == jnp.bool_:
+        return jnp.asarray(rng.integers(0, 2, leaf.shape), leaf.dtype)
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return jnp.asarray(rng.integers(0, integers_below, leaf.shape), leaf.dtype)
+    # A key of a dict, or a field of a named tuple or module; "" for a position.
+    names = [str(getattr(key, "key", getattr(key, "name", ""))) for key in path]
+    values = rng.standard_normal(leaf.shape, np.float32)
+    if "nu" in names:
+        values = np.square(values)
+    elif names and names[-1].startswith("w"):
+        values *= _WEIGHT_SCALE
+    return jnp.asarray(values, leaf.dtype)

@@ -18,8 +18,8 @@ from fuseplan.plan.options import Features
 from fuseplan.settings import make_options
 from fuseplan.support.format import columns
 from fuseplan.workloads import HUGE, WORKLOADS, get_workload
-from fuseplan.workloads.sampling import make_args
 from fuseplan.workloads.stress import STRESS
+from fuseplan.workloads.workload import make_args
 
 pytestmark = pytest.mark.one_python
 

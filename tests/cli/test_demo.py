@@ -10,7 +10,7 @@ from fuseplan import demo
 from fuseplan.console import Steps
 from fuseplan.runtime import compare as comparison
 from fuseplan.workloads import get_workload
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 pytestmark = [pytest.mark.one_python, pytest.mark.xdist_group("demo")]
 

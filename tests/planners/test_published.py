@@ -23,7 +23,7 @@ from fuseplan.workloads.published import (
     moe_routing,
     selective_scan,
 )
-from fuseplan.workloads.sampling import make_args
+from fuseplan.workloads.workload import make_args
 
 pytestmark = pytest.mark.one_python
 
