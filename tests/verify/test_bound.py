@@ -461,7 +461,7 @@ FORGED = {
     swapped_components: r"\d+ prices are given for the component of n\d+|takes [\d,]+ ps, less than",
     prices_of_another_program: "prices are given for|says nothing of|there is none|adds up to",
     shuffled_prices: r"takes [\d,]+ ps, less than",
-    roots_of_another_program: "computing again",
+    roots_of_another_program: "rematerialises",
 }
 
 
