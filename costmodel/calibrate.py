@@ -4,7 +4,7 @@ The operating system gives sizes; NumPy measures rates here, and XLA in ``fusepl
 of the two (``made_by``) has a file ``$XDG_CACHE_HOME/fuseplan/cpu-MADE_BY.json`` (``~/.cache`` without the
 variable), which is written anew if it is missing, unreadable, or of another version, CPU or ``made_by``.
 
-A figure is measured if its timings settle (``costmodel.settle``) and contradict no other figure. Otherwise it
+A figure is measured if its timings settle (``costmodel.timing``) and contradict no other figure. Otherwise it
 keeps its earlier measured value, or is assumed (``DEFAULTS``), and its source gives the reason. Nothing here
 raises.
 """
@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 
 from costmodel.device import DeviceSpec
-from costmodel.settle import AGREEMENT, Figure, Timing, rate, settle
+from costmodel.timing import AGREEMENT, Figure, Timing, rate, repeated, settle
 
 VERSION = 5
 """The version of the file and of the method of measurement; other versions are measured anew."""
@@ -438,26 +438,16 @@ def capacity_bytes() -> int:
     return DEFAULTS["capacity_bytes"]
 
 
-def _sampler(work: Callable[[], object]) -> Callable[[], float]:
-    """The seconds of one call of ``work``, repeated for ``_SAMPLE_S`` in a sample."""
+def _warm(work: Callable[[], object]) -> Callable[[], float]:
+    """Samples of ``work``, which has run once."""
     work()
-    start = time.perf_counter()
-    work()
-    repeats = max(1, int(_SAMPLE_S / max(time.perf_counter() - start, 1e-9)))
-
-    def sample() -> float:
-        start = time.perf_counter()
-        for _ in range(repeats):
-            work()
-        return (time.perf_counter() - start) / repeats
-
-    return sample
+    return repeated(work, _SAMPLE_S)
 
 
 def _matmul(dtype: type[np.floating[Any]]) -> tuple[Callable[[], float], float]:
     n = 1024
     a, b, out = (np.full((n, n), 0.5, dtype) for _ in range(3))
-    return _sampler(lambda: np.matmul(a, b, out=out)), 2 * n**3
+    return _warm(lambda: np.matmul(a, b, out=out)), 2 * n**3
 
 
 def _on_all(pool: ThreadPoolExecutor, cores: int, work: Callable[[int], object]) -> Callable[[], object]:
@@ -477,7 +467,7 @@ def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[
         for _ in range(inner):
             np.copyto(target, source)
 
-    return _sampler(_on_all(pool, cores, copy)), 2 * 4 * count * cores * inner
+    return _warm(_on_all(pool, cores, copy)), 2 * 4 * count * cores * inner
 
 
 def _elementwise(function: np.ufunc, cores: int) -> tuple[Callable[[], float], float]:
@@ -485,7 +475,7 @@ def _elementwise(function: np.ufunc, cores: int) -> tuple[Callable[[], float], f
     lock at every call. The work is that of all cores."""
     source, target = np.full(4096, 0.5, np.float32), np.empty(4096, np.float32)
     operands = (source,) * function.nin
-    return _sampler(lambda: function(*operands, out=target)), source.size * cores
+    return _warm(lambda: function(*operands, out=target)), source.size * cores
 
 
 def _key(made_by: str) -> str:

@@ -30,6 +30,7 @@ import jax
 import jax.numpy as jnp
 
 import fuseplan
+from costmodel.timing import in_turns, rounds
 from experiments import gpu_clock
 from experiments.gpu_cases import CASES, OF_COPY, GpuCase, least_bytes
 from experiments.gpu_rows import Row, head_line, kept_rows, row_line, summary_lines
@@ -144,7 +145,7 @@ class Bench:
             _try(found, "torch", lambda: clocks.update(torch=self._by_torch(case, args)))
         self._time(clocks, found)
         queued = [gpu_clock.by_queue(program, args) for program in (ours, jaxs)]
-        for name, times in zip(("ours", "jax"), gpu_clock.in_turns(queued, self.repeats), strict=True):
+        for name, times in zip(("ours", "jax"), in_turns(queued, rounds(self.repeats)), strict=True):
             found[f"{name}_queued_us"] = 1e6 * statistics.median(times)
         if found["timer"] == "cupti":
             found["measured_kernels"] = json.dumps(gpu_clock.kernels_by_cupti(ours, args))
@@ -183,7 +184,7 @@ class Bench:
         return gpu_clock.of_torch(self.torch, MAKERS[case.name](self.torch), to_torch(self.torch, args))
 
     def _time(self, clocks: dict[str, gpu_clock.Clock], found: dict[str, Any]) -> None:
-        samples = gpu_clock.in_turns(list(clocks.values()), self.repeats)
+        samples = in_turns(list(clocks.values()), rounds(self.repeats))
         for name, times in zip(clocks, samples, strict=True):
             found[f"{name}_us"] = 1e6 * statistics.median(times)
         found["repeats"] = self.repeats

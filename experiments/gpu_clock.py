@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -105,14 +105,3 @@ def of_torch(torch: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> Clo
     once = timed(run, 2)
     count = min(max(1, round(_QUEUED_S / max(once, 1e-6))), _MOST_CALLS)
     return lambda: timed(run, count)
-
-
-def in_turns(clocks: Sequence[Clock], repeats: int) -> list[list[float]]:
-    """``repeats`` samples of each, one program after the other, so that a change of the device's clock
-    or temperature hits all; every other turn in reverse."""
-    samples: list[list[float]] = [[] for _ in clocks]
-    order = range(len(clocks))
-    for turn in range(repeats):
-        for i in order if turn % 2 == 0 else reversed(order):
-            samples[i].append(clocks[i]())
-    return samples

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from fuseplan.api import jit
+from fuseplan.bench.cpu import time_in_turns
 from fuseplan.console import Steps, print_table
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
@@ -163,13 +164,7 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     check_results(program.name, ours, reference)
     absolute, relative = largest_difference(ours, reference)
     del ours, reference
-    samples: list[list[float]] = [[], []]
-    for pair in range(_PAIRS):
-        # The second one has warmer caches, so the order alternates too.
-        for i in (0, 1) if pair % 2 == 0 else (1, 0):
-            started = time.perf_counter()
-            jax.block_until_ready(compiled[i](*program.arrays))
-            samples[i].append(time.perf_counter() - started)
+    samples = time_in_turns(compiled, program.arrays, _PAIRS, sample_s=0.0)
     fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in samples)
     temp = [_temp_bytes(c) for c in compiled]
     run = Run(

@@ -35,8 +35,7 @@ from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, until_deadline
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.gc_pause import collector_at_rest
-from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Limit
+from fuseplan.support.work import Limit, StageTimer
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
 """The names of all passes, in order."""
@@ -52,13 +51,13 @@ def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Option
 @collector_at_rest()
 def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionPlan:
     """Lower a traced function, then plan it."""
-    clock = Clock(trace_s)
+    clock = StageTimer(trace_s)
     lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
     return plan_best(lowered, options, clock)
 
 
 @collector_at_rest()
-def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) -> FusionPlan:
+def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> FusionPlan:
     """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 
     The solver plans the program as traced, beside a rewritten one, only where that could be faster.
@@ -66,7 +65,7 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
     Raises:
         MemoryLimitError: none was found that keeps to the constraints.
     """
-    clock = clock or Clock()
+    clock = clock or StageTimer()
     # Lowering cannot be cut short, but the deadline covers it.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
     programs, notes = rewritten_programs(lowered, options, clock, expires_at)
@@ -79,14 +78,18 @@ def plan_best(lowered: Lowered, options: Options, clock: Clock | None = None) ->
 
 
 def plan_lowered(
-    lowered: Lowered, options: Options, clock: Clock | None = None, scheduler: Scheduler | None = None
+    lowered: Lowered, options: Options, clock: StageTimer | None = None, scheduler: Scheduler | None = None
 ) -> FusionPlan:
     """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
     return _attempt(lowered, options, clock, scheduler).required()
 
 
-def _attempt(lowered: Lowered, options: Options, clock: Clock | None, scheduler: Scheduler | None) -> Attempt:
-    state = Planning(lowered, options, clock or Clock(), time.monotonic() + options.deadline_s, scheduler)
+def _attempt(
+    lowered: Lowered, options: Options, clock: StageTimer | None, scheduler: Scheduler | None
+) -> Attempt:
+    state = Planning(
+        lowered, options, clock or StageTimer(), time.monotonic() + options.deadline_s, scheduler
+    )
     try:
         for step in PROGRAM_PASSES:
             step(state)
@@ -105,7 +108,7 @@ two that need less memory."""
 class _Planner:
     """Plans equivalent programs of ``traced`` until the deadline."""
 
-    def __init__(self, traced: Lowered, options: Options, expires_at: float, clock: Clock) -> None:
+    def __init__(self, traced: Lowered, options: Options, expires_at: float, clock: StageTimer) -> None:
         self.traced = traced
         limited = options.constraints is not None and options.constraints.max_peak_bytes is not None
         self.has_leaner = limited and may_stream(options, traced)

@@ -28,8 +28,7 @@ from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
-from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Limit, Work, limit_of
+from fuseplan.support.work import Limit, StageTimer, Work, limit_of
 from fuseplan.verify.plan import check_plan
 
 
@@ -39,7 +38,7 @@ class Planning:
 
     lowered: Lowered
     options: Options
-    clock: Clock
+    clock: StageTimer
     expires_at: float
     """The deadline, by ``time.monotonic``."""
     scheduler: Scheduler | None = None

@@ -6,7 +6,6 @@ the other cases are not touched by it.
 
 from __future__ import annotations
 
-import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +18,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from costmodel.timing import in_turns, repeated, rounds
 from fuseplan.api import jit
 from fuseplan.bench.float64 import in_float64, is_right_in_float64
 from fuseplan.bench.machine import capacity_bytes, machine_columns, peak_rss_bytes, reset_peak_rss
@@ -250,23 +250,9 @@ def _needed_bytes(compiled: Any) -> int:
 def time_in_turns(
     programs: Sequence[Callable[..., Any]], args: Args, repeats: int, sample_s: float = _SAMPLE_S
 ) -> list[list[float]]:
-    """Seconds a run of each program, ``repeats`` times over, one program after the other so that a
-    change of the machine's load hits all."""
-    calls = []
-    for program in programs:
-        started = time.perf_counter()
-        jax.block_until_ready(program(*args))
-        calls.append(max(1, math.ceil(sample_s / (time.perf_counter() - started))))
-    samples: list[list[float]] = [[] for _ in programs]
-    order = range(len(programs))
-    for turn in range(repeats):
-        # Whoever goes second finds warmer caches: take turns at that too.
-        for i in order if turn % 2 == 0 else reversed(order):
-            started = time.perf_counter()
-            for _ in range(calls[i]):
-                jax.block_until_ready(programs[i](*args))
-            samples[i].append((time.perf_counter() - started) / calls[i])
-    return samples
+    """Seconds of one run of each program, in ``repeats`` samples of ``sample_s`` seconds each, in turns."""
+    runs = [lambda program=program: jax.block_until_ready(program(*args)) for program in programs]
+    return in_turns([repeated(run, sample_s) for run in runs], rounds(repeats))
 
 
 def _check(case: Case, args: Args, result: Any, beside: tuple[Any] | None, found: dict[str, Any]) -> None:

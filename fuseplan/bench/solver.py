@@ -22,7 +22,7 @@ from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using
 from fuseplan.support.errors import Verdict
-from fuseplan.support.stage_timer import Clock
+from fuseplan.support.work import StageTimer
 
 WORKLOADS = (
     "gpt2_block_grad,gpt2_train_4,gpt2_train_24,gpt2_train_72,fan_out_40,fan_in_40,random_dag_60,"
@@ -175,7 +175,7 @@ def bench_solver(
 
     def plan(text: str, traced: Traced, option: Options) -> tuple[FusionPlan, float]:
         steps.start(f"{name}: {text}")
-        clock, started = Clock(), time.perf_counter()
+        clock, started = StageTimer(), time.perf_counter()
         with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
             lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
             made = plan_best(lowered, option, clock)

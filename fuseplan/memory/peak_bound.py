@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from fuseplan.memory.liveness import Liveness, LiveRange
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import ancestors, descendants
 
 MAX_NODES = 20_000
 """Largest graph for which ``plan_peak_bound`` builds its two tables of reachable nodes: 100 MB of bits."""
@@ -26,7 +27,7 @@ def order_peak_bound(lives: Liveness) -> int:
     n = lives.n_kernels
     if not n:
         return 0
-    below, above = _reachable(lives.successors)
+    below, above = descendants(lives.successors), ancestors(lives.successors)
     needs = np.array(lives.scratch_bytes, dtype=np.int64)
     for r in lives.ranges:
         live = (1 << n) - 1 if r.writer < 0 else below[r.writer]
@@ -40,20 +41,6 @@ def order_peak_bound(lives: Liveness) -> int:
         flags = np.unpackbits(np.frombuffer(packed, np.uint8), count=end - first, bitorder="little")
         needs[first:end][flags.view(bool)] += r.nbytes
     return lives.base_bytes + int(needs.max())
-
-
-def _reachable(successors: Sequence[Sequence[int]]) -> tuple[list[int], list[int]]:
-    """For each node of a DAG in topological order, bit masks of itself with its descendants, and of itself
-    with its ancestors."""
-    n = len(successors)
-    below, above = [1 << k for k in range(n)], [1 << k for k in range(n)]
-    for k in reversed(range(n)):
-        for s in successors[k]:
-            below[k] |= below[s]
-    for k in range(n):
-        for s in successors[k]:
-            above[s] |= above[k]
-    return below, above
 
 
 def plan_peak_bound(graph: Graph, book: PriceBook, expires_at: float) -> int:
@@ -72,7 +59,7 @@ def plan_peak_bound(graph: Graph, book: PriceBook, expires_at: float) -> int:
     for u, v in data_edges(graph) + effect_edges(graph):
         after[u].add(v)
     successors = tuple(tuple(sorted(s)) for s in after)
-    below, above = _reachable(successors)
+    below, above = descendants(successors), ancestors(successors)
     offers = [frozenset(nodes) for nodes in book.offers]
 
     def may_share(u: int, v: int) -> bool:

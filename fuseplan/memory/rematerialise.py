@@ -36,8 +36,7 @@ from fuseplan.search.remat.duplicates import SplitGraph, operations_of, roots_of
 from fuseplan.search.remat.materialise import materialised, rewritten
 from fuseplan.search.remat.search import Search, computed_once, worth_recomputing
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Limit, Work, first_reached, limit_of
+from fuseplan.support.work import Limit, StageTimer, Work, first_reached, limit_of
 
 SMALL_OPERAND = 16
 """An operand that is this many times smaller than the value may be kept live to recompute the value."""
@@ -115,7 +114,7 @@ class MemoryFit:
     limits: Resolved
     max_peak_bytes: int
     options: Options
-    clock: Clock
+    clock: StageTimer
     reached: list[Limit | None] = field(default_factory=list)
     """The limits that cut short the searches for plans, found or not."""
 

@@ -30,6 +30,7 @@ from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.nests.regions import IsLarge, can_nest, connected_groups, is_index_arithmetic, levels
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
+from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited
 
 _GAIN = (3, 4)
@@ -204,24 +205,18 @@ def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
     """``group`` with what follows from its members alone, or leads back to them, without another
     contraction: what is made of a maximum, say, before it is subtracted. Without that, two kernels that wait
     for each other would seem a plan (test_published.py::test_kernels_that_wait_for_each_other)."""
-    alone, after, before = set(group), set(group), set(group)
+    alone = set(group)
 
-    def passes(n: int) -> bool:
-        return can_nest(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix
+    def readers(m: int) -> Iterator[int]:
+        for n in {c for v in graph.nodes[m].outputs for c in graph.consumers[v]} - alone:
+            if can_nest(graph.nodes[n], backend) and not graph.nodes[n].flops.matrix:
+                yield n
 
-    queue = list(group)
-    while queue:
-        for n in {c for v in graph.nodes[queue.pop()].outputs for c in graph.consumers[v]} - after:
-            if passes(n):
-                after.add(n)
-                queue.append(n)
-    for n in sorted(after - alone):
+    after = reachable(group, readers)
+    before = reachable(
+        group, lambda n: after.intersection([graph.values[v].producer for v in graph.nodes[n].inputs])
+    )
+    for n in sorted(after):
         if all(graph.values[v].producer in alone for v in graph.nodes[n].inputs):
             alone.add(n)
-    queue = list(group)
-    while queue:
-        makers = {graph.values[v].producer for v in graph.nodes[queue.pop()].inputs}
-        new = (makers & after) - before
-        before |= new
-        queue += new
     return tuple(sorted(alone | before))

@@ -27,13 +27,7 @@ from fuseplan.search.grouping import left_s
 from fuseplan.search.must_fuse import require_possible
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import ConstraintError
-from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Work, limit_of, unlimited
-
-_STREAMS_S = 2e-4
-"""Seconds of the deadline, for each operation of a program, below which large values are not computed again
-for each axis. An idle core needs half of that for a training step of GPT-2 of 24 layers. The operations are
-counted and no time is measured, so that the same program gets the same plan on any machine."""
+from fuseplan.support.work import UNCUT, StageTimer, Work, limit_of, seconds_of, unlimited
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +40,7 @@ class Program:
 
 
 def rewritten_programs(
-    lowered: Lowered, options: Options, clock: Clock, expires_at: float
+    lowered: Lowered, options: Options, clock: StageTimer, expires_at: float
 ) -> tuple[list[Program], tuple[Note, ...]]:
     """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
 
@@ -115,7 +109,7 @@ def _has_streams(options: Options) -> bool:
 def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
     """A note where the deadline is too short to rewrite a program for kernels."""
     n_nodes = len(lowered.graph.nodes)
-    if options.deadline_s >= _STREAMS_S * n_nodes:
+    if options.deadline_s >= seconds_of(UNCUT, n_nodes):
         return ()
     return (note(NoteKind.NO_TIME_TO_REWRITE, deadline_s=options.deadline_s, count=n_nodes),)
 

@@ -30,12 +30,11 @@ from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
-from fuseplan.search.grouping import Budget, Grouping, Stopwatch, decompose
+from fuseplan.search.grouping import Budget, Grouping, decompose
 from fuseplan.search.joint import join
-from fuseplan.search.limits import LIMITS
 from fuseplan.search.result import Solved
 from fuseplan.support.errors import FuseplanWarning
-from fuseplan.support.work import Limit, Work, limit_of
+from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
 
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
@@ -53,11 +52,11 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             (``fuseplan.search.set_partitioning``).
     """
     budget = budget or Budget()
-    watch = Stopwatch()
+    watch = StageTimer()
     book = PriceBook(graph, pricing)
     parts = decompose(graph, book)
     watch.lap("partition")
-    tail_s = min(LIMITS.tail_s_per_node * len(graph.nodes), budget.deadline_s / 2)
+    tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or Work(limit_of(budget.whole_s))
@@ -136,7 +135,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             cache.recalled[kind].candidates if kind in cache.recalled else max(len(s.columns), 1)
             for kind, s in solved.items()
         ),
-        tuple(watch.laps.items()),
+        tuple(watch.seconds.items()),
         certified,
         cache.n_from_earlier_plans(),
     )

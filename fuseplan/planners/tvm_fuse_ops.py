@@ -17,6 +17,7 @@ from costmodel.graph import Graph, Node, OpKind
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
+from fuseplan.support.digraph import reachable
 
 MAX_FUSED_OPS = 256
 """Operations of a group (``kMaxFusedOps``). Only OpenCL and Metal targets limit arguments
@@ -156,12 +157,12 @@ class _Partitioner:
 
     def _between(self, n: int, sink: int) -> set[int]:
         """The nodes on all paths from a node to its post-dominator, and the post-dominator."""
-        found, queue = {sink}, [n]
-        while queue:
-            new = {m for v in self.graph.nodes[queue.pop()].outputs for m in self.graph.consumers[v]} - found
-            found |= new
-            queue += new
-        return found
+        graph = self.graph
+
+        def readers(m: int) -> set[int]:
+            return set() if m == sink else {r for v in graph.nodes[m].outputs for r in graph.consumers[v]}
+
+        return {sink} | reachable([n], readers)
 
     def _merge(self, child: _Group, parent: _Group) -> None:
         if child is parent:

@@ -30,9 +30,10 @@ from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes
 from fuseplan.planners.hlo.kernels import HloKernel, read_kernels
 from fuseplan.planners.hlo.module import SCOPE, read_module
 from fuseplan.schedule.layout import whole_array_spec
-from fuseplan.search.grouping import Grouping, Stopwatch
+from fuseplan.search.grouping import Grouping
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.work import StageTimer
 from fuseplan.targets.compile_only import compile_for, is_installed, targets
 from fuseplan.targets.detect import local_device, local_platform
 
@@ -44,7 +45,7 @@ def plan_program(lowered: Lowered, device: DeviceSpec) -> tuple[Lowered, Groupin
         InvalidArgumentError: there is no compiler for ``device`` here.
         MissingCompilerError: the compiler is part of the extra ``aot``, which is not installed.
     """
-    watch = Stopwatch()
+    watch = StageTimer()
     kernels = compiled_kernels(lowered, device)
     watch.lap("compile")
     placed = place_nodes(lowered.graph, kernels)
@@ -55,7 +56,7 @@ def plan_program(lowered: Lowered, device: DeviceSpec) -> tuple[Lowered, Groupin
     )
     watch.lap("join")
     n = len(lowered.graph.nodes)
-    stats = PlanStats(n, len(plan), len(plan), len(plan), tuple(watch.laps.items()))
+    stats = PlanStats(n, len(plan), len(plan), len(plan), tuple(watch.seconds.items()))
     return program, Grouping(plan, notes=_notes(kernels, placed), stats=stats, is_ordered=True)
 
 

@@ -17,7 +17,7 @@ from fuseplan.report.text import skipped
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.search.components import data_edges
 from fuseplan.search.what_if import Change, Regrouping
-from fuseplan.support.digraph import group_successors
+from fuseplan.support.digraph import group_successors, reachable
 from fuseplan.support.errors import InvalidArgumentError, Verdict
 from fuseplan.support.format import bytes_text, time_text
 
@@ -99,12 +99,7 @@ class Explainer(Regrouping):
         inside = set(nodes)
         high = max(a, b)
         # The later operation and everything that depends on it go to the second kernel.
-        second, queue = {high}, [high]
-        while queue:
-            for n in self.ties.after[queue.pop()]:
-                if n in inside and n not in second:
-                    second.add(n)
-                    queue.append(n)
+        second = {high} | reachable([high], lambda n: inside.intersection(self.ties.after[n]))
         first = inside - second
         kept = [
             v

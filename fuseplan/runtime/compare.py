@@ -20,8 +20,8 @@ from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner, planner_names
 from fuseplan.planners.xla import has_compiler
 from fuseplan.report.comparison import Compared, Timing
+from fuseplan.runtime.autoselect import Inputs, Program, race, too_large
 from fuseplan.runtime.bind import fuse
-from fuseplan.runtime.interleave import Inputs, Program, race, too_large
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.support.errors import FuseplanError, InvalidArgumentError, MemoryLimitError
 from fuseplan.targets.detect import local_device, local_platform

@@ -13,10 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from functools import cache
 from itertools import chain
-
-import rustworkx as rx
 
 from costmodel.axes import GroupAxes, compose
 from costmodel.device import DeviceSpec
@@ -24,6 +21,7 @@ from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.layout import repeats
 from fuseplan.support.bitset import bits
+from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 
 Mask = int
@@ -39,8 +37,6 @@ def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
     for node in graph.nodes:
         first.append(count)
         count += len(node.dims)
-    ties: rx.PyGraph = rx.PyGraph(multigraph=False)
-    ties.add_nodes_from(range(count))
     seen: dict[int, tuple[int, DimMap]] = {}
     pairs: list[tuple[int, int]] = []
     for node in nodes:
@@ -53,9 +49,8 @@ def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
                     for a in left
                     for b in right
                 ]
-    ties.add_edges_from_no_data(pairs)
     classes = [0] * count
-    for c, slots in enumerate(rx.connected_components(ties)):
+    for c, slots in enumerate(connected_sets(count, pairs)):
         for slot in slots:
             classes[slot] = c
     return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
@@ -210,8 +205,9 @@ class ComponentCapacity:
         self._least: LeastFootprint | None = None
         self._holders = self._by_axis(capacity.held)
         self._reducers = self._by_axis(capacity.reduced)
-        self._fits = cache(self._all_fit)
-        self._streaming = cache(self._streaming_of)
+        # No cached methods: a cycle would keep all that belongs to a component until garbage is collected.
+        self._fitting: dict[frozenset[int], bool] = {}
+        self._streaming: dict[int, _Streaming] = {}
 
     def _by_axis(self, axes_of: Callable[[int], frozenset[int]]) -> tuple[tuple[int, Mask], ...]:
         """For each axis, the positions of the nodes that have it."""
@@ -238,6 +234,11 @@ class ComponentCapacity:
             return True
         return any(self._fits(held - {a}) and self._streams(mask, a, crossing) for a in held)
 
+    def _fits(self, held: frozenset[int]) -> bool:
+        if held not in self._fitting:
+            self._fitting[held] = self._all_fit(held)
+        return self._fitting[held]
+
     def _all_fit(self, held: frozenset[int]) -> bool:
         """Whether the whole component would be allowed, if groups of it hold no other axes than ``held``:
         each dimension of each node counts as an axis of its own."""
@@ -256,7 +257,9 @@ class ComponentCapacity:
     def _streams(self, mask: Mask, axis: int, crossing: Mask) -> bool:
         """Whether the axis is reduced in one pass and indexes nothing that is written for good, except
         where the pass may write."""
-        rules = self._streaming(axis)
+        if axis not in self._streaming:
+            self._streaming[axis] = self._streaming_of(axis)
+        rules = self._streaming[axis]
         if mask & rules.never:
             return False
         if not self._capacity.writes_in_pass and any(

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
-import rustworkx as rx
-
 from costmodel.graph import Graph, Node, OpKind
+from fuseplan.support.digraph import connected_sets
 
 Edge = tuple[int, int]
 
@@ -93,7 +92,9 @@ def wide_hubs(graph: Graph) -> Hubs:
             links += [(number[touched[0]], number[v]) for v in touched[1:]]
         elif not is_scalar.isdisjoint(touched):
             mixed.append((node.id, is_scalar.intersection(touched)))
-    hub_of = _connected(scalars, links)
+    hub_of: dict[int, int] = {}
+    for members in connected_sets(len(scalars), links):
+        hub_of.update((scalars[i], scalars[members[0]]) for i in members)
     ports: dict[int, set[int]] = {}
     for n, touched_scalars in mixed:
         # Copies of an operation are one port: what may share a kernel without them may do so with them.
@@ -105,15 +106,3 @@ def wide_hubs(graph: Graph) -> Hubs:
     for n, touched_scalars in mixed if wide else ():
         at[n] = tuple(sorted({hub_of[v] for v in touched_scalars} & wide.keys()))
     return Hubs({v: wide[hub] for v, hub in hub_of.items() if hub in wide}, frozenset(arithmetic), tuple(at))
-
-
-def _connected(scalars: Sequence[int], links: Sequence[tuple[int, int]]) -> dict[int, int]:
-    """For each scalar, the lowest that it is connected with; links are by position."""
-    undirected: rx.PyGraph = rx.PyGraph(multigraph=False)
-    undirected.add_nodes_from(range(len(scalars)))
-    undirected.add_edges_from_no_data(links)
-    hub_of: dict[int, int] = {}
-    for members in rx.connected_components(undirected):
-        lowest = scalars[min(members)]
-        hub_of.update((scalars[i], lowest) for i in members)
-    return hub_of

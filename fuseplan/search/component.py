@@ -10,7 +10,7 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
-from fuseplan.search.grouping import Budget, Decomposition, Stopwatch, order_groups, place
+from fuseplan.search.grouping import Budget, Decomposition, order_groups, place
 from fuseplan.search.heuristics import (
     best_first_groups,
     better,
@@ -24,6 +24,7 @@ from fuseplan.search.result import FAILURES, Solved, ended_note, failure, part_n
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.digraph import cyclic_sets
+from fuseplan.support.work import StageTimer
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """The better first, the simpler last."""
@@ -99,7 +100,7 @@ class HeuristicPlans:
 
 
 def solve_component(
-    kind: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: Stopwatch
+    kind: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: StageTimer
 ) -> Solved:
     """Solve a component without what belongs to its readers anyway, and put that back."""
     space = starts.spaces[kind]
@@ -164,7 +165,7 @@ def _solve_space(
     heuristic: Callable[[], list[Mask] | None],
     budget: Budget,
     expires_at: float,
-    watch: Stopwatch,
+    watch: StageTimer,
 ) -> Solved:
     singles = space.singles
     if space.n == 1:

@@ -20,12 +20,10 @@ from fuseplan.search.cache import Entry
 from fuseplan.search.grouping import Budget, Decomposition
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.errors import Verdict
+from fuseplan.support.work import MARGIN, seconds_of
 
 if TYPE_CHECKING:
     from fuseplan.search.result import Solved
-
-_MARGIN_S = 0.05
-"""What ends so shortly before the deadline may have been ended by it."""
 
 
 class ComponentCache:
@@ -80,7 +78,7 @@ class ComponentCache:
     def keep(self, kind: int, solved: Solved, work: int) -> None:
         """Remember the solution of a kind if it is reproducible, and the work that it took."""
         space = self._parts.kinds[kind]
-        in_time = space.book.clock() < self._expires_at - _MARGIN_S
+        in_time = space.book.clock() < self._expires_at - seconds_of(MARGIN)
         if kind not in self._keys or not solved.steady or not in_time:
             return
         total = space.total(solved.groups)

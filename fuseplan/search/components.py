@@ -16,12 +16,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 
-import rustworkx as rx
-
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.shared_operands import Edge, sibling_pairs, wide_hubs
 from fuseplan.schedule.structure import Signatures
+from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 
 Place = tuple[int, int]
@@ -123,7 +122,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
 
 def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
     """What crossable edges and siblings connect, by lowest node."""
-    members = _connected(len(graph.nodes), crossable.kept + crossable.siblings)
+    members = connected_sets(len(graph.nodes), crossable.kept + crossable.siblings)
     place = _places(len(graph.nodes), members)
     edges: list[list[Edge]] = [[] for _ in members]
     pairs: list[list[Edge]] = [[] for _ in members]
@@ -137,14 +136,6 @@ def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
     )
 
 
-def _connected(n_nodes: int, edges: Sequence[Edge]) -> list[list[int]]:
-    """Nodes that the edges connect, each set ascending, by lowest node."""
-    undirected: rx.PyGraph = rx.PyGraph(multigraph=False)
-    undirected.add_nodes_from(range(n_nodes))
-    undirected.add_edges_from_no_data(edges)
-    return sorted(sorted(nodes) for nodes in rx.connected_components(undirected))
-
-
 def _places(n_nodes: int, members: Sequence[Sequence[int]]) -> list[Place]:
     places: list[Place] = [(0, 0)] * n_nodes
     for c, nodes in enumerate(members):
@@ -155,7 +146,7 @@ def _places(n_nodes: int, members: Sequence[Sequence[int]]) -> list[Place]:
 
 def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> set[Edge]:
     """The kept edges whose ends are also joined by a path through a barrier."""
-    members = _connected(n_nodes, kept)
+    members = connected_sets(n_nodes, kept)
     place = _places(n_nodes, members)
     back = reentrant_paths(members, place, kept, barriers)
     return {(u, v) for u, v in kept if back.join(u, v)}

@@ -15,11 +15,12 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import AnyNote, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
-from fuseplan.search.grouping import Grouping, Stopwatch, break_cycles
+from fuseplan.search.grouping import Grouping, break_cycles
 from fuseplan.search.selectors import Ties
 from fuseplan.search.space import Mask
 from fuseplan.support.bitset import bits, pick
 from fuseplan.support.errors import InvalidArgumentError, Verdict
+from fuseplan.support.work import StageTimer
 
 Decide = Callable[[PriceBook], Iterable[Sequence[int]]]
 """The groups of two operations and more of the graph of a price book. An operation in several is to be
@@ -32,7 +33,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     Raises:
         InvalidArgumentError: a group has a node that the graph has not.
     """
-    watch = Stopwatch()
+    watch = StageTimer()
     # Loops that are faster than all else are for planners that know of them.
     book = PriceBook(graph, pricing.unsettled())
     asked = tuple(tuple(sorted(set(group))) for group in decide(book))
@@ -47,7 +48,7 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     watch.lap("join")
     kernels = tuple(book.kernel(group) for group in ordered)
     n = len(graph.nodes)
-    stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items()))
+    stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.seconds.items()))
     notes = divided.notes(broken)
     if repeated:
         notes += (note(NoteKind.REPEATS_DROPPED, count=repeated),)

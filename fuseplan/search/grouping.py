@@ -27,7 +27,7 @@ from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
 from fuseplan.support.errors import Verdict
-from fuseplan.support.work import Work
+from fuseplan.support.work import Work, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,27 +101,11 @@ class Grouping:
 PlanGroups = Callable[[Graph, Pricing, Budget], Grouping]
 """What a planner is: it says which nodes of a graph share a kernel."""
 
-_AT_ONCE_S = 1e-6
-"""What is left of a deadline that has passed: 0 would say that none was wanted."""
-
 
 def left_s(expires_at: float) -> float:
-    """Seconds until a time of ``time.monotonic``, never 0."""
-    return max(expires_at - time.monotonic(), _AT_ONCE_S)
-
-
-class Stopwatch:
-    """Seconds by stage, in order."""
-
-    def __init__(self) -> None:
-        self.started = self._last = time.monotonic()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, stage: str) -> None:
-        """What passed since the last lap belongs to ``stage``."""
-        now = time.monotonic()
-        self.laps[stage] = self.laps.get(stage, 0.0) + now - self._last
-        self._last = now
+    """Seconds until a time of ``time.monotonic``, at least one unit of work: 0 would say that the user asked
+    for heuristics alone."""
+    return max(expires_at - time.monotonic(), seconds_of(1))
 
 
 @dataclass(frozen=True, slots=True)

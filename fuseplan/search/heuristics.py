@@ -20,22 +20,24 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
-from fuseplan.search.grouping import Budget, Grouping, Stopwatch, break_cycles, decompose, place
+from fuseplan.search.grouping import Budget, Grouping, break_cycles, decompose, place
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import execution_order
-from fuseplan.support.work import Limit
+from fuseplan.support.work import Limit, StageTimer
 
 
 def unfused(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """One kernel for each operation, in the order of the graph. ``budget`` is not needed."""
-    watch = Stopwatch()
+    watch = StageTimer()
     book = PriceBook(graph, pricing)
     kernels = tuple(book.kernel((node.id,)) for node in graph.nodes)
     watch.lap("join")
     n = len(graph.nodes)
-    return Grouping(kernels, stats=PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.laps.items())))
+    return Grouping(
+        kernels, stats=PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.seconds.items()))
+    )
 
 
 def greedy(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -52,7 +54,7 @@ def _plan_apart(
     graph: Graph, pricing: Pricing, merge: Callable[[Space], list[Mask]], budget: Budget | None = None
 ) -> Grouping:
     """Plan each distinct component by ``merge`` and put the groups in order."""
-    watch = Stopwatch()
+    watch = StageTimer()
     book = PriceBook(graph, pricing)
     budget = budget or Budget()
     book.expires_at = watch.started + budget.deadline_s
@@ -68,7 +70,7 @@ def _plan_apart(
     notes = [note(NoteKind.CYCLES_SPLIT, count=broken)] if broken else []
     notes += [note(NoteKind.MERGES_CUT, limit=Limit.DEADLINE)] if book.was_late else []
     stats = PlanStats(
-        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.laps.items())
+        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.seconds.items())
     )
     refusals = parts.crossable.refusals
     return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats)

@@ -1,4 +1,4 @@
-"""The numeric limits of the search: counts that are the same on every machine, and two times.
+"""The numeric limits of the search: counts that are the same on every machine.
 
 They decide how far a search looks before it settles for the best plan found, or how much work it does between
 two looks at the clock. A plan within them is proven optimal; beyond them a note of the plan says so.
@@ -88,13 +88,6 @@ class SearchLimits:
     untried_copies: int = 6
     """Operations that are copied without a trial. A GPT-2 block has 5, and its best plan on a GPU computes
     one again that no trial of single moves finds."""
-
-    remat_s_per_node: float = 2e-4
-    """Seconds for each operation that the deadline must leave for the search of copies, whose set-up cannot
-    be cut short (a training step of GPT-2 of 24 and of 72 layers)."""
-    tail_s_per_node: float = 4e-5
-    """Seconds for each operation set aside to order and check kernels after the search (a fan of ten
-    thousand operations)."""
 
 
 LIMITS = SearchLimits()

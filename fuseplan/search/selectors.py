@@ -13,6 +13,7 @@ from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Apart, Constraints, Nodes, Resolved, Selector, Together
 from fuseplan.search.components import data_edges, effect_edges
+from fuseplan.support.digraph import between, reachable
 from fuseplan.support.errors import ConstraintError
 
 
@@ -30,18 +31,7 @@ class Ties:
 
     def between(self, nodes: set[int]) -> set[int]:
         """``nodes`` and everything on a path between two of them."""
-        low, high = min(nodes), max(nodes)  # ids are a topological order
-
-        def reach(edges: Sequence[Sequence[int]]) -> set[int]:
-            seen: set[int] = set()
-            queue = list(nodes)
-            while queue:
-                new = {n for n in edges[queue.pop()] if low < n < high} - seen
-                seen |= new
-                queue += new
-            return seen
-
-        return nodes | (reach(self.after) & reach(self.before))
+        return between(nodes, self.after.__getitem__, self.before.__getitem__)
 
     def parts(self, nodes: Sequence[int]) -> list[Nodes]:
         """The parts of ``nodes`` that hold together, by lowest operation."""
@@ -50,16 +40,15 @@ class Ties:
         for n in nodes:
             for v in self._walked[n]:
                 walkers.setdefault(v, []).append(n)
+
+        def near(n: int) -> set[int]:
+            beside = (m for v in self._walked[n] for m in walkers[v])
+            return left.intersection((*self.after[n], *self.before[n], *beside))
+
         parts = []
         while left:
             start = min(left)
-            part, queue = {start}, [start]
-            while queue:
-                n = queue.pop()
-                beside = (m for v in self._walked[n] for m in walkers[v])
-                new = left.intersection((*self.after[n], *self.before[n], *beside)) - part
-                part |= new
-                queue += new
+            part = {start} | reachable([start], near)
             left -= part
             parts.append(tuple(sorted(part)))
         return parts

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
+from typing import Any
+from weakref import WeakMethod
 
 from fuseplan.schedule.footprint import ComponentCapacity
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
@@ -11,10 +13,16 @@ from fuseplan.search.components import Component
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.support.bitset import bits, pick, transposed
-from fuseplan.support.digraph import cyclic_sets
+from fuseplan.support.digraph import ancestors, cyclic_sets, descendants
 from fuseplan.support.errors import Verdict
 
 Mask = int
+
+
+def _method(reference: WeakMethod[Any]) -> Any:
+    method = reference()
+    assert method is not None, "a space outlives its rules"
+    return method
 
 
 class Space:
@@ -38,21 +46,18 @@ class Space:
         self.everything: Mask = (1 << n) - 1
         self.neighbours = [0] * n
         self.producers: list[list[int]] = [[] for _ in range(n)]
-        self.inner_below = [0] * n
+        readers: list[list[int]] = [[] for _ in range(n)]
         for u, v in component.edges:
             self.neighbours[u] |= 1 << v
             self.neighbours[v] |= 1 << u
             self.producers[v].append(u)
+            readers[u].append(v)
         for u, v in component.siblings:
             self.neighbours[u] |= 1 << v
             self.neighbours[v] |= 1 << u
-        for v in reversed(range(n)):
-            for u in self.producers[v]:
-                self.inner_below[u] |= self.inner_below[v] | 1 << v
-        self.inner_above = [0] * n
-        for v in range(n):
-            for u in self.producers[v]:
-                self.inner_above[v] |= self.inner_above[u] | 1 << u
+        self.inner_below, self.inner_above = (
+            [mask ^ 1 << i for i, mask in enumerate(reach(readers))] for reach in (descendants, ancestors)
+        )
         self.conflicts = [a | b for a, b in zip(component.apart, transposed(component.apart), strict=True)]
         if book.offers:
             # Only an offered group may hold both ends of an edge that the rules refuse.
@@ -71,8 +76,10 @@ class Space:
             self.duplicate_rules = None
         self.offers = tuple(self._offered())
         """Groups that the scheduler offers beside the compatible ones."""
-        self._rules = MonotoneRefusals(self._clash, self.everything)
-        self._capacity = MonotoneRefusals(self._overflow, 0)
+        # By weak references: a space in a cycle would stay until the garbage collector comes.
+        clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
+        self._rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
+        self._capacity = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
         self._room = self._make_room()
         graph = book.graph
         self._n_dims = [

@@ -1,7 +1,7 @@
 """Small tools that every other package uses and that know nothing of fusion.
 
 Errors and refusals (``errors``), sets of small integers (``bitset``), orders and cycles of directed graphs
-(``digraph``), seconds by stage (``stage_timer``), counted work (``work``), files written whole or not at all
+(``digraph``), counted work and seconds by stage (``work``), files written whole or not at all
 (``atomic_file``), text with units (``format``), environment variables (``environment``), and the one adapter
 to JAX's private names (``jax_compat``). Open ``errors`` first.
 """

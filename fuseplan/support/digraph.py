@@ -1,4 +1,4 @@
-"""Put groups in an order that can run, or find the cycles that prevent it."""
+"""Directed graphs of small numbers: what leads where, what is connected, what can run in which order."""
 
 from __future__ import annotations
 
@@ -6,6 +6,44 @@ import heapq
 from collections.abc import Callable, Iterable, Sequence
 
 import rustworkx as rx
+
+
+def descendants(after: Sequence[Iterable[int]]) -> list[int]:
+    """For each node, itself and all that paths from it lead to, a bit a node. ``after[n]`` are the nodes that
+    edges lead to from ``n``, all of them higher."""
+    found = [1 << n for n in range(len(after))]
+    for n in reversed(range(len(after))):
+        for later in after[n]:
+            found[n] |= found[later]
+    return found
+
+
+def ancestors(after: Sequence[Iterable[int]]) -> list[int]:
+    """For each node, itself and all from which paths lead to it; as ``descendants``."""
+    found = [1 << n for n in range(len(after))]
+    for n, heads in enumerate(after):
+        for later in heads:
+            found[later] |= found[n]
+    return found
+
+
+def between(
+    nodes: Iterable[int], after: Callable[[int], Iterable[int]], before: Callable[[int], Iterable[int]]
+) -> set[int]:
+    """``nodes`` and all on paths between two of them: the least convex set that holds them. Edges lead to
+    higher numbers."""
+    ends = set(nodes)
+    low, high = min(ends), max(ends)
+    below = reachable(ends, lambda n: (m for m in after(n) if m < high))
+    return ends | (below & reachable(ends, lambda n: (m for m in before(n) if m > low)))
+
+
+def connected_sets(n_nodes: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
+    """The sets of nodes that edges connect, whatever their direction, each ascending, by lowest node."""
+    undirected: rx.PyGraph = rx.PyGraph(multigraph=False)
+    undirected.add_nodes_from(range(n_nodes))
+    undirected.add_edges_from_no_data(edges)
+    return sorted(sorted(nodes) for nodes in rx.connected_components(undirected))
 
 
 def reachable(starts: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:

@@ -1,4 +1,4 @@
-"""Count the work of a search, so that it is limited alike on every machine.
+"""Count the work of a search, so that it is limited alike on every machine, and time the stages of planning.
 
 If the clock ended a search, it would end sooner on a busy machine than on an idle one, and the plans would
 differ. So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline.
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 
 class Limit(Enum):
@@ -23,8 +24,10 @@ class Limit(Enum):
     """The same on every machine; a longer deadline raises it."""
 
 
-UNITS_PER_S = 1_000_000
-"""A unit is about a microsecond of an idle core."""
+UNIT_S = 1e-6
+"""A unit of work is about a microsecond of an idle core."""
+
+UNITS_PER_S = round(1 / UNIT_S)
 
 SHARE = 2
 """Each search of a program may do half of what an idle core does until the deadline, so that a busy machine
@@ -36,6 +39,45 @@ remembered of one plan then holds for another."""
 
 STEP = 10
 """Units that enumerating one more group takes."""
+
+UNCUT = 200
+"""Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
+values to compute again, or to make the graph with copies. An idle core needs half of that for the training step
+of a GPT-2 of 24 layers."""
+
+TAIL = 40
+"""Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of ten
+thousand operations takes as much."""
+
+MARGIN = 50_000
+"""Units before the deadline in which it may already have ended a search: OR-Tools looks at its own clock."""
+
+
+def seconds_of(units: int, count: int = 1) -> float:
+    """The part of a deadline that stands for ``count`` times ``units``. Whether a step begins depends on the
+    deadline that the user gave and on counts, never on a measured time: a program gets the same plan on every
+    machine."""
+    return units * count * UNIT_S
+
+
+UNCUT = 200
+"""Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
+values to compute again, or to make the graph with copies. An idle core needs half of that for the training
+step of a GPT-2 of 24 layers."""
+
+TAIL = 40
+"""Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of
+ten thousand operations takes as much."""
+
+MARGIN = 50_000
+"""Units before the deadline in which it may already have ended a search: OR-Tools looks at its own clock."""
+
+
+def seconds_of(units: int, count: int = 1) -> float:
+    """The part of a deadline that stands for ``count`` times ``units``. Whether a step begins depends on the
+    deadline that the user gave and on counts, never on a measured time: a program gets the same plan on every
+    machine."""
+    return units * count * UNIT_S
 
 
 @dataclass(slots=True)
@@ -108,3 +150,29 @@ def first_reached(limits: Iterable[Limit | None]) -> Limit | None:
     """The deadline if it is among ``limits``, else the limit of counted work if that is, else None."""
     found = set(limits)
     return next((limit for limit in Limit if limit in found), None)
+
+
+class StageTimer:
+    """Wall-clock seconds of planning by stage, in order."""
+
+    def __init__(self, trace_s: float = 0.0) -> None:
+        self.seconds: dict[str, float] = {"trace": trace_s} if trace_s else {}
+        self.started = self._last = time.monotonic()
+
+    def add(self, seconds: Iterable[tuple[str, float]]) -> None:
+        """Add seconds to stages."""
+        for stage, some in seconds:
+            self.seconds[stage] = self.seconds.get(stage, 0.0) + some
+
+    def time(self, stage: str, step: Callable[[], Any]) -> Any:
+        """Run ``step``, and add its seconds to ``stage``."""
+        started = time.monotonic()
+        result = step()
+        self.add([(stage, time.monotonic() - started)])
+        return result
+
+    def lap(self, stage: str) -> None:
+        """Add the seconds since the last lap to ``stage``."""
+        now = time.monotonic()
+        self.add([(stage, now - self._last)])
+        self._last = now

@@ -31,7 +31,7 @@ from costmodel.calibrate import (
     recalibrated,
 )
 from costmodel.device import DeviceSpec
-from costmodel.settle import Figure, Timing, difference, duration_ps, rate, settle
+from costmodel.timing import Figure, Timing, difference, duration_ps, rate, settle
 
 MADE_BY = f"jax-{jax.__version__}"
 """Part of the cache file's key and name, as each version of JAX has its own XLA."""

@@ -18,7 +18,7 @@ from costmodel import (
     get_device,
     settle,
 )
-from costmodel.settle import Figure
+from costmodel.timing import Figure
 
 FIELDS = ("hbm_bytes_per_s", "cache_bytes", "onchip_bytes", "launch_ps", "matrix_flops_per_s",
           "vector_flops_per_s", "transcendental_per_s", "core_count", "hbm_capacity_bytes")  # fmt: skip

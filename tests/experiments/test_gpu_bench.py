@@ -7,6 +7,7 @@ import csv
 import jax
 import pytest
 
+from costmodel.timing import in_turns, rounds
 from experiments import gpu_bench, gpu_clock
 from experiments.gpu_cases import CASES, least_bytes
 from experiments.gpu_rows import kept_rows, row_line, summary_lines
@@ -101,6 +102,6 @@ def test_every_case_is_large_and_has_its_like_in_torch(name):
 def test_turns_are_taken():
     calls = []
     clocks = [lambda: calls.append("a") or 1.0, lambda: calls.append("b") or 2.0]
-    assert gpu_clock.in_turns(clocks, 3) == [[1.0] * 3, [2.0] * 3]
+    assert in_turns(clocks, rounds(3)) == [[1.0] * 3, [2.0] * 3]
     assert "".join(calls) == "abbaab"
     assert not gpu_clock.cupti_works(jax.jit(lambda x: -x), (1.0,))

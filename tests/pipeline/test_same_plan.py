@@ -12,10 +12,10 @@ import pytest
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search import cache
 from fuseplan.search.component import HeuristicPlans, solve_component
-from fuseplan.search.grouping import Budget, Stopwatch, decompose
+from fuseplan.search.grouping import Budget, decompose
 from fuseplan.support import work
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import LEAST_S, Limit, Work, first_reached, limit_of, unlimited
+from fuseplan.support.work import LEAST_S, Limit, StageTimer, Work, first_reached, limit_of, unlimited
 from tests.helpers.plan_process import PROGRAMS, digest, digests, planned, planned_together
 from tests.helpers.small_graphs import Bytes, graph
 
@@ -154,7 +154,7 @@ def solved_with(limit, monkeypatch, speed):
     space.book.work = Work(limit)
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * speed)
-    found = solve_component(0, HeuristicPlans([space]), Budget(), 1e12, Stopwatch())
+    found = solve_component(0, HeuristicPlans([space]), Budget(), 1e12, StageTimer())
     return found, space
 
 

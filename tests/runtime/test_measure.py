@@ -17,7 +17,6 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import fuseplan
 from fuseplan.runtime import autoselect as measure
-from fuseplan.runtime import interleave as race
 from fuseplan.runtime.autoselect import decide
 from tests.helpers.arrays import ramp
 
@@ -29,7 +28,7 @@ X = ramp(0, 11, 3, 4)
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch):
-    monkeypatch.setattr(race, "_ENOUGH_S", 0.005)
+    monkeypatch.setattr(measure, "_ENOUGH_S", 0.005)
 
 
 @pytest.fixture
@@ -121,7 +120,7 @@ def test_one_compilation_a_side_and_none_later(compilations):
 
 
 def test_runs_are_few_and_the_result_is_one_of_them(monkeypatch):
-    monkeypatch.setattr(race, "_LONG_RUN_S", 0.005)
+    monkeypatch.setattr(measure, "_LONG_RUN_S", 0.005)
     calls = []
 
     def counted(side):
@@ -402,7 +401,7 @@ def test_recorded_and_interpreted_calls_are_not_timed(monkeypatch):
 def test_what_does_not_fit_is_not_run(monkeypatch, fused, plain, kept):
     """``failing`` on the side that must not run; its need is rigged."""
     f = rigged(**{"plain" if kept == "fused" else "fused": failing})
-    monkeypatch.setattr(race, "free_bytes", lambda device: 1000)
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 1000)
     needs = iter((fused, plain))
     real = measure.Program
 
@@ -421,7 +420,7 @@ def test_what_does_not_fit_is_not_run(monkeypatch, fused, plain, kept):
 
 def test_the_compilers_memory_counts(monkeypatch):
     """Without rigging: a program with a temporary, and room for less than that."""
-    monkeypatch.setattr(race, "free_bytes", lambda device: 100_000)
+    monkeypatch.setattr(measure, "free_bytes", lambda device: 100_000)
     f = J(lambda x: jnp.sort(x @ x.T).sum(0))
     x = jnp.ones((300, 2))
     f(x)
@@ -431,14 +430,14 @@ def test_the_compilers_memory_counts(monkeypatch):
 
 
 def test_free_memory_is_of_this_machine(tmp_path):
-    free = race.free_bytes(jax.devices("cpu")[0])
+    free = measure.free_bytes(jax.devices("cpu")[0])
     assert free is None or 2**24 < free < 2**50
     (tmp_path / "max").write_text("1000\n")
     (tmp_path / "now").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    assert race._free_of_group((str(tmp_path), "max", "now", "inactive_file")) == 450
+    assert measure._free_of_group((str(tmp_path), "max", "now", "inactive_file")) == 450
     (tmp_path / "max").write_text("max\n")
-    assert race._free_of_group((str(tmp_path), "max", "now", "inactive_file")) is None
+    assert measure._free_of_group((str(tmp_path), "max", "now", "inactive_file")) is None
 
 
 def test_several_processes_run_the_same(monkeypatch):

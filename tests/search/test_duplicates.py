@@ -288,7 +288,7 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
 def test_what_cannot_be_cut_short_is_not_begun_too_late(monkeypatch):
     """The second search is left out where its fixed costs alone would exceed the deadline."""
     once = planned("gpt2_block", features=Features(recompute=False))
-    monkeypatch.setattr("fuseplan.search.remat.search.LIMITS", replace(LIMITS, remat_s_per_node=1e6))
+    monkeypatch.setattr("fuseplan.search.remat.search.UNCUT", 10**12)
     monkeypatch.setattr("fuseplan.search.remat.search.worth_recomputing", None)
     plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")

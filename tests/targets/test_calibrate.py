@@ -9,8 +9,8 @@ import pytest
 
 import fuseplan
 from costmodel import calibrate as known
-from costmodel import settle
-from costmodel.settle import Figure
+from costmodel import timing
+from costmodel.timing import Figure
 from fuseplan.settings import resolve_device
 from fuseplan.targets import calibrate
 from fuseplan.targets.detect import local_device
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.one_python
 def quick(tmp_path, monkeypatch):
     """Measured in a moment, on small arrays; kept in a folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for module in (settle, known):
+    for module in (timing, known):
         monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
     monkeypatch.setattr(calibrate, "_MEMORY_BYTES", (8 << 20, 8 << 20))
     monkeypatch.setattr(calibrate, "_MATRIX", dict.fromkeys(calibrate._MATRIX, 128))
@@ -107,7 +107,7 @@ def test_a_measurement_ends_in_its_time(quick, monkeypatch):
             now[0] += 0.2
             return next(self.times)
 
-    monkeypatch.setattr(settle, "AGREEMENT", 0.1)
+    monkeypatch.setattr(timing, "AGREEMENT", 0.1)
     monkeypatch.setattr(calibrate, "_Loop", Slow)
     monkeypatch.setattr(calibrate, "_Touch", Slow)
     monkeypatch.setattr(calibrate.time, "monotonic", lambda: now[0])
@@ -130,10 +130,10 @@ def test_a_run_that_another_process_made_long_does_not_fix_the_number_of_turns(m
 @pytest.mark.parametrize(("new_s", "rate"), [(0.03, 1e8), (0.02, 1e15), (0.01, 1e15)])
 def test_fresh_memory_costs_what_it_takes_longer_than_in_place(new_s, rate):
     """An allocator that keeps what is freed makes no difference, and that costs as good as nothing."""
-    figure = calibrate._fresh(settle.Timing((new_s,) * 3), settle.Timing((0.02,) * 3), 10**6)
+    figure = calibrate._fresh(timing.Timing((new_s,) * 3), timing.Timing((0.02,) * 3), 10**6)
     assert figure.value == pytest.approx(rate)
     assert not figure.problem
-    assert calibrate._fresh(settle.Timing((new_s,)), settle.Timing((0.02,) * 3), 10**6).problem
+    assert calibrate._fresh(timing.Timing((new_s,)), timing.Timing((0.02,) * 3), 10**6).problem
 
 
 def test_every_sample_of_fresh_memory_is_freed_before_the_next(monkeypatch):
@@ -157,7 +157,7 @@ def timings(**changed):
     names = ("float32", "float64", "bfloat16", "float16", "vector", "exp", "sums", "memory", "shared")
     times = dict.fromkeys((*names, "private", "in place"), 1e-3)
     times |= {"dot": 4e-7, "dots": 4e-7 + 8 * 3e-7, "tile": 5e-7, "fresh": 2e-3} | changed
-    return {name: settle.Timing((s, s, s)) if isinstance(s, float) else s for name, s in times.items()}
+    return {name: timing.Timing((s, s, s)) if isinstance(s, float) else s for name, s in times.items()}
 
 
 WORKS = {"float32": 1e8, "float64": 5e7, "bfloat16": 1e8, "float16": 1e8, "vector": 1e8, "exp": 1e6,
@@ -188,9 +188,9 @@ def test_the_figures_follow_from_the_times():
         ({"exp": 1e-6}, {"transcendental_per_s", "vector_flops_per_s"}),
         ({"dots": 3e-7}, {"launch_ps", "step_ps"}),  # eight dots more take less
         ({"tile": 1e-7}, {"step_ps"}),
-        ({"vector": settle.Timing((1e-3, 2e-3, 3e-3))}, {"vector_flops_per_s"}),
-        ({"float16": settle.Timing(failure="no kernel")}, {"matrix_flops_per_s.float16"}),
-        ({"dot": settle.Timing()}, {"launch_ps", "step_ps"}),
+        ({"vector": timing.Timing((1e-3, 2e-3, 3e-3))}, {"vector_flops_per_s"}),
+        ({"float16": timing.Timing(failure="no kernel")}, {"matrix_flops_per_s.float16"}),
+        ({"dot": timing.Timing()}, {"launch_ps", "step_ps"}),
     ],
     ids=["memory", "private", "exp", "negative", "step", "noisy", "failed", "absent"],
 )
@@ -215,11 +215,11 @@ def test_a_busy_machine_leaves_what_was_measured_on_a_quiet_one(tmp_path, monkey
     quiet = cpu_of(timings())
     steps = [
         (timings(), set(), known.FIGURES),
-        ({name: settle.Timing(samples=9, disturbed=9) for name in timings()}, set(), ()),
+        ({name: timing.Timing(samples=9, disturbed=9) for name in timings()}, set(), ()),
         (timings(vector=5e-4), set(), None),
         (timings(memory=1e-4), set(), None),  # contradicts its own cache
         # Settled, but faster than the cache that the file has and that did not settle now.
-        (timings(memory=1e-4, shared=settle.Timing(), private=settle.Timing()), set(), ()),
+        (timings(memory=1e-4, shared=timing.Timing(), private=timing.Timing()), set(), ()),
     ]
     for times, assumed, measured in steps:
         monkeypatch.setattr(calibrate, "measure", lambda limit_s, times=times: cpu_of(times))
@@ -244,7 +244,7 @@ def test_what_is_assumed_is_tried_again_by_two_more_processes_and_then_left(
 
     def measure(limit_s):
         calls.append(limit_s)
-        return cpu_of(timings(dots=settle.Timing((1.0, 2.0, 3.0))))
+        return cpu_of(timings(dots=timing.Timing((1.0, 2.0, 3.0))))
 
     monkeypatch.setattr(calibrate, "measure", measure)
     for process in range(6):

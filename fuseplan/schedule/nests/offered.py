@@ -21,6 +21,7 @@ from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.nests.regions import can_nest, is_index_arithmetic, regions
 from fuseplan.schedule.pricing import Nodes, relocate
 from fuseplan.schedule.structure import Signatures
+from fuseplan.support.digraph import reachable
 
 
 def least_bytes(device: DeviceSpec) -> int:
@@ -129,15 +130,13 @@ class Nests(ABC):
         """The nodes outside of ``nodes`` that compute masks for them from indices."""
         if self._index is None:
             return ()
-        found: set[int] = set()
-        waiting, inside = list(nodes), set(nodes)
-        while waiting:
-            for v in self.graph.nodes[waiting.pop()].inputs:
-                maker = self.graph.values[v].producer
-                if maker >= 0 and maker not in inside and maker not in found and v in self._index:
-                    found.add(maker)
-                    waiting.append(maker)
-        return tuple(sorted(found))
+        index, inside, graph = self._index, set(nodes), self.graph
+
+        def makers(n: int) -> set[int]:
+            indices = {graph.values[v].producer for v in graph.nodes[n].inputs if v in index}
+            return indices - inside - {-1}
+
+        return tuple(sorted(reachable(nodes, makers)))
 
     @cached_property
     def _signatures(self) -> Signatures:

@@ -24,14 +24,13 @@ from heapq import heapify, heappop, heappush
 from math import prod
 from typing import NamedTuple
 
-import rustworkx as rx
-
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
 from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.pricing import Nodes
+from fuseplan.support.digraph import connected_sets, reachable
 
 _LARGE_FRACTIONS = (1, 4)
 """At each level, values of the largest size are large, or those of more than a quarter of it: the terms of a
@@ -99,15 +98,12 @@ def _links(graph: Graph, is_large: Callable[[int], bool], backend: str) -> list[
 
 def _components(links: Iterable[_Link]) -> list[Nodes]:
     """The connected components of several nodes, ascending."""
-    graph = rx.PyGraph(multigraph=False)
-    index: dict[int, int] = {}
-    for _, nodes in links:
-        for n in nodes:
-            if n not in index:
-                index[n] = graph.add_node(n)
-        graph.add_edges_from_no_data([(index[nodes[0]], index[n]) for n in nodes[1:]])
-    groups = (sorted(graph[i] for i in component) for component in rx.connected_components(graph))
-    return [tuple(group) for group in sorted(groups) if len(group) > 1]
+    links = list(links)
+    nodes = sorted({n for link in links for n in link.nodes})
+    index = {n: i for i, n in enumerate(nodes)}
+    edges = [(index[link.nodes[0]], index[n]) for link in links for n in link.nodes[1:]]
+    sets = connected_sets(len(nodes), edges)
+    return [tuple([nodes[i] for i in members]) for members in sets if len(members) > 1]
 
 
 def _connected_at_all_levels(graph: Graph, min_bytes: int, backend: str) -> list[Nodes]:
@@ -256,14 +252,11 @@ def _with_layout_changes(graph: Graph, nodes: Nodes, backend: str) -> Nodes:
 
 def descendants_up_to_last(graph: Graph, nodes: Nodes) -> list[int]:
     """``nodes`` (ascending) and all nodes before the last of them that depend on one of them, in order."""
-    after, last = set(nodes), nodes[-1]
-    queue = list(nodes)
-    while queue:
-        for v in graph.nodes[queue.pop()].outputs:
-            new = [n for n in graph.consumers[v] if n < last and n not in after]
-            after.update(new)
-            queue += new
-    return sorted(after)
+    last = nodes[-1]
+    after = reachable(
+        nodes, lambda m: (n for v in graph.nodes[m].outputs for n in graph.consumers[v] if n < last)
+    )
+    return sorted(after.union(nodes))
 
 
 def convex(graph: Graph, nodes: Nodes) -> Nodes:

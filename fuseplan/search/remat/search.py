@@ -26,8 +26,7 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import SplitGraph, roots_of, split
 from fuseplan.search.remat.materialise import materialised
-from fuseplan.support.stage_timer import Clock
-from fuseplan.support.work import Limit
+from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of
 
 
 def plan_rematerialised(
@@ -36,15 +35,14 @@ def plan_rematerialised(
     planner: Callable[[Resolved | None], PlanGroups],
     once: Grouping,
     budget: Budget,
-    clock: Clock,
+    clock: StageTimer,
     limits: Resolved | None = None,
 ) -> Answer:
     """``once``, a plan within ``limits`` in which everything is computed once, or a better one with the
     program that computes some values again. What is proven is proven of the plans that may.
     ``planner`` makes plans within limits."""
     graph, groups = lowered.graph, once.groups
-    uncut_s = LIMITS.remat_s_per_node * len(graph.nodes)
-    if budget.deadline_s < uncut_s and roots_of(graph, scheduler.device):
+    if budget.deadline_s < seconds_of(UNCUT, len(graph.nodes)) and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
     search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
     roots = clock.time("heuristics", lambda: worth_recomputing(graph, scheduler, groups, limits))
@@ -93,7 +91,7 @@ class Search:
     planner: Callable[[Resolved | None], PlanGroups]
     budget: Budget
     expires_at: float
-    clock: Clock
+    clock: StageTimer
 
     def __call__(
         self,

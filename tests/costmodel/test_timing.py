@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from costmodel.settle import (
+from costmodel.timing import (
     AGREEMENT,
     MOST_BATCHES,
     ROUNDS,

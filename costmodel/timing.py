@@ -1,12 +1,14 @@
-"""Repeat timings until they agree, and derive a device's figures from them.
+"""Time programs in turns, so that a passing load of the machine hits all of them alike.
 
-The programs are sampled in turns, so that a passing load hits all of them. A batch is ``ROUNDS``
-samples of each program, and its time is the fastest of them: another process only adds to a time.
-A program's time is *settled* when the three fastest batches agree within ``AGREEMENT``: one lucky
-or disturbed batch settles nothing, and neither does a machine that becomes faster from batch to batch.
+``in_turns`` compares programs, by samples side by side. ``settle`` repeats timings until they agree, and
+``Figure`` derives a device's rates from them.
 
-A steady load makes every sample slow, and all of them agree. A sample therefore counts only if the
-threads of this process had a core whenever they could run, but for ``AGREEMENT`` of its time.
+``settle`` takes batches of ``ROUNDS`` samples of each program; the time of a batch is its fastest sample,
+since another process only adds to a time. A program's time is *settled* when its three fastest batches agree
+within ``AGREEMENT``: one lucky or disturbed batch settles nothing, and neither does a machine that becomes
+faster from batch to batch. A steady load makes every sample slow, and all of them agree. A sample therefore
+counts only if the threads of this process had a core whenever they could run, but for ``AGREEMENT`` of its
+time.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -27,6 +29,41 @@ AGREEMENT = 0.10
 
 MOST_BATCHES = 40
 """Batches after which a program that has not settled is given up: an end that needs no clock."""
+
+
+def repeated(run: Callable[[], object], sample_s: float) -> Callable[[], float]:
+    """A function that returns the seconds of one ``run``, as the mean of so many that they take about
+    ``sample_s`` seconds. ``run`` is called once to tell how many; it should be warm by then."""
+    count = max(1, math.ceil(sample_s / max(_seconds(run, 1), 1e-9)))
+    return lambda: _seconds(run, count)
+
+
+def _seconds(run: Callable[[], object], count: int) -> float:
+    started = time.perf_counter()
+    for _ in range(count):
+        run()
+    return (time.perf_counter() - started) / count
+
+
+def in_turns(
+    programs: Sequence[Callable[[], float]], enough: Callable[[list[list[float]]], bool]
+) -> list[list[float]]:
+    """The samples of each program, in seconds, taken one program after the other until there are ``enough``.
+
+    Every other round is in reverse, since a program may find warmer caches if it runs second.
+    """
+    samples: list[list[float]] = [[] for _ in programs]
+    order = list(range(len(programs)))
+    while not enough(samples):
+        for i in order:
+            samples[i].append(programs[i]())
+        order.reverse()
+    return samples
+
+
+def rounds(count: int) -> Callable[[list[list[float]]], bool]:
+    """Enough for ``in_turns``: ``count`` samples of each program."""
+    return lambda samples: len(samples[0]) >= count
 
 
 @dataclass(frozen=True, slots=True)
