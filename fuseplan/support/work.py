@@ -42,26 +42,6 @@ STEP = 10
 
 UNCUT = 200
 """Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
-values to compute again, or to make the graph with copies. An idle core needs half of that for the training step
-of a GPT-2 of 24 layers."""
-
-TAIL = 40
-"""Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of ten
-thousand operations takes as much."""
-
-MARGIN = 50_000
-"""Units before the deadline in which it may already have ended a search: OR-Tools looks at its own clock."""
-
-
-def seconds_of(units: int, count: int = 1) -> float:
-    """The part of a deadline that stands for ``count`` times ``units``. Whether a step begins depends on the
-    deadline that the user gave and on counts, never on a measured time: a program gets the same plan on every
-    machine."""
-    return units * count * UNIT_S
-
-
-UNCUT = 200
-"""Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
 values to compute again, or to make the graph with copies. An idle core needs half of that for the training
 step of a GPT-2 of 24 layers."""
 
