@@ -156,7 +156,7 @@ class PricingWrapper(Pricing):
         return other
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Price:
     """The objectives of one kernel, the most important first."""
 
@@ -168,12 +168,6 @@ class Price:
         return Price(
             self.time_ps + other.time_ps, self.hbm_bytes + other.hbm_bytes, self.kernels + other.kernels
         )
-
-    def __lt__(self, other: Price) -> bool:
-        return self.objectives < other.objectives
-
-    def __le__(self, other: Price) -> bool:
-        return self.objectives <= other.objectives
 
     @property
     def objectives(self) -> tuple[int, int, int]:

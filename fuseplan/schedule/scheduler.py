@@ -1,8 +1,13 @@
-"""Price a group of operations: find its fastest legal schedule, or the reason why it has none."""
+"""Price a group of operations: find its fastest legal schedule, or the reason why it has none.
+
+A schedule gives each axis of the group a role and a tile: *parallel* (an axis of the grid), *streamed* (an
+inner loop with carried accumulators) or *resident* (whole in the block). The backend limits the tiles, and a
+tile must fit on chip.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 
@@ -11,27 +16,37 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor, Floors
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.onchip import footprint
+from costmodel.onchip import Footprint, KernelFootprint, footprint
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
-from fuseplan.schedule.enumerate import Schedules
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import SpecMaker, group_layout, whole_array_spec
+from fuseplan.schedule.layout import (
+    Layout,
+    SpecMaker,
+    axis_roles,
+    group_layout,
+    roles_in_passes,
+    whole_array_spec,
+)
 from fuseplan.schedule.legality import refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
-from fuseplan.schedule.nests.cpu import CpuNests
+from fuseplan.schedule.nests.cpu import CpuNests, passes_of
 from fuseplan.schedule.nests.offered import Nests
-from fuseplan.schedule.pricing import Pricing
+from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.prologues import Gates, gated
 from fuseplan.schedule.shared_operands import walked
 from fuseplan.schedule.structure import Signatures
-from fuseplan.schedule.tilings import Rank, Tiles, tilings
+from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, largest_block, most_promising, tilings
 from fuseplan.support.errors import Verdict
 
 CACHED_AXES = 1_000
 """Groups whose axes are cached: a search asks for a group's legality, size and price in turn."""
+
+MAX_PRICED_TILINGS = 4
+"""Tilings that are priced of a group without a contraction, the largest that fit: larger blocks never read
+more."""
 
 
 class Scheduler(Pricing):
@@ -56,10 +71,9 @@ class Scheduler(Pricing):
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
         self._gated = gated(graph)
         self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
-        self._schedules = Schedules(graph, device, features, self.capacity, self.axes)
 
     @cached_property
-    def offers(self) -> tuple[tuple[int, ...], ...]:  # type: ignore[override]
+    def offers(self) -> tuple[Nodes, ...]:  # type: ignore[override]
         """As ``Pricing.offers``: the groups that are offered as nests."""
         return () if self._nests is None else self._nests.offers
 
@@ -88,27 +102,27 @@ class Scheduler(Pricing):
         alone = not self.device.capabilities.emits_kernels or not self.features.siblings
         return () if alone else walked(self.graph, self.graph.nodes[n])
 
-    def floor(self, nodes: tuple[int, ...]) -> int:
+    def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0 if masked tiles may be skipped, so that not every operation runs."""
         return 0 if self._may_skip(nodes) else self._floor(nodes)
 
-    def least(self, nodes: tuple[int, ...]) -> int:
+    def least(self, nodes: Nodes) -> int:
         """As ``Pricing.least``."""
         return 0 if self._may_skip(nodes) else self._floor.one_kernel(nodes)
 
-    def floor_bytes(self, nodes: tuple[int, ...]) -> int:
+    def floor_bytes(self, nodes: Nodes) -> int:
         """As ``Pricing.floor_bytes``."""
         return 0 if self._may_skip(nodes) else self._floor.parts(nodes, together=True)[1]
 
-    def floors(self, members: Sequence[tuple[int, ...]]) -> Floors | None:
+    def floors(self, members: Sequence[Nodes]) -> Floors | None:
         """As ``Pricing.floors``."""
         nodes = tuple(sorted(n for several in members for n in several))
         return None if self._may_skip(nodes) else Floors(self._floor, members)
 
-    def _may_skip(self, nodes: tuple[int, ...]) -> bool:
+    def _may_skip(self, nodes: Nodes) -> bool:
         return self._nests is not None and self._nests.skips(nodes)
 
-    def compatible(self, nodes: tuple[int, ...], is_gated: Gates | None = None) -> Verdict | None:
+    def compatible(self, nodes: Nodes, is_gated: Gates | None = None) -> Verdict | None:
         """As ``Pricing.compatible``. ``is_gated`` is ``prologues.gated``, or its value for some copies."""
         settled = next((n for n in nodes if n in self.settled), None)
         if settled is not None and len(nodes) > 1:
@@ -117,14 +131,14 @@ class Scheduler(Pricing):
         gates = self._gated if is_gated is None else is_gated
         return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 
-    def oversized(self, nodes: tuple[int, ...], crossing: frozenset[int]) -> Verdict | None:
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         """As ``Pricing.oversized``."""
         if self.capacity is None:
             return None
         axes = self.axes(nodes)
         return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
 
-    def price(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The fastest kernel of ``nodes`` (ascending ids), or why there is none.
 
         XLA compiles a single node, one with bitcasts around it, and a group with an empty array. Ties are
@@ -134,9 +148,7 @@ class Scheduler(Pricing):
         edge = boundary(self.graph, nodes)
         return self.schedule(nodes, edge, self._gated, self._floor.one_kernel(nodes) if len(nodes) > 1 else 0)
 
-    def schedule(
-        self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates, floor_ps: int
-    ) -> Kernel | Verdict:
+    def schedule(self, nodes: Nodes, edge: Boundary, is_gated: Gates, floor_ps: int) -> Kernel | Verdict:
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         if len(nodes) == 1:
             return self._left_to_xla(nodes, edge)
@@ -162,7 +174,7 @@ class Scheduler(Pricing):
             # Of kernels at the lower bound, the first.
             return least_ps <= best_key[0] and (best_key[0] > floor_ps or rank < best_key[3])
 
-        for rank, spec, need in self._schedules.fitting(nodes, edge, tried, is_wanted):
+        for rank, spec, need in self._fitting(nodes, edge, tried, is_wanted):
             if spec.node_axes is not numbered:  # Schedules with equal roles share their work.
                 numbered, work = spec.node_axes, work_of(self.graph, spec)
             cost = estimate(self.graph, spec, self.device, need, work)
@@ -175,7 +187,77 @@ class Scheduler(Pricing):
                 break  # Later schedules have higher ranks.
         return best or self._without_schedule(nodes, edge, bool(tried))
 
-    def in_one_tile(self, nodes: tuple[int, ...]) -> Kernel | Verdict:
+    def _fitting(
+        self,
+        nodes: Nodes,
+        edge: Boundary,
+        tried: list[Tiles],
+        is_wanted: Callable[[float, Rank], bool] | None = None,
+    ) -> Iterator[tuple[Rank, KernelSpec, Footprint]]:
+        """The schedules that fit on chip, each with its rank in a fixed order and its footprint.
+
+        With ``is_wanted(lower bound in picoseconds, rank)``, the schedules of a contraction come by ascending
+        lower bound, and only those for which it holds. Every tiling considered is appended to ``tried``.
+        """
+        device = self.device
+        if not device.capabilities.emits_kernels:
+            spec = whole_array_spec(self.graph, nodes, edge)
+            yield (0, 0), spec, footprint(self.graph, spec, device)
+            return
+        axes = self.axes(nodes)
+        if isinstance(axes, Conflict):
+            return
+        layout = group_layout(self.graph, nodes, axes, edge)
+        block_bytes = largest_block(layout)
+        most = MAX_PRICED_TILINGS if self.features.choice_of_tile else 1
+        for place, (roles, in_passes) in enumerate(self._roles(nodes, axes, layout)):
+            make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+            if in_passes:
+                passes = passes_of(self.graph, make_spec(axes.sizes))
+                if passes is None:
+                    continue
+                make_spec.passes = passes
+            kernel_footprint: KernelFootprint | None = None
+            found = 0
+            priced = DepthDominance(layout, roles)
+            every = enumerate(tilings(layout, roles, device.backend, in_passes))
+            ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
+            if layout.contraction is not None and is_wanted is not None and most > 1:
+                kernel = (self.graph, device, nodes, axes, layout, roles)
+                ranked = most_promising(*kernel, list(ranked), is_wanted)
+            for rank, tiles in ranked:
+                tried.append(tiles)
+                if block_bytes(tiles) > device.block_limit_bytes:
+                    continue
+                if device.sequential_grid and priced.is_dominated(tiles):
+                    continue
+                spec = make_spec(tiles)
+                kernel_footprint = kernel_footprint or KernelFootprint(
+                    self.graph, spec, device.sequential_grid
+                )
+                need = kernel_footprint(spec.axes)
+                if need.fits(device):
+                    yield rank, spec, need
+                    priced.add(tiles)
+                    found += 1
+                    if found == most and (layout.contraction is None or most == 1):
+                        break
+
+    def _roles(
+        self, nodes: Nodes, axes: GroupAxes, layout: Layout
+    ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
+        """The roles that the group's axes may have, and whether its stream is walked in several passes."""
+        streaming = self.features.streaming or layout.contraction is not None
+        for roles in axis_roles(self.graph, nodes, axes, layout):
+            if streaming or AxisRole.STREAMED not in roles:
+                yield roles, False
+        # Last, since most groups whose whole axis fits reach their lower bound in one pass.
+        may_write = self.device.sequential_grid
+        if streaming and (may_write or (self.capacity is not None and self.capacity.may_stream(nodes))):
+            for roles in roles_in_passes(self.graph, nodes, axes, layout):
+                yield roles, True
+
+    def in_one_tile(self, nodes: Nodes) -> Kernel | Verdict:
         """The kernel of ``nodes`` with every axis whole on one core, or why there is none."""
         edge = boundary(self.graph, nodes)
         refused = refuse_results(nodes, edge, self.features) or self._refuse(nodes, edge, self._gated)
@@ -193,11 +275,11 @@ class Scheduler(Pricing):
                 return Kernel(spec, estimate(self.graph, spec, self.device, need))
         return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
 
-    def schedules(self, nodes: tuple[int, ...]) -> Iterator[KernelSpec]:
+    def schedules(self, nodes: Nodes) -> Iterator[KernelSpec]:
         """The schedules of the group to price, in a fixed order."""
-        return (spec for _, spec, _ in self._schedules.fitting(nodes, boundary(self.graph, nodes), []))
+        return (spec for _, spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
-    def _refuse(self, nodes: tuple[int, ...], edge: Boundary, is_gated: Gates) -> Verdict | None:
+    def _refuse(self, nodes: Nodes, edge: Boundary, is_gated: Gates) -> Verdict | None:
         return self.compatible(nodes, is_gated) or refuse_exchange(
             self.graph, self.device.backend, nodes, edge
         )
@@ -213,7 +295,7 @@ class Scheduler(Pricing):
         )
         return source == result
 
-    def cache_key(self, nodes: tuple[int, ...], signatures: Signatures) -> str | None:
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.cache_key``: the settings, and ``nodes`` with the operations that compute their
         masks."""
         if signatures.graph is not self.graph:
@@ -223,7 +305,7 @@ class Scheduler(Pricing):
             return None
         return "\n".join([self.settings, signatures.text(nodes), *masks])
 
-    def behind_masks(self, nodes: tuple[int, ...], signatures: Signatures | None = None) -> list[str] | None:
+    def behind_masks(self, nodes: Nodes, signatures: Signatures | None = None) -> list[str] | None:
         """Text for the operations outside of ``nodes`` that compute masks for them; None if they have no text
         that means the same in every process."""
         makers = () if self._nests is None else self._nests.mask_makers(nodes)
@@ -246,11 +328,11 @@ class Scheduler(Pricing):
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
-    def _left_to_xla(self, nodes: tuple[int, ...], edge: Boundary) -> Kernel:
+    def _left_to_xla(self, nodes: Nodes, edge: Boundary) -> Kernel:
         spec = whole_array_spec(self.graph, nodes, edge)
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
-    def _without_schedule(self, nodes: tuple[int, ...], edge: Boundary, addressable: bool) -> Verdict:
+    def _without_schedule(self, nodes: Nodes, edge: Boundary, addressable: bool) -> Verdict:
         device = self.device
         # The reason why a larger group does not fit either is more informative.
         refused = self.oversized(nodes, frozenset(edge.reads + edge.writes))

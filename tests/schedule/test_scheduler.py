@@ -17,7 +17,7 @@ from fuseplan import Kernel
 from fuseplan.codegen import emit
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule import enumerate as fitting
+from fuseplan.schedule import scheduler as scheduling
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.tilings import DepthDominance, addressing
@@ -193,7 +193,7 @@ def test_more_tilings_gain_nothing(name, device, monkeypatch):
     graph = lower(trace(f, *args)).graph
     nodes = tuple(range(len(graph.nodes)))
     few = Scheduler(graph, device).price(nodes)
-    monkeypatch.setattr(fitting, "_PRICED", 1000)
+    monkeypatch.setattr(scheduling, "MAX_PRICED_TILINGS", 1000)
     many = Scheduler(graph, device).price(nodes)
     if isinstance(few, Verdict):
         assert isinstance(many, Verdict)

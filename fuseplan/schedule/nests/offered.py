@@ -39,7 +39,6 @@ class Nests(ABC):
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None, backend: str) -> None:
         self.graph, self.device, self.lowered, self.backend = graph, device, lowered, backend
         self._is_index = is_index_arithmetic(graph, backend)
-        self._known: dict[Nodes, Kernel | None] = {}
         self._by_structure: dict[object, tuple[tuple[int, ...], Kernel | None]] = {}
         self._gains_by_structure: dict[tuple[int, ...], bool] = {}
 
@@ -100,17 +99,15 @@ class Nests(ABC):
     def best(self, nodes: Nodes, below_ps: int | None = None) -> Kernel | None:
         """The fastest nest of the group, or None; with ``below_ps``, None if it takes longer. Groups of one
         structure are searched once."""
-        if nodes not in self._known:
-            structure = self._signatures.of(nodes)
-            key = (structure.key, self._mask_structure(nodes))
-            if key not in self._by_structure:
-                found = self._search(nodes, below_ps)
-                if found is None and below_ps is not None:
-                    return None  # Slower nests were not searched.
-                self._by_structure[key] = (structure.values, found)
-            values, kernel = self._by_structure[key]
-            self._known[nodes] = kernel and relocate(kernel, nodes, values, structure.values)
-        return self._known[nodes]
+        structure = self._signatures.of(nodes)
+        key = (structure.key, self._mask_structure(nodes))
+        if key not in self._by_structure:
+            found = self._search(nodes, below_ps)
+            if found is None and below_ps is not None:
+                return None  # Slower nests were not searched.
+            self._by_structure[key] = (structure.values, found)
+        values, kernel = self._by_structure[key]
+        return kernel and relocate(kernel, nodes, values, structure.values)
 
     def _search(self, nodes: Nodes, below_ps: int | None) -> Kernel | None:
         graph = self.graph
