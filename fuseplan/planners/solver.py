@@ -1,13 +1,12 @@
-"""The cheapest legal partition, with a proof.
+"""The solver: the cheapest legal partition of a graph into kernels, with a proof.
 
-Each distinct component is an exact cover problem: its legal groups are the sets, its
-nodes the items. Most groups are never scheduled: a group enters with a *floor* under its
-cost, and the dual prices of the linear relaxation tell which groups could be part of a
-plan no slower than the best known. Only those are priced, the relaxation is solved again,
-and in the end the few that remain are searched exhaustively.
+Each distinct component is an exact cover problem: its legal groups are the sets, its nodes the items. Most
+groups are never scheduled: a group enters with a *floor* under its cost, and the duals of the linear
+relaxation tell which groups could be part of a plan no slower than the best known. Only those are priced, the
+relaxation is solved again, and in the end the few that remain are searched exhaustively.
 
-What couples components is the order of execution. Groups that would wait for each other
-in a circle are forbidden together, and the components involved are solved again, jointly.
+Only the order of execution couples components. Groups that form a cycle are forbidden together, and the
+components involved are solved again, jointly.
 
 The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never slower than
 the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, a
@@ -30,9 +29,8 @@ from fuseplan.schedule.pricing import PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
-from fuseplan.search.grouping import Budget, Grouping, decompose
+from fuseplan.search.grouping import Budget, Grouping, Solved, decompose
 from fuseplan.search.joint import join
-from fuseplan.search.result import Solved
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
 
@@ -43,9 +41,9 @@ _MANY_NOTES = 3
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """The cheapest plan by time, then HBM bytes, then number of kernels.
 
-    ``status`` is OPTIMAL if that is proven; else FEASIBLE, ``bound_ps`` says how much
-    better a plan could be at most, and ``notes`` say which limit was hit. It is never slower than
-    the plan of either heuristic, unless the deadline cut the heuristic short.
+    ``status`` is OPTIMAL if that is proven. Else it is FEASIBLE, no plan is faster than ``bound_ps``, and
+    ``notes`` say which limit was hit. The plan is never slower than that of either heuristic, unless the
+    deadline cut the heuristic short.
 
     Warns:
         FuseplanWarning: OR-Tools could not be used. A crash of its native code cannot be caught

@@ -1,10 +1,10 @@
-"""What has been solved before, by what it follows from: in memory, and on disk where wanted.
+"""The cache of solved components: in memory, and on disk if the environment says so.
 
-A component of a graph is solved once in a process: planning again after a change of a shape or
-of a constraint solves only the components that the change touches. ``FUSEPLAN_CACHE=1`` keeps
-solutions in the cache folder for later processes, ``FUSEPLAN_CACHE=FOLDER`` elsewhere, and
-``FUSEPLAN_CACHE=0`` remembers nothing. On disk nothing is kept unasked: a home folder on a
-network may not lock files. Who recalls a solution checks it (``fuseplan.search.component_cache``).
+A component of a graph is solved once in a process: planning again after a change of a shape or of a
+constraint solves only the components that the change touches. ``FUSEPLAN_CACHE=1`` keeps solutions in the
+cache folder for later processes, ``FUSEPLAN_CACHE=FOLDER`` elsewhere, and ``FUSEPLAN_CACHE=0`` keeps none.
+The default writes nothing to disk, since a home folder on a network may not lock files.
+``fuseplan.search.component_cache`` makes the keys and checks a recalled solution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fuseplan.support.environment import debug_level
 from fuseplan.support.lru import LruCache
 
 SCHEMA = 5
-"""Of keys and entries: raised with every change of what they say."""
+"""The version of keys and entries: raised with every change of their content."""
 
 MAX_ENTRIES = 4096
 """In memory. A training step of GPT-2 medium has 29 entries, 20 kB together as text."""

@@ -1,8 +1,8 @@
-"""Texts by key in an SQLite file that several processes may use at once.
+"""Store texts by key in an SQLite file that several processes may use at once.
 
-Nothing here raises, as what is lost is only time: a file that is locked, read-only or on a
-full disk is left alone, and one that is damaged, or of another layout, is set aside and begun
-anew. Every text carries a checksum of its key and itself; one that does not match is not there.
+Nothing here raises, since a lost entry costs only time: a file that is locked, read-only or on a full disk is
+left alone; a damaged file, or one of another layout, is set aside and a new one begun. Every text carries a
+checksum of its key and itself; a text that does not match is ignored.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The legal groups of one component, as bitmasks of positions.
+"""Enumerate the legal groups of one component, as bitmasks of positions.
 
-A group is legal if it is connected by crossable edges, convex (no path leaves it and
-returns), breaks no monotone rule (``Pricing.compatible``, ``Pricing.oversized``), and has
-a price. All but the last is enumerated here, exactly once each; prices are asked for by
-whoever needs them.
+A group is legal if it is connected by crossable edges and convex (no path leaves it and returns), breaks no
+monotone rule (``Pricing.compatible``, ``Pricing.oversized``), and has a price. All groups that meet the first
+three conditions are enumerated here, each exactly once, without pricing them.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from fuseplan.support.work import STEP
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Legal groups but for the price; ``complete`` unless a limit ended the search."""
+    """Groups that are legal if they have a price; ``complete`` unless a limit ended the enumeration."""
 
     groups: tuple[Mask, ...]
     complete: bool
@@ -36,11 +35,11 @@ def enumerate_groups(
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
 
     From the lowest member, the search decides neighbour by neighbour whether it belongs to the group (then
-    what lies between belongs to it too) or not. What is left out decides what must be read and written (and
-    which copies it cannot do without, ``fuseplan.search.remat.duplicates``): a group that would hold too
-    much on chip however it grows is looked for now and then, and what is learnt of it cuts off all groups
-    around it; each is looked at in the end, as it is. Some are found for which there is no tile all the same:
-    their price says so. Each branch ends in another group, so the time is proportional to their number.
+    the positions on paths between belong to it too) or not. The positions left out decide which values the
+    kernel must read and write, and which copies it needs (``fuseplan.search.remat.duplicates``). Now and then
+    a partial group is checked for whether it overflows the chip however it grows: the nogood learnt prunes
+    all groups around it. Each finished group is checked too. A few still have no tile that fits: their price
+    says so. Each branch ends in another group, so the time is proportional to the number of groups.
 
     Args:
         space: the component.

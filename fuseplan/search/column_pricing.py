@@ -8,9 +8,9 @@ import numpy as np
 
 from fuseplan.plan.notes import NoteKind
 from fuseplan.schedule.pricing import Price
+from fuseplan.search.grouping import FAILURES, Solved, ended_note, failure, part_note
 from fuseplan.search.heuristics import better, heuristic_plan
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.result import FAILURES, Solved, ended_note, failure, part_note
 from fuseplan.search.set_partitioning import Instance, Relaxation, exact_cover
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits

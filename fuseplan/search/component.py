@@ -1,4 +1,4 @@
-"""Solve one distinct component: which groups are searched, and what stands where time is short."""
+"""Solve one distinct component: heuristic plans, presolve, enumeration, set partitioning, or windows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,17 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
-from fuseplan.search.grouping import Budget, Decomposition, order_groups, place
+from fuseplan.search.grouping import (
+    FAILURES,
+    Budget,
+    Decomposition,
+    Solved,
+    ended_note,
+    failure,
+    order_groups,
+    part_note,
+    place,
+)
 from fuseplan.search.heuristics import (
     best_first_groups,
     better,
@@ -20,7 +30,6 @@ from fuseplan.search.heuristics import (
 )
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_moves, absorb_renames
-from fuseplan.search.result import FAILURES, Solved, ended_note, failure, part_note
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.digraph import cyclic_sets
@@ -31,8 +40,8 @@ HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 
 
 class HeuristicPlans:
-    """The plans of the heuristic planners for each distinct component, as they would make them;
-    made when they are asked for, once. Or what is ``known``, which is no slower than these."""
+    """The heuristic planners' plans of each distinct component, made once, on demand; or the plan ``known``,
+    which is no slower."""
 
     def __init__(self, spaces: Sequence[Space], known: Sequence[Nodes] = ()) -> None:
         self.spaces = spaces
@@ -52,7 +61,7 @@ class HeuristicPlans:
                 self._known[kind] = [space.mask(group) for group in groups]
 
     def plan(self, kind: int, name: str) -> list[Mask]:
-        """That of one heuristic for a component."""
+        """The plan of one heuristic for a component."""
         if (kind, name) not in self._made:
             work = self.spaces[kind].book.work
             with work.uncounted():
@@ -71,11 +80,11 @@ class HeuristicPlans:
         return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
 
     def given(self, kind: int) -> list[Mask] | None:
-        """What was known before, of a component that has copies."""
+        """The plan known before, of a component that has copies."""
         return self._known.get(kind)
 
     def known(self, kind: int) -> list[Mask] | None:
-        """The best of them, if they have been made, or what was known before."""
+        """The plan known before, or the best heuristic plan if they have been made; else None."""
         if kind in self._known:
             return self._known[kind]
         made = [(kind, name) in self._made for name in HEURISTICS]
@@ -83,7 +92,7 @@ class HeuristicPlans:
         return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
-        """The best of them, and whose it is."""
+        """The plan known before, or the best heuristic plan, and the name of its planner."""
         if kind in self._known:
             return self._known[kind], "the first search"
         space = self.spaces[kind]
@@ -102,7 +111,7 @@ class HeuristicPlans:
 def solve_component(
     kind: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: StageTimer
 ) -> Solved:
-    """Solve a component without what belongs to its readers anyway, and put that back."""
+    """Solve a component after presolve, and translate the solution back."""
     space = starts.spaces[kind]
     if space.n == 1:
         time_ps = space.total([1]).time_ps
@@ -141,9 +150,9 @@ def solve_component(
 
 
 def _main(space: Space, members: Nodes) -> int:
-    """Of nodes that share a kernel for nothing, the one that the kernel is for: a kernel that has the
-    others only, or it only, then pays no more than their prices (``fuseplan.verify.report`` asks). It is none
-    that is free alone, as a bitcast is: alone it would be given more than it takes."""
+    """Of nodes that presolve merged, the one that is given their dual price: a kernel with this node alone,
+    or the others alone, must cost no less than the prices of its nodes (``fuseplan.verify.report`` checks
+    it). A bitcast, which is free alone, cannot be that node."""
     nodes = space.book.graph.nodes
     busy = [n for n in members if not nodes[n].bitcast] or list(members)
     if space.book.absorbs_moves:
@@ -196,7 +205,7 @@ def _solve_space(
         result = _search(space, [*best, *always], best, expires_at)
         watch.lap("solve")
         best = result.groups
-        # What is as fast as its floor needs no more groups for its proof.
+        # A plan as fast as the floor is proven without more groups.
         if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
             found = enumerate_groups(space, most, expires_at, space.book.clock)
             watch.lap("enumerate")
@@ -214,7 +223,7 @@ def _solve_space(
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
         result.optimal, result.note = True, None
-        if not found.complete:  # not what a joint search may rely on
+        if not found.complete:  # A joint search needs all columns.
             result.columns, result.duals = {}, ()
     return result
 
@@ -234,9 +243,9 @@ def certifying_heuristic(
     bounds_ps: Sequence[int],
     slower: dict[int, set[str]],
 ) -> str:
-    """The simplest heuristic whose plan takes no longer than ``bounds_ps``, one a distinct component;
-    empty if none does. It is tried on the largest components first, and given up on the first that
-    it loses. ``slower`` has, by component, those that are known to lose it, and is added to."""
+    """The name of the simplest heuristic whose plan takes no longer than ``bounds_ps``, one for each distinct
+    component; empty if there is none. It is tried on the largest components first. ``slower`` has, by
+    component, the heuristics known to be slower there, and is extended."""
     if any(space.book.was_late for space in parts.kinds):
         return ""  # The heuristics' own plans are not known.
     largest_first = sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n)

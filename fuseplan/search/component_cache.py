@@ -1,8 +1,8 @@
-"""Components that have been solved before, recalled and checked: planning again is quick.
+"""Recall and check the solutions of components that have been solved before.
 
-The key is a digest of all that a solution follows from. What is recalled is not trusted all
-the same: its groups must partition the component, be able to run, and cost at today's prices
-what they cost then. What does not is solved anew, and replaced.
+The key is a digest of everything that decides a solution. A recalled solution is checked all the same: its
+groups must partition the component, be able to run, and cost as much as they did. Otherwise the component is
+solved again and the entry replaced.
 """
 
 from __future__ import annotations
@@ -11,23 +11,19 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from operator import index
-from typing import TYPE_CHECKING
 
 from fuseplan.plan.notes import Note
 from fuseplan.schedule.pricing import FREE, Price
 from fuseplan.search import cache
 from fuseplan.search.cache import Entry
-from fuseplan.search.grouping import Budget, Decomposition
+from fuseplan.search.grouping import Budget, Decomposition, Solved
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import MARGIN, seconds_of
 
-if TYPE_CHECKING:
-    from fuseplan.search.result import Solved
-
 
 class ComponentCache:
-    """What the cache knows of the kinds of one planning, and what it is told about them."""
+    """Reads and writes the cached solutions of the distinct components (kinds) of one planning."""
 
     def __init__(
         self,
@@ -100,7 +96,7 @@ class ComponentCache:
             self._new[kind] = entry
 
     def close(self) -> None:
-        """Pass on what is new, in one step."""
+        """Write the new solutions, in one step."""
         self._solved.update(self._keys[kind] for kind in self._new)
         if self._cache is not None and self._new:
             self._cache.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
@@ -151,8 +147,8 @@ def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
 
 
 def _key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
-    """A digest of all that the solution of a component follows from, or None if its prices follow
-    from what cannot be told."""
+    """A digest of everything that decides the solution of a component, or None if its prices depend on
+    something without a textual form."""
     component = space.component
     cache_key = space.book.cache_key(component.nodes)
     if cache_key is None:
@@ -171,7 +167,7 @@ def _moved(note: Note | None, number: Callable[[int], int]) -> Note | None:
 
 
 def _misfit(space: Space, entry: Entry) -> str:
-    """What is wrong with an entry, or nothing."""
+    """What is wrong with an entry; empty if nothing is."""
     covered = 0
     total = FREE
     for mask in entry.groups:

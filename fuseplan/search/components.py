@@ -88,7 +88,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     hubs = _hub_edges(graph)
     offered = _offered_edges(graph, book)
     every = tuple(range(len(graph.nodes)))
-    # What allows a set allows every part of it.
+    # A set that is allowed has no part that is refused.
     all_allowed = len(every) > 1 and book.compatible(every) is None
     for edge in data_edges(graph):
         verdict = None if edge in offered else hubs.get(edge)
@@ -121,7 +121,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
 
 
 def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
-    """What crossable edges and siblings connect, by lowest node."""
+    """The sets of nodes that crossable edges and siblings connect, by lowest node."""
     members = connected_sets(len(graph.nodes), crossable.kept + crossable.siblings)
     place = _places(len(graph.nodes), members)
     edges: list[list[Edge]] = [[] for _ in members]

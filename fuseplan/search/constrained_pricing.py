@@ -1,7 +1,7 @@
-"""A scheduler that also refuses what a user's constraints rule out.
+"""Pricing within a user's constraints: groups that they forbid are refused.
 
-What keeps nodes apart and the size of groups are monotone, and asked for as such; how many
-arrays a kernel has is not (a larger group may have fewer), and asked for with the price.
+``never_fuse`` and ``max_group_size`` are monotone and part of ``compatible``. ``max_kernel_args`` is not,
+since a larger group may have fewer arrays: it is checked with the price.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def marks(graph: Graph, constraints: Resolved) -> list[int]:
 
 
 def marked(graph: Graph, constraints: Resolved) -> Graph:
-    """``graph`` for planners: two nodes of which ``never_fuse`` means one only are not alike, and
-    what it means is moved into its reader's kernel (``absorb.absorb_moves``) only where it
-    means the reader as well, so that no plan is lost."""
+    """``graph`` for planners: two nodes differ in structure if ``never_fuse`` names only one of them. A node
+    that it names is absorbed by its reader (``presolve.absorb_moves``) only where it names the reader as
+    well, so that no plan is lost."""
     if not constraints.apart:
         return graph
     found = marks(graph, constraints)
@@ -49,17 +49,17 @@ def marked(graph: Graph, constraints: Resolved) -> Graph:
 
 
 def limited(graph: Graph, pricing: Pricing, constraints: Resolved | None) -> tuple[Graph, Pricing]:
-    """A graph and its prices within constraints, but for ``must_fuse``, for planners."""
+    """A graph and its prices for planners, within all constraints but ``must_fuse``."""
     if constraints is None or not constraints.shapes_groups:
         return graph, pricing
     return marked(graph, constraints), ConstrainedPricing(graph, pricing, constraints)
 
 
 class ConstrainedPricing(PricingWrapper):
-    """``Pricing`` within constraints, but for ``must_fuse``: that is ``fuseplan.search.must_fuse``'. Where a
-    kernel computes several copies of an operation once, they are one operation, and their arrays one.
+    """``Pricing`` within all constraints but ``must_fuse`` (``fuseplan.search.must_fuse``). Where a kernel
+    computes several copies of an operation once, they count as one operation, and their arrays as one.
 
-    ``PriceBook`` takes groups of one structure for the same: give it ``marked(graph, …)``.
+    ``PriceBook`` takes groups of equal structure for equal: give it ``marked(graph, …)``.
     """
 
     def __init__(self, graph: Graph, pricing: Pricing, constraints: Resolved) -> None:
@@ -69,7 +69,7 @@ class ConstrainedPricing(PricingWrapper):
         self._marks = marks(graph, constraints)
         self._origin = graph.origins if self.merges_copies else ()
         counted = constraints.max_group_size is not None or constraints.max_kernel_args is not None
-        # To move an operation into its reader's kernel is free only where nothing is counted.
+        # To absorb an operation into its reader's kernel is free only where no limit counts it.
         self.absorbs_moves = self.absorbs_moves and not counted
         self.offers = tuple(nodes for nodes in self.offers if self.refuse(nodes) is None)
 
@@ -83,8 +83,8 @@ class ConstrainedPricing(PricingWrapper):
         return self._forbidden(nodes) or self._pricing.compatible(nodes)
 
     def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``. On either side of it there is one array, so that moving it across
-        a border changes no kernel's arrays; but it counts as an operation."""
+        """As ``Pricing.renames``. It has one array on either side, so moving it to another kernel changes no
+        kernel's number of arrays; but it counts as an operation."""
         counted = self.constraints.max_group_size is not None
         return not counted and not self._marks[n] and self._pricing.renames(n)
 
@@ -111,7 +111,7 @@ class ConstrainedPricing(PricingWrapper):
         return self._forbidden(nodes) or self._too_many_args(nodes)
 
     def _forbidden(self, nodes: Nodes) -> Verdict | None:
-        """What no larger group is allowed either."""
+        """The monotone constraint that the group breaks, or None: every larger group breaks it too."""
         once = self._once(nodes)
         if len(once) < 2:
             return None

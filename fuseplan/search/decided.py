@@ -1,9 +1,9 @@
-"""Decided: groups that another system would make, as the kernels that are possible here.
+"""Turn groups that another system's rules decide into legal kernels of this project.
 
-A planner after another system follows that system's rules, not our prices, and asks for groups that no
-kernel of ours may hold: a sum along rows and one down columns, say. Such a group falls into pieces, each
-operation joining the piece of what it reads where that is legal, and a note says so. Whatever becomes of
-a group, the plan is legal, and its cost is that of what would run.
+A planner that imitates another system follows that system's rules, not our prices, and may ask for groups
+that no kernel of ours can hold: a sum along rows and one down columns, say. Such a group is divided into
+pieces: each operation joins the piece of an operand where that is legal. A note says so. The plan is legal,
+and its cost is that of the kernels that would run.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from fuseplan.support.errors import InvalidArgumentError, Verdict
 from fuseplan.support.work import StageTimer
 
 Decide = Callable[[PriceBook], Iterable[Sequence[int]]]
-"""The groups of two operations and more of the graph of a price book. An operation in several is to be
-computed in each of them."""
+"""Returns the groups of two or more operations of a price book's graph. An operation in several groups is
+to be computed in each of them."""
 
 
 def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
-    """The plan of the groups that ``decide`` makes; what it leaves out is a kernel an operation.
+    """Plan the groups that ``decide`` makes, and one kernel for each operation in no group.
 
     Raises:
         InvalidArgumentError: a group has a node that the graph has not.
     """
     watch = StageTimer()
-    # Loops that are faster than all else are for planners that know of them.
+    # A planner that does not ask for loop nests gets none.
     book = PriceBook(graph, pricing.unsettled())
     asked = tuple(tuple(sorted(set(group))) for group in decide(book))
     _require_nodes(asked, len(graph.nodes))
@@ -63,7 +63,7 @@ def _require_nodes(groups: Sequence[Nodes], n_nodes: int) -> None:
 
 
 def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
-    """The groups, each operation in the first only that has it, and how many stood in several."""
+    """Keep each operation only in the first group that has it; also how many were in several groups."""
     seen: set[int] = set()
     kept: list[Nodes] = []
     for group in groups:
@@ -74,19 +74,19 @@ def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
 
 
 class _GroupSplitter:
-    """Takes apart what cannot be one kernel; groups of one structure alike."""
+    """Divides groups that cannot be one kernel, groups of equal structure alike."""
 
     def __init__(self, graph: Graph, book: PriceBook) -> None:
         self.graph, self.book = graph, book
         self.refusals: list[Verdict] = []
-        """Why each of the groups that were divided is none."""
+        """For each group that was divided, why it cannot be one kernel."""
         self._known: dict[object, list[Nodes]] = {}
         self._offers = frozenset(book.offers)
         self._ties = Ties(graph, book.walked)
         self._untied = 0
 
     def pieces(self, group: Nodes) -> list[Nodes]:
-        """The group, or what it falls into."""
+        """The group, or the pieces into which it is divided."""
         parts = self._ties.parts(group)
         self._untied += len(parts) > 1
         return [piece for part in parts for piece in self._kernels(part)]
@@ -103,8 +103,8 @@ class _GroupSplitter:
         return [tuple(group[i] for i in piece) for piece in self._known[key]]
 
     def _refuse(self, group: Nodes) -> Verdict | None:
-        """Why the group is no kernel: what the rules refuse is one only if the scheduler offers it, for
-        what its loops are priced at is not what they take (test_peers.py::test_loops_that_nobody_offers)."""
+        """Why the group cannot be one kernel. A group that the rules refuse can be one only if the scheduler
+        offers it: the price of other loops is not the time that they take."""
         if len(group) == 1:
             return None
         verdict = None if group in self._offers else self.book.compatible(group)
@@ -124,7 +124,7 @@ class _GroupSplitter:
         return tuple(found)
 
     def _divide(self, group: Nodes) -> list[Nodes]:
-        """Pieces of a group: each operation joins those of what it reads, the last first."""
+        """The pieces of a group: each operation joins the pieces of its operands, the last operand first."""
         place = {n: i for i, n in enumerate(group)}
         above = [0] * len(group)
         owner: dict[int, Mask] = {}
@@ -144,7 +144,7 @@ class _GroupSplitter:
         return self.graph.values[v].producer
 
     def _is_kernel(self, group: Nodes, mask: Mask, above: Sequence[Mask]) -> bool:
-        """Whether a kernel may hold these positions of a group, and nothing between them is elsewhere."""
+        """Whether a kernel may hold these positions of a group, and no operation between them is outside."""
         between = 0
         for i in bits(mask):
             between |= above[i]

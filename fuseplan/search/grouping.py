@@ -1,4 +1,4 @@
-"""What every planner takes and returns, and the frame that most of them share."""
+"""What planners take and return: budgets, groupings, the components of a graph, and their solutions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
-from fuseplan.plan.notes import AnyNote
+from fuseplan.plan.notes import AnyNote, Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.search.components import (
     Component,
@@ -27,7 +27,7 @@ from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
 from fuseplan.support.errors import Verdict
-from fuseplan.support.work import Work, seconds_of
+from fuseplan.support.work import Limit, Work, seconds_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,3 +185,41 @@ class Answer:
     lowered: Lowered
     grouping: Grouping
     limits: Resolved | None
+
+
+FAILURES = (ImportError, MemoryError, RuntimeError, OverflowError, OSError, AttributeError)
+"""What a missing, broken or overwhelmed OR-Tools raises; a library that does not load, OSError."""
+
+
+@dataclass(slots=True)
+class Solved:
+    """The best partition found of one distinct component, and what is known about others."""
+
+    groups: list[Mask]
+    bound_ps: int
+    optimal: bool
+    columns: dict[Mask, int] = field(default_factory=dict)
+    """Every legal group that has not been refused, with its time or a floor under it."""
+    duals: tuple[int, ...] = ()
+    """A price for each position such that no column costs less than its positions."""
+    note: Note | None = None
+    steady: bool = True
+    """Whether solving it once more gives the same: no solver was missing or failed."""
+    crowded: bool = False
+    """Whether it has too many groups for copies of operations to be worth their search."""
+
+
+def failure(error: BaseException) -> Note:
+    """The note on a solver that could not be used."""
+    return note(NoteKind.SOLVER_FAILED, error=str(error) or type(error).__name__)
+
+
+def ended_note(space: Space, is_late: bool = True) -> Note:
+    """The note on a component that the deadline, or the limit of counted work, left unproven."""
+    limit = Limit.DEADLINE if is_late and not space.book.work.is_spent else Limit.WORK
+    return part_note(NoteKind.UNPROVEN, space, limit)
+
+
+def part_note(kind: NoteKind, space: Space, limit: Limit | None = None, **figures: int) -> Note:
+    """A note on a component, which is named by its size and its first operation."""
+    return note(kind, limit=limit, node=space.component.nodes[0], count=space.n, **figures)

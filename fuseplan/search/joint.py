@@ -1,4 +1,4 @@
-"""Put the kernels of all components in order; solve those together that wait for each other."""
+"""Order the kernels of all components, and solve components together whose kernels form a cycle."""
 
 from __future__ import annotations
 
@@ -10,9 +10,17 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.component import HEURISTICS, HeuristicPlans
-from fuseplan.search.grouping import Decomposition, break_cycles, order_groups, place, sum_prices
+from fuseplan.search.grouping import (
+    FAILURES,
+    Decomposition,
+    Solved,
+    break_cycles,
+    failure,
+    order_groups,
+    place,
+    sum_prices,
+)
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.result import FAILURES, Solved, failure
 from fuseplan.search.set_partitioning import Instance, exact_cover
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
@@ -28,9 +36,9 @@ def join(
     expires_at: float,
     complete: Callable[[int], bool],
 ) -> tuple[list[Nodes], int, bool, Note | None, Joint | None]:
-    """Groups in execution order, the bound, whether it is proven, a note if not, and what was
-    proven of components that wait for each other. ``complete`` finds the columns of a kind that
-    was recalled, which are remembered nowhere."""
+    """Groups in execution order, the bound, whether the plan is proven optimal, a note if not, and the proof
+    about components that were solved together. ``complete`` enumerates the columns of a kind whose solution
+    came from the cache, which holds no columns."""
     chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
     bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
@@ -73,7 +81,7 @@ def join(
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
     for name in HEURISTICS:
-        # A heuristic's own groups may have fewer circles, and lose less.
+        # A heuristic's own groups may have fewer cycles, and lose less.
         others = [place(starts.plan(kind, name), nodes) for kind, nodes in parts.instances]
         apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
         if sum_prices(book, apart) < sum_prices(book, fallback):
@@ -145,7 +153,7 @@ def _solve_jointly(
 
 
 def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
-    """Columns of a component whose plan was certified without enumerating them; None if they are too many
-    or a limit comes first."""
+    """Columns of a component whose plan was proven without enumerating them; None if there are too many, or
+    a limit ends the enumeration."""
     found = enumerate_groups(space, LIMITS.max_groups, expires_at, space.book.clock)
     return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

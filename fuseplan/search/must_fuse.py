@@ -1,7 +1,7 @@
-"""Atoms: what ``must_fuse`` keeps together is one node of the graph that a planner sees.
+"""``must_fuse`` by contraction: operations that must share a kernel are one node of the graph to plan.
 
-No planner has to know of it then, one registered from outside included: it plans a graph with
-fewer nodes, whose prices are those of what the nodes stand for.
+Every planner, also one registered from outside, then obeys the constraint without code for it: it plans a
+graph with fewer nodes, whose prices are those of the contracted operations.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fuseplan.support.errors import ConstraintError, Verdict
 def plan_constrained(
     constraints: Resolved, plan_groups: PlanGroups, graph: Graph, pricing: Pricing, budget: Budget
 ) -> Grouping:
-    """What the planner makes of the graph if it has to obey the constraints.
+    """Plan the graph within the constraints.
 
     Raises:
         ConstraintError: they cannot hold.
@@ -93,7 +93,7 @@ def _groups(graph: Graph, constraints: Resolved) -> list[Nodes]:
 
 
 class MustFusePricing(Pricing):
-    """``Pricing`` of the graph in which each atom is one node. Values keep their ids."""
+    """``Pricing`` of the graph in which each group of ``must_fuse`` is one node. Values keep their ids."""
 
     def __init__(self, graph: Graph, limited: ConstrainedPricing) -> None:
         self._whole, self._limited = graph, limited
@@ -109,7 +109,7 @@ class MustFusePricing(Pricing):
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
 
     def _offered(self) -> Iterator[Nodes]:
-        """The scheduler's offers; in place of one that cuts an atom, one that holds it."""
+        """The scheduler's offers; one that holds a part of a ``must_fuse`` group is widened to the whole."""
         limited = self._limited
         for nodes in limited.offers:
             if limited.constraints.cut(nodes) is None:
@@ -121,15 +121,15 @@ class MustFusePricing(Pricing):
                 yield wider
 
     def folded(self, nodes: Iterable[int]) -> Nodes:
-        """What stands for ``nodes``."""
+        """The nodes of this graph that stand for ``nodes`` of the whole graph."""
         return tuple(sorted({self.position[n] for n in nodes}))
 
     def expanded(self, nodes: Iterable[int]) -> Nodes:
-        """What ``nodes`` stand for."""
+        """The nodes of the whole graph that ``nodes`` of this one stand for."""
         return tuple(sorted(n for i in nodes for n in self.members[i]))
 
     def _beats_floor(self, nodes: Nodes) -> bool:
-        """Whether it is a loop nest that skips tiles, and so does less than its nodes would."""
+        """Whether it is a loop nest that skips tiles, and so takes less time than the floor of its nodes."""
         if len(nodes) == 1:
             return False
         kernel = self._limited.price(nodes)
@@ -140,7 +140,7 @@ class MustFusePricing(Pricing):
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor(self.expanded(nodes))
 
     def floor_bytes(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor_bytes``; atoms may be tiled loops, of which it is not known."""
+        """As ``Pricing.floor_bytes``; 0 where a contracted node is a loop nest below the floor."""
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor_bytes(self.expanded(nodes))
 
     def walked(self, n: int) -> Nodes:
@@ -148,7 +148,7 @@ class MustFusePricing(Pricing):
         return tuple(dict.fromkeys(v for m in self.members[n] for v in self._limited.walked(m)))
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        """As ``Pricing.compatible``. That an atom is possible has been made sure of."""
+        """As ``Pricing.compatible``. ``require_possible`` has checked single nodes."""
         return self._here(self._limited.compatible(self.expanded(nodes))) if len(nodes) > 1 else None
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
@@ -186,13 +186,13 @@ class MustFusePricing(Pricing):
         return replace(kernel, spec=replace(kernel.spec, nodes=nodes))
 
     def _here(self, verdict: Verdict | None) -> Verdict | None:
-        """A verdict about nodes of the whole graph, about those of this one."""
+        """Translate a verdict about nodes of the whole graph to nodes of this one."""
         if verdict is None:
             return None
         return replace(verdict, nodes=self.folded(verdict.nodes))
 
     def restored(self, grouping: Grouping) -> Grouping:
-        """A planner's answer about this graph, about the whole one."""
+        """Translate a planner's answer about this graph to the whole one."""
         kernels = (
             replace(k, spec=replace(k.spec, nodes=self.expanded(k.spec.nodes))) for k in grouping.kernels
         )
@@ -203,7 +203,7 @@ class MustFusePricing(Pricing):
             notes=renumbered(grouping.notes, lambda n: self.members[n][0]),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
             crowded=frozenset(self.expanded(grouping.crowded)),
-            # A proof about atoms says nothing of their nodes.
+            # The proof of a contracted graph does not hold for the whole one.
             proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,
         )
 
@@ -211,8 +211,8 @@ class MustFusePricing(Pricing):
 def _contracted(graph: Graph, members: Sequence[Nodes], position: dict[int, int]) -> Graph:
     """The graph with one node for each of ``members``.
 
-    Nodes are alike only if what they stand for has one structure *and* one order: prices are
-    carried from one group to its equal node by node.
+    Two contracted nodes are alike only if their members have equal structure *and* order: the price of one
+    group is carried over to another of equal structure node by node.
     """
     signatures = Signatures(graph)
     loose = [nodes for nodes in members if nodes[-1] - nodes[0] >= len(nodes)]
@@ -237,7 +237,7 @@ def _contracted(graph: Graph, members: Sequence[Nodes], position: dict[int, int]
 
 
 def _atom(graph: Graph, i: int, nodes: Nodes) -> Node:
-    """One node for several: what it reads from outside, and what is needed of it there."""
+    """One node for several: it reads the values that they read from outside, and writes those read there."""
     inside, results = set(nodes), set(graph.outputs)
     made = [v for n in nodes for v in graph.nodes[n].outputs]
     reads = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)

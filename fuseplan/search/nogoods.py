@@ -1,7 +1,7 @@
-"""Learn a monotone question from few answers.
+"""Nogood learning: answer a monotone yes-or-no question about sets by asking it rarely.
 
-What refuses a set refuses every set around it. Remembered are smallest refused sets
-(*cores*) and largest allowed ones: a few questions then answer for thousands of sets.
+If a set is refused, so is every superset. The smallest refused sets (*cores*) and the largest allowed ones
+are remembered, so that a few questions answer for thousands of sets.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class MonotoneRefusals:
     Args:
         ask: None for a set that is allowed; for a refused one a subset to suspect, which need
             not be refused itself. Every set that contains a refused one must be refused.
-        universe: every bit that a set may have; 0 if answers are not to be widened, because too
-            many largest sets are allowed.
+        universe: every bit that a set may have; 0 if allowed sets are not to be widened, because there are
+            too many largest ones.
 
     Example:
         >>> asked = []
@@ -55,8 +55,8 @@ class MonotoneRefusals:
         return suspect is not None
 
     def holds_core(self, mask: int) -> bool:
-        """Whether the set is known to be refused; nothing is asked."""
-        # Asked of every group that is enumerated, and faster than any().
+        """Whether the set is known to be refused; asks nothing."""
+        # Called for every group that is enumerated: faster than any().
         for core in self.cores:  # noqa: SIM110
             if not core & ~mask:
                 return True
@@ -67,7 +67,7 @@ class MonotoneRefusals:
         return len(self._allowed) + len(self.cores) >= LIMITS.max_learnt_sets or self._is_tired
 
     def _refuses(self, mask: int) -> bool:
-        """As ``refused``, but nothing is widened or shrunk for it."""
+        """As ``refused``, but learns no more than a suspected pair."""
         if self.holds_core(mask):
             return True
         if any(not mask & ~wide for wide in self._allowed):
@@ -107,8 +107,8 @@ class MonotoneRefusals:
         return self._widen(self._widen(mask, low), more ^ low)
 
     def _core(self, base: int, added: int, rest: int) -> int:
-        """What of ``rest`` is needed beside ``base`` for a refusal; ``added`` is what was last
-        put there (QuickXplain: Junker, "Preferred explanations and relaxations for
+        """A smallest part of ``rest`` that is refused together with ``base``; ``added`` is the last part that
+        was added to ``base`` (QuickXplain: Junker, "Preferred explanations and relaxations for
         over-constrained problems", AAAI 2004)."""
         if self._is_tired:
             return rest

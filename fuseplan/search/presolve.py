@@ -19,12 +19,11 @@ def absorb_moves(space: Space) -> Space:
     one that reads all that it makes, reads one other member at most, and makes no less than it
     reads. For kernels that need not fit on chip (``Pricing.absorbs_moves``).
 
-    No plan is lost: it computes nothing, so that in its reader's kernel it costs what it reads
-    there instead of what it makes; and the kernel that it leaves writes no more, and stays in
-    one piece (test_candidates.py::test_absorbing_moves_loses_nothing). It is not merged into a reader
-    that takes only a part, as a slice does: that reader costs less alone, and the bound would not hold.
-    A reshape that splits or merges axes ties axes of its reader, which can prevent fusions of the
-    reader: it is merged only where the axes of all of ``space`` can be unified.
+    No plan is lost: the operation computes nothing, so in its reader's kernel it costs the bytes that it
+    reads instead of those that it makes, and the kernel that it leaves writes no more and stays connected. It
+    is not merged into a reader that takes only a part, as a slice does: that reader costs less alone, and the
+    bound would not hold. A reshape that splits or merges axes ties axes of its reader, which can prevent
+    fusions of the reader: it is merged only where the axes of all of ``space`` can be unified.
     """
     ties: bool | None = None
 
@@ -61,10 +60,9 @@ def absorb_renames(space: Space) -> Space:
     """``space`` with each renaming (``Pricing.renames``) merged into its only consumer, or
     into a producer that it is the only consumer of.
 
-    No plan is lost: a renaming is free and of equal size on both sides, so moving it across
-    a border between two kernels changes the cost of neither
-    (test_candidates.py::test_absorbing_renames_loses_nothing). It is not merged into its producer where
-    it alone connects several consumers: a kernel of these without the producer would be lost.
+    No plan is lost: a renaming is free and of equal size on both sides, so moving it across a border between
+    two kernels changes the cost of neither. It is not merged into its producer where it alone connects
+    several consumers: a kernel of these without the producer would be lost.
     """
     merged = _Contraction(space)
     for renaming in space.singles:  # copies are merged for all readers alike, or none is
@@ -96,7 +94,7 @@ def absorb_renames(space: Space) -> Space:
 
 
 def fold(space: Space, parts: Iterable[Mask]) -> Space:
-    """``space`` with each of ``parts``, which must not wait for each other in a circle, merged."""
+    """``space`` with each of ``parts``, which must form no cycle, merged."""
     merged = _Contraction(space)
     for mask in parts:
         for i in bits(mask):
@@ -153,7 +151,7 @@ def _are_neighbours(space: Space, mask: Mask) -> bool:
 
 
 class _Contraction:
-    """Positions of a space as they are merged."""
+    """A space whose positions are being merged."""
 
     def __init__(self, space: Space) -> None:
         self._space = space

@@ -1,6 +1,7 @@
-"""Selectors: which nodes of a graph a user means by an id, a name scope or a primitive.
+"""Select nodes of a graph by id, name scope or primitive, and find which of them are connected.
 
-Ties: what passes between operations of a graph, and which of them walk one array side by side.
+``resolve`` turns a user's constraints into constraints on nodes. ``Ties`` has the values that pass between
+operations, and the arrays that several operations walk.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fuseplan.support.errors import ConstraintError
 
 
 class Ties:
-    """For each operation, those before and after it, and the arrays that it walks."""
+    """For each operation, its predecessors and successors, and the arrays that it walks."""
 
     def __init__(self, graph: Graph, walked: Callable[[int], Nodes] = lambda n: ()) -> None:
         self.edges = data_edges(graph) + effect_edges(graph)
@@ -34,7 +35,7 @@ class Ties:
         return between(nodes, self.after.__getitem__, self.before.__getitem__)
 
     def parts(self, nodes: Sequence[int]) -> list[Nodes]:
-        """The parts of ``nodes`` that hold together, by lowest operation."""
+        """The connected parts of ``nodes``, by lowest operation."""
         left = set(nodes)
         walkers: dict[int, list[int]] = {}
         for n in nodes:
@@ -92,7 +93,7 @@ def resolve(constraints: Constraints, lowered: Lowered) -> Resolved:
 
 
 class Selectors:
-    """What there is to select in one graph."""
+    """The ids, name scopes and primitives of one graph."""
 
     def __init__(self, lowered: Lowered) -> None:
         self._by_origin: dict[int, list[int]] = {}
@@ -170,8 +171,8 @@ def require_names(constraints: Constraints | None) -> None:
 
 
 def of_derivative(constraints: Constraints | None, lowered: Lowered) -> Constraints | None:
-    """What of the constraints on a function holds for its derivative, another function: what it must
-    keep apart, as far as that is there by name, and the limits."""
+    """The constraints on a function that hold for its derivative, another function: the limits, and the
+    entries of ``never_fuse`` whose names occur in it."""
     if constraints is None:
         return None
     index = Selectors(lowered)
@@ -199,8 +200,8 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def joined(graph: Graph, entries: Sequence[Together]) -> tuple[Together, ...]:
-    """Each entry with what lies between its nodes, and entries that share a node as one;
-    without those of a single node, which say nothing."""
+    """Each entry with the nodes on paths between its own, and entries that share a node merged; entries of a
+    single node are dropped."""
     ties = Ties(graph)
     result: list[Together] = []
     for entry in entries:

@@ -1,15 +1,15 @@
 """Exact cover: choose sets so that every item is in exactly one, at the least cost.
 
-Integers in, integers out; nothing here knows what an item or a set stands for. Costs are
-tuples compared lexicographically. A result carries its proof: ``bound`` is the value of
-the first objective that no cover beats, and OPTIMAL means that none is better at all.
+Integers in, integers out; items and sets have no meaning here. Costs are tuples compared
+lexicographically. A result carries its proof: ``bound`` is the value of the first objective that no cover
+beats, and OPTIMAL means that no cover is better in any objective.
 
-Three engines, cheapest first: a linear relaxation whose dual prices out almost every
-set; dynamic programming over the lowest uncovered item; and CP-SAT, for what is too wide
-for that or has forbidden combinations.
+Three engines, cheapest first: a linear relaxation whose duals price out almost every set; dynamic programming
+over the lowest uncovered item; and CP-SAT, for instances that are too wide for that or have forbidden
+combinations.
 
-What OR-Tools raises passes through, ``MODEL_INVALID`` and an ``UNKNOWN`` long before the deadline
-as RuntimeError: whoever asks has a plan to fall back on. A crash of its native code (a segmentation
+Exceptions of OR-Tools pass through; ``MODEL_INVALID``, and an ``UNKNOWN`` long before the deadline, are
+raised as RuntimeError: the caller has a plan to fall back on. A crash of its native code (a segmentation
 fault, an abort where memory runs out) ends the process, and nothing in Python can catch it; choose
 ``planner="best_first"`` on a machine where that happens.
 """

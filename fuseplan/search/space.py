@@ -1,4 +1,4 @@
-"""One component to plan: who reads whom as bitmasks of positions, legality, prices."""
+"""One component to plan: adjacency as bitmasks of positions, legality of groups, and their prices."""
 
 from __future__ import annotations
 

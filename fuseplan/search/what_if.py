@@ -1,4 +1,4 @@
-"""Other groups for the nodes of a plan: are they possible, and what would they cost?"""
+"""What-if pricing: whether other groups of a plan's nodes are possible, and what they would cost."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Change:
 
 
 class Regrouping:
-    """What other groups of a plan's nodes would cost; prices are remembered."""
+    """Prices other groups of a plan's nodes; prices are remembered."""
 
     def __init__(self, plan: FusionPlan) -> None:
         self.plan = plan
@@ -41,7 +41,7 @@ class Regrouping:
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
 
     def merge(self, kernels: Iterable[int]) -> Change | Verdict:
-        """Those kernels, and all between them, as one."""
+        """The change that makes ``kernels``, and all kernels between them, one kernel."""
         chosen = set(kernels)
         while True:
             closure = self.ties.between({n for k in chosen for n in self.groups[k]})
@@ -63,7 +63,7 @@ class Regrouping:
                 "no value passes between them, nor do they walk one array side by side",
                 nodes,
             )
-        # Of what fits no kernel there may be tiled loops: the price knows both.
+        # A group that the rules refuse may be tiled loops: only its price tells.
         refused = None if self.loops else self.book.compatible(nodes)
         price = refused or self.book.price(nodes)
         return price if isinstance(price, Verdict) else None
@@ -93,7 +93,7 @@ class Regrouping:
         )
 
     def pieces(self, nodes: Iterable[int]) -> list[Nodes]:
-        """``nodes`` as kernels: what holds together and has a price; else one by one."""
+        """``nodes`` as kernels: each connected part that has a price is one, other nodes are one each."""
         pieces: list[Nodes] = []
         for part in self.ties.parts(tuple(nodes)):
             convex = set(part) == self.ties.between(set(part))
@@ -104,7 +104,7 @@ class Regrouping:
         return pieces
 
     def split_out(self, nodes: Nodes) -> Change | Verdict:
-        """A kernel of exactly ``nodes``; what it takes from other kernels leaves them in pieces."""
+        """The change that makes ``nodes`` one kernel and leaves other nodes of their kernels in pieces."""
         refused = self.why_no_kernel(nodes)
         if refused is not None:
             return refused

@@ -1,9 +1,9 @@
-"""A better plan of a component with too many groups to enumerate: one window of it after another.
+"""Large neighbourhood search: improve the plan of a component that has too many groups to enumerate.
 
-Large neighbourhood search (Shaw, "Using constraint programming and local search methods to solve
-vehicle routing problems", CP 1998). A few operations around a border between two groups are freed,
-what is left of each group is one position or two, and the cheapest plan of that much smaller
-component is found as that of any other. It is a plan of the whole, no slower than the one before.
+(Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", CP 1998.) A
+*window* frees a few operations around a border between two groups. The rest of each group becomes one
+position or two, and the cheapest plan of that much smaller component is found as that of any other. It is a
+plan of the whole component, no slower than the one before.
 
 Measured on 60 random elementwise operations, which have more than a million groups: from 5 % above
 the floor to 0.01 % in 70 windows. Merges and splits alone, as the heuristics make them, stop where
@@ -18,17 +18,17 @@ from collections.abc import Iterator, Sequence
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import search
+from fuseplan.search.grouping import FAILURES
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
-from fuseplan.search.result import FAILURES
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 
 
 def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) -> list[Mask]:
-    """A plan of ``space`` no slower than ``groups``, which must be able to run. The same each time,
-    unless the deadline ends it."""
+    """A plan of ``space`` no slower than ``groups``, which must be able to run; deterministic unless the
+    deadline ends it."""
     rng = random.Random(0)
     tried: set[tuple[Mask, int]] = set()
     idle = turn = 0
@@ -49,8 +49,7 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
 
 
 def _window(space: Space, groups: Sequence[Mask], width: int, sideways: float, rng: random.Random) -> Mask:
-    """Up to ``width`` positions around a border between two groups; 0 if there is none. They are
-    convex: nothing else lies on a path between two of them."""
+    """A convex set of up to ``width`` positions around a border between two groups; 0 if there is none."""
     owner = {i: mask for mask in groups for i in bits(mask)}
     pairs = space.component.edges + space.component.siblings
     borders = [(u, v) for u, v in pairs if owner[u] != owner[v]]
@@ -78,7 +77,7 @@ def _window(space: Space, groups: Sequence[Mask], width: int, sideways: float, r
 
 
 def _closed(space: Space, mask: Mask) -> Mask:
-    """``mask`` with what lies on a path between two of its positions."""
+    """``mask`` with the positions on paths between two of its own."""
     after = 0
     for i in bits(mask):
         after |= space.below[i]
@@ -102,9 +101,8 @@ def connected(space: Space, mask: Mask) -> Iterator[Mask]:
 def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: float) -> list[Mask]:
     """The best plan found that differs from ``groups`` only in the groups around ``free``."""
     before = sum(1 << i for i in range(space.n) if space.below[i] & free)
-    # Of each group, what comes before the window and what does not. These parts wait for each
-    # other in no circle: the groups do not, the window is convex, and nothing that it comes
-    # before, or that is beside it, is before it.
+    # Each group falls into the part before the window and the rest. These parts form no cycle: the groups
+    # form none, the window is convex, and no position after or beside the window is before it.
     small = fold(
         space,
         [
