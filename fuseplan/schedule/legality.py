@@ -4,7 +4,7 @@
   all of them. Each operation must be one that the backend can hold (no side effects, no opaque call, no
   reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``); a
   contraction takes elementwise operations only, and those on its operands must not be needed elsewhere
-  (``prologues``).
+  (``gated``).
 - ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
 - ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
 
@@ -15,15 +15,17 @@ each other in a cycle (``fuseplan.search.grouping.break_cycles``), and scalars w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from costmodel.axes import Conflict, GroupAxes
-from costmodel.backends import backend_of
-from costmodel.graph import Boundary, Graph, Node, OpKind
+from costmodel.backends import backend_names, backend_of
+from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
-from fuseplan.schedule.prologues import Gates, refuse_prologue
 from fuseplan.support.errors import Verdict
+
+Gates = Sequence[bool] | Mapping[int, bool]
+"""By node, whether it is ``gated``."""
 
 
 def refuse(
@@ -31,13 +33,12 @@ def refuse(
     backend: str,
     nodes: tuple[int, ...],
     axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
-    gated: Gates,
+    is_gated: Gates,
     features: Features = ALL_FEATURES,
 ) -> Verdict | None:
     """Why ``nodes`` (ascending ids) can share no kernel in one pass of ``backend``, or None; monotone.
 
-    ``axes_of`` gives a group's axes (``costmodel.axes.unify``); ``gated`` is ``prologues.gated`` of the
-    graph.
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``); ``is_gated`` is ``gated(graph)``.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
@@ -51,7 +52,7 @@ def refuse(
     if isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
-    return None if anchor is None else refuse_prologue(members, anchor, axes, gated)
+    return None if anchor is None else _refuse_prologue(members, anchor, axes, is_gated)
 
 
 def refuse_nest(
@@ -158,4 +159,98 @@ def _shared_operands(members: list[Node]) -> Verdict | None:
             read_by = {node.id}
         for v in node.inputs:
             loops.setdefault(v, set()).update(read_by)
+    return None
+
+
+def gated(graph: Graph) -> tuple[bool, ...]:
+    """For each node, whether it may be a *prologue*: an operation whose result becomes an operand of a
+    contraction in the same kernel.
+
+    A prologue is evaluated in the loop over the contracted axis, on the block that the next step multiplies,
+    and again for each tile of the axes that it lacks, so its result is never written. Therefore all paths
+    from it must lead to one contraction, by nodes that may share its kernel. This depends on the graph and
+    not on a group, so refusals are monotone.
+    """
+    if not any(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in graph.nodes):
+        return (False,) * len(graph.nodes)
+    fusing = {b for b in map(backend_of, backend_names()) if b.is_compiled_apart and b.fuses_operands}
+    kernels = {backend.name for backend in fusing}
+    outputs = set(graph.outputs)
+    gates: list[int | None] = [None] * len(graph.nodes)
+    for node in reversed(graph.nodes):
+        if node.kind > OpKind.INJECTIVE or node.effects or not kernels.intersection(node.backends):
+            continue
+        if not outputs.isdisjoint(node.outputs):
+            continue
+        reached = {
+            r if graph.nodes[r].kind == OpKind.OUT_ELEMENTWISE_FUSABLE else gates[r]
+            for v in node.outputs
+            for r in graph.consumers[v]
+        }
+        if len(reached) == 1:
+            gates[node.id] = reached.pop()
+    return tuple(gate is not None for gate in gates)
+
+
+def ancestors_among(members: Sequence[Node], anchor: Node) -> list[Node]:
+    """Those of ``members`` (ascending) that ``anchor`` depends on by a path among them."""
+    needed = set(anchor.inputs)
+    found = []
+    for node in reversed(members):
+        if node.id < anchor.id and not needed.isdisjoint(node.outputs):
+            needed.update(node.inputs)
+            found.append(node)
+    return found
+
+
+def _inside(members: Sequence[Node], anchor: Node, axes: GroupAxes) -> list[Node]:
+    """Those of ``members`` that are evaluated in the loop over the axes that ``anchor`` contracts."""
+    position = {node.id: i for i, node in enumerate(members)}
+    own = axes.node_axes[position[anchor.id]]
+    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    return [
+        node
+        for node in ancestors_among(members, anchor)
+        if any(a in depth for dims in axes.node_axes[position[node.id]] for a in dims)
+    ]
+
+
+def _refuse_prologue(
+    members: Sequence[Node], anchor: Node, axes: GroupAxes, is_gated: Gates
+) -> Verdict | None:
+    """Why the operands of ``anchor`` cannot be computed with it in one kernel, or None.
+
+    Monotone: values inside the group unify two axes of a contraction, or give a prologue the contracted axis,
+    and a larger group has the same values inside.
+    """
+    position = {node.id: i for i, node in enumerate(members)}
+    own = axes.node_axes[position[anchor.id]]
+    every = [a for dims in own for a in dims]
+    if len(set(every)) < len(every):
+        reason = f"a value would be needed by {anchor.op} and beside it along different axes"
+        return Verdict("shapes", reason, (anchor.id,))
+    for node in _inside(members, anchor, axes):
+        if not is_gated[node.id]:
+            return Verdict(
+                "shapes",
+                f"{node.op} is needed elsewhere too: inside {anchor.op} it would be made once a tile and "
+                "never written",
+                (node.id, anchor.id),
+            )
+    return None
+
+
+def refuse_leak(
+    members: Sequence[Node], anchor: Node, axes: GroupAxes, writes: Sequence[int]
+) -> Verdict | None:
+    """Why a result computed inside ``anchor``'s loop is needed outside of it, or None; for groups of copies,
+    each of which is computed for some readers only, so that ``gated`` does not decide it."""
+    inside = _inside(members, anchor, axes)
+    inner = {node.id for node in inside}
+    made = {v for node in inside for v in node.outputs}
+    for node in members:
+        beside = node.id not in inner and node is not anchor and not made.isdisjoint(node.inputs)
+        if beside or (node.id in inner and not set(writes).isdisjoint(node.outputs)):
+            reason = f"what {node.op} needs or makes is computed inside {anchor.op}, once a tile"
+            return Verdict("shapes", reason, (node.id, anchor.id))
     return None

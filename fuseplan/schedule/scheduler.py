@@ -30,12 +30,11 @@ from fuseplan.schedule.layout import (
     roles_in_passes,
     whole_array_spec,
 )
-from fuseplan.schedule.legality import refuse, refuse_exchange, refuse_results
+from fuseplan.schedule.legality import Gates, gated, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests, passes_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes, Pricing
-from fuseplan.schedule.prologues import Gates, gated
 from fuseplan.schedule.shared_operands import walked
 from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, largest_block, most_promising, tilings
@@ -123,7 +122,7 @@ class Scheduler(Pricing):
         return self._nests is not None and self._nests.skips(nodes)
 
     def compatible(self, nodes: Nodes, is_gated: Gates | None = None) -> Verdict | None:
-        """As ``Pricing.compatible``. ``is_gated`` is ``prologues.gated``, or its value for some copies."""
+        """As ``Pricing.compatible``. ``is_gated`` is ``legality.gated``, or its value for some copies."""
         settled = next((n for n in nodes if n in self.settled), None)
         if settled is not None and len(nodes) > 1:
             reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"

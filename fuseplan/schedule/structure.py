@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node, copies_of
-from fuseplan.schedule.prologues import gated
+from fuseplan.schedule.legality import gated
 
 Key = tuple[int, ...]
 

@@ -34,7 +34,7 @@ def check_kernel(
         k: the position of the kernel.
         results: the results of the function.
         unifier: of the plan's graph.
-        is_gated: for each node, whether it may be computed inside a contraction (``prologues.gated``).
+        is_gated: for each node, whether it may be computed inside a contraction (``legality.gated``).
         hubs: the high-fan-out scalars of the graph.
 
     Raises:

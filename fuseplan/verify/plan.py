@@ -23,7 +23,7 @@ from fuseplan.frontend.compared import copies_apart
 from fuseplan.memory.allocation import ALIGNMENT_BYTES, Buffer, place_buffers
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction, read_plan
-from fuseplan.schedule.prologues import gated
+from fuseplan.schedule.legality import gated
 from fuseplan.schedule.shared_operands import Hubs, wide_hubs
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.kernel import check_kernel, name_of, require

@@ -14,7 +14,7 @@ from fuseplan import Kernel
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
-from fuseplan.schedule.prologues import behind, gated
+from fuseplan.schedule.legality import ancestors_among, gated
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options
 from fuseplan.support.errors import Verdict
@@ -66,8 +66,8 @@ def test_two_products_of_one_operand_write_it():
 def test_what_is_behind_a_product_by_a_path_in_the_group():
     graph = graph_of(lambda x, w: jnp.tanh(jnp.exp(x)) @ w + 1, X, W)
     dot = next(n for n in graph.nodes if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE)
-    assert [n.op for n in behind(graph.nodes, dot)] == ["tanh", "exp"]
-    assert behind([graph.nodes[0], dot], dot) == []
+    assert [n.op for n in ancestors_among(graph.nodes, dot)] == ["tanh", "exp"]
+    assert ancestors_among([graph.nodes[0], dot], dot) == []
 
 
 @pytest.mark.parametrize("device", ["test", "h200", "tpu_v5e"])

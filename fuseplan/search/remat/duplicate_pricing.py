@@ -18,8 +18,8 @@ from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import is_nest
+from fuseplan.schedule.legality import gated, refuse_leak
 from fuseplan.schedule.pricing import Nodes, Pricing
-from fuseplan.schedule.prologues import gated, refuse_leak
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search.remat.duplicates import SplitGraph
