@@ -8,12 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
-from fuseplan.bench.cpu import Case, bench_cases
-from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
+from fuseplan.bench.cpu import Case, bench_cases, colour, head_line, row_line, summary_lines
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import Printable, csv_of, csv_text, plan_table, time_plan
-from fuseplan.bench.solver import WORKLOADS, bench_solver, steps_of
-from fuseplan.bench.solver_text import solver_tables
+from fuseplan.bench.solver import WORKLOADS, bench_solver, solver_tables, steps_of
 from fuseplan.cli.arguments import Deadline, Device, Dtype, Json, Out, Planner, Small, load, names_in
 from fuseplan.console import is_terminal, print_json, print_table, progress
 from fuseplan.plan.options import DEFAULT_DEADLINE_S

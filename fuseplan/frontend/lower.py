@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
-from fuseplan.frontend.constant_folding import fold
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
 from fuseplan.frontend.ops.rule import Space
+from fuseplan.frontend.simplify import fold
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
 from fuseplan.support.errors import UnsupportedOperationError
 

@@ -23,7 +23,7 @@ from fuseplan.frontend.rewrite import part
 from fuseplan.passes.batch_major import batches_first
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.passes.recompute_large import Copies, chain_of, rewritten, stages
-from fuseplan.passes.split_contractions import along_several, in_steps
+from fuseplan.passes.split_reductions import along_several, in_steps
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.offered import least_bytes

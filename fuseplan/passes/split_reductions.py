@@ -1,29 +1,36 @@
-"""Splits: a reduction of which no program sees all is made in two steps, each tile first.
+"""Split reductions and contractions into steps, where a kernel could not make them at once.
 
-On a GPU rows are dealt out to programs, and none of them sees a whole column: the gradient of a
-normalisation's scale would read again what its own kernel has on chip. So the rows of ``x[R, C]`` become
-``[R / T, T]``, the kernel that makes them adds up each ``T`` of them, and a small one what it leaves. So
-it is with a mean over a whole array, a loss or a norm, which a single program would add up: the kernel
-that makes the array reduces its rows, or pieces of them. Where that pays is decided on what hangs
-together around such a reduction, once for each structure, by a quick plan of either program.
+On a GPU rows are distributed over programs, and none of them reads a whole column: the gradient of a
+normalisation's scale would read again an array that its own kernel has on chip. So the rows of ``x[R, C]``
+become ``[R / T, T]``: the kernel that makes them adds up each ``T`` of them, and a small kernel adds up the
+partial sums. The same holds for a mean over a whole array, a loss or a norm, which a single program would add
+up. Whether that pays is decided on the operations around such a reduction, once for each structure, by a
+quick plan of either program.
+
+A contraction along several axes becomes one along the longest of them, for each index of the others, and a
+sum: a kernel streams one axis only. The gradient by keys that several heads of queries share is summed up
+along queries and heads: a kernel streams each head's part (as in FlashAttention-2: Dao, arXiv:2307.08691), and
+the parts that are left to add up are small.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from math import gcd, prod
 from typing import Any
 
+import jax
 from jax import lax
 from jax import numpy as jnp
 
 from costmodel.device import DeviceSpec
-from costmodel.graph import Graph, check_graph
-from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.rewrite import EquationRewriter, part
-from fuseplan.frontend.trace import Equation, Literal
+from costmodel.graph import ORIGINAL, Graph, check_graph
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.rewrite import EquationRewriter, Rewriter, part
+from fuseplan.frontend.trace import Equation, Literal, trace
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.offered import least_bytes
@@ -255,3 +262,62 @@ class _Steps(EquationRewriter):
         aval = self.avals[v]
         (new,) = self.add(like, primitive, params, [v], [aval.update(shape=shape, dtype=dtype or aval.dtype)])
         return new
+
+
+_MIN_REDUCTION = 4
+"""The parts are so many times smaller than what is contracted: to write and to read them is then little
+beside one pass over that."""
+
+
+def along_several(eqn: Equation) -> bool:
+    """Whether ``eqn`` contracts several axes of something large, so that it may be made in steps."""
+    if eqn.primitive is not lax.dot_general_p or eqn.is_set_apart:
+        return False
+    if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in (*eqn.in_avals, *eqn.out_avals)):
+        return False
+    extents = _extents(eqn)
+    parts = eqn.out_avals[0].size * math.prod(extents) // max(extents, default=1)
+    largest = max(aval.size for aval in eqn.in_avals)
+    return sum(extent > 1 for extent in extents) > 1 and parts * _MIN_REDUCTION <= largest
+
+
+def in_steps(lowered: Lowered, contractions: Sequence[int]) -> tuple[Lowered, list[int]]:
+    """``lowered`` with each of ``contractions``, node ids, in steps, and where each node stands now. Parts
+    of 16 bits are in float32, and rounded once.
+
+    Example:
+        >>> x, y = (jax.ShapeDtypeStruct((4, 512, n), "bfloat16") for n in (1024, 64))
+        >>> new, ids = in_steps(lower(trace(lambda x, y: jnp.einsum("hqk,hqd->kd", x, y), x, y)), [0])
+        >>> [(node.op, new.graph.values[node.outputs[0]].shape) for node in new.graph.nodes]
+        [('dot_general', (4, 1024, 64)), ('reduce_sum', (1024, 64)), ('convert_element_type', (1024, 64))]
+    """
+    rewriter, ids = Rewriter(lowered), []
+    for n, eqn in enumerate(lowered.equations):
+        if n in contractions:
+            ids.append(rewriter.put(n, _steps(eqn)))
+        else:
+            ids.append(rewriter.add(n, ORIGINAL, lambda v: (v, ORIGINAL)))
+    return rewriter.finish(), ids
+
+
+def _extents(eqn: Equation) -> list[int]:
+    """Of the axes that are contracted."""
+    ((contracted, _), _) = eqn.params["dimension_numbers"]
+    return [eqn.in_avals[0].shape[d] for d in contracted]
+
+
+def _steps(eqn: Equation) -> Lowered:
+    (contracts, batches), extents = eqn.params["dimension_numbers"], _extents(eqn)
+    longest = extents.index(max(extents))
+    along = [(dims[longest],) for dims in contracts]
+    apart = [(*b, *dims[:longest], *dims[longest + 1 :]) for b, dims in zip(batches, contracts, strict=True)]
+    (result,) = eqn.out_avals
+    wide = result.dtype if result.dtype.itemsize >= 4 else jnp.dtype("float32")
+    summed = tuple(range(len(batches[0]), len(apart[0])))
+
+    def steps(x: Any, y: Any) -> Any:
+        numbers = ((along[0], along[1]), (apart[0], apart[1]))
+        parts = lax.dot_general(x, y, numbers, eqn.params["precision"], wide)
+        return parts.sum(summed).astype(result.dtype)
+
+    return lower(trace(steps, *(jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in eqn.in_avals)))

@@ -19,10 +19,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from fuseplan.frontend.constant_folding import fold
 from fuseplan.frontend.evaluate import evaluator
+from fuseplan.frontend.simplify import Expressions, fold, given
 from fuseplan.frontend.trace import Equation, Literal, Primitive, Traced, trace
-from fuseplan.frontend.value_numbering import Expressions, given
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_passes
 from fuseplan.runtime.executor import Part

@@ -14,8 +14,17 @@ from typer.testing import CliRunner
 
 from costmodel import calibrate
 from fuseplan.bench import cpu as bench_cpu
-from fuseplan.bench.cpu import Case, Goal, Row, bench_cases, time_in_turns
-from fuseplan.bench.cpu_text import colour, head_line, row_line, summary_lines
+from fuseplan.bench.cpu import (
+    Case,
+    Goal,
+    Row,
+    bench_cases,
+    colour,
+    head_line,
+    row_line,
+    summary_lines,
+    time_in_turns,
+)
 from fuseplan.bench.float64 import in_float64, is_right_in_float64
 from fuseplan.cli import app
 from fuseplan.runtime.tolerance import check_results

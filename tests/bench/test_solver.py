@@ -10,8 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fuseplan.bench.solver import WORKLOADS as BENCHED
-from fuseplan.bench.solver import AtDeadline, SolverTiming, Spread, bench_solver, steps_of
-from fuseplan.bench.solver_text import solver_tables
+from fuseplan.bench.solver import AtDeadline, SolverTiming, Spread, bench_solver, solver_tables, steps_of
 from fuseplan.cli import app
 from fuseplan.console import Steps
 from fuseplan.plan.options import Features

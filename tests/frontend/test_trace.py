@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuseplan.frontend.constant_folding import fold, folded
 from fuseplan.frontend.lower import lower
+from fuseplan.frontend.simplify import fold, folded
 from fuseplan.frontend.trace import Literal, trace
 from fuseplan.runtime.executor import make_runner
 from fuseplan.settings import make_options

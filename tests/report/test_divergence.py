@@ -6,8 +6,7 @@ import pytest
 
 from costmodel.devices import DEVICES
 from experiments import gpu_rows
-from fuseplan.bench.cpu import Row
-from fuseplan.bench.cpu_text import summary_lines
+from fuseplan.bench.cpu import Row, summary_lines
 from fuseplan.report.comparison import divergence_lines
 
 pytestmark = pytest.mark.one_python
