@@ -48,9 +48,9 @@ class Planning:
     budget: Budget = field(default_factory=Budget)
     """What the searches share."""
     once: Grouping | None = None
-    """The groups in which everything is computed once; None where another compiler's plan was read."""
+    """The groups in which every operation stands once; None where another compiler's plan was read."""
     overlapping: Answer | None = None
-    """The groups of a planner in which several compute the same."""
+    """The groups of a planner that assigns an operation to several of them."""
     answer: Answer | None = None
     """The groups, the program that they are of, and the limits by its nodes."""
     kernels: tuple[Kernel, ...] = ()
@@ -112,7 +112,7 @@ def search(state: Planning) -> None:
 
 
 def duplicate(state: Planning) -> None:
-    """Give each of several groups that compute the same a copy of it, where the planner decided so."""
+    """Copy operations that several groups hold into each of them, where the planner decided so."""
     once = state.once
     if once is None or not once.repeats or state.limits is not None or not state.options.features.recompute:
         return
@@ -221,14 +221,14 @@ PASSES = (constrain, search, duplicate, rematerialise, fit_memory, pack, order, 
 
 
 def until_deadline(expires_at: float, options: Options, shares: int = 1) -> Options:
-    """``options`` with the time that is left, or one of ``shares`` of it: never 0 where more was asked
-    for, so that the notes do not say that it was 0."""
+    """``options`` with the time that is left, or one of ``shares`` equal parts of it; never 0 where the
+    user's deadline is not 0."""
     left = left_s(expires_at) / shares if options.deadline_s > 0 else 0.0
     return replace(options, deadline_s=left, asked_s=options.whole_s)
 
 
 def _with_limits(plan: FusionPlan, limits: Resolved) -> FusionPlan:
-    """``plan`` with notes on what of the constraints it does not hold to."""
+    """``plan`` with its constraints, and with notes on those that it does not keep."""
     if isinstance(get_planner(plan.planner), ProgramPlanner):
         told = note(NoteKind.UNCONSTRAINED, planner=plan.planner)
         return replace(plan, notes=(*plan.notes, str(told)))
@@ -244,8 +244,8 @@ def _with_limits(plan: FusionPlan, limits: Resolved) -> FusionPlan:
 
 
 def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
-    """The planner, within the constraints: what must share a kernel is one node for whoever
-    looks for a plan that needs less memory."""
+    """The planner within the constraints: operations that must share a kernel are contracted to one node
+    before the search for a plan that needs less memory."""
     plan_groups: PlanGroups = partial(_answer, options.planner)
     if limits is None or decides_nothing(options.planner):
         return plan_groups
@@ -255,7 +255,7 @@ def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
 
 
 def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
-    """What the planner of that name makes of a graph. Who calls ``register_planner`` may err."""
+    """The groups of the named planner for a graph, checked, since users can register planners."""
     found = get_planner(name)(graph, pricing, budget)
     if not isinstance(found, Grouping):
         raise InvalidArgumentError(f"the planner {name!r} should return a Grouping, and returned {found!r}")

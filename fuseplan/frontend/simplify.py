@@ -2,7 +2,8 @@
 
 Constant folding replaces an operation on scalar literals alone (``n - ddof`` in ``jnp.var``) by a literal.
 Value numbering finds the values of one program that another computes, too: two values are the same if they
-are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a value can be an input (``given``).
+are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a value can be an input
+(``given``).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Columns: a large array of short rows becomes as many arrays as a row has elements.
+"""Split large arrays of short rows into columns: array of structures to structure of arrays.
 
-``x[:, None] - y[None]`` of points in three dimensions has rows of three, and XLA's loops over
-them are slow: a Gaussian kernel sum over 20,000 x 20,000 points took 1.1 s in tiles, and 0.14 by
-columns (two cores, jax 0.10). There each operation runs along the next, long dimension, and
-what reads the rows adds up whole columns (array of structures to structure of arrays).
+``x[:, None] - y[None]`` of points in three dimensions has rows of three, and XLA's loops over them are slow:
+a Gaussian kernel sum over 20,000 x 20,000 points took 1.1 s in tiles, and 0.14 s by columns (two cores, jax
+0.10). By columns each operation runs along the next, long dimension, and a sum over rows adds up whole
+columns.
 
-The equations that come out compute the same results, up to the order of sums.
+The rewritten program computes the same results, up to the order of sums.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
 
-_SHORT = 4
-"""Rows of so many elements of 32 bits fill one vector register of 16 bytes at most."""
+_MAX_ROW = 4
+"""Elements of a short row: of 32 bits, they fill one vector register of 16 bytes at most."""
 
 _COMBINES: dict[str, Primitive] = {
     "reduce_sum": lax.add_p,
@@ -33,8 +33,8 @@ _COMBINES: dict[str, Primitive] = {
 
 
 def by_columns(lowered: Lowered, min_bytes: int) -> Lowered | None:
-    """``lowered`` with large arrays of short rows computed column by column; None where it has
-    none. ``min_bytes``: from which size on an array is large.
+    """``lowered`` with arrays of short rows and at least ``min_bytes`` computed column by column; None where
+    it has none.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -51,7 +51,7 @@ def by_columns(lowered: Lowered, min_bytes: int) -> Lowered | None:
 
 
 def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
-    """The values that exist by columns: as many of the large ones of short rows as can."""
+    """The values to split into columns: all large ones of short rows that can be."""
     avals = lowered.avals
 
     def large(v: Operand) -> bool:
@@ -80,7 +80,7 @@ def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
 
 
 def _bytes(aval: Any) -> int:
-    """Of its elements as 32-bit words: a mask is as large as what it masks."""
+    """The bytes of its elements as 32-bit words: a mask counts as much as the array that it masks."""
     return 4 * int(getattr(aval, "size", 0))
 
 
@@ -92,33 +92,33 @@ def _has_short_rows(aval: Any) -> bool:
     # Partial sums of 16 bits would be rounded once too often.
     kind = getattr(aval.dtype, "kind", "")  # keys of random numbers have none
     exact = kind == "b" or (kind in ("i", "u", "f") and aval.dtype.itemsize >= 4)
-    return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= _SHORT
+    return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= _MAX_ROW
 
 
 def _by_element(eqn: Equation) -> bool:
-    """Whether a column of its results needs no more than that column of its operands."""
+    """Whether each column of its results depends on the same column of its operands only."""
     if eqn.effects or eqn.is_set_apart:
         return False
     return eqn.primitive.name == "broadcast_in_dim" or rule_of(eqn).kind == OpKind.ELEMENTWISE
 
 
 def _keeps_rows(eqn: Equation) -> bool:
-    """Whether each column of the results reads that column of the operands, and not all of them."""
+    """Whether the operands have rows, too: each column of the results reads one column of them."""
     if eqn.primitive.name != "broadcast_in_dim":
         return True
     return len(eqn.params["shape"]) - 1 in eqn.params["broadcast_dimensions"]
 
 
 def _reduces(eqn: Equation) -> bool:
-    """Whether it sums up rows, or columns: into something much smaller."""
+    """Whether it reduces rows, or reduces columns to a much smaller result."""
     if eqn.primitive.name not in _COMBINES or eqn.effects or eqn.is_set_apart:
         return False
     (operand,), (result,) = eqn.in_avals, eqn.out_avals
-    return operand.ndim - 1 in eqn.params["axes"] or result.size * _SHORT < operand.size
+    return operand.ndim - 1 in eqn.params["axes"] or result.size * _MAX_ROW < operand.size
 
 
 class _Rewriter(EquationRewriter):
-    """Writes the equations anew, with the columns of split values in their place."""
+    """Writes the equations again, with columns in the place of the values that are split."""
 
     def __init__(self, old: Lowered, split: frozenset[int]) -> None:
         super().__init__(old)
@@ -136,7 +136,7 @@ class _Rewriter(EquationRewriter):
         return self.lowered()
 
     def _split_up(self, eqn: Equation) -> None:
-        """An equation whose results are split: one of it for each column."""
+        """Write an equation whose results are split, once for each column."""
         for k in range(_last(eqn.out_avals[0])):
             inputs, params = self._by_column(eqn, k)
             avals = [_without_last(aval) for aval in eqn.out_avals]
@@ -171,7 +171,7 @@ class _Rewriter(EquationRewriter):
         return self.columns[operand, k]
 
     def _reduce(self, eqn: Equation) -> None:
-        """An equation that sums up split values."""
+        """Write an equation that reduces split values."""
         aval = eqn.in_avals[0]
         last = aval.ndim - 1
         axes = tuple(a for a in eqn.params["axes"] if a != last)

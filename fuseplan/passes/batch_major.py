@@ -1,11 +1,10 @@
-"""Batches first: what a contraction reads is laid out so that its batch dimensions lead.
+"""Transpose operands of contractions so that their batch dimensions come first.
 
-Mosaic lays out the last two dimensions of a block, so that a tile of one head of ``q[B, T, H, D]``
-has none: a kernel of a TPU that streams the keys of an attention reads ``q[B, H, T, D]``. XLA
-transposes such operands itself; here the transposes are operations that the planner sees, for operands
-that are small beside what is contracted. Of several dimensions that are kept or contracted, the shorter
-ones lead, too: the heads of queries that share a head of keys. What was transposed already is read as it
-was before.
+Mosaic lays out the last two dimensions of a block, so that there is no layout for a tile of one head of
+``q[B, T, H, D]``: a TPU kernel that streams the keys of an attention reads ``q[B, H, T, D]``. XLA transposes
+such operands itself; here the transposes are operations of the planned program, for operands that are small
+compared with the contraction. Of several dimensions that are kept or contracted, the shorter ones come first,
+too: the heads of queries that share a head of keys. Existing transposes are combined with the new ones.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal
 
-_SMALL = 4
-"""An operand is transposed if it is so many times smaller than the largest array of its contraction:
-two passes over it are then little beside one over that."""
+_MIN_RATIO = 4
+"""An operand is transposed if the largest array of its contraction is so many times larger: two passes over
+the operand then cost little compared with one over that array."""
 
 Dims = tuple[int, ...]
 
@@ -47,7 +46,7 @@ class _View(NamedTuple):
     source: int
     order: Dims
     like: Equation
-    """What made it."""
+    """The equation that computes it."""
 
 
 class _Side(NamedTuple):
@@ -57,14 +56,14 @@ class _Side(NamedTuple):
     contract: Dims
     batch: Dims
     results: list[int]
-    """Which dimensions of the result are its others."""
+    """The dimensions of the result that index the others."""
 
 
 class _Rewriter(EquationRewriter):
     def __init__(self, old: Lowered) -> None:
         super().__init__(old)
         self._views: dict[int, _View] = {}
-        """What transposes make: it stands in memory only if anything but a transpose reads it."""
+        """The results of transposes, written to memory only if another operation reads them."""
         self._standing: dict[tuple[int, Dims], int] = {}
 
     def run(self) -> Lowered | None:
@@ -124,7 +123,7 @@ class _Rewriter(EquationRewriter):
         dims = tuple(order.index(d) for d in every)
         if all(shape[d] == 1 or d in matrix or i < len(dims) - 2 for i, d in enumerate(dims)):
             return source, dims
-        if self.avals[source].size * _SMALL > largest:
+        if self.avals[source].size * _MIN_RATIO > largest:
             return v, tuple(every)
         shorter = [d for d in every if d not in batch and d not in matrix]
         dims = (*batch, *shorter, *sorted(matrix))

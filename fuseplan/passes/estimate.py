@@ -1,4 +1,4 @@
-"""What a program takes by a plan that is found at once: enough to tell which of two to search."""
+"""Estimate the time of a program by a heuristic plan, to choose between two programs before the search."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fuseplan.support.work import Work, unlimited
 
 
 class UndecidedError(Exception):
-    """A limit came before it was known whether a rewritten program is faster."""
+    """A limit was reached before it was known whether a rewritten program is faster."""
 
 
 def quick_ps(
@@ -24,12 +24,11 @@ def quick_ps(
     *,
     repeats: bool = False,
 ) -> int:
-    """Picoseconds of the plan that merging best first ends with; with ``repeats``, of that or of one in which
-    each kernel computes for itself what it can, XLA's by priority, if it is faster: a sum then reads what
-    its operand is made of (test_published.py::test_a_sum_that_computes_its_operand_is_not_split).
+    """Picoseconds of the plan of ``best_first``. With ``repeats``, of the plan of ``xla_priority`` if that is
+    faster: there, kernels recompute their operands, so that a sum can read what its operand is computed from.
 
     Raises:
-        UndecidedError: ``work`` is over. A plan that is cut short tells nothing.
+        UndecidedError: ``work`` is over. A plan that was cut short is no estimate.
     """
     work = work or unlimited()
     if work.is_over:

@@ -1,14 +1,12 @@
-"""Recompute: a large intermediate that a distant reader needs is computed again for it.
+"""Rematerialise large values for distant readers.
 
-Between the forward and the backward pass of a layer lies the rest of the network: no one
-nest holds both, and what the backward pass reads of the forward pass (attention weights, a
-hidden layer) would have to wait in memory. Here such readers get a copy of the operations
-that lead from small values to the large one, to be evaluated tile by tile (as rematerialisation
-does: Chen et al., arXiv:1604.06174). A mask made from positions alone is copied for each of
-its readers' regions, since it costs next to nothing.
+The rest of a network lies between the forward and the backward pass of a layer: no loop nest holds both, and
+values of the forward pass that the backward pass reads (attention weights, a hidden layer) would have to stay
+in memory. Here such readers get a copy of the operations that lead from small values to the large one, to be
+evaluated tile by tile (rematerialisation: Chen et al., arXiv:1604.06174). A mask that is computed from
+positions alone is copied for each region that reads it, since it costs next to nothing.
 
-The graph that comes out computes the same results. Whether planning it pays is decided by
-planning both.
+The rewritten program computes the same results. Both programs are planned, and the faster plan counts.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ Copies = dict[Nodes, Nodes]
 
 
 def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
-    """``lowered`` with large values computed again for distant readers; None where there is
-    nothing to copy. ``min_bytes``: from which size on a value is large."""
+    """``lowered`` with values of at least ``min_bytes`` rematerialised for distant readers; None where there
+    is nothing to copy."""
     new = lowered
     # One level of largeness at a time: copies made at one are part of the graph at the next.
     for is_large in levels(lowered.graph, min_bytes):
@@ -46,7 +44,7 @@ def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
 
 
 def _copies(graph: Graph, is_large: IsLarge) -> Copies:
-    """What to copy for whom, at one level of largeness."""
+    """The operations to copy for each set of readers, at one level of largeness."""
     positions = is_index_arithmetic(graph)
     copies: Copies = {}
     for group in connected_groups(graph, is_large):
@@ -121,14 +119,14 @@ def chain_of(
 
 
 def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
-    """The graph with the copies in it, and without what nobody reads any more."""
+    """The program with ``copies``, and without operations whose results nothing reads any more."""
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]
     order: dict[Item, None] = {}
     for n in range(len(graph.nodes)):
         if n in wants:
-            # Just before the first reader: what a copy reads itself may be made late.
+            # Just before the first reader, since the operands of a copy may be computed late.
             side = wants[n]
             makers = reachable([n], partial(_makers, graph, chains[side]))
             order.update(dict.fromkeys((m, side) for m in sorted(makers)))

@@ -1,13 +1,13 @@
-"""Streams: large values are computed again for each axis along which something sums them up.
+"""Rematerialise large values for each axis along which they are reduced.
 
-A kernel of a GPU or a TPU keeps what it accumulates on chip, so that it streams one axis. What sums
-up a large value along two, as the gradients of attention by queries and by keys, takes a kernel each;
-lest the value stand in memory between them, each computes it for itself from what is small
-(FlashAttention's backward pass: Dao et al., arXiv:2205.14135, rederived from the axes). So does what a
-distant reader needs: between the forward and the backward pass of a layer lies the rest of a network.
+A GPU or TPU kernel keeps its accumulators on chip, so that it streams one axis. Reductions of a large value
+along two axes, as in the gradients of attention by queries and by keys, need two kernels. To keep the value
+out of memory, each of them computes it from small values (FlashAttention's backward pass: Dao et al.,
+arXiv:2205.14135, derived here from the axes). The same holds for distant readers: the rest of a network lies
+between the forward and the backward pass of a layer.
 
-Which values: those of a set that large values tie together (``regions``) of which a quick plan is
-faster so. That is tried on the set alone, and once for all sets of one structure.
+The values are those of a set of operations connected by large values (``regions``) for which a quick plan
+with rematerialisation is faster. That is tried on the set alone, and once for all sets of one structure.
 """
 
 from __future__ import annotations
@@ -33,18 +33,17 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited
 
-_GAIN = (3, 4)
-"""The quick plan with copies has to be a quarter faster: of what is computed once, the solver's plan of
-such a set is up to 13 % faster than the quick one, and may take in more of what is around it (in a GPT-2
-block's gradient for a TPU, an MLP whose set is 17 % faster makes the whole slower)."""
+_MAX_TIME_RATIO = (3, 4)
+"""The quick plan with copies has to take at most so much of the time of the one without. The solver's plan of
+a set without copies is up to 13 % faster than the quick one, and may include more operations around the set:
+in a GPT-2 block's gradient for a TPU, an MLP whose set is 17 % faster makes the whole slower."""
 
 
 def along_streams(
     lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
 ) -> Lowered | None:
-    """``lowered`` with large values computed again for each axis along which they are summed up and
-    each pass of a network; for a TPU, with operands whose blocks it can address. None where that gains
-    nothing.
+    """``lowered`` with large values rematerialised for each axis along which they are reduced and for each
+    pass of a network; for a TPU, with operands whose blocks it can address. None where that gains nothing.
 
     Raises:
         UndecidedError: ``work`` is over.
@@ -57,8 +56,8 @@ def along_streams(
 
 
 def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
-    """``lowered`` with all large values computed again that can be, whatever time that takes: by each
-    contraction what follows from the results of others, and then these, too."""
+    """``lowered`` with as many large values rematerialised as possible, whatever time the plan takes: first
+    all but the results of contractions, and then these, too."""
     first = batches_first(lowered) if device.capabilities.batches_lead else None
     for products in (False, True):
         found = _Streams(first or lowered, device, features, unlimited()).run(products, gains_only=False)
@@ -108,7 +107,9 @@ class _Streams:
             ways = dict.fromkeys([(), tuple(place[n] for n in several)])
             times = {way: self._time_ps(_again(part(self.lowered, nodes), here, way)) for way in ways}
             best = min(times, key=times.__getitem__)
-            self._pays[key] = best if times[best] * _GAIN[1] < once_ps * _GAIN[0] else None
+            self._pays[key] = (
+                best if times[best] * _MAX_TIME_RATIO[1] < once_ps * _MAX_TIME_RATIO[0] else None
+            )
         found = self._pays[key]
         return None if found is None else tuple(nodes[i] for i in found)
 
@@ -125,8 +126,8 @@ def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:
 
 
 class _Sides:
-    """Who reads the large values of a ``group``: a side for each axis, before and after whatever else
-    lies between."""
+    """The readers of the large values of a ``group``: a side for each axis, and for each part of the program
+    between which a path leaves the group."""
 
     def __init__(
         self, graph: Graph, group: Nodes, is_large: IsLarge, positions: list[bool], backend: str
@@ -135,8 +136,7 @@ class _Sides:
         self._positions = positions
 
     def copies(self) -> Copies:
-        """For each side, what is copied for it; nothing unless all large values are used up by
-        sums."""
+        """For each side, the operations to copy for it; none unless all large values are reduced."""
         axes = unify(self.graph, self.group)
         if isinstance(axes, Conflict) or not self._used_up():
             return {}
@@ -150,8 +150,8 @@ class _Sides:
         return found
 
     def between_products(self) -> Copies:
-        """For each contraction, what leads to it from the results of others, but for those and for what
-        sums up."""
+        """For each contraction, the operations that lead to it from the results of other contractions and of
+        reductions, without these."""
         cheap = {n for n in self.group if self.graph.nodes[n].kind <= OpKind.INJECTIVE}
         products = [n for n in self.group if self.graph.nodes[n].flops.matrix]
         stand = set(self.group) - cheap
@@ -159,7 +159,7 @@ class _Sides:
         return {side: chain for side, chain in chains.items() if chain}
 
     def _used_up(self) -> bool:
-        """Whether no large value is wanted as a whole."""
+        """Whether no large value is read outside of the group."""
         inside = set(self.group)
         made = [v for n in self.group for v in self.graph.nodes[n].outputs if self._is_large(v)]
         return all(v not in self.graph.results and inside.issuperset(self.graph.consumers[v]) for v in made)
@@ -168,8 +168,7 @@ class _Sides:
         return self.is_large(self.graph.values[v].size)
 
     def _by_axis(self, axes: GroupAxes) -> list[list[int]]:
-        """The nodes that make something small of large values, by the axes that they sum them up
-        along."""
+        """The nodes that reduce large values to small ones, by the axes that they reduce."""
         sinks: dict[frozenset[int], list[int]] = {}
         for n, own in zip(self.group, axes.node_axes, strict=True):
             node = self.graph.nodes[n]
@@ -202,9 +201,9 @@ class _Sides:
 
 
 def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
-    """``group`` with what follows from its members alone, or leads back to them, without another
-    contraction: what is made of a maximum, say, before it is subtracted. Without that, two kernels that wait
-    for each other would seem a plan (test_published.py::test_kernels_that_wait_for_each_other)."""
+    """``group`` with the nodes that depend on its members alone, or lead back to them, without another
+    contraction: operations on a maximum, say, before it is subtracted. Without these, two kernels that wait
+    for each other would count as a plan."""
     alone = set(group)
 
     def readers(m: int) -> Iterator[int]:

@@ -1,9 +1,10 @@
 """Rewrite a traced program into equivalent programs whose plans may be faster.
 
-For XLA's loops on a CPU, short rows become columns (``loops.columns``), and large values are computed again
-for distant readers (``loops.recompute``). For kernels, sums are made in steps (``loops.splits``), and large
-values are computed again for each axis along which they are streamed (``loops.streams``). Every planner that
-decides is given the same programs, so that plans differ only by what the planners decide.
+For XLA's loops on a CPU, short rows become columns (``array_to_columns``), and large values are
+rematerialised for distant readers (``recompute_large``). For kernels, reductions are split into steps
+(``split_reductions``), and large values are rematerialised for each axis along which they are streamed
+(``recompute_streams``). All planners that decide get the same programs, so that their plans differ only by
+their decisions.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Program:
 
     lowered: Lowered
     scheduler: Scheduler | None = None
-    """The scheduler of its graph, if checking the constraints has made one already; else None."""
+    """The scheduler of its graph, if the check of the constraints has made one; else None."""
 
 
 def rewritten_programs(
@@ -46,7 +47,7 @@ def rewritten_programs(
 
     ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
     half of the time until ``expires_at``, and half of a search's counted work; the rest is for the search.
-    A note says what they left no time for."""
+    Notes name the rewrites that there was no time for."""
     traced = Program(lowered)
     if not may_rewrite(options):
         return [traced], ()
@@ -67,16 +68,16 @@ def rewritten_programs(
 
 
 def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
-    """``lowered`` with large values computed again to save memory; None in the place of a program in which
+    """``lowered`` with large values rematerialised to save memory; None in the place of a program in which
     the constraints cannot hold."""
     return [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
 
 
 def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expires_at: float) -> bool:
-    """Whether the program as traced is to be planned, too, after a plan of a rewritten one in ``time_ps``.
+    """Whether to plan the program as traced, too, after a rewritten one has a plan of ``time_ps``.
 
-    A heuristic takes no time to speak of, and always plans it. The solver would take as long as for its first
-    search, and plans it only if a plan that merges best first takes less than ``time_ps``."""
+    A heuristic always plans it, which takes little time. The solver would need as long as for its first
+    search, and plans it only if the plan of ``best_first`` takes less than ``time_ps``."""
     if options.planner != "solver":
         return True
     work = replace(unlimited(), expires_at=expires_at)
@@ -87,18 +88,18 @@ def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expi
 
 
 def may_rewrite(options: Options) -> bool:
-    """Whether the planner decides anything, and may be given other programs than the one as traced."""
+    """Whether the planner decides anything, and may plan other programs than the one as traced."""
     return options.features.rewrites and not decides_nothing(options.planner)
 
 
 def may_recompute(options: Options) -> bool:
-    """Whether there is a second search, which also decides what kernels compute again."""
+    """Whether a second search follows, which also decides about rematerialisation."""
     decides = may_rewrite(options) and options.features.recompute and options.deadline_s > 0
     return decides and options.device.capabilities.emits_kernels
 
 
 def may_stream(options: Options, lowered: Lowered) -> bool:
-    """Whether the deadline leaves time to choose, before the search, large values to compute again."""
+    """Whether the deadline leaves time to choose, before the search, large values to rematerialise."""
     return _has_streams(options) and not _no_time(options, lowered)
 
 
@@ -115,15 +116,14 @@ def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
 
 
 def may_pack(options: Options) -> bool:
-    """Whether small kernels that a scalar ties together become one (a pack). Not on a CPU, where launching
-    one of XLA's own loops costs next to nothing, and not under constraints, which are about groups that
-    are connected."""
+    """Whether small kernels that a scalar connects are fused horizontally. Not on a CPU, where XLA's own
+    loops have hardly any launch cost, and not under constraints, which are about connected groups."""
     decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
     return decides and options.device.capabilities.emits_kernels and options.constraints is None
 
 
 def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
-    """The program with sums made in steps and large values computed again, where kernels gain by that; else
+    """The program with reductions in steps and large values rematerialised, where kernels gain by that; else
     None. When ``work`` is over, the rewrites that are finished count."""
     split: Lowered | None = None
     try:

@@ -9,8 +9,8 @@ quick plan of either program.
 
 A contraction along several axes becomes one along the longest of them, for each index of the others, and a
 sum: a kernel streams one axis only. The gradient by keys that several heads of queries share is summed up
-along queries and heads: a kernel streams each head's part (as in FlashAttention-2: Dao, arXiv:2307.08691), and
-the parts that are left to add up are small.
+along queries and heads: a kernel streams each head's part (as in FlashAttention-2: Dao, arXiv:2307.08691),
+and the parts that are left to add up are small.
 """
 
 from __future__ import annotations
@@ -40,25 +40,27 @@ from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited
 
 _ROWS = 4
-"""What a first step sums up of a column: a program holds so many rows of a norm, and writes a quarter of
-one of them."""
+"""Rows that the first step of a sum down columns adds up: a program holds so many rows of a norm, and writes
+a quarter of one of them."""
 
 _PIECE = (64, 1024)
-"""The least and the most that a first step has of a row: what it leaves is small beside what it reads."""
+"""Elements of a row, at least and at most, that a first step reduces: its result is then small compared with
+its operand."""
 
-_NEAR = 64
-"""So many operations around a sum are looked at: a normalisation and its gradient have about forty."""
+_MAX_AROUND = 64
+"""Operations around a reduction that are planned to decide about it: a normalisation and its gradient have
+about forty."""
 
 
 def split_sums(
     lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
 ) -> Lowered | None:
-    """``lowered`` with those reductions in two steps that a GPU's plan gains by; None where there are
-    none.
+    """``lowered`` with those reductions in two steps by which a GPU's plan gains; None where there are none.
+
+    Reductions of one array are split together or not at all, since the array would otherwise be read twice.
 
     Raises:
-        UndecidedError: ``work`` is over. Sums of one array are split together or not at all, lest it is read
-            twice.
+        UndecidedError: ``work`` is over.
     """
     if not device.capabilities.splits_reductions or not features.splits:
         return None
@@ -83,7 +85,7 @@ class _Splits:
         return in_two_steps(self.lowered, chosen) if chosen else None
 
     def _places(self) -> Iterator[tuple[Nodes, dict[int, Split]]]:
-        """Sums that may be split, by what hangs together around them."""
+        """Reductions that may be split, by the operations around them."""
         found = {
             n: split
             for n, eqn in enumerate(self.lowered.equations)
@@ -94,14 +96,14 @@ class _Splits:
             yield nodes, {n: found[n] for _, n in several}
 
     def _is_shared(self, n: int) -> bool:
-        """Whether a kernel of others may have what node ``n`` sums up."""
+        """Whether a kernel of other operations may hold the operand of node ``n``."""
         (v,) = self.graph.nodes[n].inputs
         return self.graph.values[v].producer >= 0 or len(self.graph.consumers[v]) > 1
 
     def _around(self, n: int) -> Nodes:
-        """What hangs together with a sum, up to the next contractions."""
+        """The operations around a reduction that are connected to it, up to the next contractions."""
         graph, found, queue = self.graph, {n}, [n]
-        while queue and len(found) < _NEAR:
+        while queue and len(found) < _MAX_AROUND:
             node = graph.nodes[queue.pop(0)]
             if node.flops.matrix:
                 continue
@@ -110,7 +112,7 @@ class _Splits:
             queue += [m for m in dict.fromkeys(near) if m not in found]
             found.update(near)
         if all(graph.values[v].size == 1 for v in graph.nodes[n].outputs):
-            # By what the rest of the program makes of it, they wait for it.
+            # Operations that depend on a scalar result wait for it.
             last = max(found)
             found -= reachable(
                 [n],
@@ -121,7 +123,7 @@ class _Splits:
     def _gains(self, nodes: Nodes, sums: dict[int, Split]) -> bool:
         once = part(self.lowered, nodes)
         split = in_two_steps(once, {nodes.index(n): where for n, where in sums.items()})
-        # A search may find a launch less for either.
+        # A search may save one launch in either of the two.
         return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
 
     def _time_ps(self, lowered: Lowered) -> int:
@@ -129,8 +131,8 @@ class _Splits:
 
 
 def _neighbours(graph: Graph, values: Iterable[int], min_bytes: int) -> list[int]:
-    """Who makes or reads ``values``: of arguments, who reads those that are large. Single numbers tie
-    nothing together: in a training step the norm of all gradients has to do with everything."""
+    """The producers and consumers of ``values``; of arguments, the consumers of large ones. Scalars do not
+    count: in a training step the norm of all gradients is connected with everything."""
 
     def is_tie(v: int) -> bool:
         value = graph.values[v]
@@ -154,7 +156,7 @@ class Split:
 _REDUCTIONS = frozenset(
     {lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p}
 )
-"""Those that may be made in any order, piece by piece."""
+"""Reductions that may be computed in any order, piece by piece."""
 
 
 def _split_of(eqn: Equation, device: DeviceSpec) -> Split | None:
@@ -170,14 +172,15 @@ def _split_of(eqn: Equation, device: DeviceSpec) -> Split | None:
 
 
 def _down_columns(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
-    """A few rows first."""
+    """Split a sum down columns: a few rows first."""
     dim = max(axes, key=lambda d: (shape[d], d))
     programs = prod(shape[:-1]) // _ROWS
     return _cut(shape, axes, dim, _ROWS) if programs >= least_programs and shape[dim] % _ROWS == 0 else None
 
 
 def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
-    """Whole rows first, or pieces where they are few; None where each result may have a program."""
+    """Split a sum along rows: whole rows first, or pieces where rows are few; None where each result may have
+    a program of its own."""
     size, results = prod(shape), prod(n for d, n in enumerate(shape) if d not in axes)
     if results >= least_programs:
         return None
@@ -193,7 +196,7 @@ def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: i
 
 
 def _cut(shape: tuple[int, ...], axes: tuple[int, ...], dim: int, piece: int) -> Split:
-    """Pieces of one dimension first."""
+    """Split one dimension into pieces that are reduced first."""
     tiled = (*shape[:dim], shape[dim] // piece, piece, *shape[dim + 1 :])
     return Split(tiled, (dim + 1,), axes)
 

@@ -1,4 +1,4 @@
-"""A fused function as a citizen of JAX: it composes with ``jit``, ``grad``, ``vmap`` and ``shard_map``.
+"""Bind a fused function as an equation that composes with ``jit``, ``grad``, ``vmap`` and ``shard_map``.
 
 Inside ``jax.jit``'s trace the user's function is traced once more and becomes one equation
 (``fuseplan.runtime.primitive``), which is planned when it is compiled.

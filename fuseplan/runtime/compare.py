@@ -1,7 +1,4 @@
-"""Plan one program by several planners, as traced and rewritten, and time what they make.
-
-Contest: programs of the same function by several planners, each timed here against ``jax.jit``'s.
-"""
+"""Plan one program by several planners, as traced and rewritten, and time the plans against ``jax.jit``."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""The pass forward and the pass back of a function, planned as one program and then cut in two.
+"""Cut the plan of a function and its derivative into a forward and a backward pass.
 
-The planner decides which values of the pass forward the pass back reads from memory, and which it
-computes again. Between the two stands an operation that waits for the cotangents: whatever the
-results depend on comes before it, whatever depends on a cotangent after it, and no kernel can be on
-both sides. Kernels that neither side needs to have are put where least has to be kept: a minimum
-cut (Ford and Fulkerson, 1956; augmenting paths by breadth first, as Edmonds and Karp, 1972).
+Both passes are planned as one program: the planner decides which values the backward pass reads from memory,
+and which it recomputes. An operation between the two waits for the cotangents: everything that the results
+depend on comes before it, everything that depends on a cotangent after it, and no kernel can hold operations
+of both sides. The other kernels are put where the fewest bytes have to be kept: a minimum cut (Ford and
+Fulkerson, 1956; augmenting paths by breadth first, as Edmonds and Karp, 1972).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fuseplan.runtime.executor import Part
 
 AWAIT = "await_cotangents"
 await_p = Primitive(AWAIT)
-"""Takes the results, then their cotangents; gives the cotangents."""
+"""An operation of the results and their cotangents that returns the cotangents."""
 await_p.multiple_results = True
 
 
@@ -35,13 +35,13 @@ def _cotangents(*avals: Any, n: int) -> Any:
 
 
 def await_cotangents(results: Sequence[Any], cotangents: Sequence[Any]) -> list[Any]:
-    """The cotangents, once all results are there."""
+    """The cotangents, after all results are computed."""
     arrays = [r for r in results if isinstance(r, jax.core.Tracer)]
     return list(await_p.bind(*arrays, *cotangents, n=len(cotangents)))
 
 
 def _barrier(*arrays: Any, n: int) -> Any:
-    """What it is to XLA, where both passes are compiled as one (``fuseplan.planners.xla``)."""
+    """The operation for XLA, where both passes are compiled as one (``fuseplan.planners.xla``)."""
     return jax.lax.optimization_barrier(arrays)[len(arrays) - n :]
 
 
@@ -143,8 +143,8 @@ def _kept_free(
     free: Sequence[int],
     results: set[int],
 ) -> set[int]:
-    """Those of the ``free`` kernels that run before, so that the fewest bytes are kept; each only
-    with all that it needs."""
+    """The ``free`` kernels that belong to the forward pass, so that the fewest bytes are kept; each only with
+    all kernels that it reads from."""
     if not free:
         return set()
     # Node -1 is the pass forward, -2 the pass back; a value is one edge between two nodes of its own.
@@ -183,7 +183,7 @@ def _kept_free(
 
 
 def _reached(room: dict[Any, dict[Any, int]]) -> dict[Any, Any]:
-    """What still can be reached from the pass forward, each with where from."""
+    """The nodes that the forward pass still reaches, each with its predecessor."""
     found: dict[Any, Any] = {-1: None}
     queue = deque([-1])
     while queue:

@@ -1,4 +1,4 @@
-"""Small tools that every other package uses and that know nothing of fusion.
+"""Small tools without any knowledge of fusion, for every other package.
 
 Errors and refusals (``errors``), sets of small integers (``bitset``), orders and cycles of directed graphs
 (``digraph``), counted work and seconds by stage (``work``), files written whole or not at all
