@@ -108,6 +108,11 @@ def register_backend(backend: Backend) -> None:
     _BACKENDS[backend.name] = backend
 
 
+def unregister_backend(name: str) -> None:
+    """Forget the backend called ``name``, which ``register_backend`` added."""
+    _BACKENDS.pop(name, None)
+
+
 def backend_of(name: str) -> Backend:
     """The record of the backend ``name``.
 

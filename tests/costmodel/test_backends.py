@@ -11,7 +11,7 @@ import pytest
 
 import fuseplan
 from costmodel import TEST_DEVICE
-from costmodel.backends import Backend, backend_names, backend_of, register_backend
+from costmodel.backends import Backend, backend_of, register_backend, unregister_backend
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import OpKind
 from tests.helpers import toy_backend
@@ -30,11 +30,11 @@ TOY = Backend(
 
 
 @pytest.fixture
-def device(monkeypatch):
-    monkeypatch.setattr("costmodel.backends._BACKENDS", {n: backend_of(n) for n in backend_names()})
+def device():
     register_backend(TOY)
     toy_backend.EMITTED.clear()
-    return replace(TEST_DEVICE, name="toy_device", platform="cpu", backend="toy")
+    yield replace(TEST_DEVICE, name="toy_device", platform="cpu", backend="toy")
+    unregister_backend(TOY.name)
 
 
 def gated(x, w):

@@ -251,11 +251,10 @@ def assert_heuristic(g, match):
 @pytest.mark.parametrize(
     ("where", "shape"),
     [
-        ("fuseplan.search.set_partitioning.Relaxation.__init__", LOSING),
-        ("fuseplan.search.set_partitioning.Relaxation.solve", LOSING),
-        ("fuseplan.search.column_pricing.exact_cover", FRACTIONAL),
-        ("fuseplan.search.joint._solve_jointly", CIRCLE),
-        ("fuseplan.search.set_partitioning._cp_sat", CIRCLE),
+        ("ortools.linear_solver.pywraplp.Solver.CreateSolver", LOSING),
+        ("ortools.linear_solver.pywraplp.Solver.Solve", LOSING),
+        ("ortools.sat.python.cp_model.CpModel.new_bool_var", CIRCLE),
+        ("ortools.sat.python.cp_model.CpSolver.solve", CIRCLE),
     ],
 )
 def test_whatever_the_solver_raises_the_heuristic_plan_is_the_answer(monkeypatch, where, shape, error):
