@@ -63,7 +63,7 @@ class Unifier:
         self._links: dict[int, tuple[Link, ...]] = {}
 
     def __call__(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
-        return _aligned(self.graph, nodes) or _Group(self, nodes).run()
+        return aligned_axes(self.graph, nodes) or GroupUnifier(self, nodes).run()
 
     def links(self, node: Node) -> tuple[Link, ...]:
         """The operands of ``node`` that other nodes compute."""
@@ -83,10 +83,10 @@ class Unifier:
             yield v, producer, tuple((out[0], dims[0]) for out, dims in pairs) if simple else None
 
 
-def _aligned(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
+def aligned_axes(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
     """The axes of nodes that share one iteration space, dimension by dimension; None for other groups.
 
-    Most groups are of this kind, and do not need the union-find of ``_Group``."""
+    Most groups are of this kind, and do not need the union-find of ``GroupUnifier``."""
     if not nodes:
         return None
     first = graph.nodes[nodes[0]]
@@ -140,7 +140,7 @@ _REDUCED, _WHOLE = 1, 2
 _FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
 
 
-class _Group:
+class GroupUnifier:
     """Union-find over slots. A slot is an iteration dimension of a node, or a part of one that was split. A
     root that was split has two children, major and minor."""
 

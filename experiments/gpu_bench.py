@@ -110,7 +110,7 @@ class Bench:
                 self._measure(case, with_torch, found)
             told = [str(w.message) for w in said if issubclass(w.category, FuseplanWarning)]
             found["notes"] = "; ".join(dict.fromkeys([*found.get("notes", []), *told]))
-            found |= self._verdict(case, found)
+            found |= self.verdict(case, found)
         except MismatchError as error:
             found |= {"status": "wrong", "error": str(error)}
         except Exception as error:
@@ -192,7 +192,7 @@ class Bench:
             if found.get(f"{name}_us"):
                 found[f"faster_than_{name}"] = found[f"{name}_us"] / found["ours_us"]
 
-    def _verdict(self, case: GpuCase, found: dict[str, Any]) -> dict[str, str]:
+    def verdict(self, case: GpuCase, found: dict[str, Any]) -> dict[str, str]:
         """Whether the goals are met."""
         if not self.on_gpu:
             return {"status": "tiny"}

@@ -126,7 +126,7 @@ def without_seconds(output: str) -> str:
 
 # --- tables ----------------------------------------------------------------------------------
 
-_TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 
 class NoProvenanceError(ValueError):
@@ -476,7 +476,7 @@ def with_tables(text: str, page: Path, folder: Path = RESULTS) -> str:
         table = TABLES[match[2]].text(folder).replace("LINK/", f"{up}/" if up != "." else "")
         return f"{match[1]}\n{table}\n{match[4]}"
 
-    return _TABLE.sub(made, text)
+    return TABLE.sub(made, text)
 
 
 def with_outputs(text: str) -> str:

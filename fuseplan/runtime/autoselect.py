@@ -30,9 +30,9 @@ Side = Literal["fused", "plain"]
 SIDES: tuple[Side, Side] = ("fused", "plain")
 OTHER: dict[Side, Side] = {"fused": "plain", "plain": "fused"}
 
-_LONG_RUN_S = 1.0
+LONG_RUN_S = 1.0
 """A run that takes longer is not repeated."""
-_ENOUGH_S, _MOST_S, _FEWEST = 0.2, 2.0, 3
+ENOUGH_S, _MOST_S, _FEWEST = 0.2, 2.0, 3
 """Rounds of one run each are repeated this long; never longer; and so often if time allows."""
 
 
@@ -116,8 +116,8 @@ def race(programs: dict[Side, Program], inputs: Inputs) -> tuple[dict[Side, list
         if count < 0:
             return False
         first_round_s = first_round_s or spent_s
-        is_long = max(times[0] for times in samples) > _LONG_RUN_S or spent_s + first_round_s > _MOST_S
-        return is_long or (count >= _FEWEST and spent_s >= _ENOUGH_S)
+        is_long = max(times[0] for times in samples) > LONG_RUN_S or spent_s + first_round_s > _MOST_S
+        return is_long or (count >= _FEWEST and spent_s >= ENOUGH_S)
 
     samples = in_turns([partial(run, side) for side in SIDES], enough)
     # The first run counts only where there are few, slow ones.
@@ -151,7 +151,7 @@ def free_bytes(device: Any) -> int | None:
         stats = device.memory_stats() or {}
         limit = stats.get("bytes_limit")
         return None if limit is None else int(limit - stats.get("bytes_in_use", 0))
-    return min((f for f in (_free_of_host(), *map(_free_of_group, _GROUPS)) if f is not None), default=None)
+    return min((f for f in (_free_of_host(), *map(free_of_group, _GROUPS)) if f is not None), default=None)
 
 
 def _free_of_host() -> int | None:
@@ -169,7 +169,8 @@ _GROUPS = (
 )
 
 
-def _free_of_group(names: tuple[str, str, str, str]) -> int | None:
+def free_of_group(names: tuple[str, str, str, str]) -> int | None:
+    """Bytes left to a control group: an entry of ``_GROUPS`` names its files. None without a limit."""
     folder, limit, usage, cache = Path(names[0]), *names[1:]
     with contextlib.suppress(OSError, ValueError):  # Not in such a group, or one without a limit.
         used = int((folder / usage).read_text()) - _field(folder / "memory.stat", cache)

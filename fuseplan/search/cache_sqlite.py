@@ -27,7 +27,7 @@ LAYOUT = 1
 MAX_ENTRIES = 50_000
 """On disk, some 50 MB; beyond, the oldest go."""
 
-_WAIT_S = 0.25
+WAIT_S = 0.25
 """For another process to finish its transaction, which takes milliseconds."""
 
 _CHUNK = 500
@@ -54,7 +54,7 @@ class Disk:
                 marks = ",".join("?" * len(part))
                 rows = db.execute(f"SELECT key, text, checksum FROM solved WHERE key IN ({marks})", part)
                 for key, text, checksum in rows:
-                    if isinstance(text, bytes) and checksum == _checksum(key, text):
+                    if isinstance(text, bytes) and checksum == checksum_of(key, text):
                         found[key] = text.decode()
                     else:
                         self._note(f"{self.path}: an entry whose checksum is wrong is ignored")
@@ -64,7 +64,7 @@ class Disk:
         """Add texts, or replace them."""
         now = int(time.time())
         rows = [
-            (key, now, data, _checksum(key, data))
+            (key, now, data, checksum_of(key, data))
             for key, data in ((key, text.encode()) for key, text in texts.items())
         ]
         with self._guarded():
@@ -137,7 +137,7 @@ class Disk:
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:
-        db = sqlite3.connect(self.path, timeout=_WAIT_S, isolation_level=None)
+        db = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
         try:
             (layout,) = db.execute("PRAGMA user_version").fetchone()
             tables = db.execute("SELECT name FROM sqlite_master").fetchall()
@@ -165,5 +165,6 @@ def _create(db: sqlite3.Connection) -> None:
         db.execute("PRAGMA journal_mode = WAL")
 
 
-def _checksum(key: bytes, data: bytes) -> bytes:
+def checksum_of(key: bytes, data: bytes) -> bytes:
+    """The checksum that an entry of the file is stored with."""
     return hashlib.blake2b(key + data, digest_size=16).digest()

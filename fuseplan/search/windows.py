@@ -36,7 +36,7 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
         time_ps = space.total(groups).time_ps
         if time_ps - bound_ps <= bound_ps // LIMITS.window_gap_divisor:
             break
-        free = _window(space, groups, *LIMITS.window_shapes[turn % len(LIMITS.window_shapes)], rng)
+        free = choose_window(space, groups, *LIMITS.window_shapes[turn % len(LIMITS.window_shapes)], rng)
         turn += 1
         idle += 1
         if not free or (free, time_ps) in tried:
@@ -48,7 +48,9 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
     return groups
 
 
-def _window(space: Space, groups: Sequence[Mask], width: int, sideways: float, rng: random.Random) -> Mask:
+def choose_window(
+    space: Space, groups: Sequence[Mask], width: int, sideways: float, rng: random.Random
+) -> Mask:
     """A convex set of up to ``width`` positions around a border between two groups; 0 if there is none."""
     owner = {i: mask for mask in groups for i in bits(mask)}
     pairs = space.component.edges + space.component.siblings

@@ -52,7 +52,7 @@ _MORE = 8
 
 _TILE, _TILES = 16, 256
 _ROW = 1024
-_MEMORY_BYTES = (64 << 20, 512 << 20)
+MEMORY_BYTES = (64 << 20, 512 << 20)
 """The least and the greatest size of the array that measures main memory: larger than most caches, and
 fast."""
 
@@ -138,13 +138,13 @@ def _measure(known: DeviceSpec, limit_s: float) -> DeviceSpec:
         loops, failures = _compiled(_programs(known), limit_s)
         timings = settle({name: loop.sample for name, loop in loops.items()}, end - time.monotonic())
     works = {name: loop.work for name, loop in loops.items()}
-    return measured_cpu(known, _figures(failures | timings, works), _HOW, f"XLA of {MADE_BY}")
+    return measured_cpu(known, figures_of(failures | timings, works), HOW_MEASURED, f"XLA of {MADE_BY}")
 
 
 _DOT = f"{_TINY}x{_TINY} dot"
 _IN_L2 = "in half of the second-level caches"
 _MOVED = "x*0.5+1 in place, read + written,"
-_HOW = {
+HOW_MEASURED = {
     "hbm_bytes_per_s": f"{_MOVED} past the caches",
     "cache_bytes_per_s": f"{_MOVED} in half of the last-level cache",
     "private_cache_bytes_per_s": f"{_MOVED} {_IN_L2}",
@@ -173,23 +173,23 @@ _PROGRAM_OF = {
 """For each figure that is work over time, the key of its program in ``_programs``."""
 
 
-def _figures(timings: dict[str, Timing], works: dict[str, float]) -> dict[str, Figure]:
+def figures_of(timings: dict[str, Timing], works: dict[str, float]) -> dict[str, Figure]:
     """Compute the figures from the times and the work of the programs."""
 
     def of(name: str) -> Timing:
         return timings.get(name, Timing(failure="its program was not run"))
 
     found = {figure: rate(of(name), works.get(name, 0)) for figure, name in _PROGRAM_OF.items()}
-    for dtype in _MATRIX:
+    for dtype in MATRIX_EXTENTS:
         found[f"{MATRIX}.{dtype}"] = rate(of(dtype), works.get(dtype, 0))
     launch = difference(duration_ps(of("dots")), duration_ps(of("dot")), _MORE)
     found["launch_ps"] = launch
     found["step_ps"] = difference(duration_ps(of("tile")), launch)
-    found["fresh_bytes_per_s"] = _fresh(of("fresh"), of("in place"), works.get("fresh", 0))
+    found["fresh_bytes_per_s"] = fresh_rate(of("fresh"), of("in place"), works.get("fresh", 0))
     return found
 
 
-def _fresh(fresh: Timing, in_place: Timing, nbytes: float) -> Figure:
+def fresh_rate(fresh: Timing, in_place: Timing, nbytes: float) -> Figure:
     """Bytes per second by the additional time for new memory. With an allocator that keeps freed memory there
     is next to none."""
     if problem := fresh.problem or in_place.problem:
@@ -198,10 +198,10 @@ def _fresh(fresh: Timing, in_place: Timing, nbytes: float) -> Figure:
 
 
 # 16-bit types are timed at a smaller size, as they are far slower where XLA has no kernel for them.
-_MATRIX = {"float32": 1024, "float64": 1024, "bfloat16": 512, "float16": 512}
+MATRIX_EXTENTS = {"float32": 1024, "float64": 1024, "bfloat16": 512, "float16": 512}
 
 
-class _Loop:
+class Loop:
     """Times a program that runs ``state = turn(i, state)`` in a loop; a sample is the seconds of one
     iteration.
 
@@ -241,7 +241,7 @@ class _Loop:
         return time.perf_counter() - start
 
 
-class _Touch:
+class Touch:
     """Times ``x + 1`` into newly allocated memory, or in place; ``work`` is the bytes of the result."""
 
     def __init__(self, nbytes: int, in_place: bool) -> None:
@@ -264,11 +264,11 @@ class _Touch:
 
 
 def _compiled(
-    programs: dict[str, Callable[[], _Loop | _Touch]], limit_s: float
-) -> tuple[dict[str, _Loop | _Touch], dict[str, Timing]]:
+    programs: dict[str, Callable[[], Loop | Touch]], limit_s: float
+) -> tuple[dict[str, Loop | Touch], dict[str, Timing]]:
     """The compiled programs, and for the others the reason why they cannot be timed."""
     end = time.monotonic() + _COMPILE_SHARE * limit_s
-    loops: dict[str, _Loop | _Touch] = {}
+    loops: dict[str, Loop | Touch] = {}
     failures: dict[str, Timing] = {}
     for name, program in programs.items():
         if time.monotonic() >= end:
@@ -282,25 +282,25 @@ def _compiled(
     return loops, failures
 
 
-def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
+def _programs(known: DeviceSpec) -> dict[str, Callable[[], Loop | Touch]]:
     """The programs that are timed, most important first. The work of an iteration is in flops, results or
     bytes."""
-    least, most = _MEMORY_BYTES
+    least, most = MEMORY_BYTES
     memory_bytes = min(max(4 * known.cache_bytes, least), most, known.hbm_capacity_bytes // 16)
     in_l2 = known.private_cache_bytes // 2
 
-    def matmul(dtype: str) -> _Loop:
-        n = _MATRIX[dtype]
+    def matmul(dtype: str) -> Loop:
+        n = MATRIX_EXTENTS[dtype]
         pair = tuple(jnp.full((n, n), 1 / n, dtype) for _ in range(2))
-        return _Loop(2 * n**3, lambda i, ab: (ab[0] @ ab[1], ab[1]), pair)
+        return Loop(2 * n**3, lambda i, ab: (ab[0] @ ab[1], ab[1]), pair)
 
     def array(nbytes: int, value: float) -> Any:
         return jnp.full((max(nbytes // (4 * _ROW), 1), _ROW), value, jnp.float32)
 
-    def fused(nbytes: int, work: float, function: Callable[[Any], Any]) -> _Loop:
+    def fused(nbytes: int, work: float, function: Callable[[Any], Any]) -> Loop:
         """``work`` is that of one element."""
         x = array(nbytes, 0.5)
-        return _Loop(work * x.size, lambda i, x: function(x), x)
+        return Loop(work * x.size, lambda i, x: function(x), x)
 
     def chain(x: Any) -> Any:
         for _ in range(_CHAIN):
@@ -310,13 +310,13 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
     def scale(x: Any) -> Any:
         return x * 0.5 + 1
 
-    def sums() -> _Loop:
+    def sums() -> Loop:
         x = array(in_l2, 1 / _ROW)
         # Multiply by the sums of the previous iteration, or XLA would move them out of the loop.
-        return _Loop(x.size, lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
+        return Loop(x.size, lambda i, xs: (xs[0], (xs[0] * xs[1]).sum(1, keepdims=True)), (x, x[:, :1] + 1))
 
-    def dots(tiny: int) -> _Loop:
-        return _Loop(0, lambda i, x: x, jnp.zeros((), jnp.float32), tiny)
+    def dots(tiny: int) -> Loop:
+        return Loop(0, lambda i, x: x, jnp.zeros((), jnp.float32), tiny)
 
     def copy(i: Any, arrays: Any) -> Any:
         source, target = arrays
@@ -324,8 +324,8 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
         tile = lax.dynamic_slice(source, start, (_TILE, _TILE))
         return source, lax.dynamic_update_slice(target, tile * 2, start)
 
-    def tiles() -> _Loop:
-        return _Loop(0, copy, tuple(jnp.zeros((_TILES * _TILE, _TILE), jnp.float32) for _ in range(2)))
+    def tiles() -> Loop:
+        return Loop(0, copy, tuple(jnp.zeros((_TILES * _TILE, _TILE), jnp.float32) for _ in range(2)))
 
     return {
         "float32": lambda: matmul("float32"),
@@ -336,8 +336,8 @@ def _programs(known: DeviceSpec) -> dict[str, Callable[[], _Loop | _Touch]]:
         "dots": lambda: dots(1 + _MORE),
         "tile": tiles,
         "memory": lambda: fused(memory_bytes, 8, scale),
-        "fresh": lambda: _Touch(_FRESH_BYTES, in_place=False),
-        "in place": lambda: _Touch(_FRESH_BYTES, in_place=True),
+        "fresh": lambda: Touch(_FRESH_BYTES, in_place=False),
+        "in place": lambda: Touch(_FRESH_BYTES, in_place=True),
         "shared": lambda: fused(known.cache_bytes // 2, 8, scale),
         "private": lambda: fused(in_l2, 8, scale),
         "float64": lambda: matmul("float64"),

@@ -79,7 +79,7 @@ def test_exchanged_sides_give_the_same_product(data):
         return lax.dot_general(x, y, numbers)
 
     (eqn,) = trace(product, x, y).equations
-    got = run_quickly(lambda x, y: contraction._exchanged_dot(eqn, x, y, dict(eqn.params)), x, y)
+    got = run_quickly(lambda x, y: contraction.exchanged_dot(eqn, x, y, dict(eqn.params)), x, y)
     result = batch + "".join(free[0]) + "".join(free[1])
     np.testing.assert_allclose(got, np.einsum(f"{left},{right}->{result}", x, y), rtol=1e-4, atol=1e-5)
 
@@ -98,7 +98,7 @@ def test_what_asks_more_of_one_side_stays(precision, may):
     (eqn,) = trace(
         lambda x: lax.dot_general(x, x, (((0,), (0,)), ((), ())), precision=precision), x
     ).equations
-    assert contraction._may_exchange(eqn) == may
+    assert contraction.treats_sides_alike(eqn) == may
 
 
 @pytest.mark.parametrize("exchange", [True, False])
@@ -111,7 +111,7 @@ def test_a_nest_transposes_no_large_tile(exchange, monkeypatch):
         return lax.dot_general(p, ct, (((2,), (1,)), ((0, 1), (0, 2))))
 
     if not exchange:
-        monkeypatch.setattr(contraction, "_may_exchange", lambda eqn: False)
+        monkeypatch.setattr(contraction, "treats_sides_alike", lambda eqn: False)
     args = [np.float32(normal(1, tokens, 2, width, seed=i)) for i in range(3)]
     lowered = lower(trace(gradient, *args))
     nodes = max(groups(lowered), key=len)

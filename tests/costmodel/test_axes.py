@@ -109,10 +109,10 @@ def test_aligned_axes_are_those_of_union_find():
                 near += [c for v in node.outputs for c in graph.consumers[v]]
                 some.update(near and [rng.choice(near)])
             nodes = tuple(sorted(some))
-            short = unification._aligned(graph, nodes)
+            short = unification.aligned_axes(graph, nodes)
             if short is not None:
                 aligned += 1
-                assert short == unification._Group(unifier, nodes).run()
+                assert short == unification.GroupUnifier(unifier, nodes).run()
     assert aligned > 150
 
 

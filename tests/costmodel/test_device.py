@@ -16,7 +16,7 @@ from costmodel import (
     calibrate,
     device_names,
     get_device,
-    settle,
+    timing,
 )
 from costmodel.timing import Figure
 
@@ -276,7 +276,7 @@ class TestMeasurement:
         assert "matrix_flops_per_s.float64" in cpu.assumed
 
     def test_this_cpu_is_measured_within_physical_reason(self, monkeypatch) -> None:
-        for module in (settle, calibrate):
+        for module in (timing, calibrate):
             monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
         cpu = calibrate.measure(limit_s=60)
         assert {"vector_flops_per_s", "hbm_bytes_per_s", "matrix_flops_per_s.float64"}.isdisjoint(cpu.assumed)

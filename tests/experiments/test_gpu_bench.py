@@ -68,10 +68,10 @@ def test_goals():
     bench = object.__new__(gpu_bench.Bench)
     bench.on_gpu = True
     good = {"faster_than_jax": 2.0, "of_copy": 0.9, "faster_than_library": 0.7}
-    assert {bench._verdict(case, good)["status"] for case in CASES.values()} == {"met"}
+    assert {bench.verdict(case, good)["status"] for case in CASES.values()} == {"met"}
 
     def missed(name, **worse):
-        return bench._verdict(CASES[name], good | worse)["missed"]
+        return bench.verdict(CASES[name], good | worse)["missed"]
 
     assert missed("softmax", of_copy=0.89) == "0.89 of 0.9 of a copy's bandwidth"
     assert missed("gated_mlp", of_copy=0.1) == ""

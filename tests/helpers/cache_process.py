@@ -31,7 +31,7 @@ def chain(
 def work(path: Path, own: int, count: int) -> None:
     """Write entries of its own, and some that all write; plan and remember that."""
     # On a slow disk another process's transaction can take longer than a planning waits.
-    cache_sqlite._WAIT_S = 60.0
+    cache_sqlite.WAIT_S = 60.0
     said: list[str] = []
     disk = Disk(path, said.append)
     for k in range(count):

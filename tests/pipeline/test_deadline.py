@@ -124,7 +124,7 @@ def test_the_search_of_one_component_costs_no_other_its_heuristic_plan(monkeypat
         late[0] = 1e9
         return listed(*args)
 
-    monkeypatch.setattr(pricing, "_ALWAYS_LOOKED", 0)
+    monkeypatch.setattr(pricing, "OPERATIONS_BEFORE_DEADLINE", 0)
     monkeypatch.setattr(component, "enumerate_groups", enumerate_late)
     monkeypatch.setattr(time, "monotonic", lambda: late[0])
     plan = SOLVE(g, Bytes(g), Budget(10.0))
@@ -136,7 +136,7 @@ def test_the_search_of_one_component_costs_no_other_its_heuristic_plan(monkeypat
 def test_a_heuristic_that_the_deadline_cut_is_named_so(monkeypatch):
     g = graph("erccercce", [[], [0], [0], [0], [], [4], [4], [4], [7]])
     looks = [0.0]
-    monkeypatch.setattr(pricing, "_ALWAYS_LOOKED", 0)
+    monkeypatch.setattr(pricing, "OPERATIONS_BEFORE_DEADLINE", 0)
 
     def cut(space):
         looks.append(1e9)

@@ -66,7 +66,7 @@ def test_tables_are_made_of_their_files(page):
     text = page.read_text()
     assert readme.with_tables(text, page) == text, "python -m experiments.readme --write --tables"
     opened = re.findall(r"<!-- table: (.*?) -->", text)
-    assert len(opened) == text.count("<!-- end -->") == len(readme._TABLE.findall(text))
+    assert len(opened) == text.count("<!-- end -->") == len(readme.TABLE.findall(text))
 
 
 def test_every_table_has_a_page():

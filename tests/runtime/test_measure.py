@@ -28,7 +28,7 @@ X = ramp(0, 11, 3, 4)
 
 @pytest.fixture(autouse=True)
 def short_measurements(monkeypatch):
-    monkeypatch.setattr(measure, "_ENOUGH_S", 0.005)
+    monkeypatch.setattr(measure, "ENOUGH_S", 0.005)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_one_compilation_a_side_and_none_later(compilations):
 
 
 def test_runs_are_few_and_the_result_is_one_of_them(monkeypatch):
-    monkeypatch.setattr(measure, "_LONG_RUN_S", 0.005)
+    monkeypatch.setattr(measure, "LONG_RUN_S", 0.005)
     calls = []
 
     def counted(side):
@@ -435,9 +435,9 @@ def test_free_memory_is_of_this_machine(tmp_path):
     (tmp_path / "max").write_text("1000\n")
     (tmp_path / "now").write_text("700\n")
     (tmp_path / "memory.stat").write_text("anon 500\ninactive_file 150\n")
-    assert measure._free_of_group((str(tmp_path), "max", "now", "inactive_file")) == 450
+    assert measure.free_of_group((str(tmp_path), "max", "now", "inactive_file")) == 450
     (tmp_path / "max").write_text("max\n")
-    assert measure._free_of_group((str(tmp_path), "max", "now", "inactive_file")) is None
+    assert measure.free_of_group((str(tmp_path), "max", "now", "inactive_file")) is None
 
 
 def test_several_processes_run_the_same(monkeypatch):

@@ -71,7 +71,11 @@ def norm_plan(rows=128, device="h200", **options):
 def keys_of(g, pricing=None, **budget):
     """The keys of a graph's components of several operations."""
     parts = decompose(g, PriceBook(g, pricing or Scheduler(g, TEST_DEVICE)))
-    found = (remembered._key(space, "solver", Budget(**budget), None) for space in parts.kinds if space.n > 1)
+    found = (
+        remembered.component_key(space, "solver", Budget(**budget), None)
+        for space in parts.kinds
+        if space.n > 1
+    )
     return list(found)
 
 
@@ -183,7 +187,7 @@ def test_what_matters_changes_the_key(monkeypatch):
         "max_groups": keys_of(g, max_groups=7),
     }
     parts = decompose(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
-    others["planner"] = [remembered._key(parts.kinds[0], "other", Budget(), None)]
+    others["planner"] = [remembered.component_key(parts.kinds[0], "other", Budget(), None)]
     # With all rates that may be absent, so that one more or less is in the range of each field.
     rates = ("private_cache_bytes_per_s", "fresh_bytes_per_s", "reduction_per_s")
     complete = dataclasses.replace(TEST_DEVICE, **dict.fromkeys(rates, 10**12))
@@ -383,7 +387,7 @@ def rewrite(disk, change):
         ((key, text),) = db.execute("SELECT key, text FROM solved").fetchall()
         new = change(json.loads(text))
         data = (new if isinstance(new, str) else json.dumps(new)).encode()
-        db.execute("UPDATE solved SET text = ?, checksum = ?", (data, cache_sqlite._checksum(key, data)))
+        db.execute("UPDATE solved SET text = ?, checksum = ?", (data, cache_sqlite.checksum_of(key, data)))
     db.close()
 
 
@@ -517,7 +521,7 @@ def test_the_digest_of_the_program_is_quick_and_stable():
 
 
 def test_a_locked_file_costs_only_the_entry(disk, monkeypatch):
-    monkeypatch.setattr(cache_sqlite, "_WAIT_S", 0.01)
+    monkeypatch.setattr(cache_sqlite, "WAIT_S", 0.01)
     db = sqlite3.connect(disk.path, isolation_level=None)
     db.execute("PRAGMA locking_mode = EXCLUSIVE")
     db.execute("BEGIN EXCLUSIVE")

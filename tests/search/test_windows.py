@@ -14,7 +14,7 @@ from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import Budget
 from fuseplan.search.heuristics import heuristic_plan
 from fuseplan.search.space import Space
-from fuseplan.search.windows import _window, connected, improve
+from fuseplan.search.windows import choose_window, connected, improve
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.errors import Verdict
@@ -111,7 +111,7 @@ def test_a_window_is_convex_and_around_a_border(seed, width, sideways):
     g = web(20, seed % 7)
     for space in spaces(g):
         groups = heuristic_plan(space) if seed % 2 else singles(space)
-        free = _window(space, groups, width, sideways, rng)
+        free = choose_window(space, groups, width, sideways, rng)
         if not free:
             assert len(groups) == 1
             continue

@@ -24,8 +24,8 @@ def quick(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for module in (timing, known):
         monkeypatch.setattr(module, "AGREEMENT", 1e9)  # however busy the machine is
-    monkeypatch.setattr(calibrate, "_MEMORY_BYTES", (8 << 20, 8 << 20))
-    monkeypatch.setattr(calibrate, "_MATRIX", dict.fromkeys(calibrate._MATRIX, 128))
+    monkeypatch.setattr(calibrate, "MEMORY_BYTES", (8 << 20, 8 << 20))
+    monkeypatch.setattr(calibrate, "MATRIX_EXTENTS", dict.fromkeys(calibrate.MATRIX_EXTENTS, 128))
     return tmp_path
 
 
@@ -65,14 +65,14 @@ def test_this_cpu_is_measured_by_xla(quick):
 
 
 def test_what_fails_is_assumed_and_says_why(quick, monkeypatch):
-    loop = calibrate._Loop
+    loop = calibrate.Loop
 
     def failing(work, turn, state, tiny=1):
         if jax.tree.leaves(state)[0].dtype in (jnp.float64, jnp.bfloat16) or tiny > 1:
             raise RuntimeError("no such kernel on this CPU")
         return loop(work, turn, state, tiny)
 
-    monkeypatch.setattr(calibrate, "_Loop", failing)
+    monkeypatch.setattr(calibrate, "Loop", failing)
     cpu, default = calibrate.measure(60), known.described_cpu()
     for figure in ("launch_ps", "step_ps", f"{known.MATRIX}.float64", f"{known.MATRIX}.bfloat16"):
         assert known.figure_of(cpu, figure) == known.figure_of(default, figure)
@@ -81,7 +81,7 @@ def test_what_fails_is_assumed_and_says_why(quick, monkeypatch):
     assert f"{known.MATRIX}.float32" not in cpu.assumed
 
 
-@pytest.mark.parametrize("attributes", [("_COMPILE_SHARE",), ("_Loop", "_Touch")])
+@pytest.mark.parametrize("attributes", [("_COMPILE_SHARE",), ("Loop", "Touch")])
 def test_when_nothing_can_be_measured_everything_is_assumed(quick, monkeypatch, attributes):
     for attribute in attributes:
         monkeypatch.setattr(calibrate, attribute, 0.0)  # no time; and what cannot be called
@@ -108,8 +108,8 @@ def test_a_measurement_ends_in_its_time(quick, monkeypatch):
             return next(self.times)
 
     monkeypatch.setattr(timing, "AGREEMENT", 0.1)
-    monkeypatch.setattr(calibrate, "_Loop", Slow)
-    monkeypatch.setattr(calibrate, "_Touch", Slow)
+    monkeypatch.setattr(calibrate, "Loop", Slow)
+    monkeypatch.setattr(calibrate, "Touch", Slow)
     monkeypatch.setattr(calibrate.time, "monotonic", lambda: now[0])
     cpu = calibrate.measure(limit_s=10.0)
     assert now[0] <= 10.0 + 0.7
@@ -118,10 +118,10 @@ def test_a_measurement_ends_in_its_time(quick, monkeypatch):
 
 
 def test_a_run_that_another_process_made_long_does_not_fix_the_number_of_turns(monkeypatch):
-    loop = calibrate._Loop(0, lambda i, x: x, jnp.zeros(()), 1)
-    run, slow = calibrate._Loop._seconds, iter([1.0, 1.0])  # the compilation, and the first run
-    monkeypatch.setattr(calibrate._Loop, "_seconds", lambda self: run(self) and next(slow, run(self)))
-    disturbed = calibrate._Loop(0, lambda i, x: x, jnp.zeros(()), 1)
+    loop = calibrate.Loop(0, lambda i, x: x, jnp.zeros(()), 1)
+    run, slow = calibrate.Loop._seconds, iter([1.0, 1.0])  # the compilation, and the first run
+    monkeypatch.setattr(calibrate.Loop, "_seconds", lambda self: run(self) and next(slow, run(self)))
+    disturbed = calibrate.Loop(0, lambda i, x: x, jnp.zeros(()), 1)
     assert disturbed.sample() == 1.0
     best = min(disturbed.sample() for _ in range(20))
     assert best < 10 * min(loop.sample() for _ in range(20))
@@ -130,15 +130,15 @@ def test_a_run_that_another_process_made_long_does_not_fix_the_number_of_turns(m
 @pytest.mark.parametrize(("new_s", "rate"), [(0.03, 1e8), (0.02, 1e15), (0.01, 1e15)])
 def test_fresh_memory_costs_what_it_takes_longer_than_in_place(new_s, rate):
     """An allocator that keeps what is freed makes no difference, and that costs as good as nothing."""
-    figure = calibrate._fresh(timing.Timing((new_s,) * 3), timing.Timing((0.02,) * 3), 10**6)
+    figure = calibrate.fresh_rate(timing.Timing((new_s,) * 3), timing.Timing((0.02,) * 3), 10**6)
     assert figure.value == pytest.approx(rate)
     assert not figure.problem
-    assert calibrate._fresh(timing.Timing((new_s,)), timing.Timing((0.02,) * 3), 10**6).problem
+    assert calibrate.fresh_rate(timing.Timing((new_s,)), timing.Timing((0.02,) * 3), 10**6).problem
 
 
 def test_every_sample_of_fresh_memory_is_freed_before_the_next(monkeypatch):
     made = []
-    touch = calibrate._Touch(1 << 20, in_place=False)
+    touch = calibrate.Touch(1 << 20, in_place=False)
     run = touch._run
     monkeypatch.setattr(touch, "_run", lambda x: made.append(run(x)) or made[-1])
     for _ in range(3):
@@ -146,7 +146,7 @@ def test_every_sample_of_fresh_memory_is_freed_before_the_next(monkeypatch):
     assert len(made) == 3
     assert all(x.is_deleted() for x in made)
     assert not touch._x.is_deleted()
-    in_place = calibrate._Touch(1 << 20, in_place=True)
+    in_place = calibrate.Touch(1 << 20, in_place=True)
     assert in_place.sample() > 0
     assert not in_place._x.is_deleted()
     assert touch.work == in_place.work == 1 << 20
@@ -165,8 +165,8 @@ WORKS = {"float32": 1e8, "float64": 5e7, "bfloat16": 1e8, "float16": 1e8, "vecto
 
 
 def cpu_of(times):
-    figures = calibrate._figures(times, WORKS)
-    return known.measured_cpu(known.described_cpu(), figures, calibrate._HOW, "a test")
+    figures = calibrate.figures_of(times, WORKS)
+    return known.measured_cpu(known.described_cpu(), figures, calibrate.HOW_MEASURED, "a test")
 
 
 def test_the_figures_follow_from_the_times():

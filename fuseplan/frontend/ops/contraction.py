@@ -73,15 +73,15 @@ def _whole_dot(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         params["preferred_element_type"] = dtype  # an algorithm has its own accumulator dtype
     # Both sides are masked: an element that belongs to an earlier tile may be infinite, and 0 * inf is NaN.
     lhs, rhs = (masked(tile, i, contracts[i], x, 0) for i, x in enumerate(args))
-    if tile.language == "loops" and _treats_sides_alike(eqn):
+    if tile.language == "loops" and treats_sides_alike(eqn):
         space = _dot_space(eqn)
         maps = (*space.input_maps, *space.output_maps)
         if swap_is_faster(maps, _tile_extents(space, (lhs.shape, rhs.shape))):
-            return [_exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
+            return [exchanged_dot(eqn, lhs, rhs, params).astype(dtype)]
     return [eqn.primitive.bind(lhs, rhs, **params).astype(dtype)]
 
 
-def _treats_sides_alike(eqn: Equation) -> bool:
+def treats_sides_alike(eqn: Equation) -> bool:
     """Whether both sides have one precision, and no sharding is asked for, so that they may be exchanged."""
     precision, sharding = eqn.params["precision"], eqn.params.get("out_sharding")
     alike = isinstance(precision, tuple) and precision[0] == precision[1]
@@ -98,7 +98,7 @@ def _tile_extents(space: Space, shapes: Sequence[tuple[int, ...]]) -> list[int]:
     return extents
 
 
-def _exchanged_dot(eqn: Equation, lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
+def exchanged_dot(eqn: Equation, lhs: Any, rhs: Any, params: dict[str, Any]) -> Any:
     """The product computed as ``rhs`` times ``lhs`` and transposed."""
     contracts, batches = eqn.params["dimension_numbers"]
     params = {**params, "dimension_numbers": (contracts[::-1], batches[::-1])}
