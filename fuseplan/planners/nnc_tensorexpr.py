@@ -83,8 +83,8 @@ def fuse_tensor_exprs(
     fuser.create_groups()
     fuser.merge_adjacent()
     for unit in fuser.units:
-        if len(unit.nodes) >= max(min_group_size, 2):
-            yield tuple(sorted(unit.nodes))
+        if len(unit) >= max(min_group_size, 2):
+            yield tuple(sorted(unit))
 
 
 def can_handle(node: Node, reductions: bool = False) -> bool:
@@ -94,19 +94,12 @@ def can_handle(node: Node, reductions: bool = False) -> bool:
     return node.kind <= OpKind.INJECTIVE or (reductions and node.kind == OpKind.REDUCTION)
 
 
-@dataclass(slots=True)
-class _Unit:
-    """An operation or a group, at the position of its last operation."""
-
-    nodes: set[int]
-
-    @property
-    def place(self) -> int:
-        return max(self.nodes)
+_Unit = frozenset[int]
+"""An operation or a group, at the position of its last operation."""
 
 
 class _Fuser:
-    """The graph during fusion."""
+    """The graph during fusion: a DAG of units."""
 
     def __init__(self, graph: Graph, can_handle: Callable[[Node], bool]) -> None:
         self.graph, self._can_handle = graph, can_handle
@@ -117,7 +110,7 @@ class _Fuser:
 
     @property
     def units(self) -> list[_Unit]:
-        return sorted(self._dag.nodes(), key=lambda unit: unit.place)
+        return sorted(self._dag.nodes(), key=max)
 
     def create_groups(self) -> None:
         """Scan from the last operation to the first until nothing changes (``createFusionGroups``)."""
@@ -132,51 +125,47 @@ class _Fuser:
         """Whether a group may begin with the unit at the position of node ``n`` (``scanNode``)."""
         unit: _Unit = self._dag[self._index[n]]
         node = self.graph.nodes[n]
-        return unit.place == n and (len(unit.nodes) > 1 or self._begins(node))
-
-    def _begins(self, node: Node) -> bool:
-        return self._can_handle(node) and node.op not in _STARTS_NONE
+        begins = self._can_handle(node) and node.op not in _STARTS_NONE
+        return max(unit) == n and (len(unit) > 1 or begins)
 
     def _pull(self, at: int) -> bool:
         """Take in one more producer, the nearest that can be (``createFusionGroup``)."""
-        read = {
-            self.graph.values[v].producer for n in self._dag[at].nodes for v in self.graph.nodes[n].inputs
-        }
-        makers = {self._index[m] for m in read if m >= 0} - {at}
-        nearest = sorted(makers, key=lambda i: -self._dag[i].place)
-        return any(self._try_merge(at, maker) for maker in nearest)
+        read = {self.graph.values[v].producer for n in self._dag[at] for v in self.graph.nodes[n].inputs}
+        producers = {self._index[p] for p in read if p >= 0} - {at}
+        nearest = sorted(producers, key=lambda i: -max(self._dag[i]))
+        return any(self._try_merge(at, producer) for producer in nearest)
 
     def merge_adjacent(self) -> None:
         """Merge each group with the one before it, unless it depends on it."""
-        groups = [unit for unit in self.units if len(unit.nodes) > 1]
+        groups = [unit for unit in self.units if len(unit) > 1]
         if not groups:
             return
-        before = self._index[groups[0].place]
+        before = self._index[max(groups[0])]
         for unit in groups[1:]:
-            at = self._index[unit.place]
+            at = self._index[max(unit)]
             if rx.has_path(self._dag, before, at) or not self._try_merge(before, at):
                 before = at
             else:
-                before = self._index[unit.place]
+                before = self._index[max(unit)]
 
     def _try_merge(self, group: int, other: int) -> bool:
         """Merge two units if the second is supported and can be moved next to the first (``tryMerge``)."""
         a, b = self._dag[group], self._dag[other]
-        is_supported = len(b.nodes) > 1 or self._can_handle(self.graph.nodes[b.place])
-        if not is_supported or self._arguments(a.nodes) + self._arguments(b.nodes) > MAX_ARGUMENTS:
+        is_supported = len(b) > 1 or self._can_handle(self.graph.nodes[max(b)])
+        if not is_supported or self._arguments(a) + self._arguments(b) > MAX_ARGUMENTS:
             return False
-        both = _Unit(a.nodes | b.nodes)
+        both = a | b
         try:
             at = self._dag.contract_nodes([group, other], both, check_cycle=True)
         except rx.DAGWouldCycle:
             return False
-        for n in both.nodes:
+        for n in both:
             self._index[n] = at
         return True
 
-    def _arguments(self, nodes: set[int]) -> int:
+    def _arguments(self, unit: _Unit) -> int:
         """Number of arrays that a unit reads and writes."""
-        edge = boundary(self.graph, tuple(sorted(nodes)))
+        edge = boundary(self.graph, tuple(sorted(unit)))
         return len(edge.reads) + len(edge.writes)
 
 
