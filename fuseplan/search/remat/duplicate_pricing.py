@@ -1,4 +1,4 @@
-"""Prices of groups of copies: what a kernel costs that computes some operations again for itself.
+"""Pricing of the graph with copies: the cost of a kernel that rematerialises some operations for itself.
 
 A group of a split graph (``fuseplan.search.remat.duplicates``) is a kernel of the whole graph's operations,
 each once, that writes a value only if some copy of it has a reader outside.
@@ -27,7 +27,7 @@ from fuseplan.support.errors import Verdict
 
 
 class DuplicatePricing(Pricing):
-    """``Pricing`` of the graph with copies, by ``scheduler``, which knows the whole graph."""
+    """``Pricing`` of the graph with copies, by the ``scheduler`` of the whole graph."""
 
     merges_copies = True
 
@@ -124,8 +124,8 @@ class DuplicatePricing(Pricing):
         return node.inputs + node.outputs
 
     def _gates(self, nodes: Nodes) -> dict[int, bool]:
-        """Whether all that follows from an operation passes through one contraction, as far as it is
-        computed for these readers. What then is also needed beside it has no price."""
+        """For each operation, whether all uses of its copies in the group pass through one contraction. A
+        group that needs the value beside the contraction too has no price."""
         gates: dict[int, bool] = {}
         for n in nodes:
             gates[self._node[n]] = self._gated[n] and gates.get(self._node[n], True)
@@ -147,5 +147,5 @@ class DuplicatePricing(Pricing):
         return refuse_leak(members, anchor, axes, edge.writes)
 
     def _here(self, nodes: Nodes, verdict: Verdict) -> Verdict:
-        """A verdict about nodes of the whole graph, about their copies among ``nodes``."""
+        """Translate a verdict about nodes of the whole graph to their copies among ``nodes``."""
         return replace(verdict, nodes=tuple([n for n in nodes if self._node[n] in verdict.nodes]))

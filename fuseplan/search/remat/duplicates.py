@@ -42,7 +42,7 @@ Copy = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class SplitGraph:
-    """A graph whose operations stand once, and one in which some stand once a reader."""
+    """A graph, and the graph in which some of its operations have a copy for each reader."""
 
     whole: Graph
     graph: Graph
@@ -51,9 +51,9 @@ class SplitGraph:
     value: tuple[int, ...]
     """For each value of ``graph``, that of ``whole``."""
     copies: tuple[int, ...]
-    """For each node of ``whole``, how often it stands in ``graph``."""
+    """For each node of ``whole``, the number of its copies in ``graph``."""
     roots: tuple[int, ...]
-    """Those that are split for readers of their own; others lead to them."""
+    """The nodes of ``whole`` that were chosen to be copied; other copied nodes only lead to them."""
 
     @property
     def places(self) -> list[list[int]]:
@@ -95,9 +95,11 @@ def _n_readers(graph: Graph, node: Node) -> int:
 
 
 def split(graph: Graph, roots: Collection[int], once: Collection[int] = ()) -> SplitGraph | None:
-    """The graph with a copy of each of ``roots`` for each of its readers, and with copies of what leads
-    there, as far as nobody else needs it and there are no more than ``LIMITS.max_copies`` of it; none of
-    the nodes ``once`` or ``needed_once``. None if that is the graph itself."""
+    """The graph with a copy of each of ``roots`` for each of its readers; None if nothing is copied.
+
+    An operation that only leads to copied ones is copied with them, up to ``LIMITS.max_copies`` times. The
+    nodes ``once`` and ``needed_once`` are not copied.
+    """
     once = needed_once(graph).union(once)
     copies = readers_of_copies(graph, frozenset(roots) - once, once)
     if all(len(readers) == 1 for readers in copies):
@@ -126,8 +128,8 @@ def _is_cheap(node: Node) -> bool:
 
 
 def _feeds(graph: Graph) -> list[int]:
-    """For each cheap node, the bytes that it can be computed from by cheap ones alone: none for what
-    is made of indices, more than there are for what follows from too many arrays."""
+    """For each cheap node, the bytes of the arrays from which cheap operations alone can compute it: 0 if it
+    is made of indices, more than any memory holds if there are too many arrays."""
     fed: list[int] = []
     sources: list[frozenset[int] | None] = []
     for node in graph.nodes:
@@ -186,7 +188,7 @@ def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()
 
 
 class DuplicateRules:
-    """What a group that holds some positions holds too, and what it then must not leave out."""
+    """The rules above: which other positions a group with some positions must hold or leave out."""
 
     def __init__(
         self,
@@ -198,11 +200,11 @@ class DuplicateRules:
         position = {n: i for i, nodes in enumerate(members) for n in nodes}
         n_positions = len(members)
         self._own: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
-        """For each reader, its copy of what it reads, and all copies (1)."""
+        """For each reader, its own copy of an operand's operation, and all copies of that (rule 1)."""
         self._served: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
-        """For each copy of many, its readers, and all copies (2)."""
+        """For each copy of an operation with three or more, its readers, and all copies (rule 2)."""
         self._led: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
-        """For each copy, what leads to it alone, and all copies (3)."""
+        """For each copy, an operation that leads to it alone, and all copies of that (rule 3)."""
         self.classes: list[Mask] = []
         """The copies of each operation that has several."""
         outside = 1 << n_positions
@@ -232,11 +234,11 @@ class DuplicateRules:
             1 << i for i in range(n_positions) if self._own[i] or self._served[i] or self._led[i]
         )
         self.outside = outside
-        """Stands in a mask for what is in no group: the caller, and other components."""
+        """A bit for readers that are in no group: the caller, and other components."""
 
     def decided(self, group: Mask, out: Mask) -> tuple[Mask, Mask]:
-        """What else belongs to ``group``, and what else does not, if the positions ``out`` do not;
-        where the two meet each other, or what is decided, the group is none."""
+        """The positions that ``group`` must hold too, and those that it must leave out too, if it leaves out
+        ``out``. If the two overlap, or contradict ``group`` or ``out``, there is no such group."""
         out |= self.outside
         wanted = unwanted = 0
         for i in bits(group & self.ruled):
@@ -258,14 +260,14 @@ class DuplicateRules:
         return wanted & ~group, unwanted & ~out
 
     def allows(self, group: Mask) -> bool:
-        """Whether the group, without any other position, is one."""
+        """Whether the rules allow a group of exactly these positions."""
         return not self.decided(group, ~group)[0]
 
 
 def _leading(
     graph: Graph, every: dict[int, Sequence[int]], n: int, renames: Callable[[int], bool]
 ) -> Iterator[int]:
-    """What is made for copy ``n`` alone."""
+    """The operations whose results only copy ``n`` needs."""
     for v in graph.nodes[n].inputs:
         maker = graph.values[v].producer
         makers = every.get(graph.origins[maker], ()) if maker >= 0 else ()

@@ -1,13 +1,12 @@
-"""From groups of copies to a program in which the copies that were chosen are operations.
+"""Materialise a plan of copies: make the program in which the chosen copies are operations of their own.
 
-A planner of a split graph (``fuseplan.search.remat.duplicates``) says which kernels compute which copies.
-Those of one operation in one kernel are one operation again; those in several kernels stand once in each.
+A planner of a graph with copies (``fuseplan.search.remat.duplicates``) says which kernels compute which
+copies. The copies of one operation in one kernel become one operation; those in several kernels become one
+operation in each.
 
-What a planner computes several times: groups that overlap, as kernels of a program with copies.
-
-The solver's copies are chosen first, and then planned (``fuseplan.search.remat.search``). Another system's
-planner may say at once which kernels compute what, an operation in several of them (XLA fuses a producer into
-all of its users): the copies are those that its groups hold.
+The solver chooses what to copy first, and then plans. A planner that imitates another system may give
+overlapping groups at once, with an operation in several of them (XLA fuses a producer into all of its users):
+``materialise_overlapping`` makes a copy for each group.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ from fuseplan.support.errors import Verdict
 def materialised(
     lowered: Lowered, copies: SplitGraph, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
 ) -> tuple[Lowered, Grouping, list[list[int]]]:
-    """The program that a planner's answer about ``copies.graph`` asks for, the answer about it, and for
-    each operation of ``copies.whole`` the nodes of the program that compute it.
+    """The program that computes the copies as ``grouping``, a plan of ``copies.graph``, says; the plan of
+    that program; and for each operation of ``copies.whole`` the nodes of the program that compute it.
 
-    Where nothing is computed twice it is ``lowered`` itself. The proof stays about the copies.
+    If nothing is computed twice, the program is ``lowered`` itself. The proof stays about the copies.
     ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
     """
     places = _Placement(copies, grouping.groups)
@@ -78,15 +77,15 @@ def materialised(
 def rewritten(
     lowered: Lowered, copies: SplitGraph, groups: Sequence[Nodes]
 ) -> tuple[Lowered, list[list[int]]]:
-    """The program in which each of ``groups``, a partition of the copies, computes what its copies are of
-    once; and for each operation of ``copies.whole`` the nodes that compute it."""
+    """The program in which each of ``groups``, a partition of the copies, computes each operation of its
+    copies once; and for each operation of ``copies.whole`` the nodes that compute it."""
     program, node_id = _Placement(copies, groups).program(lowered)
     return program, _by_operation(copies, node_id)
 
 
 def _origins(copies: SplitGraph, node_id: dict[Item, int]) -> Nodes:
-    """For each node of the program, the first that computes the same operation of ``copies.whole``; empty
-    where that is what the program's graph says, because nothing stood twice in ``copies.whole``."""
+    """For each node of the program, the first that computes the same operation of ``copies.whole``; empty if
+    ``copies.whole`` has no copies itself, since the program's own ``Graph.origins`` then say it."""
     if not copies.whole.origins:
         return ()
     first: dict[int, int] = {}
@@ -114,14 +113,14 @@ def _renumbered(verdict: Verdict, number: dict[int, int]) -> Verdict:
 
 
 class _Placement:
-    """Which kernel computes what. An operation, or a value, and a kernel are an item."""
+    """Which kernel computes which operation. An operation, or a value, with a kernel is an item."""
 
     def __init__(self, copies: SplitGraph, groups: Sequence[Nodes]) -> None:
         self.copies = copies
         graph = copies.graph
         kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
         self.items: list[tuple[int, int]] = [(copies.node[n], kernel_of[n]) for n in range(len(graph.nodes))]
-        """For each copy, what it is part of."""
+        """For each copy, its item."""
         self._source: dict[Item, int | None] = {}
         """For each value that a kernel reads, the kernel that makes it: of several the first."""
         for node in graph.nodes:
@@ -136,7 +135,7 @@ class _Placement:
             copies.value[v]: kernel_of[p] if (p := graph.values[v].producer) >= 0 else ORIGINAL
             for v in graph.outputs
         }
-        """For each result of the program, whose it is."""
+        """For each result of the program, the kernel that makes it."""
         self._whole = copies.whole
 
     def program(self, lowered: Lowered) -> tuple[Lowered, dict[Item, int]]:
@@ -170,8 +169,8 @@ class _Placement:
 
 
 def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
-    """The program in which each of ``groups`` computes for itself what it holds, and its kernels; None if a
-    comparison would read two evaluations of one value."""
+    """The program in which each of ``groups``, which may overlap, computes all of its operations itself, and
+    the plan of it; None if a comparison would read two evaluations of one value."""
     copies, lifted = split_by_groups(lowered.graph, groups)
     if any(copies_apart(copies.graph)):
         return None
@@ -184,8 +183,8 @@ def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequ
 
 
 def split_by_groups(graph: Graph, groups: Sequence[Nodes]) -> tuple[SplitGraph, list[Nodes]]:
-    """The graph with a copy of each operation for each group that it stands in, and the groups of the
-    copies. What groups outside read is that of the group which ends with the operation, else of the first."""
+    """The graph with a copy of each operation for each group that holds it, and the groups of the copies.
+    Readers in other groups read the copy of the group whose last operation it is, else of the first group."""
     holders: list[list[int]] = [[] for _ in graph.nodes]
     for g, nodes in enumerate(groups):
         for n in nodes:

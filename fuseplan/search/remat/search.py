@@ -38,9 +38,11 @@ def plan_rematerialised(
     clock: StageTimer,
     limits: Resolved | None = None,
 ) -> Answer:
-    """``once``, a plan within ``limits`` in which everything is computed once, or a better one with the
-    program that computes some values again. What is proven is proven of the plans that may.
-    ``planner`` makes plans within limits."""
+    """Improve ``once``, a plan within ``limits`` that computes everything once, by rematerialisation.
+
+    The answer is ``once``, or a better plan with the program in which some operations stand several times.
+    Its bound holds for all plans that may rematerialise. ``planner`` makes plans within limits.
+    """
     graph, groups = lowered.graph, once.groups
     if budget.deadline_s < seconds_of(UNCUT, len(graph.nodes)) and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
@@ -65,14 +67,14 @@ def plan_rematerialised(
     if again.time_ps == once.time_ps and again.status == "OPTIMAL" and once.stats.certified:
         stats = replace(again.stats, certified=once.stats.certified)
         again = replace(again, stats=stats)
-    # What a value takes that nobody turned out to read was counted in.
+    # The bound counts the time to write copies that no kernel turned out to read.
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, again.time_ps)
     there = None if limits is None else limits.moved(places)
     return Answer(program, replace(again, bound_ps=bound_ps), there)
 
 
 def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
-    """``once`` as a plan among those that may compute values again."""
+    """``once`` with the bound of plans that may rematerialise."""
     bound_ps = scheduler.floor(tuple(range(len(scheduler.graph.nodes))))
     once = once.uncertified()
     return replace(
@@ -86,7 +88,7 @@ def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """Plans graphs in which some operations have copies, until it is ``expires_at``."""
+    """Plans graphs in which some operations have copies, until ``expires_at``."""
 
     planner: Callable[[Resolved | None], PlanGroups]
     budget: Budget
@@ -101,8 +103,8 @@ class Search:
         roots: Sequence[int],
         limits: Resolved | None,
     ) -> tuple[SplitGraph, Grouping] | None:
-        """Copies of ``roots``, but for those of components that then have too many groups, and the best
-        plan of them; None if there are none. ``groups`` are a plan without."""
+        """The graph with copies of ``roots`` and its best plan; None if nothing can be copied. Roots of
+        components that then have too many groups are left out. ``groups`` are a plan without copies."""
         while True:
             started = time.monotonic()
             copies = split(graph, roots, computed_once(limits))
@@ -124,7 +126,7 @@ class Search:
 
 
 def computed_once(limits: Resolved | None) -> frozenset[int]:
-    """What nothing may compute again: what must share a kernel."""
+    """The operations that must not be copied: those of ``must_fuse``."""
     return frozenset() if limits is None else limits.fused
 
 
@@ -143,7 +145,7 @@ def worth_recomputing(
 
 
 class _MoveTrials:
-    """Kernels of a plan, each with all copies of its operations, and what moving some would cost."""
+    """The kernels of a plan, each with all copies of its operations, and the price of moving some copies."""
 
     def __init__(
         self, copies: SplitGraph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
@@ -170,7 +172,7 @@ class _MoveTrials:
         yield from found
 
     def _moves(self) -> Iterator[list[tuple[list[int], int]]]:
-        """For each root, each way to compute it again: copies, and the kernel that they move to."""
+        """For each root, each way to rematerialise it: copies, and the kernel to which they move."""
         of_root: dict[int, list[int]] = defaultdict(list)
         for c, n in enumerate(self._copies.node):
             if n in self._roots:
@@ -188,8 +190,8 @@ class _MoveTrials:
                     yield each
 
     def _cone(self, copies: Iterable[int], g: int, deep: bool) -> list[int]:
-        """``copies`` with what leads to them and is computed again with them; if ``deep``, with all
-        copies that they need, as far as kernel ``g`` does not compute them anyway."""
+        """``copies`` with the copies of operations that only lead to them; if ``deep``, with all copies that
+        they need. Operations that kernel ``g`` computes anyway are left out."""
         cone: dict[int, None] = {}
         waiting = list(copies)
         while waiting:
