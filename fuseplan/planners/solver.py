@@ -61,7 +61,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     starts = HeuristicPlans(parts.kinds, budget.known)
     given = [starts.given(kind) for kind in range(len(parts.kinds))]
     cache = ComponentCache(parts, "solver", budget, expires_at, given)
-    # Small ones first, so that one that hits the deadline costs no other its proof.
+    # Small components first: a large one that reaches the deadline then costs no other its proof.
     smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
     for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
         if not cache.has(kind):
@@ -91,7 +91,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     watch.lap("cache")
 
     def complete(kind: int) -> bool:
-        """Find all columns of a kind, and tell whether they are."""
+        """Find all columns of a kind; whether its plan is proven."""
         entry = cache.recalled.pop(kind, None)
         if entry is not None:
             with book.work.uncounted():  # It was counted when it was recalled.
@@ -108,7 +108,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     notes = _summed([s.note for s in solved.values() if s.note])
     hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
     if hubs:
-        # Of any plan of the graph, in that space or not.
+        # The floor of every plan of the graph, whether searched or not.
         least_ps = book.floor(tuple(range(len(graph.nodes))))
         notes.append(note(NoteKind.SCALAR_SPLIT, most=MAX_PORTS, least_ps=least_ps))
     if budget.deadline_s <= 0:
@@ -152,7 +152,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
 
 def _summed(notes: list[Note]) -> list[Note]:
-    """``notes`` with one in the place of many about the deadline, or about counted work."""
+    """``notes`` with one note instead of many on the deadline, or on counted work."""
     for limit in Limit:
         late = [n for n in notes if n.limit is limit]
         if len(late) > _MANY_NOTES:

@@ -21,12 +21,12 @@ from fuseplan.support.digraph import connected_sets
 Edge = tuple[int, int]
 
 _MOST_PAIRED = 64
-"""Readers of one array that are all siblings of each other; of more, each of the next alone, or
-their pairs would be too many. Of the workloads' arrays none is walked by more than 6 at a time."""
+"""Up to so many readers of one array are all siblings of each other. Of more, each is a sibling of the next
+only, since all pairs would be too many. No array of the workloads is walked by more than 6 at a time."""
 
 
 def walked(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The arrays that ``node`` walks. Contractions and what stands alone have no siblings."""
+    """The arrays that ``node`` walks. Contractions and operations with side effects walk none."""
     if node.kind > OpKind.REDUCTION or node.effects:
         return ()
     sizes = {v: graph.values[v].size for v in node.inputs + node.outputs}
@@ -78,7 +78,7 @@ class Hubs:
 
 
 def wide_hubs(graph: Graph) -> Hubs:
-    """The hubs of ``graph`` that tie too much together to be searched."""
+    """The hubs of ``graph`` with more than ``MAX_PORTS`` ports, across which no group is searched."""
     values = graph.values
     scalars = [value.id for value in values if value.shape.count(1) == len(value.shape)]
     is_scalar, number = set(scalars), {v: i for i, v in enumerate(scalars)}
@@ -97,7 +97,7 @@ def wide_hubs(graph: Graph) -> Hubs:
         hub_of.update((scalars[i], scalars[members[0]]) for i in members)
     ports: dict[int, set[int]] = {}
     for n, touched_scalars in mixed:
-        # Copies of an operation are one port: what may share a kernel without them may do so with them.
+        # Copies of an operation are one port: groups that are searched without copies are searched with them.
         port = graph.origins[n] if graph.origins else n
         for v in touched_scalars:
             ports.setdefault(hub_of[v], set()).add(port)

@@ -40,7 +40,7 @@ class Signatures:
         known: dict[Any, int] = {}
         shapes: dict[Any, int] = {}
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
-        # What may be computed inside a contraction depends on who reads it, and whoever reads that.
+        # Whether an operation may be computed inside a contraction depends on all of its transitive readers.
         self._class = [
             known.setdefault(
                 (_but_place(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
@@ -55,7 +55,7 @@ class Signatures:
             for n, first in self._origin.items()
             for v, w in zip(graph.nodes[n].outputs, graph.nodes[first].outputs, strict=True)
         }
-        """For each value of a copy, a name of the array, which no value has."""
+        """For each value of a copy, a number for its array that is no value's number."""
 
     def of(self, nodes: Sequence[int]) -> Structure:
         """The structure of ``nodes``, which must ascend."""
@@ -63,7 +63,7 @@ class Signatures:
         return Structure(key, tuple(number))
 
     def key(self, nodes: Sequence[int]) -> tuple[Key, dict[int, int]]:
-        """The key of the structure alone, and what it calls each value."""
+        """The key of the structure, and its number for each value."""
         graph, classes, is_output = self.graph, self._class, self._is_output
         origin, first = self._origin, self._first
         consumers = graph.consumers
@@ -87,18 +87,18 @@ class Signatures:
         return tuple(key), number
 
     def are_told(self, nodes: Sequence[int]) -> bool:
-        """Whether ``text(nodes)`` means the same in every graph and process: not where an operation has a
-        parameter without content, such as a function (``Node.signature``)."""
+        """Whether ``text(nodes)`` means the same in every graph and process: not if a parameter of an
+        operation has no textual form, as a function has none (``Node.signature``)."""
         return all(self.graph.nodes[n].signature >= 0 for n in nodes)
 
     def text(self, nodes: Sequence[int]) -> str:
-        """The structure in words that mean the same in every graph and process, if ``are_told(nodes)``."""
+        """The structure as text that means the same in every graph and process, if ``are_told(nodes)``."""
         key, at, words, inside = self.key(nodes)[0], 0, [], set(nodes)
         known: dict[int, int] = {}
         for n in nodes:
             node = self.graph.nodes[n]
             kind = self._class[n]
-            # What nodes have in common is told with the first of them.
+            # The properties that several nodes share are written once, with the first of them.
             words.append(str(known[kind]) if kind in known else self._told(kind))
             known.setdefault(kind, len(known))
             read = [v for v in node.inputs if v in self._first]
@@ -114,7 +114,7 @@ class Signatures:
 
 
 _ELSEWHERE = ("id", "inputs", "outputs", "source", "scope", "reciprocal", "takes_part")
-"""Where a node stands, and what follows from the rest of it."""
+"""Fields of a node that say where it is, or that follow from other fields."""
 
 _but_place = attrgetter(*(f.name for f in fields(Node) if f.name not in _ELSEWHERE))
-"""Everything of a node but where it stands."""
+"""All other fields of a node."""

@@ -49,17 +49,17 @@ class Entry:
     optimal: bool
     duals: tuple[int, ...] = ()
     candidates: int = 1
-    """How many groups were looked at."""
+    """The number of groups that were candidates."""
     note: Note | None = None
     """About a position in the place of a node."""
     refusals: tuple[Refusal, ...] = ()
     slower: tuple[str, ...] = ()
-    """Heuristics that are known to lose to ``bound_ps``."""
+    """Heuristics whose plan is known to take longer than ``bound_ps``."""
     crowded: bool = False
-    """Too many groups, for the copies in it: another one of fewer copies is to be looked at."""
+    """Whether copies make too many groups: a search with fewer copies is needed."""
     work: int = 0
-    """What finding it took, in units of ``fuseplan.support.work``: it counts when it is recalled, too, so
-    that as much is left for the rest as where nothing is remembered."""
+    """The work of finding it, in units of ``fuseplan.support.work``. It counts when the entry is recalled,
+    too, so that as much is left for other components as without a cache."""
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
@@ -189,8 +189,8 @@ def open_disk(path: Path) -> Disk | None:
 
 @contextmanager
 def using(cache: SolutionCache | None) -> Iterator[SolutionCache | None]:
-    """Plan with another cache meanwhile, in this thread: ``SolutionCache()`` starts with none and writes
-    nothing, None is the cache that the environment asks for."""
+    """Plan with another cache in this context: ``SolutionCache()`` starts empty and writes no file; None is
+    the cache of the environment."""
     token = _used.set(cache)
     try:
         yield cache
@@ -211,13 +211,13 @@ def cache_file() -> Path:
 
 
 def note(text: str) -> None:
-    """Say on stderr why the cache is of no use, if ``FUSEPLAN_DEBUG`` asks for it."""
+    """Print to stderr why the cache is not used, if ``FUSEPLAN_DEBUG`` is set."""
     if debug_level() >= 1 and sys.stderr is not None:
         print(f"cache: {text}", file=sys.stderr)
 
 
 def _on_disk(program: bytes, key: bytes) -> bytes:
-    """The key of an entry that other programs may have written."""
+    """The key of an entry on disk, which other versions of the program may write too."""
     return hashlib.blake2b(program + key, digest_size=20).digest()
 
 
@@ -240,7 +240,7 @@ def program_digest() -> bytes | None:
 
 
 def _sources() -> list[tuple[str, Path]]:
-    """Names and files of all that may decide otherwise when it changes."""
+    """Names and files of all sources whose change may change a solution."""
     found: list[tuple[str, Path]] = []
     for name in ("costmodel", "fuseplan"):
         spec = importlib.util.find_spec(name)

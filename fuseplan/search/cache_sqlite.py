@@ -129,7 +129,7 @@ class Disk:
             self._note(f"{self.path} is not used: {error}")
 
     def _set_aside(self) -> None:
-        """Keep the file for whoever wants to know, under another name."""
+        """Keep the damaged file under another name."""
         with suppress(OSError):
             os.replace(self.path, self._broken)
             for side in _SIDES:

@@ -58,7 +58,7 @@ def enumerate_groups(
     )
     made, read = space.made, space.read
     duplicate_rules = space.duplicate_rules
-    # What lower positions, which are left out, exchange with others.
+    # The values that lower positions, which are left out, exchange with others.
     left_needs, left_makes = space.kept, 0
     outside = 0 if within is None else space.everything & ~within
     for j in bits(outside):
@@ -115,7 +115,7 @@ def enumerate_groups(
             crossing = makes & needed | reads & others
             need_out, make_out = needed | read[i], others | made[i]
             crosses = makes & need_out | reads & make_out
-            # What is left out is no question of its own: that costs more than it prunes.
+            # No check is made after leaving a position out: it costs more than it prunes.
             decided = forced or (tight and crosses != crossing and space.is_known_to_overflow(group, crosses))
             if not decided:
                 stack.append(

@@ -66,7 +66,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     if _is_plan(space, used):
         best = better(space, best, used)
     elif all(isinstance(space.price(mask), Price) for mask in space.singles):
-        # In a window a position may be a part of a kernel, of no price by itself (test_windows.py).
+        # In a window a position may be a part of a kernel that has no price by itself.
         best = better(space, best, heuristic_plan(space))
     # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
     gap = space.total(best).time_ps - relaxation.bound

@@ -36,7 +36,7 @@ from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.work import StageTimer
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
-"""The better first, the simpler last."""
+"""By quality of their plans, the best first, which is also the least simple."""
 
 
 class HeuristicPlans:
@@ -73,8 +73,7 @@ class HeuristicPlans:
         return self._made[kind, name]
 
     def used(self, kind: int, name: str, unproven: Note) -> Note:
-        """The note ``unproven`` of a component for which the plan is used that ``best`` returns with
-        ``name``."""
+        """The note ``unproven`` of a component, with the heuristic ``name`` whose plan is used."""
         partial = (kind, name) in self._cut
         which = NoteKind.UNPROVEN_PARTIAL if partial else NoteKind.UNPROVEN_HEURISTIC
         return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
@@ -144,7 +143,7 @@ def solve_component(
         if solved.groups == known and solved.note is not None and solved.note.kind is NoteKind.UNPROVEN:
             solved.note = starts.used(kind, name, solved.note)
         if solved.bound_ps == space.total(solved.groups).time_ps:
-            # However it was found, nothing is faster.
+            # The plan reaches the bound, however it was found.
             solved.optimal, solved.note, solved.columns, solved.duals = True, None, {}, ()
     return solved
 
@@ -181,13 +180,13 @@ def _solve_space(
         time_ps = space.total(singles).time_ps
         return Solved(singles, time_ps, True, duals=(time_ps,))
     floor_ps = space.floor_ps
-    # A small component is rarely in need of a heuristic plan: the relaxation finds the best.
+    # A small component rarely needs a heuristic plan: the relaxation usually leads to the best.
     best = known or (heuristic_plan(space) if space.n > LIMITS.min_heuristic_size else singles)
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
     few = min(budget.max_groups, LIMITS.max_groups_first)
-    # Where loops are offered XLA groups anew what is left: more is not worth seconds of planning.
+    # Where loops are offered, XLA groups the other operations itself: more groups are not worth the time.
     of_loops = bool(space.offers) and space.book.absorbs_moves
     most = few if of_loops else budget.max_groups
     crowds = space.duplicate_rules is not None and known is not None
@@ -215,7 +214,7 @@ def _solve_space(
         result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
         if result.steady:
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
-            # Groups that were not enumerated in time need not be too many.
+            # If the time was up, the groups need not be too many.
             is_late = space.book.clock() >= expires_at
             too_many = part_note(NoteKind.SOME_GROUPS, space, most=most)
             result.note = ended_note(space) if is_late else too_many

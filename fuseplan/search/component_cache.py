@@ -40,7 +40,7 @@ class ComponentCache:
         self._keys: dict[int, bytes] = {}
         if self._cache is not None:
             for kind, space in enumerate(parts.kinds):
-                # Of one operation nothing is to be decided.
+                # A component of one operation needs no search.
                 key = component_key(space, planner, budget, given[kind]) if space.n > 1 else None
                 if key is not None:
                     self._keys[kind] = key
@@ -48,7 +48,7 @@ class ComponentCache:
         self._found = {kind: found[key] for kind, key in self._keys.items() if key in found}
         self._new: dict[int, Entry] = {}
         self.recalled: dict[int, Entry] = {}
-        """By kind, those that are used."""
+        """By kind, the entries that are used."""
 
     def recall(self, kind: int) -> Entry | None:
         """The remembered solution of a kind, with its note renumbered for this graph. None if there is none,
@@ -106,12 +106,11 @@ class ComponentCache:
         return sum(self._keys[kind] not in self._solved for kind in self.recalled)
 
     def slower(self) -> dict[int, set[str]]:
-        """By kind, the heuristics that are remembered to lose it. Nothing depends on that but what
-        is said of the plan."""
+        """By kind, the heuristics that are remembered as slower. Only the plan's notes depend on it."""
         return {kind: set(entry.slower) for kind, entry in self.recalled.items() if entry.slower}
 
     def add_slower(self, slower: Mapping[int, set[str]]) -> None:
-        """Remember those, too."""
+        """Remember which heuristics are slower."""
         known = {**self.recalled, **self._new}
         more = {
             self._keys[kind]: replace(known[kind], slower=tuple(sorted(names)))
@@ -156,7 +155,7 @@ def component_key(space: Space, planner: str, budget: Budget, given: list[Mask] 
     apart = [f"{mask:x}" for mask in component.apart]
     offers = [f"{mask:x}" for mask in space.offers]
     start = [f"{mask:x}" for mask in given or ()]
-    # A plan that costs its floor has no other proof, and what else reads an array decides its floor.
+    # The floor may be a plan's only proof, and it depends on readers outside of the component.
     limits = (cache.SCHEMA, planner, budget.max_groups, space.floor_ps)
     words = (*limits, component.edges, component.siblings, apart, offers, start)
     return hashlib.blake2b(f"{words!r}\n{cache_key}".encode(), digest_size=20).digest()

@@ -24,14 +24,14 @@ from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 
 Place = tuple[int, int]
-"""Of a node: which component it is in, and at which position."""
+"""The component of a node, and its position there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crossable:
     """``kept`` are the edges that some group may cross; ``barriers`` all others, with the
     order of side effects. ``refusals`` has one verdict for each kind of dropped edge.
-    ``siblings`` are pairs that a group may hold because of what both read."""
+    ``siblings`` are pairs that a group may hold because both read one array."""
 
     kept: tuple[Edge, ...]
     barriers: tuple[Edge, ...]
@@ -69,8 +69,8 @@ def data_edges(graph: Graph) -> tuple[Edge, ...]:
 
 
 def effect_edges(graph: Graph) -> tuple[Edge, ...]:
-    """Nodes that wait for others though no value passes: those with side effects, each for the last,
-    and ``Graph.waits``."""
+    """Pairs of nodes that are ordered though no value passes between them: successive side effects, and
+    ``Graph.waits``."""
     effects = [node.id for node in graph.nodes if node.effects]
     return (*pairwise(effects), *graph.waits)
 

@@ -43,7 +43,7 @@ class Budget:
     """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the
     deadline use this one, since it does not depend on the machine's speed. None: it is ``deadline_s``."""
     work: Work | None = None
-    """What the searches may do that share it. None: each may do as much as ``limit_of`` the deadline says."""
+    """The counted work that several searches share. None: each search has ``limit_of`` the deadline."""
     known: tuple[Nodes, ...] = ()
     """The groups of a plan no slower than the heuristics', which the solver starts from."""
     solved: set[bytes] | None = None
@@ -70,9 +70,9 @@ class Grouping:
     notes: tuple[AnyNote, ...] = ()
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
-    """What ``bound_ps`` rests on."""
+    """The proof of ``bound_ps``."""
     crowded: frozenset[int] = frozenset()
-    """Nodes of components of which only the plan that was known is, for they have too many groups."""
+    """Nodes of components that were not searched, because copies make too many groups."""
     repeats: tuple[Nodes, ...] = ()
     """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
     ``kernels`` compute it once."""
@@ -143,7 +143,7 @@ def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:
 
 
 def order_groups(graph: Graph, groups: Iterable[Nodes]) -> tuple[list[Nodes], list[set[int]]]:
-    """The groups by lowest node, and who waits for whom."""
+    """The groups by lowest node, and for each the groups that wait for it."""
     ranked = sorted(groups)
     return ranked, group_successors(data_edges(graph) + effect_edges(graph), ranked)
 

@@ -124,7 +124,7 @@ def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:
     graph = space.book.graph
     nodes = [graph.nodes[n] for n in space.members[reader]]
     parts = {v: [part_bytes(graph, n, v) for n in nodes if v in n.inputs] for v in made}
-    # A slice that makes an empty array reads nothing of it, as what is no operand does.
+    # A slice that makes an empty array reads nothing of its operand.
     return all(not read or sum(read) >= graph.values[v].nbytes for v, read in parts.items())
 
 

@@ -116,7 +116,7 @@ class Relaxation:
 
         self._optimal = pywraplp.Solver.OPTIMAL
         self._unfinished = (None, pywraplp.Solver.FEASIBLE, pywraplp.Solver.NOT_SOLVED)
-        """What is said of a relaxation that a limit cut short."""
+        """The states of a relaxation that a limit cut short."""
         self._lp = pywraplp.Solver.CreateSolver("GLOP")
         if self._lp is None:
             raise RuntimeError("this build of OR-Tools has no GLOP")
@@ -193,7 +193,7 @@ class Relaxation:
                 self._enter(k)
         excess = max(0, int(np.max(-(-over // self._sizes)[self._alive], initial=0)))
         duals = tuple(int(p) - excess for p in prices)
-        # What is used costs what its items do, but for rounding: the others need not be asked for.
+        # A set in use costs as much as its items, but for rounding: no other set can be in the support.
         tight = np.flatnonzero(self._alive & ~outside & (over >= -self._sizes - 1e-6 * self._unit))
         self.support = tuple(k for k in tight.tolist() if self._variables[k].solution_value() > 1e-6)
         if sum(duals) > 0:  # else all costs are zero but for rounding: no price is as good
@@ -379,7 +379,7 @@ def _cp_sat(instance: Instance, alive: Sequence[int], bound: int, expires_at: fl
 
 
 def _counted_s(solver: Any) -> float:
-    """What CP-SAT counts that it has done."""
+    """The deterministic time that CP-SAT has spent."""
     return float(solver.response_proto.deterministic_time)
 
 

@@ -66,12 +66,12 @@ class Space:
                     self.conflicts[u] |= 1 << v
                     self.conflicts[v] |= 1 << u
         self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
-        """What waits for each position, on any path."""
+        """The positions that wait for each position, on any path."""
         self._exchange()
         self.duplicate_rules = (
             DuplicateRules(book.graph, book.copies, self.members, book.renames) if book.copies else None
         )
-        """What groups of copies must hold; None where no operation has any."""
+        """The rules of groups with copies; None where no operation has copies."""
         if self.duplicate_rules is not None and not self.duplicate_rules.classes:
             self.duplicate_rules = None
         self.offers = tuple(self._offered())
@@ -173,12 +173,12 @@ class Space:
 
     def breaks_rules(self, mask: Mask) -> bool:
         """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
-        # XLA's loops are offered for sets of hundreds, from which nothing is to be learnt.
+        # XLA's loops are offered for sets of hundreds of operations, from which no nogood is learnt.
         plain = self.offers and self.book.absorbs_moves
         return self._clash(mask) is not None if plain else self._rules.refused(mask)
 
     def is_tight(self, mask: Mask) -> bool:
-        """Whether the group may be too large for the chip, so that ``overflows`` is to be asked."""
+        """Whether the group may be too large for the chip, so that ``overflows`` must be checked."""
         if self.book.absorbs_moves:  # no kernel need fit
             return False
         return self._room is None or self._room.is_tight(mask)
@@ -224,7 +224,7 @@ class Space:
         return self.book.oversized(self.nodes(mask), outside)
 
     def price(self, mask: Mask) -> Price | Verdict:
-        """What the group costs, or why it is refused."""
+        """The price of the group, or why it is refused."""
         if mask not in self._prices:
             nodes = self.nodes(mask)
             self.book.work.spend_price(len(nodes), loops=self._room is None)
