@@ -34,7 +34,6 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, until_deadline
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.gc_pause import collector_at_rest
 from fuseplan.support.work import Limit, StageTimer
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
@@ -48,7 +47,6 @@ def plan_function(f: Callable[..., Any], args: Any, kwargs: Any, options: Option
     return plan_traced(traced, options, time.perf_counter() - started)
 
 
-@collector_at_rest()
 def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionPlan:
     """Lower a traced function, then plan it."""
     clock = StageTimer(trace_s)
@@ -56,7 +54,6 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionP
     return plan_best(lowered, options, clock)
 
 
-@collector_at_rest()
 def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> FusionPlan:
     """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 
