@@ -71,7 +71,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--quick",
         action="store_true",
-        help="the first case of each test, but none that is slow or compiles for absent devices",
+        help="the first case of each test, without those marked slow, aot or gpu",
     )
 
 

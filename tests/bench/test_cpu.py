@@ -99,6 +99,7 @@ def test_samples_are_rows_of_the_whole(name):
     check_results(name, case.sample.picked(result, rows), exact.astype(np.float32))
 
 
+@pytest.mark.slow
 def test_rows_are_checked_where_the_whole_takes_too_much(monkeypatch):
     monkeypatch.setattr(bench_cpu, "_WIDE_SHARE", 0)
     (case,) = cpu.get_cases(["gaussian_gram_vjp"], small=True)
@@ -141,6 +142,7 @@ def small(name, **sizes):
     return arrays, run_quickly(f, *arrays)
 
 
+@pytest.mark.slow
 def test_variants_of_attention():
     (q, k, v), y = small("grouped_attention")
     want = jax.nn.dot_product_attention(q, k, v, is_causal=True)
@@ -162,6 +164,7 @@ def test_variants_of_attention():
     np.testing.assert_allclose(np.asarray(out)[0, rows], exact, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_pairwise_functions():
     (x, y, b), result = small("gaussian_gram")
     squares = np.square(np.asarray(x, np.float64)[:, None] - np.asarray(y)).sum(-1)
@@ -199,6 +202,7 @@ def test_xla_is_not_trusted_with_huge_float64_arrays():
 # --- goals, failures and wrong results -------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_goal_is_met_or_missed():
     low, high = measure(
         Case("low", softmax, (X,), Goal(0.001, 0.5)), Case("high", softmax, (X,), Goal(1e6, 1))

@@ -46,6 +46,7 @@ def measured():
     return row
 
 
+@pytest.mark.slow
 def test_counts_and_proofs(measured):
     assert measured.equations > 5
     assert measured.candidates >= measured.components

@@ -279,6 +279,7 @@ def test_json_is_alone_on_stdout_and_errors_on_stderr(tmp_path):
     assert failed.stderr.startswith("fuseplan: unknown device 'none'")
 
 
+@pytest.mark.slow
 def test_a_workload_of_the_current_folder(tmp_path):
     (tmp_path / "mine.py").write_text(
         "import jax, jax.numpy as jnp\n"
@@ -293,6 +294,7 @@ def test_a_workload_of_the_current_folder(tmp_path):
     assert [p.name for p in tmp_path.iterdir() if p.suffix != ""] == ["mine.py"]
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error():
     command = f"{sys.executable} -m fuseplan.cli plan softmax --device test | head -n 1"
     result = subprocess.run(
@@ -303,6 +305,7 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert "Traceback" not in result.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_the_users_function_is_shown_whole(tmp_path):
     (tmp_path / "mine.py").write_text("def make():\n    return (lambda x: 1 / 0), (1.0,)\n")
     result = process("plan", "mine:make", "--device", "test", cwd=tmp_path)

@@ -79,6 +79,7 @@ def test_a_bug_of_a_planner_of_ours_is_not_hidden(monkeypatch):
 # --- what rewriting gains, and what solving gains ---------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_planner_that_decides_is_given_the_rewrites():
     f, args = get_workload("causal_attention_grad").build("bfloat16")
     frame = fuseplan.compare(f, device="tpu_v5e", planners=planner_names(of_graphs=True))(*args)
@@ -100,6 +101,7 @@ def test_a_registered_planner_is_given_the_rewrites():
     assert frame.time_us[0] < frame.unrewritten_us[0] == frame.unrewritten_us[1]
 
 
+@pytest.mark.slow
 def test_as_traced_nothing_is_rewritten():
     f, args = get_workload("layernorm_grad").build()
     plan = fuseplan.make_plan(f, device="h200", features=Features(rewrites=False))(*args)
@@ -163,6 +165,7 @@ def test_what_is_computed_again():
     assert frame.recomputed_flops.tolist() == [0, 2 * 1024 * 1024]
 
 
+@pytest.mark.slow
 def test_what_was_measured():
     frame = fuseplan.compare(softmax, planners=("unfused", "solver"), measure=True)(ARRAY)
     assert frame.columns[-4:].tolist() == MEASURED
@@ -239,6 +242,7 @@ def test_a_gap_is_shown_with_the_bound_and_the_factor():
     assert "%" not in text
 
 
+@pytest.mark.slow
 def test_the_command_measures():
     command = ["compare", "softmax", "--small", "--measure", "--planners", "greedy,solver"]
     result = CliRunner().invoke(app, command)

@@ -12,7 +12,7 @@ from fuseplan.runtime import compare as comparison
 from fuseplan.workloads import get_workload
 from fuseplan.workloads.workload import make_args
 
-pytestmark = [pytest.mark.one_python, pytest.mark.xdist_group("demo")]
+pytestmark = [pytest.mark.one_python, pytest.mark.slow, pytest.mark.xdist_group("demo")]
 
 
 PLANNED = {device: [p for p in demo.PLANNERS if p != "xla" or device == "cpu"] for device in demo.DEVICES}

@@ -148,6 +148,7 @@ SIXTEEN_BIT: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("backend", PALLAS)
 def test_sixteen_bit_math(backend: str, dtype: str) -> None:
@@ -175,6 +176,7 @@ def _relative(got: Any, want: Any) -> float:
     return float(np.max(np.abs(np.asarray(got, np.float64) - want) / np.maximum(np.abs(want), 1e-37)))
 
 
+@pytest.mark.slow
 def test_composed_accuracy() -> None:
     """Against float64, over the range in which results are normal numbers. Near the bottom
     of erfc the rounding of x * x in exp(-x * x) is what is left."""

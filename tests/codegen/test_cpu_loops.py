@@ -129,6 +129,7 @@ def test_integers_are_exact(dtype):
     assert_agrees(f, x, y, tiles=TILES)
 
 
+@pytest.mark.slow
 def test_first_of_equals_and_of_nans():
     x, y = np.zeros((M, 3)), np.zeros((N, 3))
     y[[3, 6, 7, 20, 30]] = 1  # the first index within a tile, on an edge, in the overlap of the last
@@ -172,6 +173,7 @@ def test_merged_axes():
         assert_agrees(f, normal(3, M), normal(N), tiles=HEADS, least=3)
 
 
+@pytest.mark.slow
 def test_runs_operation_by_operation():
     f, args = CASES["gradient of masked"]
     with jax.enable_x64(True):

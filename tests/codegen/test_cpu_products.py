@@ -101,6 +101,7 @@ def test_what_asks_more_of_one_side_stays(precision, may):
     assert contraction.treats_sides_alike(eqn) == may
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("exchange", [True, False])
 def test_a_nest_transposes_no_large_tile(exchange, monkeypatch):
     """The gradient of softmax(q kᵀ) v in v: as it stands, XLA transposes each tile of the weights."""

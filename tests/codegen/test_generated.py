@@ -31,6 +31,7 @@ def hold(program, backends, gradient=False, **how):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", N_PROGRAMS)
 def test_programs(backend):
     """Every result is what NumPy computes, and every plan is verified."""
@@ -107,6 +108,7 @@ def test_a_wrong_derivative_is_found(monkeypatch):
     assert [f.kind for f in failures] == ["wrong", "wrong"]
 
 
+@pytest.mark.slow
 def test_the_command_goes_on_where_it_stopped(tmp_path):
     out = tmp_path / "rows.jsonl"
     for programs in (1, 2):

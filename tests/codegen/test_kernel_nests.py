@@ -134,6 +134,7 @@ SHARED_KEYS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize("name", SHARED_KEYS)
 def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
@@ -169,6 +170,7 @@ def test_programs_that_need_less_memory(name, small_tiles):
             assert_close(np.asarray(values[v]), np.asarray(x), 2e-4, 2e-5, name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize("name", MASKED)
 def test_tiles_behind_a_mask_are_left_out(name, device, small_tiles):

@@ -283,6 +283,7 @@ def layernorm_grads(x: Any, g: Any, b: Any, dy: Any) -> Any:
     return jax.vjp(layernorm, x, g, b)[1](dy)
 
 
+@pytest.mark.slow
 def test_a_tpu_adds_up_columns_while_it_writes_rows() -> None:
     """One core walks the grid: what is added up over all rows can be beside what each row becomes."""
     args = [array(4096, 768), array(768), array(768), array(4096, 768)]

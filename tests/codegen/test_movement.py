@@ -96,6 +96,7 @@ IN_ORDER = {
 """What threads of Mosaic GPU do, each with its own elements."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", DEVICES)
 def test_nothing_else_is_left_to_xla(backend):
     left = {name for name in MOVES if not is_one_kernel(name, backend)}

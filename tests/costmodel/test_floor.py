@@ -104,6 +104,7 @@ def test_bitcasts_alone_are_free():
     assert Floor(graph, TEST_DEVICE)((0,)) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(random_programs(), st.sampled_from(["h200", "tpu_v5e", "cpu"]), st.booleans(), st.data())
 def test_the_floors_of_many_groups_are_each_ones(g, device, copied, data):

@@ -23,6 +23,7 @@ def rows_of(path):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_from_end_to_end(tmp_path, capsys):
     out = tmp_path / "gpu.csv"
     assert gpu_bench.main(["--out", str(out), "--only", ",".join(SOME)]) == 0
@@ -45,6 +46,7 @@ def test_a_spent_budget_leaves_the_rest(tmp_path, capsys):
     assert "2 workloads are left for another run" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_failure_or_a_wrong_result_is_a_row_of_its_own(tmp_path, monkeypatch):
     real = gpu_bench.Bench._ours
 

@@ -81,6 +81,7 @@ def run(path: Path, *more: str) -> int:
     return main([*ASKED, "--out", str(path), *more])
 
 
+@pytest.mark.slow
 def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypatch, capsys):
     path = tmp_path / "results" / "rows.csv"
     assert run(path) == 0

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.plan_differences import ROOT, differences
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.slow]
 
 
 def compared(other):

@@ -30,6 +30,7 @@ def in_process(seed):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_other_processes_and_hash_seeds_have_the_same_signatures():
     here = "".join(f"{name} {' '.join(map(str, signatures(name)))}\n" for name in PROGRAMS)
     assert in_process(1) == in_process(2) == here

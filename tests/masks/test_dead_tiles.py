@@ -248,6 +248,7 @@ def test_heads_of_dot_product_attention():
     assert_neutral(lowered, spec, inner, skips, args)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_sixteen_bit_floats(dtype):
     args = [x.astype(dtype) for x in normal(*QKV)]

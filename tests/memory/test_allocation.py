@@ -29,6 +29,7 @@ def assert_apart(buffers):
         assert not (together and overlap), (a, b)
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(programs())
 def test_every_temporary_has_a_place_of_its_own(program):
@@ -120,6 +121,7 @@ def plan():
     return fuseplan.make_plan(jax.grad(f), device="test")(x, x)
 
 
+@pytest.mark.slow
 def test_a_plan_read_from_a_file_has_the_same_buffers(plan):
     assert len(plan.buffers) > 5
     assert_apart(plan.buffers)

@@ -131,6 +131,7 @@ def test_every_limit_from_infinite_to_impossible(g, prices, max_nodes, fuses_sib
             assert caught.value.proven
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(graphs(max_nodes=6), st.sampled_from((Bytes, Odd)), st.sampled_from((2, 99)))
 def test_without_the_exact_search_what_is_claimed_holds(g, prices, max_nodes):
@@ -359,6 +360,7 @@ def test_the_error_says_what_is_proven():
     assert (both.smallest_bytes, both.least_bytes, both.bound_ps, both.proven) == (250, 200, None, False)
 
 
+@pytest.mark.slow
 def test_what_follows_from_products_is_computed_again_under_a_limit():
     """Logits stand once, and their gradient in no array: each of its contractions computes it."""
     x, w, labels = (

@@ -30,6 +30,7 @@ def assert_can_run(g, kernels):
     assert all(a < b for a, b in pairwise(effects))
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(programs())
 def test_the_order_is_the_best_of_all(program):

@@ -95,6 +95,7 @@ def time_ps(kernels):
     return sum(k.cost.time_ps for k in kernels)
 
 
+@pytest.mark.slow
 @settings(max_examples=50, deadline=None)
 @given(programs())
 def test_what_is_claimed_under_a_limit_holds(g):
@@ -176,12 +177,14 @@ def test_a_limit_beside_other_constraints():
     assert plan.peak_bytes <= plan.constraints.max_peak_bytes
 
 
+@pytest.mark.slow
 def test_no_plan_is_slower_than_without():
     for percent in (100, 98):
         once = planned(percent, recompute=False)
         assert planned(percent).objective_ps <= once.objective_ps
 
 
+@pytest.mark.slow
 def test_what_no_plan_keeps_to():
     one = (SHAPES[0], WEIGHTS[:1])
     with pytest.raises(MemoryLimitError) as caught:

@@ -38,6 +38,7 @@ def spaces(program, device="h200"):
     return decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds
 
 
+@pytest.mark.slow
 def test_a_long_chain_is_looked_at_a_few_times_for_each_doubling():
     """By counted work: twice the operations take little more than twice the looks."""
     looked = []

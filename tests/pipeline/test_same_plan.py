@@ -38,6 +38,7 @@ def in_process(times, seed, device):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+@pytest.mark.slow
 def test_a_busy_machine_and_another_hash_seed_plan_the_same():
     idle, busy = in_process(1.0, 1, "h200"), in_process(3.0, 2, "h200")
     assert len(idle.splitlines()) == len(PROGRAMS) + 1

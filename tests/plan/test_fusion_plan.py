@@ -400,6 +400,7 @@ def leaves(node, path=()):
 WRONG = (None, -1, 0, 1, 7, 10**30, 1.5, True, "", "float32", "n0", [], [0], [[]], {}, [None], {"id": 0})
 
 
+@pytest.mark.slow
 @pytest.mark.one_python
 def test_no_edit_of_one_place_leads_to_another_error(plan):
     document = json.loads(plan.to_json())

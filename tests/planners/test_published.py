@@ -72,6 +72,7 @@ def test_what_is_uniform_does_not_diffuse():
     np.testing.assert_allclose(lorenz_96(jnp.full((2, 9), 8.0)), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_contrastive_gradient_is_that_of_both_cross_entropies():
     x, y = normal(4, 5), normal(4, 5)
 

@@ -155,6 +155,7 @@ def test_it_runs_as_xla_does():
         np.testing.assert_allclose(result, value, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_both_passes_are_one_program_and_cut_in_two():
     x = np.random.default_rng(0).normal(size=(64, 32)).astype("float32")
 

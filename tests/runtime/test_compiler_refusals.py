@@ -210,6 +210,7 @@ def test_jax_takes_over_where_only_the_whole_fails(compiler):
     agree(lowered.compile()(X), softmax(X))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::fuseplan.CompilerRefusalWarning")
 def test_inside_of_other_transformations(compiler):
     compiler.refuses = lambda spec, lowered: SHARED if len(spec.nodes) > 2 else None

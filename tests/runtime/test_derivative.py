@@ -179,6 +179,7 @@ def fused_equations(jaxpr):
             yield from (e for inner in jex_core.jaxprs_in_params(eqn.params) for e in fused_equations(inner))
 
 
+@pytest.mark.slow
 def test_the_pass_back_of_attention_keeps_statistics_of_rows():
     fast = fuseplan.jit(attention, device=CPU)
     passes = fast.plan_vjp(*QKV)

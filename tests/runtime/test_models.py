@@ -22,6 +22,7 @@ def test_workload_equals_jax(name):
     check_results(name, fuseplan.jit(f)(*args), jax.jit(f)(*args))
 
 
+@pytest.mark.slow
 def test_an_optax_training_step_of_an_equinox_model_learns():
     """The user's own loop: five steps fused are five steps of ``jax.jit``, and the loss falls."""
     model = eqx.nn.MLP(7, 3, 33, 2, key=jax.random.key(0))

@@ -137,6 +137,7 @@ def test_a_fused_function_is_traced_once(inside, unplanned):
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_the_derivative_of_what_is_handed_over_is_not_planned(monkeypatch):
     planners = []
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 # One process of eight devices is enough for all of them.
-pytestmark = pytest.mark.xdist_group("sharding")
+pytestmark = [pytest.mark.xdist_group("sharding"), pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -302,6 +302,7 @@ def test_the_outcome_is_that_of_jax(transformation, function):
     assert_same_outcome(outcome(lambda: TRANSFORMATIONS[transformation](J, f)(x)), want)
 
 
+@pytest.mark.slow
 def test_effects_that_an_equation_cannot_carry_stay_with_jax():
     """A reference from outside is written to in the program around."""
 
@@ -382,6 +383,7 @@ def explicit(mesh):
     return product, of_reduced, jax.grad(lambda x, y: product(x, y).sum()), jax.grad(of_reduced, 1)
 
 
+@pytest.mark.slow
 def test_axes_that_are_reduced_or_not_yet():
     mesh = jax.make_mesh((1, 1), ("x", "y"), axis_types=(AxisType.Explicit,) * 2, devices=jax.devices()[:1])
     with jax.set_mesh(mesh):

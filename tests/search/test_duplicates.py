@@ -249,6 +249,7 @@ def planned(name, device="h200", deadline_s=100, **options):
     return fuseplan.make_plan(f, device=device, deadline_s=deadline_s, **options)(*args)
 
 
+@pytest.mark.slow
 def test_of_many_values_those_that_pay_are_left_to_the_search():
     once = planned("gpt2_block_grad", features=Features(recompute=False))
     plan = planned("gpt2_block_grad")

@@ -52,6 +52,7 @@ def assert_optimal(instance, selection, possible):
     assert selection.chosen in possible
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(instances(singles=False))
 def test_dynamic_programming_is_exact(instance):

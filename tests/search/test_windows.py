@@ -41,6 +41,7 @@ def singles(space):
     return [1 << i for i in range(space.n)]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(graphs(max_nodes=8, kinds="eeeerc"), st.integers(3, 9))
 def test_a_window_as_wide_as_the_component_finds_its_best_plan(g, max_nodes):
@@ -86,6 +87,7 @@ def test_a_window_may_cut_a_kernel_into_parts_of_no_price(seed):
         assert sum(groups) == space.everything
 
 
+@pytest.mark.slow
 def test_windows_find_what_the_heuristics_miss():
     """With fewer groups than there are, the optimum of all of them."""
     missed = found = 0

@@ -393,6 +393,7 @@ def test_a_plan_for_a_cpu_says_what_was_not_checked(tmp_path):
     assert "tiled loops" in text
 
 
+@pytest.mark.slow
 def test_it_needs_neither_the_solver_nor_the_planners(tmp_path):
     file = tmp_path / "plan.json"
     file.write_text(made("attention").to_json())
