@@ -13,14 +13,14 @@ from costmodel.kernel import KernelSpec
 from experiments.compiled_rows import ENDED, NOT_ASKED, Row, Task, compiler_versions
 from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
-from fuseplan.codegen.step import kernel_name
+from fuseplan.codegen.single_pass import live_ins
+from fuseplan.codegen.tile import kernel_name
 from fuseplan.frontend.lower import Lowered
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.runtime.executor import left_to_xla
-from fuseplan.runtime.replan import described, read_refusal
+from fuseplan.runtime.replan import read_refusal, structure_key
 from fuseplan.schedule.structure import Signatures
 from fuseplan.settings import make_options
 from fuseplan.workloads import get_workload
@@ -73,7 +73,7 @@ def _distinct(plan: FusionPlan) -> list[tuple[int, int]]:
     kinds: dict[Hashable, list[int]] = {}
     for k, kernel in enumerate(plan.kernels):
         if kernel.spec.backend != "xla":
-            kinds.setdefault(described(kernel.spec, signatures), []).append(k)
+            kinds.setdefault(structure_key(kernel.spec, signatures), []).append(k)
     return [(ks[0], len(ks)) for ks in kinds.values()]
 
 

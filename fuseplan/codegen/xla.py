@@ -1,4 +1,4 @@
-"""Emit a group for XLA as it is: its equations one after another, as JAX would run them."""
+"""Emit a group for XLA: its equations on whole arrays, one after another."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 from costmodel.kernel import KernelSpec
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """The group's equations on whole arrays; see ``fuseplan.codegen.emit``."""
+    """The group as a function that XLA compiles; see ``fuseplan.codegen.emit``."""
     equations = [lowered.equations[n] for n in spec.nodes]
     reads = live_ins(spec)
     writes = tuple(w.value for w in spec.writes)

@@ -1,24 +1,55 @@
-"""Run: a plan and the equations behind it become one function on flat arrays."""
+"""Turn a plan and its program into one function of flat arrays that runs the plan's kernels in order."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
+from jax.interpreters import mlir
+
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.codegen.shard_map import apart
 from fuseplan.frontend.evaluate import FlatFunction, literal_array
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.trace import Literal, Operand
+from fuseplan.frontend.trace import Literal, Operand, Primitive
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.support import jax_compat
+
+KernelFunction = Callable[..., tuple[Any, ...]]
+
+shard_kernel_p = Primitive("shard_kernel")
+"""A kernel under ``jax.shard_map``. JAX tracks which arrays differ between shards (``check_vma``). A kernel
+has no collectives, so it is traced without that check, and its results are declared."""
+shard_kernel_p.multiple_results = True
+
+
+def _in_shard(kernel: KernelFunction, out_avals: Sequence[Any]) -> KernelFunction:
+    """``kernel``; where its results differ between shards, as one ``shard_kernel_p``."""
+    if not any(map(jax_compat.varying_axes, out_avals)):
+        return kernel
+    return lambda *arrays: tuple(shard_kernel_p.bind(*arrays, kernel=kernel, out_avals=tuple(out_avals)))
+
+
+@shard_kernel_p.def_abstract_eval
+def _shard_kernel_avals(*_: Any, kernel: KernelFunction, out_avals: Sequence[Any]) -> Sequence[Any]:
+    return out_avals
+
+
+def _lower_shard_kernel(ctx: Any, *operands: Any, kernel: KernelFunction, out_avals: Sequence[Any]) -> Any:
+    avals = [jax.core.ShapedArray(a.shape, a.dtype, a.weak_type) for a in ctx.avals_in]
+    with jax_compat.same_in_all_shards():
+        return mlir.lower_fun(lambda *arrays: list(kernel(*arrays)))(ctx.replace(avals_in=avals), *operands)
+
+
+mlir.register_lowering(shard_kernel_p, _lower_shard_kernel, cacheable=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Kernels of a plan that are run by themselves, in order; all that they read is made by
-    one of them or among ``inputs``, values of the graph."""
+    """Some kernels of a plan, in order. They read only each other's results and ``inputs``, values of the
+    graph."""
 
     kernels: tuple[Kernel, ...]
     inputs: tuple[int, ...]
@@ -28,12 +59,11 @@ class Part:
 def make_runner(
     lowered: Lowered, plan: FusionPlan, *, platform: str, interpret: bool = False, part: Part | None = None
 ) -> FlatFunction:
-    """A function of the constants followed by the flat arguments, returning flat results; or of
-    a ``part``'s inputs, returning its outputs.
+    """A function of the constants followed by the flat arguments that returns flat results; with ``part``, a
+    function of the part's inputs that returns its outputs.
 
-    Kernels written for another platform than ``platform`` (``cpu``, ``gpu``, ``tpu``) are
-    left to XLA, which gives the same results; ``interpret=True`` runs them all the same, in
-    Pallas' interpreter.
+    If the plan's device is of another platform than ``platform`` (``cpu``, ``gpu``, ``tpu``), XLA compiles
+    every group, with the same results. ``interpret=True`` runs Pallas' interpreter on any platform instead.
     """
     native = plan.device.platform == platform or interpret
     part = part or Part(plan.kernels, lowered.graph.inputs, lowered.outputs)
@@ -44,7 +74,7 @@ def make_runner(
         writes = tuple(a.value for a in spec.writes)
         kernel_of = emit(spec, lowered, interpret=interpret)
         if spec.capabilities.emits_kernels:
-            kernel_of = apart(kernel_of, [lowered.avals[v] for v in writes])
+            kernel_of = _in_shard(kernel_of, [lowered.avals[v] for v in writes])
         steps.append((kernel_of, reads, writes))
     release = _last_readers(part.outputs, [reads for _, reads, _ in steps])
 
@@ -60,12 +90,12 @@ def make_runner(
 
 
 def left_to_xla(spec: KernelSpec) -> KernelSpec:
-    """The same group without a schedule: XLA compiles it as it is."""
+    """The same group without a schedule, for XLA to compile."""
     return replace(spec, axes=(), backend="xla", passes=(), keeps=False, walked=())
 
 
 def _last_readers(outputs: Sequence[Operand], reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """Values no later step reads, step by step, so that eager evaluation frees them."""
+    """For each step, the values that no later step reads, so that eager evaluation can free them."""
     kept = {o for o in outputs if not isinstance(o, Literal)}
     last: dict[int, int] = {}
     for step, values in enumerate(reads):

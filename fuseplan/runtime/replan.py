@@ -1,11 +1,9 @@
-"""Fall back: a kernel that the device's compiler refuses is planned anew with less room, twice at
-most, and in the end left to XLA.
+"""Replan a program whose kernels the device's compiler refuses, and read the compiler's reasons.
 
-The model of what a kernel needs on chip is not the compiler's, and what Pallas can lower is not
-written down. Nothing is compiled twice for that where all goes well: kernels are tried one by
-one only once the whole program was refused, or where nobody would see that it is.
-
-What a device's compiler says when it refuses a kernel, and how much it would have needed.
+The model of on-chip memory is not the compiler's, and Pallas does not document what it can lower. A refused
+kernel is replanned with less on-chip memory, or its operations are kept apart; after two attempts it is left
+to XLA. Kernels are compiled one by one only after the whole program was refused, or if its compilation cannot
+be observed, so that accepted programs are compiled once.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import jax
 from costmodel.graph import Graph
 from costmodel.kernel import Access, KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Traced
 from fuseplan.pipeline import plan_traced
@@ -44,15 +42,15 @@ _UNIT_BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 _SIZE = r"(0x[0-9a-f]+|[\d.]+[BKMG]?)"
 
 
-# Needed, then available.
+# Messages with the needed, then the available bytes of on-chip memory.
 _ONCHIP = tuple(
     re.compile(pattern)
     for pattern in (
         rf"Shared memory size limit exceeded: requested {_SIZE}, available: {_SIZE}",  # XLA, Triton
         rf"smem_bytes={_SIZE} > max_smem_bytes={_SIZE}",  # Pallas, Mosaic GPU
         rf"too much shared data \({_SIZE} bytes, {_SIZE} max\)",  # ptxas
-        rf"Scoped allocation with size {_SIZE} and limit {_SIZE}",  # XLA, TPU: what a kernel may ask for
-        rf"Used {_SIZE} of {_SIZE} vmem",  # XLA, TPU: all that there is
+        rf"Scoped allocation with size {_SIZE} and limit {_SIZE}",  # XLA, TPU: the limit of a kernel
+        rf"Used {_SIZE} of {_SIZE} vmem",  # XLA, TPU: all VMEM
     )
 )
 
@@ -68,16 +66,16 @@ _WORDS = ("Mosaic", "Triton", "triton", "ptxas", "Pallas", "pallas", "scoped vme
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why the compiler refused a kernel, as far as its message can be understood."""
+    """The reason why the compiler refused a kernel, as parsed from its message."""
 
     said: str
-    """The first line of the message that tells it."""
+    """The line of the message with the reason."""
     needed_bytes: int = 0
-    """Of on-chip memory; 0 where that is not the reason."""
+    """Bytes of on-chip memory; 0 if that is not the reason."""
     available_bytes: int = 0
     registers: bool = False
     primitive: str = ""
-    """The operation that the compiler does not know, if that is the reason."""
+    """The primitive that the compiler does not lower, if that is the reason."""
 
 
 def read_refusal(error: Exception) -> Refusal:
@@ -99,7 +97,7 @@ def read_refusal(error: Exception) -> Refusal:
 
 
 def is_refusal(error: Exception) -> bool:
-    """Whether an error is one of the compilers' of kernels, from its words alone."""
+    """Whether the message or type of an error is that of a kernel compiler."""
     text = str(error)
     told = any(pattern.search(text) for pattern in _ONCHIP)
     return told or "pallas" in type(error).__module__ or any(word in text for word in _WORDS)
@@ -114,7 +112,7 @@ def _bytes(text: str) -> int:
 
 
 MAX_REPLANS = 2
-"""A tightened plan whose kernels are refused as well is tightened once more; then XLA takes over."""
+"""The most replans; then XLA takes the kernels that are still refused."""
 
 Compile = Callable[[Callable[..., Any], Sequence[Any]], object]
 """Compiles a function for the shapes of its arguments, or raises the compiler's error."""
@@ -122,8 +120,8 @@ Compile = Callable[[Callable[..., Any], Sequence[Any]], object]
 Refused = tuple[tuple[Kernel, Refusal], ...]
 
 _tried: LruCache[Hashable, Refusal | str] = LruCache(4096)
-"""The refusal of each kernel that was compiled by itself, or ``_ACCEPTED``, by its structure: equal layers
-have one."""
+"""The refusal of each kernel that was compiled by itself, or ``_ACCEPTED``, by its structure, which equal
+layers share."""
 
 _ACCEPTED = "accepted"
 
@@ -135,18 +133,17 @@ def compile_here(kernel: Callable[..., Any], avals: Sequence[Any]) -> object:
 
 def has_kernels(plan: FusionPlan, platform: str) -> bool:
     """Whether any kernel of the plan is compiled by Pallas' compilers on that platform."""
-    return plan.device.platform == platform and any(map(_is_ours, plan.kernels))
+    return plan.device.platform == platform and any(map(_is_compiled_apart, plan.kernels))
 
 
 def plan_accepted(
     traced: Traced, options: Options, platform: str, compile_kernel: Compile, trace_s: float = 0.0
 ) -> FusionPlan:
-    """``plan_traced``, but every kernel of the plan is one that its compiler accepts.
+    """``plan_traced`` with kernels that the compiler accepts.
 
-    Where some are refused the plan is made anew, twice at most: with as much less on-chip memory
-    as the compiler's figures ask for, or with what it refused kept apart. Kernels that are
-    refused even then are left to XLA, operation by operation. The plan's notes and
-    ``stats.refused`` tell, and a ``CompilerRefusalWarning``.
+    If some are refused, the program is replanned at most twice: with less on-chip memory, by the compiler's
+    figures, or with the refused operations kept apart. Kernels that are still refused are left to XLA,
+    operation by operation. The plan's notes, ``stats.refused`` and a ``CompilerRefusalWarning`` report it.
     """
     plan = plan_traced(traced, options, trace_s)
     if not has_kernels(plan, platform):
@@ -166,7 +163,7 @@ def plan_accepted(
             before, tightened = tightened, _tightened(options, tightened, plan, refused)
             again = _planned(traced, tightened)
         if again is None:
-            plan = _without(plan, {kernel.spec.nodes for kernel, _ in refused})
+            plan = _left_to_xla(plan, {kernel.spec.nodes for kernel, _ in refused})
             notes.append(str(note(NoteKind.REFUSED_LEFT, count=len(refused))))
             break
         plan = again
@@ -179,30 +176,30 @@ def plan_accepted(
         stats = replace(plan.stats, refused=count, replans=replans)
         plan = check_plan(replace(plan, notes=(*plan.notes, *notes), stats=stats))
         report_refused(plan, notes)
-        if is_new:  # Else it has been said.
+        if is_new:  # else it has been reported
             warnings.warn("; ".join(notes), CompilerRefusalWarning, stacklevel=2)
     return plan
 
 
-def _is_ours(kernel: Kernel) -> bool:
+def _is_compiled_apart(kernel: Kernel) -> bool:
     return kernel.spec.capabilities.is_compiled_apart
 
 
 def _planned(traced: Traced, options: Options) -> FusionPlan | None:
-    """A plan under the tightened options, unless there is none."""
+    """A plan under the tightened options; None if there is none."""
     try:
         return plan_traced(traced, options)
-    except FuseplanError:  # What the user asked for and what the compiler refused exclude each other.
+    except FuseplanError:  # the user's constraints contradict the tightened ones
         return None
 
 
 def _refused(
     lowered: Lowered, plan: FusionPlan, compile_kernel: Compile
 ) -> Iterator[tuple[Kernel, Refusal, bool]]:
-    """The kernels that do not compile by themselves, each with the reason, and whether it was found now."""
+    """The kernels that do not compile by themselves, each with the reason, and whether it is new."""
     signatures = Signatures(plan.graph)
-    for kernel in filter(_is_ours, plan.kernels):
-        key = (compile_kernel, plan.device.platform, described(kernel.spec, signatures))
+    for kernel in filter(_is_compiled_apart, plan.kernels):
+        key = (compile_kernel, plan.device.platform, structure_key(kernel.spec, signatures))
         known = _tried.get(key)
         refusal = known or _refusal(kernel.spec, lowered, compile_kernel) or _ACCEPTED
         if known is None:
@@ -216,34 +213,34 @@ def _refusal(spec: KernelSpec, lowered: Lowered, compile_kernel: Compile) -> Ref
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     try:
         compile_kernel(emit(spec, lowered), shapes)
-    except Exception as error:  # Whatever a compiler raises, it is not the user's.
+    except Exception as error:  # an error of any type is the compiler's
         return read_refusal(error)
     return None
 
 
-def described(spec: KernelSpec, signatures: Signatures) -> Hashable:
-    """The group and its schedule, whichever arrays it works on."""
+def structure_key(spec: KernelSpec, signatures: Signatures) -> Hashable:
+    """A key of a kernel's structure: its group and schedule, without the ids of its values."""
     number = signatures.key(spec.nodes)[1]
 
     def shown(accesses: tuple[Access, ...]) -> tuple[Any, ...]:
         return tuple((number[a.value], a.axes) for a in accesses)
 
     schedule = replace(spec, nodes=(), reads=(), writes=())
-    # Else the text means this graph alone; the key holds its signatures, so that no other graph has it.
+    # If the text is valid in this graph only, the key contains the graph's signatures.
     graph = None if signatures.are_told(spec.nodes) else signatures
     return signatures.text(spec.nodes), schedule, shown(spec.reads), shown(spec.writes), graph
 
 
 def _tightened(options: Options, before: Options, plan: FusionPlan, refused: Refused) -> Options:
-    """``before`` with less room on chip, or with what was refused kept apart; the device, which is
-    not the user's ``options.device`` any more, has a name of its own."""
+    """``before`` with less on-chip memory, or with constraints that keep refused operations apart. A changed
+    device has a name of its own."""
     device = before.device
     onchip_bytes, register_bytes = device.onchip_bytes, device.register_bytes
     apart: list[Any] = []
     for kernel, refusal in refused:
         modelled_bytes = kernel.cost.onchip_bytes
         if refusal.needed_bytes > refusal.available_bytes and modelled_bytes:
-            # The compiler needs so many times what the model says, and will for the next.
+            # Scales the limit by the ratio of the compiler's bytes to the model's.
             allowed = refusal.available_bytes * modelled_bytes // refusal.needed_bytes
             onchip_bytes = min(onchip_bytes, allowed)
         elif refusal.registers and device.register_bytes:
@@ -260,16 +257,16 @@ def _tightened(options: Options, before: Options, plan: FusionPlan, refused: Ref
 
 
 def _kept_apart(graph: Graph, kernel: Kernel, refusal: Refusal) -> Iterator[Any]:
-    """Entries of ``never_fuse`` that rule the kernel out: the operations that the compiler does not
-    know by themselves, or else the first and the last of the group apart."""
+    """Entries of ``never_fuse`` that exclude the kernel: each operation that the compiler does not lower by
+    itself, or else the first and the last operation of the group apart."""
     operations, nodes = operations_of(graph), kernel.spec.nodes
     unknown = {operations[n][0] for n in nodes if graph.nodes[n].op == refusal.primitive}
     first, last = operations[nodes[0]][0], operations[nodes[-1]][0]
     yield from unknown or ([(first, last)] if first != last else [])
 
 
-def _without(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
-    """The plan with every operation of the refused kernels left to XLA by itself."""
+def _left_to_xla(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
+    """The plan with each operation of the refused kernels left to XLA as a kernel of its own."""
     scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
     kernels: list[Kernel] = []
     for kernel in plan.kernels:

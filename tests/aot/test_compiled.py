@@ -22,7 +22,7 @@ from experiments.compiled_kernels import rows_of
 from experiments.compiled_processes import Work, all_rows
 from experiments.compiler_reports import gpu_report, tpu_report
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.trace import trace
 from fuseplan.settings import make_options
 from fuseplan.targets.compile_only import compile_for

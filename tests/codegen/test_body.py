@@ -15,8 +15,8 @@ from jax import numpy as jnp
 from costmodel.backends import backend_names
 from costmodel.kernel import Axis, AxisRole, KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.codegen.block_tile import first_index, valid_extent
-from fuseplan.codegen.body import make_body
+from fuseplan.codegen.single_pass import make_body
+from fuseplan.codegen.tile import first_index, valid_extent
 from fuseplan.frontend.ops import composed
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.support.errors import InvalidPlanError, UnknownNameError
@@ -68,7 +68,7 @@ def test_what_is_added_is_where_the_accumulator_starts(term: tuple[int, ...]) ->
     body = make_body(hand_spec(lowered, "triton", *PRODUCT), lowered)
     assert list(body.seeds) == [0]
     assert names(body.after)[-2:] == ["add", "tanh"]  # the second term's
-    assert names((body.finals(0),)) == ["add"]
+    assert names((body.final_step(0),)) == ["add"]
     for backend in ("triton", "mosaic_tpu"):
         (got,) = run(product_plus, backend, *args, tiled=PRODUCT)
         np.testing.assert_array_equal(got, product_plus(*args))

@@ -10,7 +10,7 @@ import pytest
 
 import fuseplan
 from costmodel.kernel import Axis, AxisRole, KernelSpec
-from fuseplan.codegen.block_tile import is_scattered, scattered_index
+from fuseplan.codegen.tile import is_scattered, scattered_index
 from fuseplan.frontend.ops.slices import windows_in
 from fuseplan.workloads import get_workload
 from tests.helpers.cutting_cases import qkv, rope_by_pairs, rope_by_reshape, rope_by_slices

@@ -19,7 +19,7 @@ from costmodel.kernel import AxisRole
 from costmodel.roofline import estimate
 from fuseplan import Features, Plan
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace

@@ -20,8 +20,8 @@ from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.traffic import bytes_moved
 from fuseplan import Plan
 from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
-from fuseplan.codegen.mosaic_tpu.passes import made_in
-from fuseplan.codegen.nest import Nest
+from fuseplan.codegen.mosaic_tpu.kernel import passes_of_writes
+from fuseplan.codegen.multipass import Nest
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.runtime.executor import make_runner
@@ -229,7 +229,7 @@ def blocks_in_order(spec: KernelSpec, block_spec: Any) -> list[tuple[int, ...]]:
 def test_a_tpu_writes_back_no_block_before_it_is_computed(lowered: Any, spec: KernelSpec) -> None:
     """Its pipeline writes a block back when the next step has another: each has one run of steps,
     with the step in it that computes it."""
-    made = made_in(Nest(spec, lowered))
+    made = passes_of_writes(Nest(spec, lowered))
     grid = mosaic_blocks.grid(spec)
     for access, block_spec in zip(spec.writes, mosaic_blocks.write_specs(spec, made), strict=True):
         blocks = blocks_in_order(spec, block_spec)

@@ -11,8 +11,8 @@ from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.devices import get_device
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
 from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
+from fuseplan.codegen.single_pass import live_ins
 from tests.codegen.test_kernel_nests import evaluated, in_float32, in_kernels, in_ranges, small_tiles  # noqa: F401
 from tests.helpers.nest_cases import CASES
 from tests.helpers.nests import assert_close, describe

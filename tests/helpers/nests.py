@@ -14,7 +14,7 @@ from costmodel.axes import Conflict, unify
 from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, trace

@@ -11,7 +11,7 @@ from costmodel.axes import Conflict, unify
 from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.codegen.body import live_ins
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.layout import SpecMaker, group_layout, repeats

@@ -8,7 +8,7 @@ import pytest
 
 from costmodel.devices import get_device
 from fuseplan import Plan
-from fuseplan.codegen.step import kernel_name as emitted_name
+from fuseplan.codegen.tile import kernel_name as emitted_name
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.kernel_names import anchor, form, kernel_name, place

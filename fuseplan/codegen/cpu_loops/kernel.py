@@ -1,24 +1,28 @@
 """Emit a group as a nest of XLA loops over tiles: the kernels of the CPU.
 
-One loop walks the tiles of all outer axes; inside it, each pass of the group walks the
-stream. Large intermediates exist a tile at a time, results are written into place by
-dynamic slices, and XLA runs each operation of a tile on all cores.
+One loop visits the tiles of all outer axes. Inside it, each pass of the group visits the tiles of the stream.
+Large intermediates exist one tile at a time, results are written by dynamic slices, and XLA runs each
+operation of a tile on all cores.
 """
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
-from costmodel.kernel import KernelSpec
-from fuseplan.codegen.cpu_loops.turn import Turn
-from fuseplan.codegen.nest import Nest, Walk, finish, neutral
-from fuseplan.codegen.pass_body import Results
+from costmodel.graph import DimMap
+from costmodel.kernel import Access, KernelSpec, block_shape
+from fuseplan.codegen.multipass import Nest, PassEvaluator, Results, TileOrder, Totals
+from fuseplan.codegen.single_pass import Blocks
+from fuseplan.codegen.tile import Position, ShiftedTile, Step, first_index, uncovered
 from fuseplan.frontend.lower import Lowered
+from fuseplan.schedule.nests.multipass import Pass
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
@@ -27,7 +31,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         values = dict(zip(nest.reads, arrays, strict=True))
-        walks = [Walk(nest, skips, values) for skips in nest.skips]
+        orders = [TileOrder(nest, skips, values) for skips in nest.skips]
         counts = [spec.axes[a].n_tiles for a in nest.outer]
 
         def turn(t: Any, results: Results) -> Results:
@@ -35,28 +39,123 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
             t = jnp.int32(t)  # under jax.disable_jit, loops count in Python
             for a, count in zip(reversed(nest.outer), reversed(counts), strict=True):
                 t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
-            return Turn(nest, values, tuple(position), results).run(walks)
+            return _OuterTile(nest, values, orders, position, results).run()
 
-        results = {v: _empty(nest, v) for v in nest.writes}
-        results |= {~v: room for v, room in nest.scratch().items()}
+        results = {v: _initial_result(nest, v) for v in nest.writes}
+        results |= {~v: array for v, array in nest.scratch().items()}
         turns = math.prod(counts)
         if turns == 1:
             results = turn(0, results)
         else:
             results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, results)
-        return tuple(_final(nest, v, results[v]) for v in nest.writes)
+        return tuple(_final_result(nest, v, results[v]) for v in nest.writes)
 
     return run
 
 
-def _empty(nest: Nest, v: int) -> Any:
-    """A result before the first tile: neutral where tiles are summed up."""
+def _initial_result(nest: Nest, v: int) -> Any:
+    """A result before the first tile: an accumulator if tiles are combined in it, else zeros."""
     aval, i = nest.avals[v], nest.maker(v)
     if nest.accumulates_outside(i):
-        return neutral(nest.steps[i], aval.shape)
+        return nest.steps[i].initial(aval.shape)
     return jnp.zeros(aval.shape, aval.dtype)
 
 
-def _final(nest: Nest, v: int, result: Any) -> Any:
+def _final_result(nest: Nest, v: int, result: Any) -> Any:
     i = nest.maker(v)
-    return finish(nest.steps[i], result) if nest.accumulates_outside(i) else result
+    return nest.steps[i].finish(result) if nest.accumulates_outside(i) else result
+
+
+class _OuterTile(PassEvaluator):
+    """One turn of the outer loop: the group on one outer tile."""
+
+    tile = ShiftedTile
+
+    def __init__(
+        self,
+        nest: Nest,
+        values: dict[int, Any],
+        orders: Sequence[TileOrder],
+        position: Position,
+        results: Results,
+    ) -> None:
+        super().__init__(nest, position, results)
+        self.values, self.orders = values, orders
+
+    def loop(self, k: int, p: Pass) -> Totals:
+        inner = [i for i, _ in p.sinks if not self.nest.accumulates_outside(i)]
+        totals = {i: self.nest.steps[i].initial(self.out_shape(i)) for i in inner}
+        count, tile_at = self.orders[k].at(self.position)
+        stream = self.nest.program.stream
+        assert stream is not None
+        self.load_invariant(p)
+
+        def turn(j: Any, carry: tuple[Totals, Results]) -> tuple[Totals, Results]:
+            position = (*self.position[:stream], tile_at(jnp.int32(j)), *self.position[stream + 1 :])
+            return self.on_tile(p, position, *carry)
+
+        start = (totals, self.results)
+        if isinstance(count, int) and count == 1:
+            totals, self.results = turn(jnp.int32(0), start)
+        else:
+            totals, self.results = lax.fori_loop(jnp.int32(0), jnp.int32(count), turn, start)
+        return totals
+
+    def load(self, access: Access, position: Position) -> Any:
+        return _read_block(self.values[access.value], self.spec, access.axes, position)
+
+    def store(self, results: Results, access: Access, block: Any, position: Position) -> Results:
+        whole = _write_block(results[access.value], block, self.spec, access.axes, position)
+        return {**results, access.value: whole}
+
+    def load_kept(self, p: Pass, results: Results, blocks: Blocks, position: Position) -> None:
+        for i in p.recalled:
+            v, axes = self.nest.steps[i].equation.outputs[0], self.nest.steps[i].out_axes[0]
+            blocks[v, axes] = _read_block(results[~v], self.spec, axes, self._stream_only(position))
+
+    def store_kept(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
+        v, axes = step.equation.outputs[0], step.out_axes[0]
+        at = self._stream_only(position)
+        return {**results, ~v: _write_block(results[~v], blocks[v, axes], self.spec, axes, at)}
+
+    def _stream_only(self, position: Position) -> Position:
+        """The position in an array that has one outer tile and the whole stream."""
+        stream = self.nest.program.stream
+        return tuple(p if a == stream else 0 for a, p in enumerate(position))
+
+    def add_to_result(self, results: Results, i: int, part: Any, position: Position) -> Results:
+        step = self.nest.steps[i]
+        v, axes = step.equation.outputs[0], step.out_axes[0]
+        shape = self.out_shape(i)
+        masks = [uncovered(self.spec, dims, position, shape, dim) for dim, dims in enumerate(axes)]
+        # Outer axes that the step does not have repeat its result: only their first tile counts.
+        own = {a for dims in step.node_axes for a in dims}
+        masks += [jnp.equal(position[a], 0) for a in self.nest.outer if a not in own]
+        for mask in masks:
+            if mask is not None:
+                part = jax.tree.map(functools.partial(jnp.where, mask), part, step.initial(shape))
+        assert step.rule.reduction is not None
+        old = jax.tree.map(lambda x: _read_block(x, self.spec, axes, position), results[v])
+        new = step.rule.reduction.combine(old, part)
+        whole = jax.tree.map(
+            lambda x, part: _write_block(x, part, self.spec, axes, position), results[v], new
+        )
+        return {**results, v: whole}
+
+
+def _starts(spec: KernelSpec, axes: DimMap, position: Position) -> list[Any]:
+    """The first index of the tile at ``position`` along each dimension of an array indexed by ``axes``."""
+    return [jnp.int32(first_index(spec, dims, position, shifted=True)) for dims in axes]
+
+
+def _read_block(whole: Any, spec: KernelSpec, axes: DimMap, position: Position) -> Any:
+    shape = block_shape(spec.axes, axes)
+    if shape == whole.shape:
+        return whole
+    return lax.dynamic_slice(whole, _starts(spec, axes, position), shape)
+
+
+def _write_block(whole: Any, block: Any, spec: KernelSpec, axes: DimMap, position: Position) -> Any:
+    if block.shape == whole.shape:
+        return block
+    return lax.dynamic_update_slice(whole, block, _starts(spec, axes, position))

@@ -1,9 +1,9 @@
 """Emit a group as a Pallas Mosaic kernel (Google TPUs).
 
-Mosaic's pipeline copies blocks between HBM and VMEM, so every access becomes a
-``BlockSpec``. The grid runs in order on a core: the streamed axis is its innermost, and
-accumulators stay in scratch memory from one turn to the next. A stream that is walked in passes
-has a module of its own.
+Mosaic's pipeline copies blocks between HBM and VMEM, so every access becomes a ``BlockSpec``. The grid runs
+in order on a core. The streamed axis is its innermost dimension, and accumulators stay in scratch memory from
+one step to the next. Several passes over the stream are a grid dimension around it; values that follow from
+the accumulators of earlier passes are computed again in each step.
 """
 
 from __future__ import annotations
@@ -12,53 +12,64 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from jax import lax
+from jax import numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from costmodel.graph import DimMap
+from costmodel.graph import DimMap, OpKind
 from costmodel.kernel import Access, KernelSpec
-from fuseplan.codegen import body as bodies
-from fuseplan.codegen.body import Body
-from fuseplan.codegen.mosaic_tpu import blocks as blocks_of
-from fuseplan.codegen.mosaic_tpu import passes
-from fuseplan.codegen.nest import Nest
-from fuseplan.codegen.step import kernel_name
+from costmodel.memory import LANES
+from fuseplan.codegen.mosaic_tpu import blocks as tpu_blocks
+from fuseplan.codegen.mosaic_tpu.blocks import PASS
+from fuseplan.codegen.multipass import Nest, PassEvaluator, Results
+from fuseplan.codegen.single_pass import (
+    Blocks,
+    Body,
+    Seed,
+    evaluate,
+    live_ins,
+    make_body,
+    partial_results,
+    put_results,
+)
+from fuseplan.codegen.tile import Position, Step, kernel_name
 from fuseplan.frontend.lower import Lowered
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Mosaic kernel; see ``fuseplan.codegen.emit``."""
     run: Callable[[Sequence[Any]], None]
-    made_in: dict[int, int] = {}
+    writing_passes: dict[int, int] = {}
     nest = Nest(spec, lowered) if spec.passes else None
     n_tables = 0 if nest is None else nest.n_tables
     if nest is not None:
-        run, scratch, made_in = partial(passes.run, nest), passes.scratch(nest), passes.made_in(nest)
+        run, scratch, writing_passes = partial(_run_pass, nest), _pass_scratch(nest), passes_of_writes(nest)
     else:
-        body = bodies.make_body(spec, lowered)
+        body = make_body(spec, lowered)
         run, scratch = _Program(body, lowered).run, _scratch(body)
     avals = lowered.avals
-    sources = bodies.live_ins(spec)
+    sources = live_ins(spec)
 
     call = pl.pallas_call(
         lambda *refs: run(refs),
-        out_shape=[blocks_of.outer(spec, w, avals[w.value]) for w in spec.writes],
-        grid=blocks_of.grid(spec),
-        in_specs=[*blocks_of.table_specs(n_tables), *blocks_of.read_specs(lowered.graph, spec)],
-        out_specs=blocks_of.write_specs(spec, made_in),
+        out_shape=[tpu_blocks.outer(spec, w, avals[w.value]) for w in spec.writes],
+        grid=tpu_blocks.grid(spec),
+        in_specs=[*tpu_blocks.table_specs(n_tables), *tpu_blocks.read_specs(lowered.graph, spec)],
+        out_specs=tpu_blocks.write_specs(spec, writing_passes),
         scratch_shapes=scratch,
         interpret=interpret,
-        compiler_params=pltpu.CompilerParams(dimension_semantics=blocks_of.semantics(spec)),
+        compiler_params=pltpu.CompilerParams(dimension_semantics=tpu_blocks.semantics(spec)),
         name=kernel_name(spec, lowered),
     )
 
     def group(*arrays: Any) -> tuple[Any, ...]:
         given = dict(zip(sources, arrays, strict=True))
         tables = nest.tables(arrays) if nest is not None else []
-        outer = (blocks_of.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads)
+        outer = (tpu_blocks.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads)
         results = call(*tables, *outer)
         return tuple(
-            blocks_of.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
+            tpu_blocks.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
         )
 
     return group
@@ -67,14 +78,14 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
 def _scratch(body: Body) -> list[Any]:
     """Scratch memory for every accumulator."""
     return [
-        blocks_of.accumulator(body.spec, axes, dtype)
+        tpu_blocks.accumulator(body.spec, axes, dtype)
         for step in body.accumulators
         for axes, dtype in zip(step.out_axes, step.accumulator_dtypes(), strict=True)
     ]
 
 
 class _Program:
-    """One grid step while it is traced."""
+    """One grid step of a kernel in a single pass."""
 
     def __init__(self, body: Body, lowered: Lowered) -> None:
         self.body, self.spec, self.lowered = body, body.spec, lowered
@@ -82,21 +93,21 @@ class _Program:
     def run(self, refs: Sequence[Any]) -> None:
         body, spec = self.body, self.spec
         self.position: list[Any] = [0] * len(spec.axes)
-        for i, a in enumerate(blocks_of.grid_axes(spec)):
+        for i, a in enumerate(tpu_blocks.grid_axes(spec)):
             self.position[a] = pl.program_id(i)
         n_in, n_out = len(spec.reads), len(spec.writes)
         self.in_refs = {(r.value, r.axes): ref for r, ref in zip(spec.reads, refs, strict=False)}
         self.out_refs = refs[n_in : n_in + n_out]
         scratch = iter(refs[n_in + n_out :])
-        blocks: bodies.Blocks = {}
-        bodies.evaluate(body, body.before, blocks, self.position, self._load)
+        blocks: Blocks = {}
+        evaluate(body, body.before, blocks, self.position, self._load)
         if not body.accumulators:
             self._finish(blocks)
             return
-        bodies.evaluate(body, body.loop, blocks, self.position, self._load)
+        evaluate(body, body.loop, blocks, self.position, self._load)
         carried = []
         for step in body.accumulators:
-            parts = bodies.partial_results(body, step, blocks, self.position, self._load)
+            parts = partial_results(body, step, blocks, self.position, self._load)
             carried.append(
                 [(next(scratch), axes, part) for axes, part in zip(step.out_axes, parts, strict=True)]
             )
@@ -109,11 +120,11 @@ class _Program:
         def _() -> None:
             final = dict(blocks)
             for i, refs_and_parts in enumerate(carried):
-                totals = [blocks_of.read(ref, axes, spec) for ref, axes, _ in refs_and_parts]
-                bodies.put(body.finals(i), totals, final)
+                totals = [tpu_blocks.read(ref, axes, spec) for ref, axes, _ in refs_and_parts]
+                put_results(body.final_step(i), totals, final)
             self._finish(final)
 
-    def _accumulate(self, carried: list[list[tuple[Any, DimMap, Any]]], blocks: bodies.Blocks) -> None:
+    def _accumulate(self, carried: list[list[tuple[Any, DimMap, Any]]], blocks: Blocks) -> None:
         assert self.spec.streamed is not None
         k = self.position[self.spec.streamed]
 
@@ -122,25 +133,137 @@ class _Program:
             for i, results in enumerate(carried):
                 for ref, _, part in results:
                     seed = self.body.seeds.get(i)
-                    blocks_of.write(ref, part if seed is None else self._start(seed, blocks) + part)
+                    tpu_blocks.write(ref, part if seed is None else self._start(seed, blocks) + part)
 
         @pl.when(k > 0)
         def _() -> None:
             for step, results in zip(self.body.accumulators, carried, strict=True):
                 for ref, axes, part in results:
                     combine = step.rule.reduction.combine  # type: ignore[union-attr]
-                    blocks_of.write(ref, combine(blocks_of.read(ref, axes, self.spec), part))
+                    tpu_blocks.write(ref, combine(tpu_blocks.read(ref, axes, self.spec), part))
 
-    def _start(self, seed: bodies.Seed, blocks: bodies.Blocks) -> Any:
+    def _start(self, seed: Seed, blocks: Blocks) -> Any:
         key = seed.start.value, seed.start.axes
         return seed.block(blocks[key] if key in blocks else self._load(seed.start), self.spec)
 
-    def _finish(self, blocks: bodies.Blocks) -> None:
-        """Evaluate what comes after the loop, and store the results."""
-        bodies.evaluate(self.body, self.body.after, blocks, self.position, self._load)
+    def _finish(self, blocks: Blocks) -> None:
+        """Evaluate the steps after the loop, and store the results."""
+        evaluate(self.body, self.body.after, blocks, self.position, self._load)
         for access, ref in zip(self.spec.writes, self.out_refs, strict=True):
-            blocks_of.write(ref, blocks[access.value, access.axes])
+            tpu_blocks.write(ref, blocks[access.value, access.axes])
 
     def _load(self, access: Access) -> Any:
         aval = self.lowered.avals[access.value]
-        return blocks_of.load(self.in_refs[access.value, access.axes], access, self.spec, aval)
+        return tpu_blocks.load(self.in_refs[access.value, access.axes], access, self.spec, aval)
+
+
+def _pass_scratch(nest: Nest) -> list[Any]:
+    """Scratch memory for every accumulator of every pass.
+
+    A reduction of the last dimension keeps it with size one, so that the vector unit holds the result in
+    rows. ``costmodel.onchip`` counts it so.
+    """
+    found = []
+    for step in (nest.steps[i] for i in _sinks(nest)):
+        axes, operand = step.out_axes[0], step.reads[0]
+        in_rows = step.rule.kind == OpKind.REDUCTION and nest.spec.streamed in operand.axes[-1]
+        if axes and in_rows:
+            axes = (*axes, ())
+        found.append(tpu_blocks.accumulator(nest.spec, axes, step.accumulator_dtypes()[0]))
+    return found
+
+
+def passes_of_writes(nest: Nest) -> dict[int, int]:
+    """For each value made along the stream, the pass that writes it."""
+    passes = enumerate(nest.program.passes)
+    return {v: k for k, p in passes for i in p.stored for v in nest.steps[i].equation.outputs}
+
+
+def _sinks(nest: Nest) -> list[int]:
+    return [i for p in nest.program.passes for i, _ in p.sinks]
+
+
+def _run_pass(nest: Nest, refs: Sequence[Any]) -> None:
+    """Run one grid step, of the pass at the grid's ``PASS`` dimension."""
+    spec = nest.spec
+    index = {a: pl.program_id(i) for i, a in enumerate(tpu_blocks.grid_axes(spec))}
+    position = tuple(index.get(a, 0) for a in range(len(spec.axes)))
+    for q in range(len(nest.program.passes)):
+
+        def step(q: int = q) -> None:
+            _PassStep(nest, position, refs).run_pass(q)
+
+        if PASS in index:
+            pl.when(index[PASS] == q)(step)
+        else:
+            step()
+
+
+class _PassStep(PassEvaluator):
+    """One grid step of one pass."""
+
+    def __init__(self, nest: Nest, position: Position, refs: Sequence[Any]) -> None:
+        super().__init__(nest, position, {})
+        self.tables, ref = refs[: nest.n_tables], iter(refs[nest.n_tables :])
+        self.in_refs = {access: next(ref) for access in nest.spec.reads}
+        self.out_refs = {access: next(ref) for access in nest.spec.writes}
+        self.totals_refs = {i: next(ref) for i in _sinks(nest)}
+        self.is_replay = False
+        """Whether an earlier pass has stored the values that are computed now."""
+
+    def run_pass(self, q: int) -> None:
+        """Evaluate pass ``q`` at this position."""
+        spec, passes = self.spec, self.nest.program.passes
+        assert spec.streamed is not None
+        k, turns = self.position[spec.streamed], spec.axes[spec.streamed].n_tiles
+        self.is_replay = q > 0
+        self.before()
+        for p in passes[:q]:
+            self.after(p, {i: self._total(i) for i, _ in p.sinks})
+        self.is_replay = False
+        sinks = [i for i, _ in passes[q].sinks]
+
+        @pl.when(k == 0)
+        def start() -> None:
+            for i in sinks:
+                tpu_blocks.write(self.totals_refs[i], self.nest.steps[i].initial(self.out_shape(i)))
+
+        def step() -> None:
+            totals, _ = self.on_tile(passes[q], self.position, {i: self._total(i) for i in sinks}, {})
+            for i in sinks:
+                tpu_blocks.write(self.totals_refs[i], totals[i])
+
+        if self.nest.ranges[q] is None:
+            step()
+        else:
+            first, count = self.nest.range_at(q, self.tables, self.position)
+            pl.when((k >= first) & (k < first + count))(step)
+
+        @pl.when(k == turns - 1)
+        def finish() -> None:
+            self.after(passes[q], {i: self._total(i) for i in sinks})
+
+    def _align(self, x: Any, axes: DimMap, step: Step) -> Any:
+        out_axes = step.out_axes[0]
+        if not self._is_row(axes, out_axes) or x.size % LANES or x.dtype != jnp.float32:
+            return super()._align(x, axes, step)
+        # The result of a reduction along rows is a column. The compiler's own conversion to a row may take as
+        # much memory as the block that it scales.
+        columns = jnp.broadcast_to(lax.reshape(x, (x.size, 1)), (x.size, LANES))
+        return lax.reshape(columns.T[:1], (*(1 for _ in out_axes[1:]), x.size))
+
+    def _is_row(self, axes: DimMap, out_axes: DimMap) -> bool:
+        """Whether a block indexed by ``axes`` lies along the last of several dimensions."""
+        tiled = [a for dims in axes for a in dims if self.spec.axes[a].tile > 1]
+        return len(out_axes) > 1 and tiled == [a for a in out_axes[-1] if self.spec.axes[a].tile > 1]
+
+    def _total(self, i: int) -> Any:
+        return tpu_blocks.read(self.totals_refs[i], self.nest.steps[i].out_axes[0], self.spec)
+
+    def load(self, access: Access, position: Position) -> Any:
+        return tpu_blocks.load(self.in_refs[access], access, self.spec, self.nest.avals[access.value])
+
+    def store(self, results: Results, access: Access, block: Any, position: Position) -> Results:
+        if not self.is_replay:
+            tpu_blocks.write(self.out_refs[access], block)
+        return results

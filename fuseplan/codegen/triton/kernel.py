@@ -1,8 +1,7 @@
 """Emit a group as a Pallas Triton kernel (NVIDIA GPUs).
 
-Arrays are handed over whole, and each program loads the blocks it needs: one program
-loads all that a tile reads, loops over the streamed axis if there is one with accumulators
-in registers, and stores. A stream that is walked in passes has a module of its own.
+The kernel gets whole arrays, and each program loads the blocks that it needs. It computes one tile: in a
+single pass over the streamed axis, if there is one, or in several passes.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
@@ -19,45 +19,44 @@ from costmodel.axes import compose
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from costmodel.onchip import STAGES, KernelFootprint
-from fuseplan.codegen import body as bodies
-from fuseplan.codegen.body import Body, Totals, accumulated
-from fuseplan.codegen.nest import Nest, neutral
-from fuseplan.codegen.step import kernel_name
+from fuseplan.codegen.multipass import Nest, PassEvaluator, Results, Totals
+from fuseplan.codegen.single_pass import live_ins, make_body, run_in_registers
+from fuseplan.codegen.tile import Position, Step, kernel_name
 from fuseplan.codegen.triton.blocks import BlockRefs
-from fuseplan.codegen.triton.passes import Passes
 from fuseplan.frontend.lower import Lowered
+from fuseplan.schedule.nests.multipass import Pass
 
 _ELEMENTS_A_THREAD = 16
-"""Elements of the largest block that one thread holds: 16 float32 registers a live value
-leaves room for a dozen of them among the 255 that a thread may have (CUDA C++ Programming
-Guide, table "Technical Specifications per Compute Capability")."""
+"""Elements of the largest block in one thread: with 16 float32 registers each, a dozen blocks fit into the
+255 registers of a thread (CUDA C++ Programming Guide, table "Technical Specifications per Compute
+Capability")."""
 
 _REGISTER_BYTES = 4
 
 _BLOCKS_A_THREAD = 8
-"""So many blocks of 16 registers each thread has at once, of 255."""
+"""Blocks of 16 registers that a thread holds at once, of 255 registers."""
 
 _MAX_WARPS, _MAX_DOT_WARPS = 16, 8
-"""A 128x128x64 bf16 matmul with its epilogue takes 128 registers a thread in 8 warps, without spills,
-as the H200's ``ptxas`` counts them; 1024 threads are the limit of a block."""
+"""Warps of a program without and with a contraction. A 128x128x64 bf16 matmul with its epilogue takes 128
+registers a thread in 8 warps, without spills, by ``ptxas`` for an H200."""
 
 _LIVE_BLOCKS, _MAX_FULL_WARPS = 2, 8
-"""Of 512 threads ``ptxas`` gives each 64 registers where it can: room for so many blocks of 16 beside
-addresses. Where more are alive, half as many threads hold them."""
+"""With 512 threads ``ptxas`` gives each 64 registers, enough for two live blocks of 16 beside addresses. A
+program with more live blocks has at most 8 warps, or registers spill."""
 
 _DEEP_STAGES = 3
-"""Buffers that the compiler pipelines streamed operands through where these are small: a third hides more
-latency than the two that the schedule counts on (``costmodel.onchip``)."""
+"""Buffers in which the compiler pipelines small streamed operands: a third hides more latency than the two
+that the schedule assumes (``costmodel.onchip``)."""
 
 _DEEP_BYTES = 128 * 1024
-"""What three buffers may take: they leave 35 KiB of an A100's 163 KiB of shared memory, and 99 KiB of
-an H100's, for conversions of layout in an epilogue (CUDA C++ Programming Guide, same table)."""
+"""The most bytes of three buffers: they leave 35 KiB of an A100's 163 KiB of shared memory, and 99 KiB of an
+H100's, for layout conversions in an epilogue (CUDA C++ Programming Guide, same table)."""
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as one Triton kernel; see ``fuseplan.codegen.emit``."""
     nest = Nest(spec, lowered) if spec.passes else None
-    n_reads = len(bodies.live_ins(spec))
+    n_reads = len(live_ins(spec))
     out_shape = [
         jax.ShapeDtypeStruct(lowered.avals[w.value].shape, lowered.avals[w.value].dtype) for w in spec.writes
     ]
@@ -69,9 +68,9 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         tables, arrays = refs[n_reads : n_reads + n_tables], (*refs[:n_reads], *refs[n_reads + n_tables :])
         blocks = BlockRefs(spec, lowered, arrays, interpret)
         if nest is not None:
-            Passes(nest, blocks, tables).run()
+            _MultiPassProgram(nest, blocks, tables).run()
         else:
-            _Program(bodies.make_body(spec, lowered), blocks).run()
+            run_in_registers(make_body(spec, lowered), blocks, blocks.position)
 
     call = pl.pallas_call(
         kernel,
@@ -88,48 +87,62 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
     return group
 
 
-class _Program:
-    """One program of the grid while it is traced."""
+class _MultiPassProgram(PassEvaluator):
+    """One program of the grid that visits the stream once for each pass: a loop over tiles, with accumulators
+    in registers. A later pass loads the arrays that it needs again."""
 
-    def __init__(self, body: Body, refs: BlockRefs) -> None:
-        self.body, self.refs, self.spec = body, refs, body.spec
+    def __init__(self, nest: Nest, refs: BlockRefs, tables: Sequence[Any]) -> None:
+        super().__init__(nest, refs.position, {})
+        self.refs, self.tables = refs, tables
 
-    def run(self) -> None:
-        body, position = self.body, self.refs.position
-        blocks: bodies.Blocks = {}
-        load = self._loader(position)
-        bodies.evaluate(body, body.before, blocks, position, load)
-        if body.accumulators:
-            # The compiler does not hoist loads out of loops by itself.
-            for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
-                if (access.value, access.axes) not in blocks:
-                    blocks[access.value, access.axes] = load(access)
-            for i, totals in enumerate(self._loop(blocks)):
-                bodies.put(body.finals(i), totals, blocks)
-        bodies.evaluate(body, body.after, blocks, position, load)
-        for access in self.spec.writes:
-            self.refs.store(access, blocks[access.value, access.axes], position)
+    def loop(self, k: int, p: Pass) -> Totals:
+        stream = self.spec.streamed
+        assert stream is not None
+        # The compiler does not hoist loads out of loops.
+        self.load_invariant(p)
 
-    def _loop(self, outer: bodies.Blocks) -> Totals:
-        body, spec = self.body, self.spec
-        start = [[neutral(step, block_shape(spec.axes, step.out_axes[0]))] for step in body.accumulators]
-        for i, seed in body.seeds.items():
-            start[i] = [seed.block(outer[seed.start.value, seed.start.axes], spec)]
-        return accumulated(body, outer, self.refs.position, self.refs.load, start)
+        def turn(j: Any, totals: Totals) -> Totals:
+            position = (*self.position[:stream], j, *self.position[stream + 1 :])
+            return self.on_tile(p, position, totals, {})[0]
 
-    def _loader(self, position: Sequence[Any]) -> Callable[[Access], Any]:
-        return lambda access: self.refs.load(access, position)
+        start = {i: self.nest.steps[i].initial(self.out_shape(i)) for i, _ in p.sinks}
+        if self.nest.ranges[k] is not None:
+            first, count = self.nest.range_at(k, self.tables, self.position)
+            return lax.fori_loop(first, first + count, turn, start)
+        turns = self.spec.axes[stream].n_tiles
+        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+
+    def contract_inner(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
+        block, reduction = step.rule.block, step.rule.reduction
+        assert block is not None
+        assert reduction is not None
+
+        def turn(j: Any, total: Any) -> Any:
+            at = (*position[:axis], j, *position[axis + 1 :])
+            operands = [self.load(access, at) for access in step.reads]
+            (part,) = block(self.tile(self.spec, step, at), step.equation, operands)
+            return reduction.combine(total, part)
+
+        start = step.initial(block_shape(self.spec.axes, step.out_axes[0]))
+        return [lax.fori_loop(0, self.spec.axes[axis].n_tiles, turn, start)]
+
+    def load(self, access: Access, position: Position) -> Any:
+        return self.refs.load(access, position)
+
+    def store(self, results: Results, access: Access, block: Any, position: Position) -> Results:
+        self.refs.store(access, block, position)
+        return results
 
 
 def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
-    """Warps and pipeline stages: for the kernel's largest block, and for what fits beside each other."""
+    """The number of warps, and of pipeline stages whose buffers fit on chip."""
     nodes = [lowered.graph.nodes[n] for n in spec.nodes]
     accesses = [*spec.reads, *spec.writes]
     for node, own in zip(nodes, spec.node_axes, strict=True):
         accesses += [Access(v, compose(m, own)) for v, m in zip(node.outputs, node.output_maps, strict=True)]
     largest = max(math.prod(spec.block_shape(a)) for a in accesses)
     dot = any(n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in nodes)
-    # A pack reads dozens of arrays, which are loaded long before they are needed.
+    # Horizontally fused kernels read dozens of arrays, which are loaded long before they are needed.
     largest = max(largest, sum(math.prod(spec.block_shape(r)) for r in spec.reads) // _BLOCKS_A_THREAD)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)

@@ -1,24 +1,24 @@
-"""A group's equations evaluated on one tile: what every kernel backend shares.
+"""Evaluate a group on one tile in a single pass over its streamed axis.
 
-A ``Body`` says what is computed before, inside and after the loop over the streamed
-axis. A backend decides only where blocks come from and where accumulators live::
+``make_body`` splits the group into phases. A backend decides where blocks come from and where accumulators
+live::
 
-    before        uses no streamed axis, and the loop needs it
+    before        does not use the streamed axis, and the loop needs it
     loop          is indexed by the streamed axis
     accumulators  reduce the streamed axis: their partial results are combined
-    after         needs an accumulator's final value, or nothing of the loop at all
+    after         needs the final value of an accumulator, or is not needed by the loop
 
-What is added to the result of a contraction, a bias or a residual, is where its accumulator starts
-(``seeds``), as TVM's ``FuseReductionEpilogue`` has it: no sum is made after the loop.
+A value that is added to the result of a contraction, such as a bias or a residual, initialises its
+accumulator (``Seed``), as in TVM's ``FuseReductionEpilogue``, so that no sum follows the loop.
 
-The loop over a streamed axis with accumulators in registers: that of every kernel for GPUs.
+``run_in_registers`` is the program of GPU kernels, which hold accumulators in registers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from jax import lax
@@ -26,32 +26,32 @@ from jax import numpy as jnp
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
-from fuseplan.codegen import body as bodies
-from fuseplan.codegen.block_tile import BlockTile
-from fuseplan.codegen.step import Step, make_step
+from fuseplan.codegen.tile import BlockTile, Position, Step, make_step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Literal
 from fuseplan.support.errors import InvalidPlanError
 
 Blocks = dict[tuple[int, DimMap], Any]
-"""Blocks at hand, by value and by the kernel axes that index it."""
+"""The blocks that are loaded or computed, by value and by the kernel axes that index them."""
+
+Load = Callable[[Access], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Seed:
-    """A sum of an accumulator's result and of ``start``, which is known before the loop."""
+    """The sum of an accumulator's result and ``start``, which is known before the loop."""
 
     step: Step
     start: Access
 
     def block(self, start: Any, spec: KernelSpec) -> Any:
-        """Where the accumulator starts, given the block of ``start``."""
+        """The initial accumulator, from the block of ``start``."""
         return jnp.broadcast_to(start, block_shape(spec.axes, self.step.out_axes[0]))
 
 
 @dataclass(frozen=True, slots=True)
 class Body:
-    """A group split into phases around its streamed axis; each in execution order."""
+    """A group split into phases around its streamed axis; each phase is in execution order."""
 
     spec: KernelSpec
     before: tuple[Step, ...]
@@ -59,25 +59,26 @@ class Body:
     accumulators: tuple[Step, ...]
     after: tuple[Step, ...]
     seeds: dict[int, Seed] = field(default_factory=dict)
-    """For accumulators, by position, the sum that they are."""
+    """By position among ``accumulators``, the sum whose other operand initialises the accumulator."""
 
-    def finals(self, i: int) -> Step:
-        """The step whose results an accumulator ends as."""
+    def final_step(self, i: int) -> Step:
+        """The step whose result is the final value of accumulator ``i``."""
         return self.seeds[i].step if i in self.seeds else self.accumulators[i]
 
     @property
     def invariant_reads(self) -> tuple[Access, ...]:
-        """What the loop reads from outside the group that is the same in every turn."""
+        """The arrays that the loop reads and that the streamed axis does not index."""
         made = {v for step in (*self.before, *self.loop) for v in step.equation.outputs}
         reads = dict.fromkeys(r for step in (*self.loop, *self.accumulators) for r in step.reads)
         return tuple(r for r in reads if r.value not in made and self.spec.streamed not in r.axis_set)
 
 
 def make_body(spec: KernelSpec, lowered: Lowered, *, seeded: bool = True) -> Body:
-    """Split the group of ``spec`` into phases; unless ``seeded``, all accumulators start at nothing.
+    """Split the group of ``spec`` into phases; unless ``seeded``, no accumulator has a ``Seed``.
 
-    Raises ``InvalidPlanError`` where a step of the loop depends on a result of the loop:
-    no single pass computes that.
+    Raises:
+        InvalidPlanError: a step of the loop depends on a result of the loop, so that no single pass
+            computes the group.
     """
     streamed = spec.streamed
     steps = [make_step(spec, lowered, i) for i in range(len(spec.nodes))]
@@ -110,7 +111,7 @@ def make_body(spec: KernelSpec, lowered: Lowered, *, seeded: bool = True) -> Bod
 
 
 def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]) -> dict[int, Seed]:
-    """Contractions whose results are read by one sum alone, of the dtype that they accumulate in."""
+    """The seeds of contractions whose only reader is a sum in the dtype of their accumulator."""
     written = {w.value for w in spec.writes}
     final = {v for step in (*accumulators, *after) for v in step.equation.outputs}
     found: dict[int, Seed] = {}
@@ -126,7 +127,7 @@ def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]
         is_sum = reader.equation.primitive.name in ("add", "add_any") and len(others) == 1
         if not is_sum or len(dtypes) > 1 or others[0].value in final:
             continue
-        # A sum of other axes repeats the product along them.
+        # A sum with other axes broadcasts the product.
         is_alike = reader.out_axes[0] == axes
         if is_alike and all(own in (dims, ()) for own, dims in zip(others[0].axes, axes, strict=True)):
             found[i] = Seed(reader, others[0])
@@ -143,32 +144,22 @@ def _needed(steps: Sequence[Step], values: set[int]) -> list[Step]:
     return kept[::-1]
 
 
-def evaluate(
-    body: Body,
-    steps: Iterable[Step],
-    blocks: Blocks,
-    position: Sequence[Any],
-    load: Callable[[Access], Any],
-) -> None:
-    """Evaluate ``steps`` on the tile at ``position``, adding their results to ``blocks``.
+def evaluate(body: Body, steps: Iterable[Step], blocks: Blocks, position: Position, load: Load) -> None:
+    """Evaluate ``steps`` on the tile at ``position``, and add their results to ``blocks``.
 
-    Operands that are not among ``blocks`` are loaded, each once. Reductions are cast to
-    the dtype of their results at once.
+    Operands that are not in ``blocks`` are loaded, each once. Results are cast to their final dtypes.
     """
     for step in steps:
-        parts = partial_results(body, step, blocks, position, load)
-        put(step, parts, blocks)
+        put_results(step, partial_results(body, step, blocks, position, load), blocks)
 
 
-def partial_results(
-    body: Body, step: Step, blocks: Blocks, position: Sequence[Any], load: Callable[[Access], Any]
-) -> Sequence[Any]:
-    """The results of one step on one tile; of a reduction, in the accumulator's dtype."""
+def partial_results(body: Body, step: Step, blocks: Blocks, position: Position, load: Load) -> Sequence[Any]:
+    """The results of one step on one tile; those of a reduction in the accumulator's dtype."""
     assert step.rule.block is not None, f"{step.equation.primitive} has no block form"
     operands = []
     for operand, axes in zip(step.equation.inputs, step.in_axes, strict=True):
         if isinstance(operand, Literal):
-            operands.append(scalar(operand))
+            operands.append(literal_scalar(operand))
             continue
         assert axes is not None
         if (operand, axes) not in blocks:
@@ -177,14 +168,14 @@ def partial_results(
     return step.rule.block(BlockTile(body.spec, step, position), step.equation, operands)
 
 
-def put(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
+def put_results(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
     """Add the final results of a step to ``blocks``, in the equation's dtypes."""
     equation = step.equation
     for v, axes, aval, x in zip(equation.outputs, step.out_axes, equation.out_avals, results, strict=True):
         blocks[v, axes] = x if jnp.result_type(x) == aval.dtype else x.astype(aval.dtype)
 
 
-def scalar(literal: Literal) -> Any:
+def literal_scalar(literal: Literal) -> Any:
     """A literal as a NumPy scalar of its own dtype: kernels cannot capture arrays."""
     aval: Any = literal.aval
     return np.asarray(literal.val).astype(aval.dtype)[()]
@@ -195,33 +186,73 @@ def live_ins(spec: KernelSpec) -> tuple[int, ...]:
     return tuple(dict.fromkeys(r.value for r in spec.reads))
 
 
-Totals = list[list[Any]]
-"""What each accumulator of a body has, result by result."""
+class BlockRefs(Protocol):
+    """The arrays of a kernel, loaded and stored block by block."""
+
+    def load(self, access: Access, position: Position) -> Any:
+        """The block of an array at ``position``."""
+
+    def store(self, access: Access, block: Any, position: Position) -> None:
+        """Store the block of an array at ``position``."""
 
 
-def accumulated(
-    body: Body,
-    outer: Blocks,
-    position: Sequence[Any],
-    load: Callable[[Access, Sequence[Any]], Any],
-    start: Totals,
-) -> Totals:
-    """``start`` with the parts of all tiles of the stream at a position of the grid; ``outer`` are the
-    blocks that are the same on all of them, ``load`` has those of a tile."""
+def run_in_registers(
+    body: Body, refs: BlockRefs, position: Position, held: Callable[[DimMap], DimMap] = lambda axes: axes
+) -> None:
+    """Evaluate a group on the tile at ``position`` with accumulators in registers, and store its results.
+
+    ``held`` has the axes of an accumulator in registers, from those of its result.
+    """
+    blocks: Blocks = {}
+
+    def load(access: Access) -> Any:
+        return refs.load(access, position)
+
+    evaluate(body, body.before, blocks, position, load)
+    totals: Sequence[Sequence[Any]] = []
+    if body.accumulators:
+        # The compiler does not hoist loads out of loops.
+        for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
+            if (access.value, access.axes) not in blocks:
+                blocks[access.value, access.axes] = load(access)
+        axes = body.spec.axes
+        start = [[step.initial(block_shape(axes, held(step.out_axes[0])))] for step in body.accumulators]
+        for i, seed in body.seeds.items():
+            start[i] = [seed.block(blocks[seed.start.value, seed.start.axes], body.spec)]
+        totals = _loop(body, refs, position, blocks, start)
+    finish_in_registers(body, refs, position, blocks, totals)
+
+
+def finish_in_registers(
+    body: Body, refs: BlockRefs, position: Position, blocks: Blocks, totals: Sequence[Sequence[Any]]
+) -> None:
+    """Evaluate the steps after the loop, whose final accumulators are ``totals``, and store the results."""
+    for i, total in enumerate(totals):
+        put_results(body.final_step(i), total, blocks)
+    evaluate(body, body.after, blocks, position, lambda access: refs.load(access, position))
+    for access in body.spec.writes:
+        refs.store(access, blocks[access.value, access.axes], position)
+
+
+def _loop(
+    body: Body, refs: BlockRefs, position: Position, outer: Blocks, start: list[list[Any]]
+) -> list[list[Any]]:
+    """``start`` combined with the partial results of all tiles of the stream; ``outer`` has the blocks that
+    are the same on all of them."""
     streamed = body.spec.streamed
     assert streamed is not None
 
-    def turn(k: Any, totals: Totals) -> Totals:
+    def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
         at = [*position[:streamed], k, *position[streamed + 1 :]]
         blocks = dict(outer)
 
-        def loaded(access: Access) -> Any:
-            return load(access, at)
+        def load(access: Access) -> Any:
+            return refs.load(access, at)
 
-        bodies.evaluate(body, body.loop, blocks, at, loaded)
+        evaluate(body, body.loop, blocks, at, load)
         combined = []
         for step, total in zip(body.accumulators, totals, strict=True):
-            parts = bodies.partial_results(body, step, blocks, at, loaded)
+            parts = partial_results(body, step, blocks, at, load)
             combine = step.rule.reduction.combine  # type: ignore[union-attr]
             combined.append([combine(t, p) for t, p in zip(total, parts, strict=True)])
         return combined
