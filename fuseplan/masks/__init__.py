@@ -1,6 +1,6 @@
-"""Ranges of values and of indices: which tiles of a kernel a mask leaves without work.
+"""Find the tiles of a kernel that a mask, such as a causal one, leaves without work.
 
-In: equations of a group. Out: for each tile, what its index arithmetic can be (``index_ranges``), and the
-tiles that contribute nothing (``dead_tiles``). ``intervals`` and ``interval_operations`` are the arithmetic.
-Open ``dead_tiles`` first.
+In: the equations of a group. Out: for each tile, bounds of its index arithmetic (``index_ranges``), and the
+tiles that contribute nothing (``dead_tiles``), by bounds of all values (``value_ranges``). ``intervals`` is
+the arithmetic. Open ``dead_tiles`` first.
 """

@@ -1,10 +1,10 @@
-"""Skipping: tiles of a loop to which a mask leaves nothing.
+"""Find dead tiles: tiles of a loop to which a mask leaves no contribution, so that they can be skipped.
 
-A causal mask sets half of the scores to -inf, and exp, sums and products turn these into
-exact zeros. Which tiles that holds for follows from the mask's index arithmetic when the
-plan is made (``masks``); that the zeros are exact depends on the data, too: zero times an
-infinity is not zero, and exp(-1e9 - m) is none if m is as low. What the data must satisfy
-is checked when the plan is run, from the extrema of the arrays read (``bounds``).
+A causal mask sets half of the scores to -inf, and exp, sums and products turn these into exact zeros. The
+tiles for which that holds follow from the mask's index arithmetic when the plan is made (``index_ranges``).
+That the zeros are exact depends also on the data: zero times infinity is NaN, and exp(-1e9 - m) is not zero
+if m is as low. This condition is checked when the plan is run, from the extrema of the arrays
+(``value_ranges``).
 """
 
 from __future__ import annotations
@@ -20,31 +20,29 @@ from costmodel.graph import DimRole
 from costmodel.kernel import Access, KernelSpec
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.index_ranges import MAX_DEPTH, IndexArithmetic
-from fuseplan.masks.interval_operations import Interval
-from fuseplan.masks.intervals import unknown
-from fuseplan.masks.masked_group import Assumption, MaskedGroup
-from fuseplan.masks.value_ranges import Bounds, input_bounds
+from fuseplan.masks.intervals import Interval, unknown
+from fuseplan.masks.value_ranges import MAX_CASES, Assumption, Bounds, MaskedGroup, input_bounds
 
 _MAX_TILES = 1 << 24
-_MAX_CASES = 64
+"""The largest grid of tiles that is searched for dead ones."""
 _MAX_VALUES = 4
-"""Of a mask: true and false, or the few constants that it adds or multiplies by."""
-_ORDINARY: Interval = (np.float64(0.5), np.float64(1))
-"""What arrays are taken to hold when the plan is made: tiles that would not be skipped even
-then never are."""
+"""The most values of a mask: true and false, or a few constants that it adds or multiplies by."""
+_TYPICAL_BOUNDS: Interval = (np.float64(0.5), np.float64(1))
+"""The assumed bounds of float arrays when the plan is made. Tiles that are not dead even then are never
+skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class Skips:
-    """Tiles that need not be walked."""
+    """The dead tiles of a pass, and the condition under which they may be skipped."""
 
     axes: tuple[int, ...]
-    """The kernel axes, all tiled, that index ``live``; the inner loop's is the last."""
+    """The kernel axes, all tiled, that index ``live``; the last one is the inner loop's."""
     live: np.ndarray
-    """Bool, as many tiles as each of these axes has: False where a tile adds nothing."""
+    """Bool, with one element for each tile along these axes: False for a dead tile."""
     safe: Callable[[Mapping[int, Any]], Any]
-    """Of the arrays that the kernel reads, by value id: a traced bool scalar, whether dropping
-    the other tiles changes nothing. If False, all have to be walked."""
+    """From the arrays that the kernel reads, by value id, a traced bool scalar: whether skipping the dead
+    tiles leaves the results unchanged. If it is False, all tiles have to be visited."""
 
 
 def find_skips(
@@ -54,19 +52,19 @@ def find_skips(
     nodes: Sequence[int],
     index: IndexArithmetic | None = None,
 ) -> Skips | None:
-    """The tiles that a pass over axis ``inner`` can skip; None if there are none. ``index`` remembers what
-    other schedules have found out about the masks of ``lowered``.
+    """The tiles that a pass over axis ``inner`` can skip; None if there are none.
 
-    ``nodes`` are evaluated on every tile of the pass. A tile can be skipped if every
-    reduction among them that combines tiles gets nothing but its neutral element from it.
+    ``nodes`` are evaluated on every tile of the pass. A tile is dead if every reduction among them that
+    combines tiles gets only its neutral element from it. ``index`` is a cache of index arithmetic, shared by
+    all schedules of ``lowered``.
     """
     if spec.axes[inner].n_tiles == 1:
         return None
     group = MaskedGroup(lowered, spec, index)
     sinks = _sinks(group, inner, nodes)
-    if not sinks or _diagonal(spec) or group.steps() > MAX_DEPTH:
+    if not sinks or _has_repeated_axis(spec) or group.steps() > MAX_DEPTH:
         return None
-    table = _Table(group)
+    table = _MaskTable(group)
     cases = table.cases()
     if cases is None or not cases:
         return None
@@ -80,11 +78,11 @@ def find_skips(
             holds = bounds.neutral(i, case) & holds
         return holds
 
-    # An extremum may not rest on elements that are themselves skipped: with what is skipped
-    # shrinking, two more rounds settle it.
-    dead = [case for case in cases if neutral(np, _ordinary(group), case, [case])]
+    # The bound of an extremum may not follow from skipped elements. Dead cases are removed until that holds:
+    # two more rounds suffice in practice, and ``safe`` checks the rest.
+    dead = [case for case in cases if neutral(np, _typical_bounds(group), case, [case])]
     for _ in range(2):
-        dead = [case for case in dead if neutral(np, _ordinary(group), case, dead)]
+        dead = [case for case in dead if neutral(np, _typical_bounds(group), case, dead)]
     if not dead:
         return None
 
@@ -101,7 +99,7 @@ def find_skips(
 
 
 def _sinks(group: MaskedGroup, inner: int, nodes: Sequence[int]) -> list[int] | None:
-    """The reductions that combine tiles of a pass; None if it also writes tiles as they are."""
+    """The reductions that combine the tiles of a pass; None if the pass also writes single tiles."""
     spec = group.spec
     tiled = {a for a, axis in enumerate(spec.axes) if axis.n_tiles > 1}
     written = {w.value for w in spec.writes if inner in w.axis_set}
@@ -116,24 +114,24 @@ def _sinks(group: MaskedGroup, inner: int, nodes: Sequence[int]) -> list[int] | 
     return sinks
 
 
-def _diagonal(spec: KernelSpec) -> bool:
-    """Whether some node has an axis twice: an element's axes then do not say where it is."""
+def _has_repeated_axis(spec: KernelSpec) -> bool:
+    """Whether some node has an axis twice, as for a diagonal."""
     flat = ([a for axes in own for a in axes] for own in spec.node_axes)
     return any(len(set(axes)) < len(axes) for axes in flat)
 
 
-def _ordinary(group: MaskedGroup) -> Callable[[int], Interval]:
+def _typical_bounds(group: MaskedGroup) -> Callable[[int], Interval]:
     def bounds(v: int) -> Interval:
         dtype = group.avals[v].dtype
         if jnp.issubdtype(dtype, jnp.floating):
-            return _ORDINARY
+            return _TYPICAL_BOUNDS
         return unknown(jnp.bool_ if jnp.issubdtype(dtype, jnp.integer) else dtype)
 
     return bounds
 
 
-class _Table:
-    """The masks of a group on the grid of tiles: where each of them is constant."""
+class _MaskTable:
+    """The masks of a group on the grid of tiles, with the tiles on which each mask is constant."""
 
     def __init__(self, group: MaskedGroup) -> None:
         self.group = group
@@ -143,16 +141,17 @@ class _Table:
         for k, a in enumerate(self.tiled):
             axis = axes[a]
             start = np.arange(axis.n_tiles) * axis.tile
-            if group.spec.capabilities.loop_nest:  # The last tile ends where the axis does.
+            if group.spec.capabilities.loop_nest:  # the last tile is shifted back to end with the axis
                 start = np.minimum(start, axis.size - axis.tile)
             start = start.reshape([-1 if j == k else 1 for j in range(len(self.tiled))])
             cells[a] = (start, np.minimum(start + axis.tile, axis.size) - 1)
         self.ranges: dict[Access, Interval] = {}
         """Bounds of each mask over all tiles."""
         self.constant: dict[Access, tuple[np.ndarray, list[float]]] = {}
-        """Of each mask that is: on which tiles (its values, NaN elsewhere), and the values."""
+        """For each mask that is constant on some tile, its value on each tile (NaN if it is not constant
+        there), and its distinct values."""
         self.choices: dict[Access, list[float]] = {}
-        """Values of these masks: those, and the extreme ones."""
+        """The values of these masks, with the extreme ones."""
         for mask in group.masks():
             lo, hi = (np.asarray(b, np.float64) for b in group.index.bounds(mask, cells, group.sizes))
             self.ranges[mask] = (lo.min(), hi.max())
@@ -168,8 +167,8 @@ class _Table:
         self._code: np.ndarray = np.zeros((1,) * len(self.tiled), np.int64)
 
     def cases(self) -> dict[Assumption, int] | None:
-        """What is constant on some tile: masks and their values, each with its number. None if
-        there are too many."""
+        """The combinations of masks and values that are constant on some tile, each with its code in the
+        table; None if there are too many."""
         known = list(self.constant.items())
         if np.prod([float(n) for n in np.broadcast_shapes(*(v.shape for _, (v, _) in known))]) > _MAX_TILES:
             return None
@@ -187,10 +186,10 @@ class _Table:
                     case.append((mask, distinct[digit]))
             if case:
                 found[tuple(case)] = number
-        return found if len(found) <= _MAX_CASES else None
+        return found if len(found) <= MAX_CASES else None
 
     def live(self, dead: set[int], inner: int) -> tuple[tuple[int, ...], np.ndarray]:
-        """The axes that decide which tiles are alive, ``inner`` last; and which are."""
+        """The axes that liveness depends on, ``inner`` last, and the table of live tiles along them."""
         live = ~np.isin(self._code, list(dead))
         kept = []
         for k in range(live.ndim):

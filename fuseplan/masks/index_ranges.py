@@ -1,8 +1,7 @@
-"""Masks: bounds of index arithmetic, tile by tile.
+"""Bounds of index arithmetic, tile by tile: values computed from iota and literals only.
 
-What depends on nothing but iota and literals is known when a plan is made. A causal mask
-compares two indices: on a tile whose smallest column is past its largest row it is false,
-and no element has to be looked at.
+These are known when a plan is made. A causal mask, for example, compares two indices: on a tile whose first
+column is past its last row it is false everywhere.
 """
 
 from __future__ import annotations
@@ -19,42 +18,42 @@ from costmodel.graph import Node
 from costmodel.kernel import Access
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Literal
-from fuseplan.masks.interval_operations import Interval
-from fuseplan.masks.intervals import MOVES, apply, unknown
+from fuseplan.masks.intervals import MOVES, Interval, apply, unknown
 
 _ARITHMETIC = frozenset(
     {"add", "sub", "mul", "neg", "abs", "div", "rem", "max", "min", "clamp", "sign", "square", "integer_pow"}
     | {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "select_n", "convert_element_type"}
 )
-# One operand may decide these, whatever the other is; they are arithmetic, too.
+# The logical operations, whose result one operand may decide.
 _DECIDED = frozenset({"and", "or", "select_n"})
 
 _KNOWN = MOVES | _ARITHMETIC | {"iota"}
 MAX_DEPTH = 120
-"""Operations one after another that are looked through: bounds recurse once for each."""
-_NEVER = 1 << 30
+"""The longest chain of operations that is evaluated: bounds recurse once for each operation."""
+_NOT_INDEX_ARITHMETIC = 1 << 30
+"""The depth of a value that is not index arithmetic."""
 
-_PARTS = 64  # into which a cell of undecided elements is divided, along all its axes together
-_CELLS = 1 << 20
-"""Cells that one division may make before the question is given up: a counted limit, so that the answer
-is the same on any machine (some tenths of a second of numpy)."""
+_PARTS = 64
+"""The parts into which a cell of undecided elements is divided, along all its axes together."""
+_MAX_CELLS = 1 << 20
+"""The most cells of one division, some tenths of a second of NumPy. Beyond, coverage counts as not proven."""
 
 
 class IndexArithmetic:
-    """Which values of a graph are computed from indices and literals, and their bounds.
+    """The values of a graph that are computed from indices and literals, and their bounds.
 
-    A logical operation counts if one of its operands does: the other may be anything.
+    A logical operation is index arithmetic if one of its operands is: the other is unbounded.
     """
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
         self._depth: dict[int, int] = {}
-        """How many operations lead from indices to a value."""
+        """The number of operations from indices to each value."""
         self._covered: dict[object, bool] = {}
-        """Answers of ``covers``, by the question with its axes numbered anew."""
+        """Results of ``covers``, by its arguments with renumbered axes."""
 
     def __contains__(self, v: int) -> bool:
-        # Not by recursion: a chain of sums may be as long as the graph.
+        # Iterative: a chain of operations may be as long as the graph.
         waiting = [v] if v not in self._depth else []
         while waiting:
             u = waiting[-1]
@@ -67,7 +66,7 @@ class IndexArithmetic:
         return self._depth[v] <= MAX_DEPTH
 
     def _operands(self, v: int) -> tuple[int, ...]:
-        """What decides whether ``v`` is index arithmetic."""
+        """The operands that ``v`` is computed from, if its operation can be index arithmetic."""
         graph = self.lowered.graph
         producer = graph.values[v].producer
         known = producer >= 0 and graph.nodes[producer].op in _KNOWN
@@ -77,26 +76,28 @@ class IndexArithmetic:
         graph = self.lowered.graph
         producer = graph.values[v].producer
         if producer < 0 or graph.nodes[producer].op not in _KNOWN:
-            return _NEVER
+            return _NOT_INDEX_ARITHMETIC
         node = graph.nodes[producer]
-        # Of operands that are none, a logical operation knows nothing.
         depths = [self._depth[u] for u in self._operands(v)]
         decided = node.op in _DECIDED and graph.values[v].dtype == "bool"
-        if decided and any(d < _NEVER for d in depths):
-            depths = [d for d in depths if d < _NEVER]
-        return min(1 + max(depths, default=0), _NEVER)
+        if decided and any(d < _NOT_INDEX_ARITHMETIC for d in depths):
+            depths = [d for d in depths if d < _NOT_INDEX_ARITHMETIC]
+        return min(1 + max(depths, default=0), _NOT_INDEX_ARITHMETIC)
 
     def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
-        """Bounds of a value on cells: for each axis its first and last index, as arrays that
-        broadcast together. An axis that is not among ``cells`` is whole."""
+        """Bounds of a value on cells.
+
+        ``cells`` has the first and last indices along each axis, as arrays that broadcast together. An axis
+        that is not among them is whole.
+        """
         dims = tuple(
             _merged([(cells.get(a, (0, sizes[a] - 1)), sizes[a]) for a in axes]) for axes in access.axes
         )
         return self._value(access.value, dims, {})
 
     def _value(self, v: int, dims: tuple[Interval, ...], known: dict[Any, Any]) -> Interval:
-        """``known`` has what was found out already: an operand may be used twice. It keeps the
-        intervals that it is keyed by alive."""
+        """Bounds of ``v`` at ranges of its dimensions. ``known`` is a cache by identity of the ranges, which
+        it keeps alive."""
         key = (v, tuple((id(lo), id(hi)) for lo, hi in dims))
         if key not in known:
             known[key] = (self._computed(v, dims, known), dims)
@@ -132,10 +133,10 @@ class IndexArithmetic:
         reduced: frozenset[int],
         sizes: Sequence[int],
     ) -> bool:
-        """Whether along the ``reduced`` axes, at each index of all others, some element has
-        every key at its value. False also where that takes too many cells to find out.
+        """Whether at each index of the other axes, some element along the ``reduced`` axes has every key at
+        its value. False also if a proof needs too many cells.
 
-        The answer does not depend on tiles: all schedules of a group share it.
+        The result does not depend on tiles: all schedules of a group share it.
         """
         axes = sorted({a for access, _ in keys for a in access.axis_set})
         number = {a: k for k, a in enumerate(axes)}
@@ -158,7 +159,7 @@ class IndexArithmetic:
         reduced: frozenset[int],
         sizes: Sequence[int],
     ) -> bool:
-        """``covers``: cells are divided until each row of them has one that is decided."""
+        """``covers`` by dividing cells until each row of them has a cell on which every key is constant."""
         rows = [a for a in axes if a not in reduced]
         if self._has_bare_row(keys, axes, rows, sizes):
             return False
@@ -178,9 +179,9 @@ class IndexArithmetic:
                 return True
             cells = {a: (lo[left], hi[left]) for a, (lo, hi) in cells.items()}
             if all((lo == hi).all() for lo, hi in cells.values()):
-                return False  # single elements that index arithmetic alone does not decide
+                return False  # single elements that index arithmetic does not decide
             parts = _parts(cells)
-            if _n_divided(cells, parts) > _CELLS:
+            if _n_divided(cells, parts) > _MAX_CELLS:
                 return False
             cells = _divided(cells, parts)
 
@@ -188,10 +189,10 @@ class IndexArithmetic:
         self, keys: Sequence[tuple[Access, float]], axes: list[int], rows: list[int], sizes: Sequence[int]
     ) -> bool:
         """Whether at some index of ``rows`` the bounds over all other axes exclude a key's value. This finds
-        a fully masked row of a periodic mask without dividing any cell."""
+        a fully masked row of a periodic mask without dividing cells."""
         shape = [sizes[a] for a in rows]
         count = math.prod(shape)
-        if not rows or not 0 < count <= _CELLS:
+        if not rows or not 0 < count <= _MAX_CELLS:
             return False
         places = np.unravel_index(np.arange(count), shape)
         cells: dict[int, Interval] = {a: (at, at) for a, at in zip(rows, places, strict=True)}
@@ -206,7 +207,7 @@ class IndexArithmetic:
         count: int,
     ) -> tuple[np.ndarray, np.ndarray]:
         """For each of ``count`` cells, whether all of its elements have every key at its value, and whether
-        none has."""
+        no element has."""
         everywhere, nowhere = np.ones(count, bool), np.zeros(count, bool)
         for access, value in keys:
             lo, hi = self.bounds(access, cells, sizes)
@@ -216,7 +217,7 @@ class IndexArithmetic:
 
 
 def constant(literal: Literal) -> Interval:
-    """The bounds of a literal: itself."""
+    """The bounds of a literal."""
     dtype: Any = literal.aval.dtype  # type: ignore[attr-defined]
     if not (dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)):
         return unknown(dtype)
@@ -225,7 +226,7 @@ def constant(literal: Literal) -> Interval:
 
 
 def _merged(parts: Iterable[tuple[Interval, int]]) -> Interval:
-    """The range of an index merged from indices, major first, each with its extent."""
+    """The range of an index that merges indices with their extents, major first."""
     first: Any = 0
     last: Any = 0
     for (lo, hi), size in parts:
@@ -248,7 +249,7 @@ def _iteration(node: Node, v: int, dims: Sequence[Interval]) -> dict[int, Interv
 
 
 def _numbered(columns: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarray:
-    """Number the distinct rows of a table of indices, each column with its extent."""
+    """For each row of a table of indices, the number of its distinct row; each column has its extent."""
     code = np.zeros(count, np.int64)
     for column, size in columns:
         code = np.unique(code * size + column, return_inverse=True)[1].reshape(-1)
@@ -261,7 +262,7 @@ def _parts(cells: Mapping[int, Interval]) -> int:
 
 
 def _n_divided(cells: Mapping[int, Interval], parts: int) -> int:
-    """How many cells ``_divided`` makes, without making them."""
+    """The number of cells that ``_divided`` makes."""
     total = 1
     for lo, hi in cells.values():
         extent = hi - lo + 1
@@ -271,7 +272,7 @@ def _n_divided(cells: Mapping[int, Interval], parts: int) -> int:
 
 
 def _divided(cells: Mapping[int, Interval], parts: int) -> dict[int, Interval]:
-    """Each cell divided along all its axes; cells of the same rows stay together."""
+    """Each cell divided along all of its axes."""
     result = dict(cells)
     for axis in cells:
         lo, hi = result[axis]

@@ -1,8 +1,8 @@
-"""Bounds: what every value of a group is bounded by, from bounds of the arrays it reads.
+"""Bounds of every value of a group, from bounds of the arrays that it reads.
 
-Bounds may be *assumed*: of the elements where a mask has a certain value, whatever else is
-computed there. Two facts that intervals alone lose are kept: nothing exceeds its own
-maximum, and a sum of exp(x - max(x)) is at least one.
+Bounds may hold under an assumption: for the elements at which masks have given values. Two facts that
+interval arithmetic loses are kept: no element exceeds its maximum, and a sum of exp(x - max(x)) is at least
+one.
 """
 
 from __future__ import annotations
@@ -15,23 +15,102 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from costmodel.axes import compose
 from costmodel.graph import DimRole
-from costmodel.kernel import Access
-from fuseplan.frontend.trace import Literal
-from fuseplan.masks.index_ranges import constant
-from fuseplan.masks.interval_operations import UNKNOWN, Interval, product
-from fuseplan.masks.intervals import MOVES, apply, rounded, unknown
-from fuseplan.masks.masked_group import Assumption, MaskedGroup, Operand
+from costmodel.kernel import Access, KernelSpec
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.trace import Equation, Literal
+from fuseplan.masks.index_ranges import IndexArithmetic, constant
+from fuseplan.masks.intervals import MOVES, UNKNOWN, Interval, apply, product, rounded, unknown
 
-_MAX_CASES = 64
+Assumption = tuple[tuple[Access, float], ...]
+"""Masks, each with a value."""
+Operand = Access | Literal
+
+
+class MaskedGroup:
+    """The equations of a kernel with the kernel axes of their operands, and its masks.
+
+    A mask is index arithmetic that other equations read.
+    """
+
+    def __init__(self, lowered: Lowered, spec: KernelSpec, index: IndexArithmetic | None = None) -> None:
+        self.spec = spec
+        self.index = index or IndexArithmetic(lowered)
+        self.sizes = tuple(axis.size for axis in spec.axes)
+        self.nodes = [lowered.graph.nodes[n] for n in spec.nodes]
+        self.equations: list[Equation] = [lowered.equations[n] for n in spec.nodes]
+        self.maker = {v: i for i, node in enumerate(self.nodes) for v in node.outputs}
+        self.operands = [self._operands(i) for i in range(len(self.nodes))]
+        self.avals = lowered.avals
+        self._covered: dict[tuple[int, Assumption], bool] = {}
+
+    def _operands(self, i: int) -> tuple[Operand, ...]:
+        node, own = self.nodes[i], self.spec.node_axes[i]
+        arrays = (Access(v, compose(m, own)) for v, m in zip(node.inputs, node.input_maps, strict=True))
+        return tuple(v if isinstance(v, Literal) else next(arrays) for v in self.equations[i].inputs)
+
+    def axes_of(self, i: int, *roles: DimRole) -> frozenset[int]:
+        """The kernel axes of a node's dimensions that have one of ``roles``."""
+        pairs = zip(self.spec.node_axes[i], self.nodes[i].roles, strict=True)
+        return frozenset(a for axes, role in pairs if role in roles for a in axes)
+
+    def depth(self, i: int) -> int:
+        """The number of elements that a reduction combines into one."""
+        node = self.nodes[i]
+        return math.prod(n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED)
+
+    def steps(self) -> int:
+        """The length of the longest chain of operations."""
+        steps: list[int] = []
+        for node in self.nodes:
+            before = (steps[i] for v in node.inputs if (i := self.maker.get(v)) is not None)
+            steps.append(1 + max(before, default=0))
+        return max(steps, default=0)
+
+    def masks(self) -> tuple[Access, ...]:
+        """All masks of the group."""
+        found: dict[Access, None] = {}
+        for node, operands in zip(self.nodes, self.operands, strict=True):
+            if node.outputs[0] not in self.index:
+                found |= {x: None for x in operands if not isinstance(x, Literal) and x.value in self.index}
+        return tuple(found)
+
+    def masks_behind(self, i: int) -> frozenset[Access]:
+        """The masks that the elements which node ``i`` combines depend on, element by element."""
+        found: set[Access] = set()
+        seen: set[int] = set()
+        queue = [i]
+        while queue:
+            for x in self.operands[queue.pop()]:
+                if isinstance(x, Literal):
+                    continue
+                if x.value in self.index:
+                    found.add(x)
+                elif (j := self.maker.get(x.value)) is not None and j not in seen:
+                    seen.add(j)
+                    if not self.axes_of(j, DimRole.REDUCED, DimRole.WHOLE):
+                        queue.append(j)
+        return frozenset(found)
+
+    def covers(self, i: int, assumed: Assumption) -> bool:
+        """Whether every row that reduction ``i`` combines has an element at which ``assumed`` holds."""
+        key = (i, assumed)
+        if key not in self._covered:
+            reduced = self.axes_of(i, DimRole.REDUCED)
+            self._covered[key] = self.index.covers(assumed, reduced, self.sizes)
+        return self._covered[key]
+
+
+MAX_CASES = 64
+"""The most combinations of values of masks that are examined: each is evaluated when the plan is run."""
 
 
 class Bounds:
     """Bounds of a group's values, computed by ``xp``: NumPy, or jax.numpy on traced scalars.
 
-    ``inputs`` bounds what the group reads, by value; ``masks`` what is index arithmetic, and
-    ``choices`` are values that masks take. ``dead`` are the assumptions under which elements
-    are going to be skipped.
+    ``inputs`` has the bounds of the arrays that the group reads, by value, ``masks`` those of masks, and
+    ``choices`` the values of masks. Elements at which one of the assumptions ``dead`` holds will be skipped.
     """
 
     def __init__(
@@ -48,7 +127,7 @@ class Bounds:
         self._known: dict[tuple[Any, Assumption], Interval] = {}
 
     def neutral(self, i: int, assumed: Assumption) -> Any:
-        """Whether a reduction's result is the same without the elements that are as assumed."""
+        """Whether a reduction's result is the same without the elements at which ``assumed`` holds."""
         with np.errstate(all="ignore"):
             return self._neutral(i, assumed)
 
@@ -70,7 +149,7 @@ class Bounds:
         return False
 
     def value(self, x: Operand, assumed: Assumption = ()) -> Interval:
-        """Bounds of an operand, at the elements that are as assumed."""
+        """Bounds of an operand at the elements at which ``assumed`` holds."""
         if isinstance(x, Literal):
             return constant(x)
         if x.value in self.group.index:
@@ -90,7 +169,7 @@ class Bounds:
         gathered = group.axes_of(i, DimRole.REDUCED, DimRole.WHOLE)
         whole = group.axes_of(i, DimRole.WHOLE)
         if whole or any(gathered & mask.axis_set for mask, _ in assumed):
-            assumed = ()  # An element of the result may depend on any of the operands'.
+            assumed = ()  # an element of the result may depend on all elements of the operands
         operands = [self.value(x, assumed) for x in group.operands[i]]
         match node.op:
             case "reduce_sum":
@@ -114,8 +193,8 @@ class Bounds:
         return apply(xp, eqn, operands, exact=False)
 
     def _live(self, i: int) -> Interval:
-        """What an extremum is at least, and at most, by elements that are not skipped: by any
-        case that some element of every row is in."""
+        """A lower bound of a maximum and an upper bound of a minimum, by elements that are not skipped: those
+        of any live case that every row has an element in."""
         lo: Any = -np.inf
         hi: Any = np.inf
         for case in self._cases(i):
@@ -125,9 +204,9 @@ class Bounds:
         return lo, hi
 
     def _cases(self, i: int) -> Iterator[Assumption]:
-        """All values that the masks behind node ``i`` may have together."""
+        """All combinations of values of the masks behind node ``i``; none if there are too many."""
         masks = [mask for mask in self.choices if mask in self.group.masks_behind(i)]
-        if masks and math.prod(len(self.choices[mask]) for mask in masks) <= _MAX_CASES:
+        if masks and math.prod(len(self.choices[mask]) for mask in masks) <= MAX_CASES:
             for values in itertools.product(*(self.choices[mask] for mask in masks)):
                 yield tuple(zip(masks, values, strict=True))
 
@@ -153,7 +232,7 @@ class Bounds:
         return self.xp.where(reached & finite, self.xp.maximum(lo, 1.0), lo), hi
 
     def _behind(self, x: Operand) -> int | None:
-        """The node that makes ``x``, looking through conversions and moves."""
+        """The node that makes ``x``, skipping conversions and moves."""
         i = None if isinstance(x, Literal) else self.group.maker.get(x.value)
         while i is not None and (self.group.nodes[i].op == "convert_element_type" or self._moves(i)):
             source = self.group.operands[i][0]
@@ -161,12 +240,12 @@ class Bounds:
         return i
 
     def _moves(self, i: int) -> bool:
-        """Whether the node renames dimensions, and each element keeps its axes."""
+        """Whether the node only renames dimensions, so that each element keeps its axes."""
         return self.group.nodes[i].op in MOVES and not self.group.axes_of(i, DimRole.WHOLE)
 
     def _above(self, top: Operand, x: Operand, assumed: Assumption, reduced: frozenset[int] | None) -> Any:
-        """Whether ``top`` is at least a maximum that ``x`` went into; with ``reduced``, whether
-        it equals one over some of these axes. False, or a condition."""
+        """Whether ``top`` is at least a maximum over ``x``; with ``reduced``, whether it equals a maximum
+        over some of these axes. False, or a condition on the data."""
         group = self.group
         i = None if isinstance(top, Literal) else group.maker.get(top.value)
         if i is None or isinstance(x, Literal) or len(group.nodes[i].outputs) != 1:
@@ -208,7 +287,7 @@ class Bounds:
 
 
 def input_bounds(array: Any) -> Interval:
-    """The smallest and largest element of a whole array: NaN if any is, or if it has none."""
+    """The extrema of a whole array: NaN if an element is NaN, or if the array is empty."""
     dtype = array.dtype
     known = dtype == jnp.bool_ or jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
     if not known or array.size == 0:
@@ -218,12 +297,12 @@ def input_bounds(array: Any) -> Interval:
         return lo, hi
     if not jnp.issubdtype(dtype, jnp.floating):
         return rounded(jnp, dtype, (lo, hi), exact=False)
-    # Processors that flush denormals cannot tell them from zero.
+    # A processor that flushes denormals reports them as zero.
     tiny = max(float(jnp.finfo(dtype).tiny), float(jnp.finfo(lo.dtype).tiny))
     return jnp.where(abs(lo) < tiny, -tiny, lo), jnp.where(abs(hi) < tiny, tiny, hi)
 
 
 def _compatible(case: Assumption, other: Assumption) -> bool:
-    """Whether an element may be in both."""
+    """Whether an element may satisfy both assumptions."""
     values = dict(other)
     return all(values.get(mask, value) == value for mask, value in case)

@@ -12,8 +12,7 @@ from costmodel.kernel import Access
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.masks.index_ranges import IndexArithmetic
-from fuseplan.masks.interval_operations import OPERATIONS
-from fuseplan.masks.intervals import apply
+from fuseplan.masks.intervals import OPERATIONS, apply
 
 pytestmark = pytest.mark.one_python
 
