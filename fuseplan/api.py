@@ -23,11 +23,10 @@ from fuseplan.public_plan import Plan
 from fuseplan.report.frames import compare_frame, devices_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
 from fuseplan.runtime.bind import fuse
-from fuseplan.runtime.cache_key import Calls
 from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
-from fuseplan.runtime.guarded import Careful, lower_there
+from fuseplan.runtime.guarded import CallSignatures, GuardedJit, lower_there
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.screen import may_loop_anywhere, runs_as_jax
@@ -124,8 +123,8 @@ class JitFused:
         self._planning = (device, planner, deadline_s, strict, constraints)
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
-        self._jitted = Careful(
-            self._name, self._emitted_for, self._reference, Calls(f, jit_options), jit_options
+        self._jitted = GuardedJit(
+            self._name, self._emitted_for, self._reference, CallSignatures(f, jit_options), jit_options
         )
         self._choices: Choices | None = None
         if measure:

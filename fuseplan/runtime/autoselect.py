@@ -23,7 +23,7 @@ import jax
 
 from costmodel.timing import in_turns
 from fuseplan.report.debug import report_measurement
-from fuseplan.runtime.cache_key import Calls
+from fuseplan.runtime.guarded import CallSignatures
 from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
 
 Side = Literal["fused", "plain"]
@@ -248,7 +248,7 @@ class Choices:
         """``are_same`` says of a jaxpr whether the fused program is the plain one."""
         self.fused, self.plain, self._are_same = fused, plain, are_same
         self._name = name
-        self._calls = Calls(f, options)
+        self._calls = CallSignatures(f, options)
         self._kept: dict[Hashable, Callable[..., Any]] = {}
         self._measurements: dict[Hashable, Measurement] = {}
 

@@ -1,5 +1,8 @@
-"""Bodies of loops, of branches and of ``jax.shard_map``: each is a function of its own, planned when
-the one around it is compiled. For that one it is an operation like any other."""
+"""Plan the bodies of loops, branches and ``jax.shard_map``, each by itself.
+
+A body is planned when the program around it is compiled. In the plan of that program, the loop or branch is
+one opaque operation.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from fuseplan.frontend.trace import Equation, Traced, flatten
 from fuseplan.support import jax_compat
 
 Fuse = Callable[[Traced], Callable[..., Any] | None]
-"""Plans a traced function: returns a function of its constants and arguments, or None to leave it as is."""
+"""Plans a traced function: returns a function of its constants and arguments, or None to keep the body."""
 
-# Where each primitive keeps its bodies.
+# The parameter of each primitive that holds its bodies.
 _BODIES = {"scan": "jaxpr", "while": "body_jaxpr", "cond": "branches"}
 
 
 def with_planned_bodies(equations: tuple[Equation, ...], fuse: Fuse) -> tuple[Equation, ...]:
-    """The equations with their bodies fused; the same tuple where no body is."""
+    """The equations with fused bodies; the same tuple if no body is fused."""
     new = tuple([_planned(eqn, fuse) for eqn in equations])
     return equations if all(map(operator.is_, new, equations)) else new
 
@@ -29,12 +32,8 @@ def with_planned_bodies(equations: tuple[Equation, ...], fuse: Fuse) -> tuple[Eq
 def bodies(equations: Iterable[Equation]) -> Iterator[Traced]:
     """The bodies of loops, branches and shards that ``with_planned_bodies`` would pass to ``fuse``."""
     found: list[Traced] = []
-
-    def seen(traced: Traced) -> None:
-        found.append(traced)
-
     for eqn in equations:
-        _planned(eqn, seen)
+        _planned(eqn, found.append)
         yield from found
         found.clear()
 

@@ -1,17 +1,14 @@
-"""Derivatives of fused functions: the pass back is planned too, together with the pass forward.
+"""Derivatives of fused functions: the forward and the backward pass are planned as one program.
 
-A derivative is linear in the tangents, so forward mode evaluates one equation on tangents, and
-reverse mode transposes that equation into the planned pass back. Derivatives of either are those of
-the function itself, never of how it is computed: what is kept for the pass back has none.
-
-The linear half of a derivative as one equation: what forward mode evaluates, and what reverse mode
-transposes into the pass back.
+A derivative is linear in the tangents. ``linear_p`` is that linear function as one equation: forward mode
+evaluates it on tangents, and reverse mode transposes it into the planned backward pass. Higher derivatives
+are those of the function itself, not of its kernels: residuals of the backward pass have no derivative.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.evaluate import evaluator
 from fuseplan.frontend.simplify import Expressions, fold, given
-from fuseplan.frontend.trace import Equation, Literal, Primitive, Traced, trace
+from fuseplan.frontend.trace import Literal, Primitive, Traced, trace
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_passes
 from fuseplan.runtime.executor import Part
@@ -47,26 +44,26 @@ linear_p.multiple_results = True
 
 @dataclass(eq=False)
 class Linear:
-    """A function of known arrays and of tangents that is linear in the tangents."""
+    """A function of primal arrays and of tangents that is linear in the tangents."""
 
     effects: frozenset[Any]
     n_tangents: int
     out_avals: Sequence[Any]
     push: Callable[..., Sequence[Any]]
-    """From what is known and tangents to tangents."""
+    """From primal arrays and tangents to the tangents of results."""
     transpose: Callable[[Sequence[Any], Sequence[int], Sequence[Any]], Sequence[Any]]
-    """From what is known, and the places and cotangents of some results, to the cotangents of all
-    tangents that go in."""
+    """From primal arrays, and the positions and cotangents of some results, to the cotangents of all input
+    tangents."""
 
     is_high: bool = False
-    """Whether the derivative is of a function of high-level types."""
+    """Whether the function has high-level types."""
 
     def __repr__(self) -> str:
         return f"{self.n_tangents} tangents to {len(self.out_avals)}"
 
 
-def moves(tangent: Any) -> bool:
-    """Whether it is not known to be zero."""
+def _is_nonzero(tangent: Any) -> bool:
+    """Whether a tangent is not a symbolic zero."""
     return not isinstance(tangent, ad.Zero) and jax.typeof(tangent).dtype != jax.dtypes.float0
 
 
@@ -90,7 +87,7 @@ jax_compat.register_low(
 
 def _transposed(cotangents: Any, *flat: Any, linear: Linear) -> Any:
     split = len(flat) - linear.n_tangents
-    places = [k for k, ct in enumerate(cotangents) if moves(ct)]
+    places = [k for k, ct in enumerate(cotangents) if _is_nonzero(ct)]
     if not places:
         return [*[None] * split, *(ad.Zero(t.aval) for t in flat[split:])]
     return [*[None] * split, *linear.transpose(flat[:split], places, [cotangents[k] for k in places])]
@@ -101,11 +98,11 @@ ad.primitive_transposes[linear_p] = _transposed
 
 def _jvp(flat: Any, tangents: Any, *, linear: Linear) -> tuple[Any, Any]:
     split = len(flat) - linear.n_tangents
-    if not any(map(moves, tangents[:split])):
+    if not any(map(_is_nonzero, tangents[:split])):
         results = linear_p.bind(*flat, linear=linear)
         moved = [ad.instantiate_zeros(t) for t in tangents[split:]]
         return results, linear_p.bind(*flat[:split], *moved, linear=linear)
-    moving = [i for i, t in enumerate(tangents) if moves(t)]
+    moving = [i for i, t in enumerate(tangents) if _is_nonzero(t)]
 
     def of_moving(*some: Any) -> Any:
         filled = list(flat)
@@ -123,7 +120,7 @@ def _batching_rule(axis: Any, flat: Any, dims: Any, *, linear: Linear) -> Any:
     split = len(flat) - linear.n_tangents
     known, inner = flat[:split], list(dims[:split])
     size, mesh_axis = axis.size, axis.explicit_mesh_axis
-    # All tangents get the axis, so that all cotangents have it.
+    # All tangents get the axis, so that all cotangents do.
     tangents = [
         batching.bdim_at_front(t, dim, size, mesh_axis)
         for t, dim in zip(flat[split:], dims[split:], strict=True)
@@ -149,43 +146,44 @@ batching.fancy_primitive_batchers[linear_p] = _batching_rule
 
 
 class Derivative:
-    """Of a call without hints, with respect to the arguments ``moving``."""
+    """The derivative of a call without hints, with respect to the arguments ``moving``."""
 
     def __init__(
         self, call: Call, avals: Sequence[Any], moving: tuple[int, ...], plans_all: bool = False
     ) -> None:
-        """``plans_all``: plan both passes even where no tiled loop can gain, and XLA regroups all of them."""
+        """With ``plans_all``, both passes are planned even if no tiled loop can gain."""
         self.plans_all = plans_all
         self.call, self.avals, self.moving = call, list(avals), moving
         self.settings = call.settings._replace(derived=True)
         marks = call.reaches([i in moving for i in range(len(avals))])
         self.moved = tuple(j for j, mark in enumerate(marks) if mark and _varies(call.out_avals[j]))
-        """Which results have a tangent."""
+        """The results that have a tangent."""
         self.tangents = [avals[i].to_tangent_aval() for i in moving]
         self.out_tangents = [call.out_avals[j].to_tangent_aval() for j in self.moved]
         self.cotangents = [call.out_avals[j].to_ct_aval() for j in self.moved]
 
-    def pull(self, *flat: Any, results: tuple[int, ...]) -> Any:
-        """From arguments and cotangents of some results to cotangents of ``moving``."""
+    def vjp(self, *flat: Any, results: tuple[int, ...]) -> Any:
+        """The vector-Jacobian product: from arguments and cotangents of some results to those of
+        ``moving``."""
         n = len(self.avals)
         return self._vjp(flat[:n], results)[1](list(flat[n : n + len(results)]))
 
-    def push(self, *flat: Any) -> Any:
-        """From arguments and tangents of ``moving`` to those of ``moved``."""
+    def jvp(self, *flat: Any) -> Any:
+        """The Jacobian-vector product: from arguments and tangents of ``moving`` to those of ``moved``."""
         n = len(self.avals)
         f, moving = self._of_moving(flat[:n], self.moved)
         return jax.jvp(f, moving, list(flat[n:]), has_aux=True)[1]
 
     def unplanned(self, flat: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        """The results and the tangents of ``moved``, by JAX's own operations. Used where there are side
-        effects: JAX knows to which pass each of them belongs."""
+        """The results and the tangents of ``moved``, by JAX's own operations. Used for functions with side
+        effects, which JAX assigns to the passes."""
         f, moving = self._of_moving(flat, self.moved)
         _, moved, results = jax.jvp(f, moving, list(tangents), has_aux=True)
         return results, moved
 
     def _results(self, *flat: Any) -> Any:
-        """The results of the forward pass, by the forward rules of any ``custom_vjp``. These can be
-        differentiated, which a function with such a rule cannot always be."""
+        """The results of the forward pass, by the forward rules of any ``custom_vjp``, which can be
+        differentiated again."""
         return self._vjp(flat, self.moved)[0]
 
     def _both(self, *flat: Any) -> Any:
@@ -199,8 +197,8 @@ class Derivative:
         return outs, pull
 
     def _of_moving(self, flat: Sequence[Any], results: tuple[int, ...]) -> tuple[Callable[..., Any], Any]:
-        # Only what varies is differentiated: the derivative of a constant may be infinite, and
-        # infinity times its zero tangent is no number.
+        # Only ``moving`` is differentiated: the derivative with respect to a constant may be infinite, and
+        # infinity times its zero tangent is NaN.
         def of_moving(*some: Any) -> Any:
             filled = list(flat)
             for i, value in zip(self.moving, some, strict=True):
@@ -212,10 +210,10 @@ class Derivative:
 
     @functools.cached_property
     def halves(self) -> tuple[Halves, Traced] | None:
-        """The planned passes, and the program of both; None where JAX has no pass back."""
+        """The planned passes, and the program of both; None if JAX has no backward pass."""
         try:
             traced = trace(self._both, *self.avals, *self.cotangents)
-        except Exception:  # a loop of unknown length, say: JAX says so when a pass back is asked for
+        except Exception:  # e.g. a loop of unknown length: JAX raises when the backward pass is used
             return None
         if holds_tracer(traced):
             return None
@@ -226,7 +224,7 @@ class Derivative:
         return cut, traced
 
     def _settings_for(self, traced: Traced) -> Settings:
-        """The settings for the program of both passes: nothing is fused where no tiled loop could gain."""
+        """The settings for the program of both passes; unfused if no tiled loop can gain."""
         options = self.settings.options
         if self.plans_all or may_loop_anywhere(traced, options):
             return self.settings
@@ -234,7 +232,7 @@ class Derivative:
 
     @functools.cached_property
     def forward(self) -> Call:
-        """The call that also keeps what the pass back will read."""
+        """The call that also returns the residuals of the backward pass."""
         if self.halves is None:
             return self.call
         cut, _ = self.halves
@@ -242,7 +240,7 @@ class Derivative:
         return self._part(cut.forward, len(self.avals), self._results, self.call.out_avals, kept)
 
     def hints(self, results: Sequence[Any]) -> list[Any]:
-        """Those of the results of ``forward`` that the pass back reads."""
+        """The results of ``forward`` that the backward pass reads."""
         if self.halves is None:
             return []
         cut, _ = self.halves
@@ -252,7 +250,7 @@ class Derivative:
 
     @functools.cached_property
     def linear(self) -> Linear:
-        """From arguments, hints, and tangents of ``moving`` to tangents of ``moved``."""
+        """The linear function from arguments, hints and tangents of ``moving`` to tangents of ``moved``."""
         high = jax_compat.is_high(self.call.jaxpr)
         return Linear(
             self.call.effects, len(self.moving), self.out_tangents, self._push, self._transpose, high
@@ -261,24 +259,24 @@ class Derivative:
     def _push(self, *flat: Any) -> Any:
         n, split = len(self.avals), len(flat) - len(self.moving)
         args = (*flat[:n], *flat[split:])
-        call = self._aided(self.push, self.tangents)
-        return self.push(*args) if call is None else call.bind(*args, *flat[n:split])
+        call = self._call_with_hints(self.jvp, self.tangents)
+        return self.jvp(*args) if call is None else call.bind(*args, *flat[n:split])
 
     def _transpose(self, known: Sequence[Any], places: Sequence[int], cotangents: Sequence[Any]) -> Any:
         n, results = len(self.avals), tuple([self.moved[k] for k in places])
         args = (*known[:n], *cotangents)
         call = self.back(results)
-        return self.pull(*args, results=results) if call is None else call.bind(*args, *known[n:])
+        return self.vjp(*args, results=results) if call is None else call.bind(*args, *known[n:])
 
     def back(self, results: tuple[int, ...]) -> Call | None:
-        """The call from arguments, cotangents of some ``results``, and hints to cotangents of
-        ``moving``; None if it closes over a tracer."""
-        back = functools.partial(self.pull, results=results)
+        """The call from arguments, cotangents of ``results`` and hints to cotangents of ``moving``; None if
+        it closes over a tracer."""
+        back = functools.partial(self.vjp, results=results)
         cotangents = [self.call.out_avals[j].to_ct_aval() for j in results]
         if self.halves is None or results != self.moved:
-            return self._aided(back, cotangents)
+            return self._call_with_hints(back, cotangents)
         cut, traced = self.halves
-        # Not those of ``tangents``: a rule of the user's may give a cotangent of another dtype.
+        # Not those of ``tangents``: the user's rule may return a cotangent of another dtype.
         out_avals = [v.aval for v in traced.jaxpr.outvars[len(self.call.out_avals) :]]
         return self._part(cut.back, len(self.avals) + len(cotangents), back, out_avals)
 
@@ -290,7 +288,7 @@ class Derivative:
         results: Sequence[Any],
         kept: Sequence[Any] = (),
     ) -> Call:
-        """One half, of ``n_args`` arguments before its hints."""
+        """The call of one pass, with ``n_args`` arguments before its hints."""
         assert self.halves is not None
         (cut, traced), settings = self.halves, self.settings
         call = Call(
@@ -309,9 +307,9 @@ class Derivative:
         )
         return _by_rule(bound(call, traced.consts))
 
-    def _aided(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
-        """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the
-        hints that it can use; None if it closes over a tracer."""
+    def _call_with_hints(self, f: Callable[..., Any], avals: Sequence[Any]) -> Call | None:
+        """The call of ``f``, a function of the arguments and of arrays of these ``avals``, with the hints
+        that it can use instead of computing them; None if it closes over a tracer."""
         traced = fold(trace(f, *self.avals, *avals))
         assert isinstance(traced, Traced)
         if holds_tracer(traced):
@@ -320,7 +318,7 @@ class Derivative:
         if self.halves is None:
             return plain
         cut, _ = self.halves
-        flat = given(traced, self._known(traced), [cut.lowered.avals[v] for v in cut.hints])
+        flat = given(traced, self._hinted_values(traced), [cut.lowered.avals[v] for v in cut.hints])
         evaluate = evaluator(flat.equations, flat.inputs, flat.outputs)
         call = replace(
             call_of(traced, self.settings),
@@ -333,25 +331,26 @@ class Derivative:
         )
         return _by_rule(bound(call, traced.consts))
 
-    def _known(self, traced: Traced) -> list[int | None]:
-        """For each hint, the value of the program that it is."""
+    def _hinted_values(self, traced: Traced) -> list[int | None]:
+        """For each hint, the value of the program ``traced`` that equals it."""
         assert self.halves is not None
         cut, both = self.halves
         expressions = Expressions()
         there = expressions.number(cut.lowered.equations, self._names(cut.lowered.graph.inputs, both))
         here = expressions.number(traced.equations, self._names(traced.inputs, traced))
-        values = {here[e.outputs[0]]: e.outputs[0] for e in traced.equations if _makes_one(e, here)}
+        made = [e.outputs[0] for e in traced.equations if len(e.outputs) == 1 and e.outputs[0] in here]
+        values = {here[v]: v for v in made}
         return [values.get(there.get(v, -1)) for v in cut.hints]
 
     def _names(self, inputs: Sequence[int], traced: Traced) -> dict[int, Hashable]:
-        """What inputs that both programs have are known by."""
+        """Names of the inputs that both programs have."""
         constants = [("constant", id(value)) for value in traced.consts]
         return dict(zip(inputs, [*constants, *range(len(self.avals))], strict=False))
 
 
 def _by_rule(call: Call) -> Call:
-    """``call``, as it is batched: equations do not show a batching rule of the user's. With one, nobody
-    reads hints."""
+    """``call`` with an ``evaluate`` that contains the user's batching rules, which equations do not show. Its
+    residuals are zeros, which are not read."""
     if not call.batches_by_rule or call.plain is None:
         return call
     plain, kept = call.plain, call.out_avals[call.n_results :]
@@ -365,13 +364,9 @@ def _by_rule(call: Call) -> Call:
     return replace(call, evaluate=evaluate, reaches=reaches)
 
 
-def _makes_one(eqn: Equation, known: Mapping[int, int]) -> bool:
-    return len(eqn.outputs) == 1 and eqn.outputs[0] in known
-
-
 def plan_passes(traced: Traced, options: Options) -> Halves | None:
-    """The plan of a function and its derivative with respect to all arguments that have one; None where
-    JAX has no pass back."""
+    """The plan of a function and its derivative with respect to all inexact arguments; None if JAX has no
+    backward pass."""
     call, avals = call_of(traced, Settings(options, "")), [v.aval for v in traced.jaxpr.invars]
     avals = [*(jax.typeof(value) for value in traced.consts), *avals]
     moving = tuple(i for i, aval in enumerate(avals) if i >= len(traced.consts) and _varies(aval))
@@ -391,9 +386,9 @@ def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Der
 
 
 def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
-    """The rule of fused equations: results, and their tangents as a linear equation."""
+    """The JVP rule of fused equations: the results, and their tangents as one linear equation."""
     n = call.n_args
-    args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if moves(t))
+    args, moving = flat[:n], tuple(i for i, t in enumerate(tangents[:n]) if _is_nonzero(t))
     still = [ad.Zero(aval.to_tangent_aval()) for aval in call.out_avals]
     if not moving:
         return call.bind(*flat), still

@@ -1,13 +1,14 @@
-"""A fused function that gets past a compiler that refuses its kernels.
+"""A jitted fused function that recovers when a compiler refuses its kernels.
 
-Kernels are compiled inside of one XLA program. When that is refused, or fails in any other way that may be
-theirs, the program is made anew of kernels that compile by themselves (``fuseplan.runtime.replan``); should
-that fail too, ``jax.jit(f)`` takes its place, whose errors are the user's own. The way that worked is
-remembered for calls of the same shapes.
+Kernels are compiled inside one XLA program. If its compilation fails, or it fails in another way that a
+kernel may have caused, the function is replanned with kernels that compile by themselves
+(``fuseplan.runtime.replan``). If that fails too, ``jax.jit(f)`` takes over, and its errors are the user's
+own. The choice is cached for calls with the same shapes.
 """
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from contextvars import ContextVar
@@ -20,23 +21,77 @@ from fuseplan.frontend.trace import Traced
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
-from fuseplan.runtime.cache_key import Calls
 from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.replan import Compile, compile_here, has_kernels, is_refusal, plan_accepted
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.targets.detect import local_platform
 
+_KEY_ATTRIBUTES = ("aval", "sharding", "shape", "dtype")
+
+
+class CallSignatures:
+    """Cache keys of calls of ``jax.jit(f, **options)``: equal for calls that share one compiled program."""
+
+    def __init__(self, f: Callable[..., Any], options: dict[str, Any]) -> None:
+        self._static_numbers, self._static_names = _static_parameters(f, options)
+
+    def key(self, args: Any, kwargs: Any) -> Hashable:
+        """The key of a call. A tracer's type is part of it.
+
+        Raises:
+            TypeError, ValueError: there is no key, as for arguments that are not arrays.
+        """
+        statics: Any = ()
+        if self._static_numbers or self._static_names:
+            statics, args, kwargs = self.split(args, kwargs)
+        leaves, tree = jax.tree.flatten((args, kwargs))
+        try:
+            kinds: list[Any] = [(x.aval, x.sharding) for x in leaves]
+        except AttributeError:  # numbers, NumPy arrays, tracers
+            kinds = [tuple(getattr(x, a, None) for a in _KEY_ATTRIBUTES) for x in leaves]
+        return tree, tuple(map(type, leaves)), tuple(kinds), statics
+
+    def split(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
+        """The static arguments, each with its type (since ``1 == 1.0``), and the others."""
+        numbers = {n + len(args) if n < 0 else n for n in self._static_numbers}
+        statics = [(i, type(a), a) for i, a in enumerate(args) if i in numbers]
+        named = [(k, type(v), v) for k, v in sorted(kwargs.items()) if k in self._static_names]
+        dynamic = tuple(a for i, a in enumerate(args) if i not in numbers)
+        return (*statics, *named), dynamic, {k: v for k, v in kwargs.items() if k not in self._static_names}
+
+
+def _static_parameters(
+    f: Callable[..., Any], options: dict[str, Any]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The positions and names of static parameters; as in ``jax.jit``, each implies the other."""
+    numbers, names = options.get("static_argnums"), options.get("static_argnames")
+    n = () if numbers is None else (numbers,) if isinstance(numbers, int) else tuple(numbers)
+    s = () if names is None else (names,) if isinstance(names, str) else tuple(names)
+    try:
+        parameters = list(inspect.signature(f).parameters.values())
+    except (TypeError, ValueError):
+        return n, s
+    if not any(p.kind == p.VAR_POSITIONAL for p in parameters):
+        n = tuple(i + len(parameters) if i < 0 else i for i in n)
+    either = [(i, p.name) for i, p in enumerate(parameters) if p.kind == p.POSITIONAL_OR_KEYWORD]
+    if names is None:
+        s = tuple(name for i, name in either if i in n)
+    elif numbers is None:
+        n = tuple(i for i, name in either if name in s)
+    return n, s
+
+
 Emitted = Callable[[str | None, PlanOf], Callable[..., Any]]
-"""For a platform (None: the local one) and a way to plan, the function by the kernels of its plan."""
+"""From a platform (None: the local one) and a planning function to the function that runs the kernels."""
 
 _kernels_made: ContextVar[bool] = ContextVar("_kernels_made", default=False)
-"""Whether kernels were made for the call under way: only then may its failure be theirs."""
+"""Whether kernels were emitted for the current call, so that they may have caused its failure."""
 
 
-def _plan_noted(platform: str | None, traced: Traced, options: Options) -> FusionPlan:
+def _plan_and_note_kernels(platform: str | None, traced: Traced, options: Options) -> FusionPlan:
     plan = plan_traced(traced, options)
-    # A program with side effects is not run twice unless the words of the error show that it did not run.
+    # A program with side effects is not run twice unless the error's message shows that it did not run.
     pure = not any(eqn.effects for eqn in plan.lowered.equations)
     if pure and has_kernels(plan, platform or local_platform()):
         _kernels_made.set(True)
@@ -49,14 +104,15 @@ def _plan_accepted(
     return plan_accepted(traced, options, platform or local_platform(), compile_kernel, trace_s)
 
 
-class Careful:
-    """``jax.jit`` of a fused function, called and lowered like it."""
+class GuardedJit:
+    """``jax.jit`` of a fused function that recovers from refused kernels, with the interface of
+    ``jax.jit``."""
 
     def __init__(
-        self, name: str, emitted: Emitted, reference: Any, calls: Calls, options: dict[str, Any]
+        self, name: str, emitted: Emitted, reference: Any, calls: CallSignatures, options: dict[str, Any]
     ) -> None:
         self._name, self._reference, self._calls = name, reference, calls
-        self._fused = jax.jit(emitted(None, partial(_plan_noted, None)), **options)
+        self._fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None)), **options)
         self._accepted = jax.jit(emitted(None, partial(_plan_accepted, None, compile_here)), **options)
         self._kept: dict[Hashable, Any] = {}
 
@@ -71,11 +127,11 @@ class Careful:
         try:
             return self._fused(*args, **kwargs)
         except Exception as error:
-            if not may_be_ours(error) or _is_consumed(args, kwargs):
+            if not may_be_kernels_fault(error) or _is_donated(args, kwargs):
                 raise
-        return self._instead(args, kwargs)
+        return self._fall_back(args, kwargs)
 
-    def _instead(self, args: Any, kwargs: Any) -> Any:
+    def _fall_back(self, args: Any, kwargs: Any) -> Any:
         kept = self._accepted
         try:
             result = kept(*args, **kwargs)
@@ -90,27 +146,28 @@ class Careful:
     def _key(self, args: Any, kwargs: Any) -> Hashable:
         try:
             return self._calls.key(args, kwargs)
-        except (TypeError, ValueError):  # jax.jit says what is wrong.
+        except (TypeError, ValueError):  # jax.jit raises the error
             return None
 
     def plan_of(self, args: Any, kwargs: Any) -> PlanOf:
-        """How calls like this one are planned."""
+        """The planning function for calls with these shapes."""
         if self._kept and self._kept.get(self._key(args, kwargs)) is not None:
             return partial(_plan_accepted, None, compile_here)
         return plan_traced
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
-        """As ``jax.jit(f).trace``: kernels are tried now, for nobody sees it compiled."""
+        """As ``jax.jit(f).trace``. Kernels are compiled now, since the traced program is compiled by
+        others."""
         on_cpu = local_platform() == "cpu"
         return (self._fused if on_cpu else self._accepted).trace(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> CarefulLowered:
+    def lower(self, *args: Any, **kwargs: Any) -> GuardedLowered:
         """As ``jax.jit(f).lower``."""
-        ways = [self._fused, self._accepted, self._reference]
+        attempts = [self._fused, self._accepted, self._reference]
         kept = self._kept.get(self._key(args, kwargs)) if self._kept else None
         if kept is not None:
-            ways = ways[ways.index(kept) :]
-        return CarefulLowered(self._name, [partial(way.lower, *args, **kwargs) for way in ways])
+            attempts = attempts[attempts.index(kept) :]
+        return GuardedLowered(self._name, [partial(jitted.lower, *args, **kwargs) for jitted in attempts])
 
     def clear_cache(self) -> None:
         """As ``jax.jit(f).clear_cache()``."""
@@ -119,46 +176,46 @@ class Careful:
             jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
-class CarefulLowered(jax.stages.Lowered):
-    """A ``jax.stages.Lowered`` whose ``compile`` gets past a compiler that refuses its kernels."""
+class GuardedLowered(jax.stages.Lowered):
+    """A ``jax.stages.Lowered`` whose ``compile`` recovers when the compiler refuses kernels."""
 
-    def __init__(self, name: str, ways: Sequence[Callable[[], Any]]) -> None:
-        """``ways`` lower the program, each to be tried where those before it fail: the last is
+    def __init__(self, name: str, attempts: Sequence[Callable[[], Any]]) -> None:
+        """``attempts`` lower the program; each is tried if those before it fail. The last is
         ``jax.jit``'s."""
-        self._name, self._ways = name, list(ways)
+        self._name, self._attempts = name, list(attempts)
         self._lowered: Any = None
         self._made = False
-        self._use(lambda: None)
+        self._retry(lambda: None)
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.stages.Lowered.compile``."""
-        return self._use(lambda: self._lowered.compile(*args, **kwargs))
+        return self._retry(lambda: self._lowered.compile(*args, **kwargs))
 
-    def _use(self, use: Callable[[], Any]) -> Any:
+    def _retry(self, use: Callable[[], Any]) -> Any:
         refused: Exception | None = None
         while True:
             try:
                 if self._lowered is None:
                     _kernels_made.set(self._made)
                     try:
-                        self._lowered = self._ways[0]()
+                        self._lowered = self._attempts[0]()
                     finally:
                         self._made = _kernels_made.get()
                 used = use()
-                if refused is not None and len(self._ways) == 1:
+                if refused is not None and len(self._attempts) == 1:
                     warn_of_reference(self._name, refused)
                 return used
             except Exception as error:
                 _kernels_made.set(self._made)
-                if len(self._ways) == 1 or not may_be_ours(error):
+                if len(self._attempts) == 1 or not may_be_kernels_fault(error):
                     raise
                 refused = error
-            # Once some were made, all that fails later may be for them.
+            # Once kernels were emitted, they may have caused any later failure.
             self._lowered = None
-            self._ways.pop(0)
+            self._attempts.pop(0)
 
     def __getattr__(self, name: str) -> Any:
-        # All that ``jax.stages.Lowered`` keeps of itself, which this one was not given.
+        # The attributes of ``jax.stages.Lowered``, whose constructor is not called.
         return getattr(self._lowered, name)
 
 
@@ -170,22 +227,22 @@ def lower_there(
     lower: Callable[[Any], Any],
     compile_kernel: Compile,
     options: dict[str, Any],
-) -> CarefulLowered:
-    """Lower for a device that need not be here: ``lower`` does it with a jitted function,
-    ``compile_kernel`` tries a kernel."""
-    plans = partial(_plan_noted, platform), partial(_plan_accepted, platform, compile_kernel)
-    ways = [jax.jit(emitted(platform, plan_of), **options) for plan_of in plans]
-    return CarefulLowered(name, [partial(lower, way) for way in (*ways, reference)])
+) -> GuardedLowered:
+    """Lower for a device that may be absent: ``lower`` lowers a jitted function, ``compile_kernel`` compiles
+    a kernel."""
+    plans = partial(_plan_and_note_kernels, platform), partial(_plan_accepted, platform, compile_kernel)
+    attempts = [jax.jit(emitted(platform, plan_of), **options) for plan_of in plans]
+    return GuardedLowered(name, [partial(lower, jitted) for jitted in (*attempts, reference)])
 
 
-def may_be_ours(error: Exception) -> bool:
-    """Whether a failure may be that of a kernel: some were made on the way to it, or its words say so.
-    Our own errors are meant for the user."""
+def may_be_kernels_fault(error: Exception) -> bool:
+    """Whether a kernel may have caused a failure: kernels were emitted before it, or its message says so.
+    fuseplan's own errors are meant for the user."""
     return not isinstance(error, FuseplanError) and (_kernels_made.get() or is_refusal(error))
 
 
 def warn_of_reference(name: str, error: Exception) -> None:
-    """Say that ``jax.jit`` takes over."""
+    """Warn that ``jax.jit`` takes over."""
     said = next(iter(str(error).splitlines()), type(error).__name__)
     warnings.warn(
         f"{name}: the compiler refused the fused program, so jax.jit's own is used. It said: {said}",
@@ -198,12 +255,12 @@ def _is_staged() -> bool:
     """Whether the call becomes part of a program that another ``jax.jit`` compiles, on an accelerator."""
     if jax_compat.is_eager() or local_platform() == "cpu":
         return False
-    # An operation without operands is recorded where anything is.
+    # An operation without operands returns a tracer exactly where operations are recorded.
     return isinstance(jax.lax.iota("int32", 1), jax.core.Tracer)
 
 
-def _is_consumed(args: Any, kwargs: Any) -> bool:
-    """Whether an argument was donated already: the program ran."""
+def _is_donated(args: Any, kwargs: Any) -> bool:
+    """Whether an argument was donated, so that the program has run."""
     leaves = jax.tree.leaves((args, kwargs))
     arrays = [x for x in leaves if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer)]
     return any(x.is_deleted() for x in arrays)

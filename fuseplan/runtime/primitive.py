@@ -1,7 +1,7 @@
-"""A fused function as one equation of a jaxpr: planned when it is compiled, batched as a whole.
+"""The primitive of fused functions: one equation of a jaxpr, planned when it is compiled.
 
-What JAX transforms away is never planned: under ``jax.vmap`` the batched function is, as one with
-another axis, and under ``jax.grad`` its two halves are (``fuseplan.runtime.derivative``).
+Transformations come first: under ``jax.vmap`` the batched function is planned, under ``jax.grad`` its forward
+and backward passes (``fuseplan.runtime.derivative``).
 """
 
 from __future__ import annotations
@@ -36,21 +36,22 @@ fused_p.multiple_results = True
 
 
 PlanOf = Callable[..., FusionPlan]
-"""Plans, as ``planner.plan_traced``."""
+"""A planning function, such as ``pipeline.plan_traced``."""
 
 
 class Settings(NamedTuple):
-    """How a function is planned, and the platform (``cpu``, ``gpu``, ``tpu``) that runs it."""
+    """The options by which a function is planned, and the platform (``cpu``, ``gpu``, ``tpu``) that runs
+    it."""
 
     options: Options
     platform: str
     derived: bool = False
-    """Whether it is a derivative of the function that the options were given for."""
+    """Whether the function is a derivative of the one that the options were given for."""
     plan_of: PlanOf = plan_traced
 
 
 def _as_weak_as(aval: Any, x: Any) -> Any:
-    """``x``, weakly typed if ``aval`` is and else strongly: results of kernels have no weak types."""
+    """``x`` with the weak type of ``aval``: results of kernels have no weak types."""
     weak = getattr(aval, "weak_type", False)
     if getattr(jax.typeof(x), "weak_type", False) == weak:
         return x
@@ -59,61 +60,61 @@ def _as_weak_as(aval: Any, x: Any) -> Any:
 
 @dataclass(eq=False)
 class Call:
-    """What a fused equation computes, of flat arrays.
+    """The function of flat arrays that a fused equation computes.
 
-    Some calls have *hints* after their arguments, or results beside those of the function: values
-    of the pass forward, kept for the pass back. They say nothing that the arguments do not, so
-    that the derivative is that of the function without, which ``plain`` evaluates.
+    Some calls have *hints* after their arguments, or further results: residuals, values of the forward pass
+    that the backward pass reads. They are determined by the arguments, so the derivative is that of the
+    function without them, which ``plain`` evaluates.
     """
 
     settings: Settings
     out_avals: tuple[Any, ...]
     effects: frozenset[Any]
     evaluate: Callable[..., Sequence[Any]]
-    """The same by JAX's own operations: what is batched."""
+    """The function by JAX's own operations, which is batched."""
     reaches: Callable[[Sequence[bool]], list[bool]]
-    """Which results depend on one of the marked arguments."""
+    """For each result, whether it depends on one of the marked arguments."""
     make: Callable[[], FlatFunction]
-    """Plans it: the function of its kernels."""
+    """Plans the function and returns it as kernels."""
     n_args: int
-    """How many arguments there are before the hints."""
+    """The number of arguments before the hints."""
     jaxpr: Any
-    """Its jaxpr, in which JAX finds meshes, shardings and high-level types."""
+    """The function's jaxpr, in which JAX finds meshes, shardings and high-level types."""
     low: Any
     """The same jaxpr in JAX's low-level types."""
     batches_by_rule: bool = False
     plain: Callable[..., Sequence[Any]] | None = None
-    """The function from arguments to results, by JAX's own operations; None if there is no more."""
+    """The function without hints and residuals, by JAX's own operations; None if the call has neither."""
     bare: Call | None = None
-    """The call of ``plain``, once somebody has asked for it."""
+    """The call of ``plain``, made on demand by ``base``."""
     n_results: int = 0
-    """How many results there are before what is kept."""
+    """The number of results before the residuals."""
 
     def __repr__(self) -> str:
         return f"{len(self.out_avals)} results for {self.settings.options.device.name}"
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is ``jaxpr``, no less and no more."""
+        """Whether ``jaxpr`` computes exactly this call."""
         return self.plain is None and not self.jaxpr.constvars and len(self.jaxpr.invars) == self.n_args
 
     def bind(self, *flat: Any) -> list[Any]:
-        """The results, on arrays or tracers, as one equation."""
+        """The results on arrays or tracers, as one equation."""
         return fused_p.bind(*flat, call=self, jaxpr=self.jaxpr)
 
     @property
     def has_side_effects(self) -> bool:
-        """Whether it has effects other than those that name an axis of a collective."""
+        """Whether it has effects other than named axes of collectives."""
         return not self.effects <= jax_compat.axis_effects(self.effects)
 
     @functools.cached_property
     def run(self) -> FlatFunction:
-        """By the kernels of its plan."""
+        """The function as the kernels of its plan."""
         made, avals = self.make(), self.out_avals
         return lambda *flat: [_as_weak_as(aval, x) for x, aval in zip(made(*flat), avals, strict=True)]
 
     def base(self, flat: Sequence[Any]) -> Call:
-        """The call without hints and what is kept, at arguments (or their avals) like these."""
+        """The call without hints and residuals, at arguments (or avals) like ``flat``."""
         if self.plain is None:
             return self
         if self.bare is None:
@@ -124,19 +125,19 @@ class Call:
 
     @functools.cached_property
     def derivatives(self) -> dict[tuple[int, ...], Any]:
-        """Those with respect to some arguments that were asked for (``fuseplan.runtime.derivative``)."""
+        """A cache of derivatives, by the differentiated arguments (``fuseplan.runtime.derivative``)."""
         return {}
 
     @functools.cached_property
     def jitted(self) -> Any:
-        """For use outside of any ``jax.jit``."""
+        """``run`` jitted, for use outside ``jax.jit``."""
         return jax.jit(self.run)
 
 
 def planned(flat: Flat, settings: Settings) -> FusionPlan:
     """The plan of a program."""
     options = settings.options
-    if not decides_nothing(options.planner):  # else no figure decides anything
+    if not decides_nothing(options.planner):  # else the plan does not depend on device figures
         options = with_figures(options)
     if settings.derived and options.constraints is not None:
         there = of_derivative(options.constraints, lower(flat))
@@ -145,17 +146,17 @@ def planned(flat: Flat, settings: Settings) -> FusionPlan:
 
 
 def can_be_equation(traced: Traced) -> bool:
-    """Whether one equation, of arrays and tokens alone, can stand for the traced function."""
+    """Whether one equation of arrays and tokens can represent the traced function."""
     types = [v.aval for v in (*traced.jaxpr.invars, *traced.jaxpr.outvars)]
     return jax_compat.can_carry(traced.jaxpr.effects) and not any(map(jax_compat.is_high, types))
 
 
 def call_of(traced: Traced, settings: Settings) -> Call:
-    """The call of a traced function; its arguments are the function's constants and arguments."""
-    shared = replace(traced, consts=())  # JAX's own tracers may be among them
+    """The call of a traced function. Its arguments are the function's constants and arguments."""
+    shared = replace(traced, consts=())  # JAX's tracers may be among them
 
-    # JAX remembers how a jitted function is transformed: the equations are evaluated once for all. Inlined,
-    # since XLA simplifies a function that is called before it sees which operands of the call are constants.
+    # JAX caches the transformations of a jitted function. It is inlined, since XLA simplifies a called
+    # function before it sees which operands of the call are constants.
     @functools.partial(jax.jit, inline=True)
     def evaluate(*flat: Any) -> Any:
         return shared.evaluate(*flat)
@@ -179,12 +180,13 @@ def call_of(traced: Traced, settings: Settings) -> Call:
 
 
 def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
-    """Which results depend on one of the marked inputs."""
+    """From marks of the program's inputs to marks of the results that depend on a marked input."""
     return functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs)
 
 
 def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:
-    """A function that plans the program and returns its kernels; ``evaluate``, JAX's own, if none gains."""
+    """A function that plans the program and returns it as kernels; as ``evaluate``, JAX's own operations, if
+    no kernel gains."""
 
     def make() -> FlatFunction:
         if may_loop(flat, settings.options):
@@ -202,7 +204,7 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 
 
 def runner_of(plan: FusionPlan, settings: Settings, part: Part | None = None) -> FlatFunction:
-    """The function of a plan's kernels, or of a part of them, on the platform that is meant."""
+    """The function that runs a plan's kernels, or a part of them, on the platform of ``settings``."""
     lowered = plan.lowered
     if plan.device.platform == settings.platform:
         equations = with_planned_bodies(lowered.equations, _fuse_body(settings))
@@ -211,21 +213,21 @@ def runner_of(plan: FusionPlan, settings: Settings, part: Part | None = None) ->
 
 
 def _fuse_body(settings: Settings) -> Fuse:
-    """How the bodies of the program's loops and branches are planned: by themselves, without constraints."""
-    # Constraints are about the operations that the function shows.
+    """The function that plans the bodies of loops and branches, by themselves and without constraints."""
+    # Constraints refer to operations outside of bodies.
     own = settings._replace(options=replace(settings.options, constraints=None, strict=False))
     return lambda traced: call_of(traced, own).bind if may_loop_anywhere(traced, own.options) else None
 
 
 def closed_call(f: Callable[..., Any], avals: Sequence[Any], settings: Settings) -> Call | None:
-    """The call of ``f`` at these shapes; None if ``f`` closes over one of JAX's tracers, which
-    cannot be part of an equation."""
+    """The call of ``f`` at these shapes; None if ``f`` closes over a tracer of JAX, which cannot be part of
+    an equation."""
     traced = trace(f, *avals)
     return None if holds_tracer(traced) else bound(call_of(traced, settings), traced.consts)
 
 
 def holds_tracer(traced: Traced) -> bool:
-    """Whether the function closes over one of JAX's tracers."""
+    """Whether the function closes over a tracer of JAX."""
     return any(isinstance(value, jax.core.Tracer) for value in traced.consts)
 
 
@@ -256,7 +258,7 @@ def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
 jax_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, call=call, jaxpr=call.low))
 
 
-# In place: shard_map cannot be compiled in a function of its own.
+# Lowered inline: shard_map cannot be compiled in a function of its own.
 mlir.register_lowering(
     fused_p,
     mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True),
@@ -265,7 +267,8 @@ mlir.register_lowering(
 
 
 def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[Any]) -> tuple[Any, list[Any]]:
-    """The results of a call with a new axis, at ``dims`` of its arguments, and where it is in them."""
+    """The results of a call with a new axis at ``dims`` of its arguments, and the axis's dimension in
+    each."""
     over_axis = bool(jax_compat.axis_effects(call.effects, axis.name))
     if all(dim is None for dim in dims) and not over_axis:
         return call.bind(*flat), [None] * len(call.out_avals)
@@ -296,7 +299,7 @@ def with_axis(
     named = {"axis_name": axis.name, "axis_size": axis.size, "spmd_axis_name": axis.spmd_name}
     if any(dim is not None for dim in dims):
         return jax.vmap(tupled, tuple(dims), tuple(out_dims), **named)
-    # A psum of what is everywhere the same: jax.vmap wants something that has the axis.
+    # A collective over unbatched arguments: jax.vmap needs an argument that has the axis.
     vmapped = jax.vmap(lambda _, *flat: tupled(*flat), (0, *dims), tuple(out_dims), **named)
     return lambda *flat: vmapped(jnp.zeros(axis.size), *flat)
 
@@ -334,7 +337,7 @@ batching.fancy_primitive_batchers[fused_p] = _batching_rule
 
 
 def _without_kept(used: Sequence[bool], eqn: Any) -> Any:
-    """Drop residuals that are not read (the forward pass of ``jax.checkpoint``, forward mode)."""
+    """The dead-code rule: drop residuals that are not read (under ``jax.checkpoint`` and in forward mode)."""
     call, n_inputs = eqn.params["call"], len(eqn.invars)
     if not any(used) and not call.has_side_effects:
         return [False] * n_inputs, None

@@ -29,16 +29,18 @@ from fuseplan.settings import with_figures
 
 
 def is_screened(options: Options) -> bool:
-    """Whether a program without offers may be left unplanned under ``options``. It may not with constraints
-    or a registered planner, which can make tiled loops that are not offered, nor with ``strict``, whose
-    errors come from planning."""
-    own = is_built_in(options.planner)
-    return is_on_cpu(options.device) and own and options.constraints is None and not options.strict
+    """Whether a program without offers may be left unplanned under ``options``.
+
+    With constraints or a registered planner, tiled loops may be made that are not offered; with ``strict``,
+    planning may raise an error.
+    """
+    built_in = is_built_in(options.planner)
+    return is_on_cpu(options.device) and built_in and options.constraints is None and not options.strict
 
 
 def may_loop(flat: Flat, options: Options) -> bool:
-    """Whether a plan of the program under ``options`` may hold a tiled loop. Bodies of the program's own
-    loops and branches are programs of their own."""
+    """Whether a plan of the program under ``options`` may contain a tiled loop. Bodies of the program's loops
+    and branches are not examined."""
     if not is_screened(options):
         return True
     if decides_nothing(options.planner) or not options.features.loop_nests:
@@ -48,33 +50,33 @@ def may_loop(flat: Flat, options: Options) -> bool:
         return False
     lowered = lower(flat)
     columns = by_columns(lowered, min_bytes)
-    programs = [columns or lowered, *([lowered] if columns else [])]  # Either may be planned.
+    programs = [columns or lowered, *([lowered] if columns else [])]  # either may be planned
     if not any(may_keep(program.graph, min_bytes) for program in programs):
         return False
     device = with_figures(options).device
     if any(has_offers(program, device) for program in programs):
         return True
-    again = recompute(programs[0], min_bytes) if options.features.recompute else None
-    return again is not None and has_offers(again, device)
+    recomputing = recompute(programs[0], min_bytes) if options.features.recompute else None
+    return recomputing is not None and has_offers(recomputing, device)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:
-    """Whether ``may_loop`` holds of the program, or of a body in it."""
+    """Whether ``may_loop`` holds for the program or for a body in it."""
     return may_loop(flat, options) or any(may_loop_anywhere(b, options) for b in bodies(flat.equations))
 
 
 def runs_as_jax(plan: FusionPlan) -> bool:
-    """Whether ``plan`` runs the very program that ``jax.jit`` runs: on a CPU, with no tiled loop in it."""
+    """Whether ``plan`` runs the same program as ``jax.jit``: it is for a CPU and has no tiled loop."""
     return is_on_cpu(plan.device) and not any(kernel.spec.capabilities.loop_nest for kernel in plan.kernels)
 
 
 def is_on_cpu(device: DeviceSpec) -> bool:
-    """Whether the device is a CPU, whose kernels are XLA's own but for tiled loops."""
+    """Whether the device is a CPU, for which only tiled loops are emitted."""
     return not device.capabilities.emits_kernels and device.platform == "cpu"
 
 
 def _bytes(aval: Any) -> int:
-    # Keys of random numbers have no item size, and are small.
+    # Random keys have no item size, and are small.
     return getattr(aval, "size", 0) * getattr(aval.dtype, "itemsize", 0) if hasattr(aval, "dtype") else 0
 
 
@@ -84,34 +86,30 @@ def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
 
 
 def may_keep(graph: Graph, min_bytes: int) -> bool:
-    """Whether some group could both make and consume a large array that is larger than any array that the
-    group reads or writes. False only where no region is offered, in this graph or in one with some of its
-    operations computed again for some of their readers.
+    """Whether some group could make and consume an array that is larger than any array that it reads or
+    writes. If False, no region is offered, in this graph or in one with rematerialised operations.
 
-    Two bounds are computed for each array: how large, at least, the largest array is that a group reads to
-    make it, and the largest that a group writes to consume it.
+    Two lower bounds are computed for each array, in elements: of the largest array that a group reads to make
+    it, and of the largest array that a group writes to consume it.
     """
     made = [v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes]
     if not made:
         return False
-    least = min(made) // MAX_SIZE_RATIO  # a region is tied together by values of more elements than this
+    least = min(made) // MAX_SIZE_RATIO  # a region is connected by values of more elements than this
     sizes = [v.size for v in graph.values]
-    holds = [can_nest(node) for node in graph.nodes]
+    can_loop = [can_nest(node) for node in graph.nodes]
     read: list[float] = [math.inf] * len(sizes)
     for node in graph.nodes:
-        if holds[node.id]:
+        if can_loop[node.id]:
             needed = max((min(sizes[v], read[v]) for v in node.inputs), default=0)
             for v in node.outputs:
                 read[v] = needed
     written: list[float] = [math.inf] * len(sizes)
     for node in reversed(graph.nodes):
-        if not holds[node.id]:
+        if not can_loop[node.id]:
             continue
-        left = max((min(sizes[v], written[v]) for v in node.outputs if _is_read(graph, v)), default=0)
+        live = [v for v in node.outputs if graph.consumers[v] or v in graph.results]
+        needed = max((min(sizes[v], written[v]) for v in live), default=0)
         for v in node.inputs:
-            written[v] = min(written[v], left)
+            written[v] = min(written[v], needed)
     return any(size > max(read[v], written[v], least) for v, size in enumerate(sizes))
-
-
-def _is_read(graph: Graph, v: int) -> bool:
-    return bool(graph.consumers[v]) or v in graph.results

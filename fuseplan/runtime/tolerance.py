@@ -1,9 +1,9 @@
-"""Are two results the same, as far as floating-point arithmetic can tell?
+"""Compare the results of a fused function with a reference, within the rounding errors of each dtype.
 
-A fused kernel adds in another order than the reference, and keeps intermediates wider or
-narrower. Each reordered operation rounds once more, so results may differ by some multiple
-of the dtype's epsilon, relative to the size of what was added up; how many, depends on the
-length of the sums. A defect (a wrong block, a missing mask) differs by parts of the value.
+A fused kernel adds in another order than the reference, and keeps intermediates in wider or narrower dtypes.
+So results may differ by a multiple of the dtype's epsilon, relative to the terms of the sums; the multiple
+depends on the length of the sums. A defect, such as a wrong block or a missing mask, causes a much larger
+difference.
 """
 
 from __future__ import annotations
@@ -21,17 +21,19 @@ from fuseplan.support.errors import MismatchError
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """``|result - reference| <= epsilons * eps * (|reference| + scale) + eps * largest``, where
-    ``scale`` is the root mean square of the reference and ``largest`` that of the largest
-    leaf beside it: a sum that cancels out has the error of its terms, not of its small
-    result, and a gradient that is zero by symmetry (attention's key bias) is all error."""
+    """The condition ``|result - reference| <= epsilons * eps * (|reference| + scale) + eps * largest``.
+
+    ``scale`` is the root mean square of the reference, ``largest`` that of the largest leaf of the pytree. A
+    sum that cancels has the error of its terms, not of its small result, and a gradient that is zero by
+    symmetry (attention's key bias) consists of rounding errors.
+    """
 
     epsilons: int
     because: str
 
 
 TOLERANCES: dict[str, Tolerance] = {
-    "float64": Tolerance(2**12, "as float32: the same operations, rounded finer"),
+    "float64": Tolerance(2**12, "as float32: the same operations"),
     "float32": Tolerance(
         2**12,
         "sums of up to 2^24 terms in random order err by about sqrt(n) eps = 2^12 eps "
@@ -40,12 +42,12 @@ TOLERANCES: dict[str, Tolerance] = {
     "float16": Tolerance(2**5, "accumulated in float32, then rounded once at each of a few tens of stores"),
     "bfloat16": Tolerance(2**5, "as float16"),
 }
-"""By the dtype of the result. Complex types are as their parts, narrower floats as bfloat16;
-integers, booleans and keys must be equal."""
+"""Tolerances by the dtype of the result. A complex dtype has the tolerance of its parts, narrower floats that
+of bfloat16; integers, booleans and keys must be equal."""
 
 
 def tolerance(dtype: Any) -> Tolerance | None:
-    """The tolerance for results of ``dtype``; None where they must be equal."""
+    """The tolerance for results of ``dtype``; None if they must be equal."""
     name = {"complex64": "float32", "complex128": "float64"}.get(str(dtype), str(dtype))
     if name in TOLERANCES:
         return TOLERANCES[name]
@@ -56,9 +58,9 @@ def check_results(name: str, result: Any, reference: Any) -> None:
     """Compare two pytrees of arrays, leaf by leaf.
 
     Args:
-        name: of the function, for the message.
-        result: what the fused function returned.
-        reference: what JAX's own returned.
+        name: the function's name, for the message.
+        result: the results of the fused function.
+        reference: the results of JAX's own function.
 
     Raises:
         MismatchError: structure, shape, dtype or values differ beyond the dtype's tolerance;
@@ -81,9 +83,9 @@ def check_results(name: str, result: Any, reference: Any) -> None:
 
 
 def largest_difference(result: Any, reference: Any) -> tuple[float, float]:
-    """The largest absolute difference of any two leaves of inexact dtype, and the largest
-    relative to the leaf's root mean square. A leaf a million times smaller than the largest is
-    taken to be a millionth of it: a gradient that is zero by symmetry is all rounding."""
+    """The largest absolute difference of two leaves of inexact dtype, and the largest difference relative to
+    the leaf's root mean square. The root mean square counts as at least a millionth of the largest leaf's,
+    since a gradient that is zero by symmetry consists of rounding errors."""
     absolute = relative = 0.0
     least = _largest_scale(reference) * 1e-6
     for a, b in zip(jax.tree.leaves(result), jax.tree.leaves(reference), strict=True):
@@ -175,13 +177,13 @@ def _inexact_difference(
 
 
 def _root_mean_square(size: np.ndarray) -> float:
-    """Of magnitudes that may be too large to square."""
+    """The root mean square of magnitudes, scaled so that squares do not overflow."""
     largest = float(size.max(initial=0.0))
     return largest * float(np.sqrt(np.mean((size / largest) ** 2))) if largest else 0.0
 
 
 def _wide(x: Any) -> np.ndarray:
-    """As float64 or complex128, in which narrow types subtract without rounding."""
+    """An array as float64 or complex128, in which narrower values subtract without rounding."""
     array = np.asarray(x)
     return array.astype(np.complex128 if np.iscomplexobj(array) else np.float64)
 
