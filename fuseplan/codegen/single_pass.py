@@ -123,7 +123,7 @@ def _seeds(spec: KernelSpec, accumulators: Sequence[Step], after: Sequence[Step]
             continue
         (reader,) = readers
         others = [r for r in reader.reads if r.value != v]
-        dtypes = {step.equation.out_avals[0].dtype, *step.accumulator_dtypes()}
+        dtypes = {step.equation.out_avals[0].dtype, step.accumulator_dtype()}
         is_sum = reader.equation.primitive.name in ("add", "add_any") and len(others) == 1
         if not is_sum or len(dtypes) > 1 or others[0].value in final:
             continue
@@ -209,40 +209,38 @@ def run_in_registers(
         return refs.load(access, position)
 
     evaluate(body, body.before, blocks, position, load)
-    totals: Sequence[Sequence[Any]] = []
+    totals: Sequence[Any] = []
     if body.accumulators:
         # The compiler does not hoist loads out of loops.
         for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
             if (access.value, access.axes) not in blocks:
                 blocks[access.value, access.axes] = load(access)
         axes = body.spec.axes
-        start = [[step.initial(block_shape(axes, held(step.out_axes[0])))] for step in body.accumulators]
+        start = [step.initial(block_shape(axes, held(step.out_axes[0]))) for step in body.accumulators]
         for i, seed in body.seeds.items():
-            start[i] = [seed.block(blocks[seed.start.value, seed.start.axes], body.spec)]
+            start[i] = seed.block(blocks[seed.start.value, seed.start.axes], body.spec)
         totals = _loop(body, refs, position, blocks, start)
     finish_in_registers(body, refs, position, blocks, totals)
 
 
 def finish_in_registers(
-    body: Body, refs: BlockRefs, position: Position, blocks: Blocks, totals: Sequence[Sequence[Any]]
+    body: Body, refs: BlockRefs, position: Position, blocks: Blocks, totals: Sequence[Any]
 ) -> None:
     """Evaluate the steps after the loop, whose final accumulators are ``totals``, and store the results."""
     for i, total in enumerate(totals):
-        put_results(body.final_step(i), total, blocks)
+        put_results(body.final_step(i), [total], blocks)
     evaluate(body, body.after, blocks, position, lambda access: refs.load(access, position))
     for access in body.spec.writes:
         refs.store(access, blocks[access.value, access.axes], position)
 
 
-def _loop(
-    body: Body, refs: BlockRefs, position: Position, outer: Blocks, start: list[list[Any]]
-) -> list[list[Any]]:
+def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start: list[Any]) -> list[Any]:
     """``start`` combined with the partial results of all tiles of the stream; ``outer`` has the blocks that
     are the same on all of them."""
     streamed = body.spec.streamed
     assert streamed is not None
 
-    def turn(k: Any, totals: list[list[Any]]) -> list[list[Any]]:
+    def turn(k: Any, totals: list[Any]) -> list[Any]:
         at = [*position[:streamed], k, *position[streamed + 1 :]]
         blocks = dict(outer)
 
@@ -252,9 +250,9 @@ def _loop(
         evaluate(body, body.loop, blocks, at, load)
         combined = []
         for step, total in zip(body.accumulators, totals, strict=True):
-            parts = partial_results(body, step, blocks, at, load)
-            combine = step.rule.reduction.combine  # type: ignore[union-attr]
-            combined.append([combine(t, p) for t, p in zip(total, parts, strict=True)])
+            (part,) = partial_results(body, step, blocks, at, load)
+            assert step.rule.reduction is not None
+            combined.append(step.rule.reduction.combine(total, part))
         return combined
 
     turns = body.spec.axes[streamed].n_tiles

@@ -47,10 +47,10 @@ class Step:
         pairs = zip(self.equation.inputs, self.in_axes, strict=True)
         return tuple(Access(v, axes) for v, axes in pairs if axes is not None)  # type: ignore[arg-type]
 
-    def accumulator_dtypes(self) -> tuple[Any, ...]:
-        """The dtype of the partial results of each result."""
+    def accumulator_dtype(self) -> Any:
+        """The dtype of partial results."""
         assert self.rule.reduction is not None
-        return tuple(self.rule.reduction.accumulator(a.dtype) for a in self.equation.out_avals)
+        return self.rule.reduction.accumulator(self.equation.out_avals[0].dtype)
 
     def initial(self, shape: tuple[int, ...]) -> Any:
         """The accumulator of a block of ``shape`` before anything is combined into it."""

@@ -12,10 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.graph import DimMap, Flops, Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
-from fuseplan.frontend.ops.rule import Space
 from fuseplan.frontend.simplify import fold
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
 from fuseplan.support.errors import UnsupportedOperationError
@@ -71,23 +70,6 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
     return builder.finish(tuple(unknown.most_common()))
 
 
-@dataclass(frozen=True, slots=True)
-class _NodeAttributes:
-    """The attributes of a node that follow from its equation's primitive, parameters and shapes."""
-
-    kind: OpKind
-    space: Space
-    input_maps: tuple[DimMap, ...]
-    """Those of the operands that are arrays, not literals."""
-    flops: Flops
-    bitcast: bool
-    backends: tuple[str, ...]
-    temporaries: int
-    signature: int
-    reciprocal: bool
-    takes_part: bool
-
-
 class _Builder:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -97,9 +79,10 @@ class _Builder:
         self.equations: list[Equation] = []
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
-        self.attributes: dict[Any, _NodeAttributes] = {}
+        self.templates: dict[Any, Node] = {}
+        """The node of each distinct equation, without its position, values and scope."""
         self.made: dict[tuple[int, tuple[int, ...]], int] = {}
-        """The node of each distinct computation: attributes (by identity) and operands."""
+        """The node of each distinct computation: its template (by identity) and operands."""
         self.describe = Describer()
         self.inputs = [self._value(number, -1) for number in flat.inputs]
 
@@ -129,43 +112,24 @@ class _Builder:
     def _emit(self, eqn: Equation) -> None:
         operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
-        attributes = self._attributes(eqn)
+        template = self._template(eqn)
         arrays = tuple([v for v in operands if not isinstance(v, Literal)])
-        if arrays and attributes.kind != OpKind.OPAQUE:
+        if arrays and template.kind != OpKind.OPAQUE:
             # Common subexpressions are computed once, as in XLA.
-            same = self.made.setdefault((id(attributes), arrays), node_id)
+            same = self.made.setdefault((id(template), arrays), node_id)
             if same != node_id:
                 self.ids.update(zip(eqn.outputs, self.nodes[same].outputs, strict=True))
                 return
         outputs = tuple([self._value(number, node_id) for number in eqn.outputs])
+        scope = "/".join(eqn.scope)
         self.nodes.append(
-            Node(
-                node_id,
-                eqn.primitive.name,
-                attributes.kind,
-                arrays,
-                outputs,
-                attributes.space.dims,
-                attributes.space.roles,
-                attributes.input_maps,
-                attributes.space.output_maps,
-                attributes.flops,
-                attributes.bitcast,
-                eqn.effects,
-                attributes.backends,
-                attributes.temporaries,
-                attributes.signature,
-                eqn.source,
-                attributes.reciprocal,
-                attributes.takes_part,
-                "/".join(eqn.scope),
-            )
+            replace(template, id=node_id, inputs=arrays, outputs=outputs, source=eqn.source, scope=scope)
         )
         origin = node_id if eqn.origin < 0 else eqn.origin
         self.equations.append(replace(eqn, inputs=operands, outputs=outputs, origin=origin))
 
-    def _attributes(self, eqn: Equation) -> _NodeAttributes:
-        """The attributes of an equation's node. Equal equations share them."""
+    def _template(self, eqn: Equation) -> Node:
+        """The attributes of an equation's node that follow from its primitive, parameters and shapes."""
         describe = self.describe
         name = eqn.primitive.name
         literals = tuple(
@@ -174,24 +138,31 @@ class _Builder:
         params = describe.params(name, eqn.params)
         alone = eqn.effects or eqn.is_set_apart
         shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
-        key = (name, params, literals, shapes, alone)
-        found = self.attributes.get(key)
+        key = (name, params, literals, shapes, alone, eqn.effects)
+        found = self.templates.get(key)
         if found is None:
             rule, text = rule_of(eqn), repr((name, params.items, literals))
             space = rule.space(eqn)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
             arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
-            found = self.attributes[key] = _NodeAttributes(
+            found = self.templates[key] = Node(
+                -1,
+                name,
                 OpKind.OPAQUE if alone else rule.kind,
-                space,
+                (),
+                (),
+                space.dims,
+                space.roles,
                 tuple([space.input_maps[i] for i in arrays]),
+                space.output_maps,
                 rule.flops(eqn),
                 _is_bitcast(eqn),
+                eqn.effects,
                 () if alone else rule.backends(eqn),
                 rule.temporaries,
                 digest if params.portable else -1 - digest,
-                _is_reciprocal(eqn),
-                name in ("slice", "dynamic_slice", "gather"),
+                reciprocal=_is_reciprocal(eqn),
+                takes_part=name in ("slice", "dynamic_slice", "gather"),
             )
         return found
 

@@ -37,10 +37,7 @@ from fuseplan.support.lru import LruCache
 from fuseplan.verify.plan import check_plan
 
 _UNIT_BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
-
-
 _SIZE = r"(0x[0-9a-f]+|[\d.]+[BKMG]?)"
-
 
 # Messages with the needed, then the available bytes of on-chip memory.
 _ONCHIP = tuple(
@@ -54,12 +51,9 @@ _ONCHIP = tuple(
     )
 )
 
-
 _REGISTERS = re.compile(r"(?i)too many registers|register allocation failed|out of registers")
 
-
 _PRIMITIVE = re.compile(r"Unimplemented primitive in Pallas [^:]*: (\w+)")
-
 
 _WORDS = ("Mosaic", "Triton", "triton", "ptxas", "Pallas", "pallas", "scoped vmem")
 

@@ -154,7 +154,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
             return
         total = product.run(refs_of_tile, position, scratch)
         own_refs = BlockRefs(own, registers, arrays, interpret)
-        finish_in_registers(body, own_refs, product.own_position(position), {}, [[total]])
+        finish_in_registers(body, own_refs, product.own_position(position), {}, [total])
 
     kernel.__name__ = kernel_name(spec, lowered)
     call = plgpu.kernel(

@@ -47,7 +47,14 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
         run, scratch, writing_passes = partial(_run_pass, nest), _pass_scratch(nest), passes_of_writes(nest)
     else:
         body = make_body(spec, lowered)
-        run, scratch = _Program(body, lowered).run, _scratch(body)
+        scratch = [
+            tpu_blocks.accumulator(spec, step.out_axes[0], step.accumulator_dtype())
+            for step in body.accumulators
+        ]
+
+        def run(refs: Sequence[Any]) -> None:
+            _Program(body, lowered, refs).run()
+
     avals = lowered.avals
     sources = live_ins(spec)
 
@@ -75,72 +82,51 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
     return group
 
 
-def _scratch(body: Body) -> list[Any]:
-    """Scratch memory for every accumulator."""
-    return [
-        tpu_blocks.accumulator(body.spec, axes, dtype)
-        for step in body.accumulators
-        for axes, dtype in zip(step.out_axes, step.accumulator_dtypes(), strict=True)
-    ]
-
-
 class _Program:
     """One grid step of a kernel in a single pass."""
 
-    def __init__(self, body: Body, lowered: Lowered) -> None:
+    def __init__(self, body: Body, lowered: Lowered, refs: Sequence[Any]) -> None:
         self.body, self.spec, self.lowered = body, body.spec, lowered
+        index, ref = _grid_index(body.spec), iter(refs)
+        self.position = [index.get(a, 0) for a in range(len(body.spec.axes))]
+        self.in_refs = {access: next(ref) for access in self.spec.reads}
+        self.out_refs = {access: next(ref) for access in self.spec.writes}
+        self.totals_refs = list(ref)
 
-    def run(self, refs: Sequence[Any]) -> None:
+    def run(self) -> None:
         body, spec = self.body, self.spec
-        self.position: list[Any] = [0] * len(spec.axes)
-        for i, a in enumerate(tpu_blocks.grid_axes(spec)):
-            self.position[a] = pl.program_id(i)
-        n_in, n_out = len(spec.reads), len(spec.writes)
-        self.in_refs = {(r.value, r.axes): ref for r, ref in zip(spec.reads, refs, strict=False)}
-        self.out_refs = refs[n_in : n_in + n_out]
-        scratch = iter(refs[n_in + n_out :])
         blocks: Blocks = {}
         evaluate(body, body.before, blocks, self.position, self._load)
         if not body.accumulators:
             self._finish(blocks)
             return
         evaluate(body, body.loop, blocks, self.position, self._load)
-        carried = []
-        for step in body.accumulators:
-            parts = partial_results(body, step, blocks, self.position, self._load)
-            carried.append(
-                [(next(scratch), axes, part) for axes, part in zip(step.out_axes, parts, strict=True)]
-            )
-        self._accumulate(carried, blocks)
-        streamed = spec.streamed
-        assert streamed is not None
-        turns = spec.axes[streamed].n_tiles
+        parts = [partial_results(body, s, blocks, self.position, self._load)[0] for s in body.accumulators]
+        assert spec.streamed is not None
+        k, turns = self.position[spec.streamed], spec.axes[spec.streamed].n_tiles
 
-        @pl.when(self.position[streamed] == turns - 1)
-        def _() -> None:
-            final = dict(blocks)
-            for i, refs_and_parts in enumerate(carried):
-                totals = [tpu_blocks.read(ref, axes, spec) for ref, axes, _ in refs_and_parts]
-                put_results(body.final_step(i), totals, final)
-            self._finish(final)
-
-    def _accumulate(self, carried: list[list[tuple[Any, DimMap, Any]]], blocks: Blocks) -> None:
-        assert self.spec.streamed is not None
-        k = self.position[self.spec.streamed]
+        def total(i: int) -> Any:
+            return tpu_blocks.read(self.totals_refs[i], body.accumulators[i].out_axes[0], spec)
 
         @pl.when(k == 0)
-        def _() -> None:
-            for i, results in enumerate(carried):
-                for ref, _, part in results:
-                    seed = self.body.seeds.get(i)
-                    tpu_blocks.write(ref, part if seed is None else self._start(seed, blocks) + part)
+        def start() -> None:
+            for i, part in enumerate(parts):
+                seed = body.seeds.get(i)
+                first = part if seed is None else self._start(seed, blocks) + part
+                tpu_blocks.write(self.totals_refs[i], first)
 
         @pl.when(k > 0)
-        def _() -> None:
-            for step, results in zip(self.body.accumulators, carried, strict=True):
-                for ref, axes, part in results:
-                    combine = step.rule.reduction.combine  # type: ignore[union-attr]
-                    tpu_blocks.write(ref, combine(tpu_blocks.read(ref, axes, self.spec), part))
+        def accumulate() -> None:
+            for i, (step, part) in enumerate(zip(body.accumulators, parts, strict=True)):
+                assert step.rule.reduction is not None
+                tpu_blocks.write(self.totals_refs[i], step.rule.reduction.combine(total(i), part))
+
+        @pl.when(k == turns - 1)
+        def finish() -> None:
+            final = dict(blocks)
+            for i in range(len(parts)):
+                put_results(body.final_step(i), [total(i)], final)
+            self._finish(final)
 
     def _start(self, seed: Seed, blocks: Blocks) -> Any:
         key = seed.start.value, seed.start.axes
@@ -149,12 +135,16 @@ class _Program:
     def _finish(self, blocks: Blocks) -> None:
         """Evaluate the steps after the loop, and store the results."""
         evaluate(self.body, self.body.after, blocks, self.position, self._load)
-        for access, ref in zip(self.spec.writes, self.out_refs, strict=True):
+        for access, ref in self.out_refs.items():
             tpu_blocks.write(ref, blocks[access.value, access.axes])
 
     def _load(self, access: Access) -> Any:
-        aval = self.lowered.avals[access.value]
-        return tpu_blocks.load(self.in_refs[access.value, access.axes], access, self.spec, aval)
+        return tpu_blocks.load(self.in_refs[access], access, self.spec, self.lowered.avals[access.value])
+
+
+def _grid_index(spec: KernelSpec) -> dict[int, Any]:
+    """The index of the current grid step along each dimension of the grid."""
+    return {a: pl.program_id(i) for i, a in enumerate(tpu_blocks.grid_axes(spec))}
 
 
 def _pass_scratch(nest: Nest) -> list[Any]:
@@ -169,7 +159,7 @@ def _pass_scratch(nest: Nest) -> list[Any]:
         in_rows = step.rule.kind == OpKind.REDUCTION and nest.spec.streamed in operand.axes[-1]
         if axes and in_rows:
             axes = (*axes, ())
-        found.append(tpu_blocks.accumulator(nest.spec, axes, step.accumulator_dtypes()[0]))
+        found.append(tpu_blocks.accumulator(nest.spec, axes, step.accumulator_dtype()))
     return found
 
 
@@ -186,7 +176,7 @@ def _sinks(nest: Nest) -> list[int]:
 def _run_pass(nest: Nest, refs: Sequence[Any]) -> None:
     """Run one grid step, of the pass at the grid's ``PASS`` dimension."""
     spec = nest.spec
-    index = {a: pl.program_id(i) for i, a in enumerate(tpu_blocks.grid_axes(spec))}
+    index = _grid_index(spec)
     position = tuple(index.get(a, 0) for a in range(len(spec.axes)))
     for q in range(len(nest.program.passes)):
 
