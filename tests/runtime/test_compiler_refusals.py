@@ -15,9 +15,7 @@ from jax.interpreters import mlir
 
 import fuseplan
 from fuseplan.codegen import emit
-from fuseplan.runtime import executor as runtime
-from fuseplan.runtime import guarded as careful
-from fuseplan.runtime import replan as fallback
+from fuseplan.runtime import executor, guarded, replan
 from fuseplan.runtime.replan import is_refusal, read_refusal
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 from tests.helpers.arrays import ramp
@@ -84,18 +82,18 @@ class FakeCompiler:
 def compiler(monkeypatch):
     """An accelerator of the kind that the device ``test`` is."""
     fake = FakeCompiler()
-    real = fallback.plan_traced
+    real = replan.plan_traced
 
     def plan_traced(*args):
         fake.plans += 1
         return real(*args)
 
-    monkeypatch.setattr(careful, "local_platform", lambda: "gpu")
+    monkeypatch.setattr(guarded, "local_platform", lambda: "gpu")
     monkeypatch.setattr(fuseplan.api, "local_platform", lambda: "gpu")
-    monkeypatch.setattr(runtime, "emit", fake.inside)
-    monkeypatch.setattr(fallback, "emit", fake.by_itself)
-    monkeypatch.setattr(fallback, "plan_traced", plan_traced)
-    fallback._tried.clear()
+    monkeypatch.setattr(executor, "emit", fake.inside)
+    monkeypatch.setattr(replan, "emit", fake.by_itself)
+    monkeypatch.setattr(replan, "plan_traced", plan_traced)
+    replan._tried.clear()
     return fake
 
 
@@ -116,7 +114,7 @@ def test_planned_anew_with_less_room(compiler):
     modelled = fast(activated).plan(X, W).kernels[0].cost.onchip_bytes
 
     def needs_more_than_the_model(spec, lowered):
-        kernel = fallback.Scheduler(lowered.graph, fuseplan.api.make_options("test").device).price(spec.nodes)
+        kernel = replan.Scheduler(lowered.graph, fuseplan.api.make_options("test").device).price(spec.nodes)
         return SHARED if kernel.spec.axes == spec.axes else None
 
     compiler.refuses = needs_more_than_the_model
@@ -161,9 +159,9 @@ def test_two_replans_at_most_and_then_xla(compiler, monkeypatch, capsys):
     with pytest.warns(CompilerRefusalWarning, match="left to XLA") as caught:
         agree(f(X), softmax(X))
     assert len(caught) == 1
-    assert compiler.plans == 1 + fallback.MAX_REPLANS
+    assert compiler.plans == 1 + replan.MAX_REPLANS
     plan = f.plan(X)
-    assert plan.stats.replans == fallback.MAX_REPLANS
+    assert plan.stats.replans == replan.MAX_REPLANS
     assert {kernel.spec.backend for kernel in plan.kernels} == {"xla"}
     assert plan.status == "FEASIBLE"
     assert "refused kernels are left to XLA" in capsys.readouterr().err

@@ -15,8 +15,7 @@ import fuseplan
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
-from fuseplan.runtime import derivative
-from fuseplan.runtime import primitive as call
+from fuseplan.runtime import derivative, primitive
 from fuseplan.runtime.screen import is_screened, may_loop
 from fuseplan.settings import make_options
 from fuseplan.targets import calibrate
@@ -50,7 +49,7 @@ def unplanned(monkeypatch):
     def refuse(*_):
         raise AssertionError("the program is planned")
 
-    monkeypatch.setattr(call, "planned", refuse)
+    monkeypatch.setattr(primitive, "planned", refuse)
 
 
 def random_case(seed):
@@ -189,7 +188,7 @@ def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
         asked.append(flat)
         return plan_traced(flat, settings.options)[1]
 
-    monkeypatch.setattr(call, "planned", noted)
+    monkeypatch.setattr(primitive, "planned", noted)
     f = lambda x: jax.lax.scan(lambda c, _: (c + of_points(c), None), x, None, length=2)[0]  # noqa: E731
     fuseplan.jit(f, device=CPU).lower(x)
     assert [any(e.primitive.name == "scan" for e in flat.equations) for flat in asked] == [False]

@@ -1,8 +1,9 @@
 """Blocks of arrays as a warpgroup of a Mosaic GPU kernel holds them in registers.
 
 Threads load their elements of a block from global memory. In registers a block has only the axes that are
-longer than one (``fuseplan.schedule.addressing``): ``squeeze_body`` gives steps the rules for such blocks. The
-last tile of a ragged axis is shifted back to end where the axis ends; two tiles write equal elements there.
+longer than one (``fuseplan.schedule.addressing``): ``squeeze_body`` gives steps the rules for such blocks.
+The last tile of a ragged axis is shifted back to end where the axis ends; two tiles write equal elements
+there.
 """
 
 from __future__ import annotations
