@@ -157,7 +157,7 @@ def settle(
 def _sampled(
     program: Callable[[], float], known: Timing, clock: Callable[[], float], waited: Callable[[], float]
 ) -> tuple[Timing, float]:
-    """What is known after one sample more, and its time; infinite if the sample does not count."""
+    """The timing after one more sample, and that sample's time; infinite if the sample does not count."""
     start_s, waited_before_s = clock(), waited()
     try:
         time_s = program()

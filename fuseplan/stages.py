@@ -34,7 +34,7 @@ from fuseplan.verify.plan import check_plan
 
 @dataclass(slots=True)
 class Planning:
-    """A program on its way to a plan: what the passes have found so far."""
+    """A program on its way to a plan, with the results of the passes so far."""
 
     lowered: Lowered
     options: Options
@@ -46,7 +46,7 @@ class Planning:
     limits: Resolved | None = None
     """The constraints by node of the program."""
     budget: Budget = field(default_factory=Budget)
-    """What the searches share."""
+    """The budget that the searches share."""
     once: Grouping | None = None
     """The groups in which every operation stands once; None where another compiler's plan was read."""
     overlapping: Answer | None = None

@@ -35,9 +35,9 @@ Rows = np.ndarray
 _SAMPLE_S = 0.05
 """A short program runs this long in each sample, well above the scheduler's noise."""
 _MEMORY_SHARE = 0.9
-"""Of the machine's memory, what one program may take: the rest is the system's."""
+"""Share of the machine's memory that one program may take; the rest is for the system."""
 _WIDE_SHARE = 0.33
-"""And what the check of a whole result in float64 may take."""
+"""Share that the check of a whole result in float64 may take."""
 _WIDE_BYTES = 256 << 20
 """And of a case with a sample: where it would take more, it would take minutes, and some rows are
 checked instead."""
@@ -45,7 +45,7 @@ checked instead."""
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a case is meant to reach: ``jax.jit``'s time over fuseplan's, and the same of the
+    """The goal of a case: ``jax.jit``'s time over fuseplan's, and the same of the
     bytes of temporaries; 1 is as much as ``jax.jit``."""
 
     speedup: float
@@ -58,7 +58,7 @@ class Sample:
 
     count: int
     axis: int
-    """Of the first argument: what ``rows`` are drawn from."""
+    """The axis of the first argument that ``rows`` are drawn from."""
     expected: Callable[[Args, Rows], Any]
     """The rows in float64."""
     picked: Callable[[Any, Rows], Any]
@@ -76,7 +76,7 @@ class Case:
     goal: Goal | None = None
     sample: Sample | None = None
     settled: Callable[[Args, Any], Any] | None = None
-    """What is compared in the place of results that may rightly differ, such as indices of
+    """The values to compare in the place of results that may rightly differ, such as indices of
     elements that are equal within rounding."""
     alone: bool = False
     """Too large for ``jax.jit``: run once by fuseplan alone, in a process of its own."""
@@ -84,7 +84,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What was found out about one case; None where it was not, or does not apply."""
+    """The figures of one case; None where one is missing, or does not apply."""
 
     workload: str
     status: str = "measured"
@@ -112,7 +112,7 @@ class Row:
     """Planning included."""
     jax_compile_s: float | None = None
     checked: str = ""
-    """Against what the results were checked."""
+    """The references that the results were checked against."""
     relative_error: float | None = None
     """The largest difference from float64, over the root mean square of its array."""
     jax_relative_error: float | None = None
@@ -144,7 +144,7 @@ def bench_cases(
     """Measure each case; a row as soon as it is known.
 
     Args:
-        cases: what to measure. Those that run ``alone`` must be picklable.
+        cases: the cases to measure. Those that run ``alone`` must be picklable.
         make_arrays: from a pytree of ``jax.ShapeDtypeStruct`` to one of arrays.
         repeats: samples of each of the two.
         sample_s: seconds that a sample takes at least.
@@ -177,7 +177,7 @@ def _found_alone(case: Case, make_arrays: Any, repeats: int, sample_s: float) ->
 
 
 def _found(case: Case, make_arrays: Any, repeats: int, sample_s: float) -> dict[str, Any]:
-    """The columns of a case; what is known when it fails is kept."""
+    """The columns of a case; if it fails, those that are known by then."""
     found: dict[str, Any] = {"workload": case.name}
     if case.goal is not None:
         found |= {"goal_speedup": case.goal.speedup, "goal_less_temp": case.goal.less_temp}
@@ -317,7 +317,7 @@ def row_line(row: Row) -> str:
 
 
 def colour(row: Row) -> str | None:
-    """What a row is printed in on a terminal: misses and failures stand out."""
+    """The colour of a row on a terminal: misses and failures stand out."""
     return {"met": "green", "measured": None}.get(row.status, "red")
 
 
@@ -345,7 +345,7 @@ def _measured_line(row: Row) -> str:
 
 
 def summary_lines(rows: Sequence[Row]) -> list[str]:
-    """What the rows come to: checks, goals, those missed, and everything that went wrong."""
+    """The summary of all rows: checks, goals, missed goals, and failures."""
     lines = []
     if rows and rows[0].cpu:
         row = rows[0]

@@ -1,4 +1,4 @@
-"""The same program in float64: what a float32 result is checked against.
+"""Evaluate a program in float64, as a reference for its results in float32.
 
 A user's function may say float32 itself (``astype``, ``preferred_element_type``), so that float64
 arguments alone would not do: every dtype in its equations is widened.

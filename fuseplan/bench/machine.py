@@ -1,4 +1,4 @@
-"""The machine that a benchmark runs on: what it is, and how much memory this process has used."""
+"""Describe the machine that a benchmark runs on, and the memory that this process has used."""
 
 from __future__ import annotations
 

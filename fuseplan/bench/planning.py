@@ -1,4 +1,4 @@
-"""How long planning takes, stage by stage, beside XLA's own compiler in the same run."""
+"""Time planning, stage by stage, beside XLA's own compiler in the same run."""
 
 from __future__ import annotations
 
@@ -75,18 +75,13 @@ def time_plan(
     steps.start(f"planning {name}")
     started = time.perf_counter()
     traced = trace(f, *args)
-    with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
+    with using(SolutionCache()):  # without cached solutions of earlier plans
         plan = plan_traced(traced, options, time.perf_counter() - started)
     total_s = time.perf_counter() - started
     steps.done()
     xla_s = None
     if with_xla:
-        steps.start(f"XLA compiles {name}")
-        lowered = jax.jit(f).lower(*args)
-        started = time.perf_counter()
-        lowered.compile()
-        xla_s = time.perf_counter() - started
-        steps.done()
+        xla_s = xla_compile_s(name, f, args, steps)
     stages = dict(plan.stats.seconds)
     spent = {column: sum(stages.get(stage, 0.0) for stage in of) for column, of in _FOLDED.items()}
     return PlanTiming(
@@ -109,6 +104,17 @@ def time_plan(
         total_s=total_s,
         xla_compile_s=xla_s,
     )
+
+
+def xla_compile_s(name: str, f: Callable[..., Any], args: tuple[Any, ...], steps: Steps) -> float:
+    """Seconds that XLA takes to compile for this machine, without tracing and lowering."""
+    steps.start(f"XLA compiles {name}")
+    lowered = jax.jit(f).lower(*args)
+    started = time.perf_counter()
+    lowered.compile()
+    seconds = time.perf_counter() - started
+    steps.done()
+    return seconds
 
 
 Printable = tuple[Sequence[str], Sequence[Sequence[str]], tuple[int, ...]]
@@ -168,7 +174,7 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
 
 
 def csv_text(rows: Iterable[PlanTiming]) -> str:
-    """One line a workload, with a head: what was measured, and the machine, versions and time."""
+    """One line a workload, with a head: the measurement, and the machine, versions and time."""
     return csv_of([row.as_dict() | machine_columns() for row in rows])
 
 

@@ -1,5 +1,6 @@
-"""How well and how fast programs are planned: proofs, seconds by stage, what a deadline costs, what
-the heuristics lose, and what each feature of the search space gains. No kernel is run."""
+"""Measure planning: proofs, seconds by stage, and the cost of a deadline, of heuristics and of each feature.
+
+No kernel is run."""
 
 from __future__ import annotations
 
@@ -9,9 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-import jax
-
-from fuseplan.bench.planning import Printable
+from fuseplan.bench.planning import Printable, xla_compile_s
 from fuseplan.console import Steps
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import Traced, trace
@@ -179,7 +178,7 @@ def bench_solver(
     def plan(text: str, traced: Traced, option: Options) -> tuple[FusionPlan, float]:
         steps.start(f"{name}: {text}")
         clock, started = StageTimer(), time.perf_counter()
-        with using(SolutionCache()):  # what is remembered of earlier plans is not what is timed
+        with using(SolutionCache()):  # without cached solutions of earlier plans
             lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
             made = plan_best(lowered, option, clock)
         steps.done()
@@ -232,7 +231,7 @@ def bench_solver(
         at_deadlines=tuple(at_deadlines),
         excess=tuple(excess),
         ablation=tuple(ablations),
-        xla_compile_s=_xla_compile_s(name, f, args, steps) if with_xla else None,
+        xla_compile_s=xla_compile_s(name, f, args, steps) if with_xla else None,
     )
 
 
@@ -260,7 +259,7 @@ def _spread(seconds: Sequence[float]) -> Spread:
 
 
 def _stages(runs: Sequence[tuple[FusionPlan, float, float]]) -> tuple[tuple[str, float], ...]:
-    """For each column, the median of what the runs took."""
+    """For each column, the median of the runs' seconds."""
     by_run = [{**dict(plan.stats.seconds), "trace": trace_s} for plan, _, trace_s in runs]
     return tuple(
         (column, statistics.median(sum(laps.get(stage, 0.0) for stage in of) for laps in by_run))
@@ -272,18 +271,8 @@ def _excess(plan: FusionPlan, best: FusionPlan) -> float:
     return plan.objective_ps / best.objective_ps - 1 if best.objective_ps else 0.0
 
 
-def _xla_compile_s(name: str, f: Callable[..., Any], args: tuple[Any, ...], steps: Steps) -> float:
-    """Seconds that XLA takes to compile for this machine, without tracing and lowering."""
-    steps.start(f"XLA compiles {name}")
-    lowered = jax.jit(f).lower(*args)
-    started = time.perf_counter()
-    lowered.compile()
-    steps.done()
-    return time.perf_counter() - started
-
-
 def solver_tables(rows: Sequence[SolverTiming]) -> list[Printable]:
-    """The problems and proofs, seconds by stage, deadlines, what heuristics lose, and the ablation."""
+    """The problems and proofs, seconds by stage, deadlines, the loss of heuristics, and the ablation."""
     if not rows:
         return []
     tables = [_problems(rows), _stages_table(rows), _totals(rows)]

@@ -137,7 +137,7 @@ class EquationRewriter:
         return outputs
 
     def lowered(self, outputs: tuple[Operand, ...] | None = None) -> Lowered:
-        """The program of the equations, which returns ``outputs``, by default what the old one does."""
+        """The program of the equations, which returns ``outputs``, by default those of the old one."""
         old = self.old
         results = old.outputs if outputs is None else outputs
         equations, avals = tuple(self.equations), tuple(self.avals)

@@ -114,7 +114,8 @@ class _Rewriter(EquationRewriter):
         return self._reordered(new_eqn, (*range(len(x.batch)), *x.results, *y.results))
 
     def _operand(self, v: int, contract: Dims, batch: Dims, eqn: Equation, largest: int) -> tuple[int, Dims]:
-        """What is read in the place of ``v``, and which dimensions of ``v`` its dimensions are."""
+        """The value to read in the place of ``v``, and the dimension of ``v`` that each of its dimensions
+        is."""
         source, order, _ = self._view(v, eqn)
         shape = tuple(self.avals[source].shape[d] for d in order)
         every = range(len(shape))

@@ -25,7 +25,7 @@ def quick_ps(
     repeats: bool = False,
 ) -> int:
     """Picoseconds of the plan of ``best_first``. With ``repeats``, of the plan of ``xla_priority`` if that is
-    faster: there, kernels recompute their operands, so that a sum can read what its operand is computed from.
+    faster: there, kernels recompute their operands, so that a sum reads the operands of its operand.
 
     Raises:
         UndecidedError: ``work`` is over. A plan that was cut short is no estimate.

@@ -100,7 +100,7 @@ class _Streams:
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
         key = (self.signatures.of(nodes).key, tuple(here.items()))
         if key not in self._pays:
-            # What lies before and after the rest of a network shares no kernel.
+            # Operations before and after the rest of a network share no kernel.
             apart = stages(self.graph, nodes, self.device.backend)
             once_ps = sum(self._time_ps(part(self.lowered, some)) for some in apart)
             several = [n for side in copies for n in side if along_several(self.lowered.equations[n])]

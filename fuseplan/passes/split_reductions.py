@@ -222,7 +222,7 @@ def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:
         else:
             chain.equations.append(eqn)
     new = chain.lowered()
-    # No program has all of what the second step reduces.
+    # No program of a kernel holds the whole operand of the second step.
     return replace(new, graph=check_graph(replace(new.graph, waits=tuple(chain.waits))))
 
 

@@ -37,7 +37,7 @@ ENOUGH_S, _MOST_S, _FEWEST = 0.2, 2.0, 3
 
 
 class Program:
-    """A compiled side, and what the compiler says of its memory on each device."""
+    """A compiled program, and its memory on each device according to the compiler."""
 
     def __init__(self, compiled: Any) -> None:
         self.call = compiled
@@ -79,7 +79,7 @@ class Inputs:
         self._consumed |= {i for i, x in copies.items() if x.is_deleted()}
 
     def donate(self) -> None:
-        """Delete what the runs consumed of the copies: to the caller it was donated."""
+        """Delete the arguments whose copies the runs consumed: the caller has donated them."""
         for i in self._consumed:
             self._donated[i].delete()
 
@@ -193,7 +193,7 @@ _clock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What was found out at one set of shapes, and what is run from then on.
+    """The result of a measurement at one set of shapes, and the program that runs from then on.
 
     Times are medians in milliseconds, None where a side was not timed; temporary bytes are
     the compiler's own figure, None where it gives none.
@@ -256,11 +256,11 @@ class Choices:
         try:
             key = self._calls.key(args, kwargs)
             kept = self._kept.get(key)
-        except (TypeError, ValueError):  # No key, no cache: jax.jit says what is wrong.
+        except (TypeError, ValueError):  # No key, no cache: jax.jit raises the error.
             return self.fused(*args, **kwargs)
         if kept is not None:
             return kept(*args, **kwargs)
-        # Never wait: who holds the clock may be waiting for a callback into this function.
+        # Never wait: the measurement that holds the clock may wait for a callback into this function.
         if _is_staging(args, kwargs) or not _clock.acquire(blocking=False):
             return self.fused(*args, **kwargs)
         try:
@@ -313,7 +313,7 @@ class Choices:
             return settle(Measurement("plain", "several processes must agree, so it is not timed"))
         dynamic = self._calls.split(args, kwargs)[1:]
         if len(jax.tree.leaves(dynamic)) != len(jax.tree.leaves(traced.args_info)):
-            # Versions of JAX differ in what a negative position means where defaults are left out.
+            # Versions of JAX differ in the meaning of a negative position where defaults are left out.
             return settle(Measurement("plain", "which arguments are static is unclear, so it is not timed"))
         inputs = Inputs(dynamic, traced.args_info)
         programs: dict[Side, Program] = {}
@@ -321,7 +321,7 @@ class Choices:
             try:
                 programs[side] = Program(jitted[side].lower(*args, **kwargs).compile())
             except (UnsupportedOperationError, ConstraintError):
-                raise  # strict=True asked for it, or a constraint for what cannot be.
+                raise  # by strict=True, or an impossible constraint
             except Exception as error:
                 return without(side, error)
         fused, plain = programs["fused"], programs["plain"]
@@ -340,9 +340,9 @@ class Choices:
 
 
 def _is_staging(args: Any, kwargs: Any) -> bool:
-    """Whether what is called now is recorded (inside ``jax.jit``), transformed, or interpreted,
+    """Whether a call is now recorded (inside ``jax.jit``), transformed, or interpreted,
     instead of compiled and run."""
     disabled: bool = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # a documented option
-    # An operation without operands shows what becomes of any, and transfers nothing.
+    # An operation without operands is treated like any other, and transfers nothing.
     values = (jax.lax.iota("int32", 1), *jax.tree.leaves((args, kwargs)))
     return disabled or any(isinstance(x, jax.core.Tracer) for x in values)

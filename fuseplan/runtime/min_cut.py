@@ -59,7 +59,7 @@ class Halves:
     lowered: Lowered
     plan: FusionPlan
     forward: Part
-    """Its outputs are the function's results, then what is ``kept``."""
+    """Its outputs are the function's results, then the values ``kept``."""
     back: Part
     """Its inputs are the program's but for the cotangents, the cotangents, and ``hints``."""
     kept: tuple[int, ...]
@@ -77,7 +77,7 @@ class Halves:
 
     @property
     def kept_bytes(self) -> int:
-        """HBM bytes of what is kept beside arguments and results."""
+        """HBM bytes of the values kept beside arguments and results."""
         return sum(self.lowered.graph.values[v].nbytes for v in self.kept)
 
 
@@ -172,7 +172,7 @@ def _kept_free(
                 continue
             if source in before or source in free:
                 edge(("value", v), place(k), unbounded)
-                edge(place(k), place(source), unbounded)  # before, only with what it needs
+                edge(place(k), place(source), unbounded)  # only with all that it reads
     while path := _augmenting(room):
         least = min(room[u][v] for u, v in path)
         for u, v in path:

@@ -1,4 +1,4 @@
-"""Directed graphs of small numbers: what leads where, what is connected, what can run in which order."""
+"""Directed graphs of small numbers: reachability, connected sets, topological order and cycles."""
 
 from __future__ import annotations
 
@@ -47,7 +47,8 @@ def connected_sets(n_nodes: int, edges: Sequence[tuple[int, int]]) -> list[list[
 
 
 def reachable(starts: Iterable[int], following: Callable[[int], Iterable[int]]) -> set[int]:
-    """What one or more steps lead to from ``starts``; ``following(n)`` are those that one step leads to."""
+    """The nodes that paths of one or more edges lead to from ``starts``; ``following(n)`` are the heads of
+    the edges of ``n``."""
     found: set[int] = set()
     waiting = list(starts)
     while waiting:

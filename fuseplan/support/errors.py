@@ -58,7 +58,7 @@ class MemoryLimitError(FuseplanError, ValueError):
         self.ended_by = ended_by
 
     def joined(self, other: MemoryLimitError) -> MemoryLimitError:
-        """What holds where either of two graphs may be planned."""
+        """The error for the better of two graphs, either of which may be planned."""
         bounds = (self.bound_ps, other.bound_ps)
         return MemoryLimitError(
             self.limit_bytes,

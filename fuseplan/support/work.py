@@ -34,8 +34,8 @@ SHARE = 2
 comes to the same end. No search of the workloads does so much."""
 
 LEAST_S = 20.0
-"""Under a shorter deadline the counted limit is as for this one, and the clock ends the search: what is
-remembered of one plan then holds for another."""
+"""Under a shorter deadline the counted limit is as for this one, and the clock ends the search: cached
+solutions of one plan then hold for another."""
 
 STEP = 10
 """Units that enumerating one more group takes."""
@@ -68,7 +68,7 @@ class Work:
     limit: int
     spent: int = 0
     expires_at: float = math.inf
-    """The user's deadline, by ``time.monotonic``, of those who ask ``is_over``."""
+    """The user's deadline, by ``time.monotonic``, for ``is_over``."""
 
     def spend(self, units: int) -> None:
         """Count ``units`` of work."""
