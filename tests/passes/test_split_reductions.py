@@ -72,6 +72,7 @@ def test_what_is_rewritten_again_keeps_its_steps_apart():
     assert len(alone.graph.waits) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [76])
 @pytest.mark.parametrize("f", [backward, two_columns], ids=lambda f: f.__name__)

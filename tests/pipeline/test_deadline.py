@@ -98,6 +98,7 @@ def test_the_deadline_may_fall_anywhere(monkeypatch, floor, max_states):
     assert stages == {"OPTIMAL", "FEASIBLE"}
 
 
+@pytest.mark.slow
 def test_small_components_are_proven_before_a_large_one():
     rng = random.Random(1)
     n = 24

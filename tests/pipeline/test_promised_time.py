@@ -24,6 +24,7 @@ from tests.helpers.small_graphs import Bytes, graph
 pytestmark = pytest.mark.one_python
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_planning_keeps_its_deadline(name):
     for run in runs(SMALL[name](), DEVICES, (0.0, 0.3)):
@@ -51,6 +52,7 @@ def test_a_long_chain_is_looked_at_a_few_times_for_each_doubling():
     assert looked[1] < 3 * looked[0]
 
 
+@pytest.mark.slow
 def test_a_fan_becomes_few_kernels():
     (space,) = spaces(fan(300))
     groups = best_first_groups(space)

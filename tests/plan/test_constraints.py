@@ -172,6 +172,7 @@ def test_every_planner_obeys_and_the_solver_is_optimal(g, floor, foresees, data)
     check_against_brute_force(g, pricing, filters(data.draw, g, pricing))
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(graphs(max_nodes=7, kinds="eeeeerco"), st.data())
 def test_the_solver_is_optimal_with_siblings_too(g, data):
@@ -214,6 +215,7 @@ class Offering(Bytes):
         return (WithoutRules(self.graph) if nodes in self.offers else super()).price(nodes)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(graphs(max_nodes=6, kinds="eeerrca"), st.data())
 def test_offered_groups_obey(g, data):
@@ -598,6 +600,7 @@ def test_a_nest_that_skips_tiles_costs_less_than_its_operations_would():
     assert atoms.floor((0,)) <= atoms.price((0,)).cost.time_ps < scheduler.floor(limits.together[0].nodes)
 
 
+@pytest.mark.slow
 def test_rewritten_graphs_obey_too():
     def f(x, y):
         with jax.named_scope("distance"):
@@ -621,6 +624,7 @@ def test_a_wrong_request_is_an_error_not_a_fallback(measure):
         fuseplan.jit(attention, device=CPU, measure=measure, constraints=wrong)(*QKV)
 
 
+@pytest.mark.slow
 def test_jit_with_other_transformations():
     f = jitted(never_fuse=[("scores", "softmax")])
     some = tuple(a[:64] for a in QKV)

@@ -267,6 +267,7 @@ class WithFloor(Scheduler):
         self.floor = Floor(g, device)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(programs(), st.sampled_from([Scheduler, WithFloor]))
 def test_solver_is_optimal_with_real_prices(g, scheduler):

@@ -93,6 +93,7 @@ def test_kernels_that_wait_for_each_other():
     assert along_streams(lowered, get_device("tpu_v5e"), ALL_FEATURES) is None
 
 
+@pytest.mark.slow
 def test_a_sum_that_computes_its_operand_is_not_split():
     f, shapes = PUBLISHED["unet_block"].build()
     frame = fuseplan.compare(f, device="h200", planners=("xla_priority", "solver"), deadline_s=100)(*shapes)
