@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
@@ -41,8 +40,6 @@ class Layout:
     writes: tuple[Access, ...]
     inner: tuple[Access, ...]
     contraction: Contraction | None
-    element_bytes: tuple[int, ...] = ()
-    """Of the arrays read, then of those written."""
     joint: tuple[tuple[int, ...], ...] = ()
     """Axes that a dimension which some node needs whole splits into, where they are several."""
 
@@ -78,7 +75,6 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
         ordered,
         tuple(inner),
         contraction,
-        tuple(-(-dtypes.bits(graph.values[a.value].dtype) // 8) for a in (*reads, *ordered)),
         tuple(joint),
     )
 
@@ -98,59 +94,37 @@ def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
 
 def axis_roles(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
-) -> Iterator[tuple[AxisRole, ...]]:
-    """The ways to treat each axis: at most one streamed, in one pass, the others fixed by their
-    use."""
-    count = len(axes.sizes)
-    parallel = []
+) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
+    """The ways to treat the axes of a group, and whether each needs ``KernelSpec.passes``.
+
+    At most one axis is streamed; the roles of the others follow from their use. An axis that is reduced
+    in one pass, and indexes no result, needs no passes. Any other is streamed in several passes, and
+    then the group holds no other axis, or in one pass that writes results (``Capacity`` says where).
+    """
     written = [w.axis_set for w in layout.writes]
-    for a in range(count):
-        indexes_all = all(a in w for w in written)
-        parallel.append(indexes_all and not axes.reduced[a] and not axes.whole[a])
-    base = [AxisRole.PARALLEL if p else AxisRole.RESIDENT for p in parallel]
-    repeated = repeats(graph, nodes, axes)
-    streamable = [
-        a
-        for a in range(count)
-        if axes.reduced[a] and not axes.whole[a] and not any(a in w for w in written) and a not in repeated
-    ]
-    if layout.contraction is not None:
-        # A matmul always streams what it contracts: a whole operand rarely fits.
-        depth = layout.contraction.depth
-        if depth and depth[0] in streamable:
-            roles = list(base)
-            roles[depth[0]] = AxisRole.STREAMED
-            yield tuple(roles)
-        return
-    yield tuple(base)
-    for a in streamable:
-        roles = list(base)
-        roles[a] = AxisRole.STREAMED
-        yield tuple(roles)
-
-
-def roles_in_passes(
-    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
-) -> Iterator[tuple[AxisRole, ...]]:
-    """The ways to stream an axis that ``axis_roles`` does not have: in several passes, or in one
-    that writes what it makes. In several only if the group reduces or needs whole no other
-    (``fuseplan.schedule.footprint`` says where either is done)."""
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
-    if layout.contraction is not None:
-        return
-    written = [w.axis_set for w in layout.writes]
+    base = [
+        AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
+        for a in range(len(axes.sizes))
+    ]
+
+    def streaming(axis: int) -> tuple[AxisRole, ...]:
+        return (*base[:axis], AxisRole.STREAMED, *base[axis + 1 :])
+
     repeated = repeats(graph, nodes, axes) if held else frozenset()
-    for stream in held:
-        again = stream in repeated
-        is_written = any(stream in w for w in written)
-        if axes.whole[stream] or not (again or is_written) or (again and len(held) > 1):
-            continue
-        roles = [
-            AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
-            for a in range(len(axes.sizes))
-        ]
-        roles[stream] = AxisRole.STREAMED
-        yield tuple(roles)
+    streamable = [a for a in held if not axes.whole[a]]
+    in_one_pass = [a for a in streamable if a not in repeated and not any(a in w for w in written)]
+    if layout.contraction is not None:
+        # A matmul always streams the axis that it contracts: a whole operand rarely fits.
+        if layout.contraction.depth and layout.contraction.depth[0] in in_one_pass:
+            yield streaming(layout.contraction.depth[0]), False
+        return
+    yield tuple(base), False
+    for a in in_one_pass:
+        yield streaming(a), False
+    for a in streamable:
+        if a not in in_one_pass and (a not in repeated or len(held) == 1):
+            yield streaming(a), True
 
 
 def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[int]:

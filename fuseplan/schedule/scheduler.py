@@ -22,14 +22,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import (
-    Layout,
-    SpecMaker,
-    axis_roles,
-    group_layout,
-    roles_in_passes,
-    whole_array_spec,
-)
+from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
 from fuseplan.schedule.legality import Gates, gated, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests, passes_of
@@ -37,7 +30,7 @@ from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.shared_operands import walked
 from fuseplan.schedule.structure import Signatures
-from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, largest_block, most_promising, tilings
+from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, most_promising, tilings
 from fuseplan.support.errors import Verdict
 
 CACHED_AXES = 1_000
@@ -207,7 +200,6 @@ class Scheduler(Pricing):
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes, edge)
-        block_bytes = largest_block(layout)
         most = MAX_PRICED_TILINGS if self.features.choice_of_tile else 1
         for place, (roles, in_passes) in enumerate(self._roles(nodes, axes, layout)):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
@@ -226,8 +218,6 @@ class Scheduler(Pricing):
                 ranked = most_promising(*kernel, list(ranked), is_wanted)
             for rank, tiles in ranked:
                 tried.append(tiles)
-                if block_bytes(tiles) > device.block_limit_bytes:
-                    continue
                 if device.sequential_grid and priced.is_dominated(tiles):
                     continue
                 spec = make_spec(tiles)
@@ -247,14 +237,13 @@ class Scheduler(Pricing):
     ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
         """The roles that the group's axes may have, and whether its stream is walked in several passes."""
         streaming = self.features.streaming or layout.contraction is not None
-        for roles in axis_roles(self.graph, nodes, axes, layout):
-            if streaming or AxisRole.STREAMED not in roles:
-                yield roles, False
-        # Last, since most groups whose whole axis fits reach their lower bound in one pass.
-        may_write = self.device.sequential_grid
-        if streaming and (may_write or (self.capacity is not None and self.capacity.may_stream(nodes))):
-            for roles in roles_in_passes(self.graph, nodes, axes, layout):
-                yield roles, True
+        may_pass = self.device.sequential_grid or (
+            self.capacity is not None and self.capacity.may_stream(nodes)
+        )
+        # Passes come last, since most groups whose whole axis fits reach their lower bound in one pass.
+        for roles, in_passes in axis_roles(self.graph, nodes, axes, layout):
+            if AxisRole.STREAMED not in roles or (streaming and (may_pass or not in_passes)):
+                yield roles, in_passes
 
     def in_one_tile(self, nodes: Nodes) -> Kernel | Verdict:
         """The kernel of ``nodes`` with every axis whole on one core, or why there is none."""

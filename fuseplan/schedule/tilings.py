@@ -131,28 +131,6 @@ class DepthDominance:
         return (*tiles[:depth], *tiles[depth + 1 :]), -(-self._size // tile) * tile
 
 
-def largest_block(layout: Layout) -> Callable[[Tiles], int]:
-    """A function from tiles to the bytes of the largest block read or written, which must fit on chip."""
-    blocks = list(
-        {
-            (access.axis_set, width): None
-            for access, width in zip(layout.reads + layout.writes, layout.element_bytes, strict=True)
-        }
-    )
-
-    def nbytes(tiles: Tiles) -> int:
-        largest = 0
-        for axes, width in blocks:
-            size = width
-            for a in axes:
-                size *= tiles[a]
-            if size > largest:
-                largest = size
-        return largest
-
-    return nbytes
-
-
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
     contiguous = _contiguous_axes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous]
