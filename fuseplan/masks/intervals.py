@@ -46,10 +46,6 @@ def _add(xp: Any, eqn: Equation, a: Interval, b: Interval) -> Interval:
     return unless(xp, clash, a[0] + b[0], a[1] + b[1])
 
 
-def _neg(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return -a[1], -a[0]
-
-
 def _sub(xp: Any, eqn: Equation, a: Interval, b: Interval) -> Interval:
     return _add(xp, eqn, a, (-b[1], -b[0]))
 
@@ -117,10 +113,6 @@ def _power(xp: Any, eqn: Equation, a: Interval, y: int) -> Interval:
         return _div(xp, eqn, (1.0, 1.0), _power(xp, eqn, a, -y))
     base = a if y % 2 else _abs(xp, eqn, a)
     return base[0] ** y, base[1] ** y
-
-
-def _integer_pow(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return _power(xp, eqn, a, int(eqn.params["y"]))
 
 
 def _truth(xp: Any, lo: Any, hi: Any) -> Interval:
@@ -221,11 +213,11 @@ OPERATIONS: dict[str, Callable[..., Interval]] = {
     "mul": product,
     "div": _div,
     "rem": _rem,
-    "neg": _neg,
+    "neg": lambda xp, eqn, a: (-a[1], -a[0]),
     "abs": _abs,
     "square": lambda xp, eqn, a: _power(xp, eqn, a, 2),
     "one_minus_square": lambda xp, eqn, a: _sub(xp, eqn, (1.0, 1.0), _power(xp, eqn, a, 2)),
-    "integer_pow": _integer_pow,
+    "integer_pow": lambda xp, eqn, a: _power(xp, eqn, a, int(eqn.params["y"])),
     "max": _max,
     "min": _min,
     "clamp": _clamp,
@@ -247,8 +239,8 @@ OPERATIONS: dict[str, Callable[..., Interval]] = {
     "sqrt": _sqrt,
     "rsqrt": _rsqrt,
     **{name: _monotone(name) for name in ("tanh", "sign", "floor", "ceil")},
-    **dict.fromkeys(("logistic",), _within(0.0, 1.0)),
-    **dict.fromkeys(("erf",), _within(-1.0, 1.0)),
+    "logistic": _within(0.0, 1.0),
+    "erf": _within(-1.0, 1.0),
     **dict.fromkeys(("sin", "cos"), _within(-1.0, 1.0, of_infinity=False)),
 }
 
