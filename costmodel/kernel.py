@@ -1,4 +1,4 @@
-"""A kernel to be: a group of nodes, how its axes are tiled, and what that costs."""
+"""Kernel specifications: a group of nodes, the tiling of its axes, and its cost."""
 
 from __future__ import annotations
 
@@ -22,13 +22,12 @@ class AxisRole(enum.IntEnum):
     RESIDENT = 2
     """The whole extent is in the block."""
     INNER = 3
-    """Contracted on every tile of the others, in a loop of its own over tiles of operands that are loaded
-    for that: what is too long to be in the block, such as the features of a row whose classes are
-    streamed."""
+    """An axis that is too long to be in the block, contracted on every tile of the others in a loop of its
+    own over tiles of the operands, such as the features of a row whose classes are streamed."""
 
     @property
     def is_whole(self) -> bool:
-        """Whether a tile of the other axes completes what is reduced along the axis."""
+        """Whether a reduction along the axis is complete on every tile of the other axes."""
         return self >= AxisRole.RESIDENT
 
 
@@ -81,7 +80,7 @@ class KernelSpec:
     all follow from ``axes`` and the accesses.
 
     ``axes`` is in grid order: parallel axes outermost first, then streamed ones, then
-    resident and inner ones. With ``backend == "xla"`` the group is XLA's to compile: ``axes`` is
+    resident and inner ones. With ``backend == "xla"`` XLA compiles the group: ``axes`` is
     empty, and every access is of the whole array, once. A loop nest of the CPU (``"loops"``)
     may have several streamed axes, the innermost of them its *stream*; a kernel of any
     other backend has at most one.
@@ -97,16 +96,15 @@ class KernelSpec:
     backend: str = "xla"
     passes: tuple[tuple[int, ...], ...] = ()
     """For each pass along the stream, the nodes evaluated on every tile, as positions in
-    ``nodes``. Empty where no more than one pass is made, which completes reductions alone
-    and writes nothing; of a loop nest there are always some."""
+    ``nodes``. Empty for a kernel with at most one pass, which only completes reductions and writes
+    nothing; never empty for a loop nest."""
     keeps: bool = False
     """Whether the products of one pass are kept for later ones, for all of the stream, instead
     of being computed again."""
     walked: tuple[int, ...] = ()
-    """For each pass, how many tiles are walked in all: fewer than there are where a mask
-    leaves nothing of some."""
+    """For each pass, the number of tiles that it visits: fewer than all if a mask leaves some out."""
     compiled: Compiled | None = None
-    """What XLA made of the group, where its program was looked at; None: that each array is moved once."""
+    """The kernels that XLA made of the group, read from its program; None: each array is moved once."""
 
     @property
     def capabilities(self) -> Backend:
@@ -190,17 +188,16 @@ class Cost:
     """
 
     launch_ps: int = 0
-    """Starting kernels: its own, and of a CPU's loops each contraction that they call."""
+    """Launches: of the kernel itself, and of each contraction that a CPU's loops call."""
     scan_ps: int = 0
-    """Looking through the arrays for infinities, with the launches for it, before masked tiles are
-    left out."""
+    """Scanning the arrays for infinities, launches included, before masked tiles are left out."""
     sync_ps: int = 0
     """Handing work to all cores of a CPU and waiting for them."""
     fresh_ps: int = 0
     """Touching pages of memory for the first time."""
     surcharge_ps: int = 0
-    """What the price is raised by on purpose: a tenth of a CPU's loops beside their contractions,
-    because the model is not exact; in a search for less memory, the charge for what is kept alive."""
+    """A deliberate addition to the price: a tenth of the time of a CPU's loops without their contractions,
+    because the model is not exact; in a search for less memory, the charge for live values."""
     step_ps: int = 0
     """The steps of a TPU's grid or of a CPU's loops, beside their work."""
     memory_ps: int = 0
@@ -223,8 +220,9 @@ class Cost:
 
     @property
     def time_ps(self) -> int:
-        """What always adds up, and of what overlaps the slowest: memory, latency, cache, contractions, or
-        vector work (vector and transcendental operations share an issue slot, so they add up)."""
+        """The parts that always add up, plus the slowest of those that overlap: memory, latency, cache,
+        contractions, or vector work (vector and transcendental operations share an issue slot, so they add
+        up)."""
         fixed = self.launch_ps + self.scan_ps + self.sync_ps + self.fresh_ps + self.surcharge_ps
         arithmetic = self.vector_ps + self.transcendental_ps
         if self.in_turns:
@@ -244,8 +242,8 @@ class Cost:
 
     @property
     def parts_ps(self) -> dict[str, int]:
-        """What ``time_ps`` is the sum of, by name (``BOUNDS``, and ``surcharge``): parts that run while
-        others take longer are left out."""
+        """The parts whose sum is ``time_ps``, by name (``BOUNDS``, and ``surcharge``): parts that overlap
+        with slower ones are left out."""
         vector = {"vector": self.vector_ps + self.transcendental_ps}
         cached = {"cache": self.cache_ps, "sums": self.sums_ps}
         fixed = {
@@ -280,4 +278,4 @@ class Cost:
 BOUNDS = (
     "launch", "memory", "latency", "cache", "matrix", "vector", "steps", "scan", "sync", "pages", "sums",
 )  # fmt: skip
-"""What a kernel's time may be made of, and so bound by. The surcharge is no work."""
+"""Names of the parts that a kernel may be bound by. The surcharge is not one: it is no work."""

@@ -21,12 +21,13 @@ LANES, SUBLANES = 128, 8
 (Pallas TPU guide, "BlockSpec")."""
 
 WORD_BITS = 32
-"""Of a sublane of a lane; narrower types pack along the sublanes (Pallas TPU guide, array layouts)."""
+"""Bits of one sublane of one lane; narrower types pack along the sublanes (Pallas TPU guide, array
+layouts)."""
 
 
 def padded_size(size: int, second: int, minor: int, rows: int) -> int:
-    """Elements that lie where ``size`` of them do, with so many along the last two dimensions, in tiles
-    of ``rows`` x 128."""
+    """The number of elements of an array of ``size`` after padding its last two dimensions (``second``,
+    ``minor``) to tiles of ``rows`` x 128."""
     return size // max(minor * second, 1) * _up(minor, LANES) * _up(second, rows)
 
 
@@ -36,7 +37,7 @@ def array_bytes(spec: KernelSpec, access: Access, value: Value) -> int:
 
 
 def least_array_bytes(value: Value) -> int:
-    """``array_bytes`` at least, whatever the kernel."""
+    """Lower bound of ``array_bytes`` for any kernel."""
     return min(
         _padded_bytes(value, lifted) for lifted in ((False, True) if len(value.shape) > 1 else (False,))
     )
@@ -44,8 +45,8 @@ def least_array_bytes(value: Value) -> int:
 
 @lru_cache(maxsize=10_000)
 def _padded_bytes(value: Value, lifted: bool) -> int:
-    """Of few rows a tile has no more than the next power of two, and of narrow types at least a word's.
-    A scalar lies in scalar memory."""
+    """Bytes of an array after padding. A tile of few rows has as many as the next power of two, and at least
+    those of one word of a narrow type. A scalar lies in scalar memory, unpadded."""
     if not value.shape:
         return value.nbytes
     *_, second, minor = shape = outer_shape(value.shape, lifted)
@@ -104,7 +105,8 @@ def peak_bytes(graph: Graph, kernels: Sequence[KernelSpec], tile_bytes: Sequence
 
 
 def buffers(graph: Graph, kernels: Sequence[KernelSpec]) -> list[int]:
-    """For each value the one in whose buffer it lies: itself, or what bitcasts made it from."""
+    """For each value the value in whose buffer it lies: itself, or the operand of the bitcasts that made
+    it."""
     buffer = list(range(len(graph.values)))
     for spec in kernels:
         if is_bitcast(graph, spec):

@@ -387,7 +387,7 @@ class KernelFootprint:
             freed = 0 if is_virtual(node) else sum([live.pop(v, 0) for v in step.dying])
             during = now + made + self._scratch(node, own, made, live)
             now += made - freed
-            # What is only written is gone once it is stored.
+            # A result that is only written dies once it is stored.
             now -= sum([live.pop(v, 0) for v, _ in results if v not in step.used])
             steps.append((before, during - (freed if node.kind == OpKind.ELEMENTWISE else 0), now))
         return accumulators, steps
