@@ -1,6 +1,6 @@
 """The few names of JAX that have no public home, each with its reason.
 
-``tests/runtime/test_jax_compat.py`` exercises every one of them on each supported JAX.
+The tests use every one of them on each supported JAX.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.helpers.emit_cases import layernorm_rows, softmax_grad
 
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
-# Each form of kernel is compiled with both JAXes (test_compile_kernels.py); whole plans with one.
+# Each form of kernel is compiled with the oldest and the newest JAX, whole plans with the oldest alone.
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot"), pytest.mark.one_python]
 
 

@@ -37,7 +37,7 @@ from tests.helpers.nest_cases import CASES, D, M, N, normal, with_gradient
 from tests.helpers.nests import assert_close, describe
 from tests.helpers.quickly import run_quickly
 
-# The same cases are run as loops on both Pythons (test_emit_loops.py).
+# The same cases are run as CPU loops on both Pythons.
 pytestmark = pytest.mark.one_python
 
 LARGE_BYTES = 512
@@ -101,7 +101,7 @@ def small_tiles(monkeypatch):
         register_backend(backend)
 
 
-# Of its few scores nothing is gained on a TPU: test_heads_that_share_keys has it.
+# A TPU gains nothing from a nest over its few scores.
 ON_TPUS = [name for name in NAMES if name != "gradient of grouped"]
 
 

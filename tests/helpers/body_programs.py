@@ -1,5 +1,5 @@
 """Programs whose operations hold bodies: loops, branches and reductions of their own. Run as a program, it
-prints the signatures of each one's nodes, for ``test_describe.py`` to compare between processes."""
+prints the signatures of each one's nodes, to be compared between processes."""
 
 from __future__ import annotations
 

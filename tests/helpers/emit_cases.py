@@ -1,7 +1,6 @@
 """One kernel a case: functions, inputs, and tiles chosen to be ragged.
 
-The same cases are run in interpret mode against ``jax.jit`` (test_emit_triton.py,
-test_emit_mosaic_tpu.py) and compiled for devices that are not there (aot/).
+The same cases are run in interpret mode against ``jax.jit``, and compiled for devices that are absent.
 """
 
 from __future__ import annotations

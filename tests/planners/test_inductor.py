@@ -82,7 +82,7 @@ def test_rounds_and_sizes_are_limited(monkeypatch):
     assert all(len(g) == 2 for g in groups(several, X))  # inlined only
 
 
-@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])  # On a CPU, nobody offers its loops: test_peers.py.
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])  # Planners of groups offer no CPU loops.
 def test_layer_norm_is_one_kernel(device):
     def norm(x, g, b):
         mean = x.mean(1, keepdims=True)

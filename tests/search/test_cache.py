@@ -125,7 +125,7 @@ def test_graphs_whose_groups_wait_for_each_other_are_planned_the_same(g, max_nod
 
 
 def test_what_is_solved_jointly_is_the_same():
-    # The smallest graph whose best groups wait for each other (test_planners.py).
+    # The smallest graph whose best groups wait for each other.
     g = graph("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])
     with using(SolutionCache()):
         first, again = (SOLVE(g, Known(g), Budget()) for _ in range(2))
