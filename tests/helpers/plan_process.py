@@ -1,5 +1,5 @@
-"""Plan some programs and print a line each: a digest of the plan without its seconds. It is run in processes of
-other hash seeds, with a clock that runs faster than this machine."""
+"""Plan some programs and print for each a digest of the plan without its seconds. It is run in processes
+of other hash seeds, with a clock that runs faster than this machine."""
 
 from __future__ import annotations
 
