@@ -121,6 +121,7 @@ def test_every_package_says_what_it_does():
         assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 
+@pytest.mark.slow
 def test_importing_fuseplan_costs_little_beside_jax():
     """At most 0.15 s of CPU time more than ``import jax``, the least of three processes."""
     code = (

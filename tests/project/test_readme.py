@@ -301,6 +301,7 @@ def test_only_seconds_may_differ():
         assert readme.without_seconds(shown) != readme.without_seconds(other)
 
 
+@pytest.mark.slow
 def test_a_command_that_fails_says_what_it_said():
     with pytest.raises(RuntimeError, match=r"exits with 2: .*nothere"):
         readme.run_commands("fuseplan plan nothere --device h200 | cat")

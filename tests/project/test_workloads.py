@@ -142,6 +142,7 @@ def test_a_missing_optional_package_is_named(monkeypatch):
         get_workload("equinox_mlp_train").build()
 
 
+@pytest.mark.slow
 def test_listing_the_workloads_needs_no_optional_package():
     code = (
         "import sys; from fuseplan.workloads import WORKLOADS; assert len(WORKLOADS) > 20; "

@@ -229,6 +229,7 @@ def test_page_gives_reasons(page, plans):
     assert "Why each kernel ends where it does" in html
 
 
+@pytest.mark.slow
 def test_page_does_not_show_the_authors_folders(page):
     assert os.path.dirname(__file__) not in render_page(page)
 

@@ -110,6 +110,7 @@ def test_nothing_is_tried_by_itself_where_all_is_well(compiler, recwarn):
     assert f.plan(X).stats.refused == 0
 
 
+@pytest.mark.slow
 def test_planned_anew_with_less_room(compiler):
     modelled = fast(activated).plan(X, W).kernels[0].cost.onchip_bytes
 

@@ -329,6 +329,7 @@ def test_a_pass_back_from_some_results_uses_what_is_kept(monkeypatch, capsys):
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), got, want)
 
 
+@pytest.mark.slow
 def test_closures_kinds_of_numbers_and_results_without_derivative():
     def outer(j):
         inner = lambda s, x: jax.grad(lambda y: j(lambda y: jnp.sin(y * s) * s)(y).sum())(x).sum()  # noqa: E731

@@ -20,7 +20,7 @@ def traced():
 
 
 def test_source_line_names_the_users_frame():
-    assert "test_compat.py" in jax_compat.source_line(traced().jaxpr.eqns[0].source_info)
+    assert "test_jax_compat.py" in jax_compat.source_line(traced().jaxpr.eqns[0].source_info)
 
 
 def test_scope_names_are_those_of_the_user():

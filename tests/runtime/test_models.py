@@ -51,6 +51,7 @@ def test_an_optax_training_step_of_an_equinox_model_learns():
     assert got[1][-1] < got[1][0]
 
 
+@pytest.mark.slow
 def test_a_small_training_step_is_proven_optimal():
     f, args = get_workload("gpt2_train_4").build(small=True)
     plan = fuseplan.make_plan(f, device="h200", deadline_s=120)(*args)

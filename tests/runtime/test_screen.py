@@ -66,6 +66,7 @@ def random_case(seed):
     return (m, n), f, [jax.ShapeDtypeStruct(s, "float32") for s in [(m, 1), (1, n)]]
 
 
+@pytest.mark.slow
 def test_no_program_that_a_plan_puts_loops_into_is_handed_over(monkeypatch):
     """And next to none is planned in vain for want of an offer: of 100 programs, both kinds occur."""
     seen: Counter[tuple[bool, bool]] = Counter()

@@ -51,6 +51,7 @@ def test_an_operation_walks_only_its_largest_arrays():
     assert pairs(g) == ((1, 3),)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(graphs(max_nodes=8, kinds="eeeercoo"))
 def test_the_solver_is_optimal_with_siblings(g):

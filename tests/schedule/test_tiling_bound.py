@@ -44,6 +44,7 @@ def anchored(graph, groups):
     return [g for g in groups if any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in g)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_the_floor_is_below_every_price(device):
     n_priced = 0
@@ -58,6 +59,7 @@ def test_the_floor_is_below_every_price(device):
     assert n_priced > 100
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_no_tiling_beats_its_least_time(device, monkeypatch):
     """And some are met: by those for which nothing else takes longer."""
@@ -84,6 +86,7 @@ def test_no_tiling_beats_its_least_time(device, monkeypatch):
     assert max(ratios) > 0.999
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["h200", "l4", "tpu_v4", "tpu_v5e"])
 def test_the_most_promising_first_is_the_best_of_all(device):
     n_priced = 0

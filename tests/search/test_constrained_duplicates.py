@@ -84,6 +84,7 @@ def components_within(graph, pricing, limits):
     return [atoms.expanded(nodes) for _, nodes in parts.instances]
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None)
 @given(programs(), st.data())
 def test_what_is_computed_again_within_constraints_is_decided_optimally(g, data):

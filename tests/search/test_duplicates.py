@@ -51,6 +51,7 @@ def split_programs(g):
     return copies if copies is not None and len(copies.graph.nodes) <= MOST else None
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(programs())
 def test_what_is_computed_again_is_decided_optimally(g):
@@ -135,6 +136,7 @@ def run(f, args, device):
     return plan, got, run_quickly(traced.evaluate, *flat)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize(
     "name", ["gpt2_block", "cross_entropy_grad", "layernorm_grad", "causal_attention_grad", "mlp", "rope"]

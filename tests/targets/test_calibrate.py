@@ -44,6 +44,7 @@ def counted(tmp_path, monkeypatch):
     return calls
 
 
+@pytest.mark.slow
 def test_this_cpu_is_measured_by_xla(quick):
     cpu = calibrate.measure(60)
     # A difference may be less than the noise of a busy machine: then its figure says so.
