@@ -104,7 +104,7 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
     copies = split(g, roots_of(g, h200))
     book = PriceBook(copies.graph, DuplicatePricing(copies, Scheduler(g, h200)))
     by_hand = ByHand(copies.graph, h200)
-    (space,) = (s for s in decompose(copies.graph, book).kinds if s.closure is not None)
+    (space,) = (s for s in decompose(copies.graph, book).kinds if s.duplicate_rules is not None)
     small = absorb_renames(space)
     assert small.n < space.n
 
