@@ -136,6 +136,12 @@ def compose(dim_map: DimMap, node_axes: NodeAxes) -> DimMap:
     )
 
 
+def reduced_axes(node: Node, own: NodeAxes) -> set[int]:
+    """The axes of a group that a node with the axes ``own`` reduces."""
+    roles = zip(own, node.roles, strict=True)
+    return {a for dims, role in roles if role == DimRole.REDUCED for a in dims}
+
+
 _REDUCED, _WHOLE = 1, 2
 _FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
 

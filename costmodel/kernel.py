@@ -147,7 +147,7 @@ def evaluations(spec: KernelSpec) -> tuple[tuple[int, int], ...]:
     that its passes visit over all tiles; (1, 1) for a node outside the passes."""
     every = tile_count(spec)
     counts = [0] * len(spec.nodes)
-    for positions, walked in zip(spec.passes, spec.walked or (every,) * len(spec.passes), strict=True):
+    for positions, walked in zip(spec.passes, tiles_walked(spec), strict=True):
         for i in positions:
             counts[i] += walked
     return tuple([(count, every) if count else (1, 1) for count in counts])
@@ -156,6 +156,11 @@ def evaluations(spec: KernelSpec) -> tuple[tuple[int, int], ...]:
 def tile_count(spec: KernelSpec) -> int:
     """The number of tiles of all axes together."""
     return math.prod([axis.n_tiles for axis in spec.axes])
+
+
+def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
+    """For each pass, the number of tiles of all axes together that it visits."""
+    return spec.walked or (tile_count(spec),) * len(spec.passes)
 
 
 def walked_share(spec: KernelSpec, passes: Sequence[int]) -> tuple[int, int]:

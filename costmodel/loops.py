@@ -25,7 +25,7 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes, compose, made_map
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
-from costmodel.kernel import Axis, Cost, KernelSpec
+from costmodel.kernel import Axis, Cost, KernelSpec, tiles_walked
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -317,12 +317,6 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
         flops=total.flops,
         in_turns=True,
     )
-
-
-def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
-    """For each pass, the number of tiles of all loops together that it visits."""
-    every = math.prod(a.n_tiles for a in spec.axes)
-    return spec.walked or (every,) * len(spec.passes)
 
 
 def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:

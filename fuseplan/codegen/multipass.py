@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from costmodel.axes import reduced_axes
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.codegen.single_pass import Blocks, literal_scalar, live_ins, put_results
@@ -23,10 +24,8 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops.reduction import accumulator
 from fuseplan.frontend.trace import Literal
 from fuseplan.masks.dead_tiles import Skips
-from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.nests.live_tiles import TileRange, ranges_of, skips_of
-from fuseplan.schedule.nests.multipass import Pass
-from fuseplan.schedule.nests.online_rescaling import reduced_axes
+from fuseplan.schedule.nests.multipass import Pass, program_of
 
 Totals = dict[int, Any]
 """Accumulators along the stream, by position in the group."""

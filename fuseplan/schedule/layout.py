@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
@@ -82,7 +82,7 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
 def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
     """Sort the axes of a two-operand contraction: batch, rows, columns, depth."""
     lhs, rhs = (Access(0, compose(m, own)).axis_set for m in node.input_maps)
-    depth = {a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    depth = reduced_axes(node, own)
     order = [a for dims in own for a in dims]
     return Contraction(
         tuple(a for a in order if a in lhs and a in rhs and a not in depth),
@@ -137,10 +137,7 @@ def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[
         known = masks.get((own, node.roles))
         if known is None:
             walked = sum(1 << a for a in {a for dims in own for a in dims})
-            reduced = {
-                a for dims, role in zip(own, node.roles, strict=True) if role == DimRole.REDUCED for a in dims
-            }
-            known = masks[own, node.roles] = (walked, sum(1 << a for a in reduced))
+            known = masks[own, node.roles] = (walked, sum(1 << a for a in reduced_axes(node, own)))
         walked, combined = known
         depends = 0
         for v in node.inputs:

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from costmodel.axes import Conflict, GroupAxes
+from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
-from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind
+from costmodel.graph import Boundary, Graph, Node, OpKind
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
@@ -206,8 +206,7 @@ def ancestors_among(members: Sequence[Node], anchor: Node) -> list[Node]:
 def _inside(members: Sequence[Node], anchor: Node, axes: GroupAxes) -> list[Node]:
     """Those of ``members`` that are evaluated in the loop over the axes that ``anchor`` contracts."""
     position = {node.id: i for i, node in enumerate(members)}
-    own = axes.node_axes[position[anchor.id]]
-    depth = {a for dims, role in zip(own, anchor.roles, strict=True) if role == DimRole.REDUCED for a in dims}
+    depth = reduced_axes(anchor, axes.node_axes[position[anchor.id]])
     return [
         node
         for node in ancestors_among(members, anchor)

@@ -25,7 +25,8 @@ from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
 from fuseplan.schedule.legality import Gates, gated, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
-from fuseplan.schedule.nests.cpu import CpuNests, passes_of
+from fuseplan.schedule.nests.cpu import CpuNests
+from fuseplan.schedule.nests.multipass import passes_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.shared_operands import walked

@@ -19,7 +19,7 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.schedule.addressing import is_contiguous, keeps_ranks, order, regroups, whole_tile
 from fuseplan.schedule.layout import contraction_axes, is_nest
 from fuseplan.schedule.legality import refuse, refuse_nest
-from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.shared_operands import Hubs, walked
 from fuseplan.support.errors import InvalidPlanError
 

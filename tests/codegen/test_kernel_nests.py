@@ -29,8 +29,8 @@ from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.schedule import tilings as tiles
 from fuseplan.schedule.nests import offered
 from fuseplan.schedule.nests.accelerator import kernel_nests
-from fuseplan.schedule.nests.cpu import program_of
 from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
+from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import joined_contractions, regions
 from fuseplan.workloads import get_workload
 from tests.helpers.nest_cases import CASES, D, M, N, normal, with_gradient

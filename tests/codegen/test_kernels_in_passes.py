@@ -25,7 +25,7 @@ from fuseplan.codegen.multipass import Nest
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.runtime.executor import make_runner
-from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.settings import make_options
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.plan import check_plan

@@ -19,7 +19,7 @@ from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, trace
 from fuseplan.schedule.layout import SpecMaker, group_layout
-from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import can_nest, regions
 from fuseplan.schedule.tilings import addressing
 from tests.helpers.quickly import run_quickly

@@ -15,7 +15,7 @@ from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.layout import SpecMaker, group_layout, repeats
-from fuseplan.schedule.nests.cpu import passes_of
+from fuseplan.schedule.nests.multipass import passes_of
 
 P, S, R = AxisRole.PARALLEL, AxisRole.STREAMED, AxisRole.RESIDENT
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from fuseplan.schedule.nests.cpu import program_of
+from fuseplan.schedule.nests.multipass import program_of
 from tests.helpers.nest_cases import CASES, CT, QKV, TILES, M, N, attention, normal, with_gradient
 from tests.helpers.nests import S, specs_of
 

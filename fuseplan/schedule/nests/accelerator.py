@@ -10,24 +10,22 @@ before they are multiplied.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
-from costmodel.kernel import AxisRole, KernelSpec, evaluations
+from costmodel.kernel import AxisRole, KernelSpec, evaluations, tile_count
 from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.addressing import whole_tile
 from fuseplan.schedule.layout import Contraction, Layout, SpecMaker, contraction_axes, group_layout
-from fuseplan.schedule.nests.cpu import program_of, tileable
-from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
+from fuseplan.schedule.nests.cpu import tileable
+from fuseplan.schedule.nests.multipass import passes_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.nests.regions import (
     joined_contractions,
@@ -56,10 +54,10 @@ def kernel_nests(
     for roles in _roles(layout, axes, dots, inner, backend_of(backend)):
         make_spec = SpecMaker(nodes, axes, layout, roles, backend)
         if AxisRole.STREAMED in roles:
-            program = program_of(graph, make_spec(axes.sizes))
-            if program is None:
+            passes = passes_of(graph, make_spec(axes.sizes))
+            if passes is None:
                 continue
-            make_spec.passes = tuple(p.loop for p in program.passes)
+            make_spec.passes = passes
         for tiles in itertools.product(*_tiles(layout.sizes, roles, dots, backend)):
             if can_address(tiles) and all(dot.is_flat(tiles) for dot in dots):
                 yield make_spec(tiles)
@@ -198,19 +196,8 @@ class KernelNests(Nests):
             if need.fits(self.device)
         ]
         kernels.sort(key=_rank)
-        return min([*kernels, *map(self._masked_kernel, kernels[:MASKED_KERNELS])], key=_rank, default=None)
-
-    def _masked_kernel(self, kernel: Kernel) -> Kernel:
-        """The kernel without the tiles at either end of the stream that a mask excludes."""
-        spec = kernel.spec
-        if self.lowered is None or not self.masked(spec.nodes):
-            return kernel
-        program = program_of(self.graph, spec)
-        assert program is not None
-        spec = replace(spec, walked=tiles_visited_in_ranges(self.lowered, spec, program, self._index))
-        return Kernel(spec, estimate(self.graph, spec, self.device))
+        return min([*kernels, *map(self.masked_kernel, kernels[:MASKED_KERNELS])], key=_rank, default=None)
 
 
 def _rank(kernel: Kernel) -> tuple[int, int, int]:
-    steps = math.prod(axis.n_tiles for axis in kernel.spec.axes)
-    return kernel.cost.time_ps, kernel.cost.hbm_bytes, steps
+    return kernel.cost.time_ps, kernel.cost.hbm_bytes, tile_count(kernel.spec)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import GroupAxes
@@ -22,8 +21,7 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import Layout, SpecMaker, group_layout
-from fuseplan.schedule.nests.live_tiles import tiles_visited
-from fuseplan.schedule.nests.multipass import Limit, LimitError, Program, make_program
+from fuseplan.schedule.nests.multipass import Limit, LimitError, program_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import addressing
@@ -42,31 +40,6 @@ needs the least memory is chosen."""
 MASKED_KERNELS = 24
 """The number of fastest tilings whose masked tiles are determined, which takes milliseconds each. A mask
 changes the order of tilings little."""
-
-
-def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Program | None:
-    """The passes of a nest (``multipass.make_program``).
-
-    Raises:
-        LimitError: they take longer than the limit.
-    """
-    return make_program(
-        graph,
-        spec.nodes,
-        spec.node_axes,
-        frozenset(i for i, axis in enumerate(spec.axes) if not axis.role.is_whole),
-        spec.streamed,
-        frozenset(w.value for w in spec.writes),
-        spec.keeps,
-        limit,
-    )
-
-
-def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...] | None:
-    """For each pass of a kernel along its stream, the nodes evaluated on every tile; None if it cannot be
-    split into passes."""
-    program = program_of(graph, spec)
-    return None if program is None else tuple(p.loop for p in program.passes)
 
 
 Order = tuple[int, int]
@@ -178,7 +151,7 @@ class CpuNests(Nests):
             if bounded and (limit.ps is None or _equal_ps(cost.time_ps) < limit.ps):
                 limit.ps = _equal_ps(cost.time_ps)
         priced.sort(key=lambda found: found[:2])
-        kernels = [self._masked_kernel(kernel) for _, _, kernel in priced[:MASKED_KERNELS]]
+        kernels = [self.masked_kernel(kernel) for _, _, kernel in priced[:MASKED_KERNELS]]
         least_ps = min((k.cost.time_ps for k in kernels), default=None)
         if least_ps is None or (below_ps is not None and least_ps >= below_ps):
             return None
@@ -198,17 +171,6 @@ class CpuNests(Nests):
                 work.append((node.flops.matrix, device.matrix_rate(dtype)))
             found.append(sum(time_ps(amount, rate) - 1 for amount, rate in work if amount and rate))
         return found
-
-    def _masked_kernel(self, kernel: Kernel) -> Kernel:
-        """The kernel without the tiles that a mask excludes."""
-        spec = kernel.spec
-        if not self.masked(spec.nodes):
-            return kernel
-        program = program_of(self.graph, spec)
-        assert program is not None
-        assert self.lowered is not None
-        spec = replace(spec, walked=tiles_visited(self.lowered, spec, program, self._index))
-        return Kernel(spec, estimate(self.graph, spec, self.device))
 
 
 def _equal_ps(ps: int) -> int:

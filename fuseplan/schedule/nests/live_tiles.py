@@ -14,8 +14,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from costmodel.kernel import KernelSpec
-from costmodel.loops import tiles_walked
+from costmodel.kernel import KernelSpec, tile_count, tiles_walked
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.dead_tiles import Skips, find_skips
 from fuseplan.masks.index_ranges import IndexArithmetic
@@ -119,6 +118,6 @@ def tiles_visited_in_ranges(
     ranges = ranges_of(lowered, spec, program, index)
     if all(r is None for r in ranges):
         return ()
-    every = int(np.prod([axis.n_tiles for axis in spec.axes], dtype=np.int64))
+    every = tile_count(spec)
     shares = (1.0 if r is None else float(r.tiles[..., 1].mean()) / r.n_tiles for r in ranges)
     return tuple(max(round(every * share), 1) for share in shares)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph, Node
+from costmodel.kernel import KernelSpec
 from fuseplan.frontend.compared import are_apart, is_comparison
-from fuseplan.schedule.nests.online_rescaling import NodeAxes, OnlineRescaling, Scale, Shift
+from fuseplan.schedule.nests.online_rescaling import OnlineRescaling, Scale, Shift
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,19 +61,9 @@ class LimitError(Exception):
     """The passes take longer than the limit."""
 
 
-def make_program(
-    graph: Graph,
-    nodes: Sequence[int],
-    node_axes: NodeAxes,
-    tiled: frozenset[int],
-    stream: int | None,
-    written: frozenset[int],
-    keeps: bool = False,
-    limit: Limit | None = None,
-) -> Program | None:
-    """The passes of a group whose ``tiled`` axes are split into tiles, ``stream`` innermost.
-
-    With ``keeps``, contractions are stored for later passes instead of being recomputed.
+def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Program | None:
+    """The passes of a nest along its innermost streamed axis. If it ``keeps`` contractions, they are stored
+    for later passes instead of being recomputed.
 
     Returns:
         None if the group cannot be split into passes: some node needs a reduction over an outer axis, which
@@ -83,13 +74,21 @@ def make_program(
         LimitError: the passes take longer than the limit. Each pass recomputes its operands, so many passes
             evaluate far more nodes than the group has.
     """
-    return _PassBuilder(graph, nodes, node_axes, tiled, stream).program(written, keeps, limit)
+    return _PassBuilder(graph, spec).program(spec, limit)
+
+
+def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...] | None:
+    """For each pass of a kernel along its stream, the nodes evaluated on every tile; None if it cannot be
+    split into passes."""
+    program = program_of(graph, spec)
+    return None if program is None else tuple(p.loop for p in program.passes)
 
 
 class _PassBuilder(OnlineRescaling):
     """Determines, node by node, the pass in which each value is final, and its scale before that."""
 
-    def program(self, written: frozenset[int], keeps: bool, limit: Limit | None) -> Program | None:
+    def program(self, spec: KernelSpec, limit: Limit | None) -> Program | None:
+        written = frozenset(w.value for w in spec.writes)
         for i, node in enumerate(self.nodes):
             if any(self.outer(self.producer[v]) for v in node.inputs if v in self.producer):
                 return None
@@ -111,7 +110,7 @@ class _PassBuilder(OnlineRescaling):
                 least_ps += sum([limit.least_ps[i] for i in passes[-1].loop])
                 if least_ps > limit.ps:
                     raise LimitError
-            if keeps:
+            if spec.keeps:
                 known.update(i for i in passes[-1].loop if self._is_product(i, at))
         if len(passes) > 1 and self._compares_apart(passes):
             return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import Conflict, GroupAxes, unify
@@ -18,6 +19,8 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.index_ranges import IndexArithmetic
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
+from fuseplan.schedule.nests.live_tiles import tiles_visited, tiles_visited_in_ranges
+from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import can_nest, is_index_arithmetic, regions
 from fuseplan.schedule.pricing import Nodes, relocate
 from fuseplan.schedule.structure import Signatures
@@ -122,6 +125,18 @@ class Nests(ABC):
     def masked(self, nodes: Nodes) -> bool:
         """Whether a mask computed from indices may exclude tiles."""
         return self.lowered is not None and any(self._is_index[n] for n in nodes)
+
+    def masked_kernel(self, kernel: Kernel) -> Kernel:
+        """The kernel without the tiles that a mask excludes, in a pass of a GPU or a TPU those at either end
+        of the stream."""
+        spec = kernel.spec
+        if self.lowered is None or not self.masked(spec.nodes):
+            return kernel
+        program = program_of(self.graph, spec)
+        assert program is not None
+        visited = tiles_visited if spec.capabilities.loop_nest else tiles_visited_in_ranges
+        spec = replace(spec, walked=visited(self.lowered, spec, program, self._index))
+        return Kernel(spec, estimate(self.graph, spec, self.device))
 
     def mask_makers(self, nodes: Nodes) -> Nodes:
         """The nodes outside of ``nodes`` that compute masks for them from indices."""

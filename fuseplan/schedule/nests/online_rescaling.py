@@ -9,11 +9,11 @@ the stream.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from costmodel.axes import compose, made_map
-from costmodel.graph import DimMap, DimRole, Graph, Node
+from costmodel.axes import compose, made_map, reduced_axes
+from costmodel.graph import DimMap, Graph, Node
+from costmodel.kernel import KernelSpec
 
 _EXACT = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
 # Between the maximum of x and the value subtracted from x: identities, and guards against infinities.
@@ -44,21 +44,17 @@ class Shift:
     chain: tuple[int, ...]
 
 
-NodeAxes = Sequence[tuple[tuple[int, ...], ...]]
-
-
 class OnlineRescaling:
     """The state of a group's nodes while they are assigned to passes, one after another."""
 
-    def __init__(
-        self, graph: Graph, nodes: Sequence[int], axes: NodeAxes, tiled: frozenset[int], stream: int | None
-    ) -> None:
-        self.stream = stream
-        self.graph, self.axes = graph, axes
-        self.nodes = [graph.nodes[n] for n in nodes]
+    def __init__(self, graph: Graph, spec: KernelSpec) -> None:
+        self.graph, self.stream, self.axes = graph, spec.streamed, spec.node_axes
+        self.nodes = [graph.nodes[n] for n in spec.nodes]
+        tiled = frozenset(a for a, axis in enumerate(spec.axes) if not axis.role.is_whole)
         self.producer = {v: i for i, node in enumerate(self.nodes) for v in node.outputs}
-        self.carried = [{a for dim in own for a in dim} for own in axes]
-        self.reduced = [reduced_axes(node, own) & tiled for node, own in zip(self.nodes, axes, strict=True)]
+        self.carried = [{a for dim in own for a in dim} for own in self.axes]
+        members = zip(self.nodes, self.axes, strict=True)
+        self.reduced = [reduced_axes(node, own) & tiled for node, own in members]
         self.final: list[int] = []
         """For each node with the stream, the pass that computes its final value; for any other, the pass
         after which it is known (-1: before all passes)."""
@@ -204,12 +200,6 @@ class OnlineRescaling:
         """An array operand of a node, and the axes that index it."""
         node = self.nodes[i]
         return node.inputs[operand], compose(node.input_maps[operand], self.axes[i])
-
-
-def reduced_axes(node: Node, own: Sequence[Sequence[int]]) -> set[int]:
-    """The axes of a nest that a node reduces."""
-    roles = zip(own, node.roles, strict=True)
-    return {a for dims, role in roles if role == DimRole.REDUCED for a in dims}
 
 
 def _product(x: Scale, y: Scale) -> Scale:
