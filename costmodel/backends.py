@@ -22,9 +22,8 @@ class Backend:
     emitter: str
     """The module whose ``emit(spec, lowered, *, interpret)`` returns a kernel as a function of arrays."""
     dialect: str = ""
-    """The language of the operations on a tile, which determines the lowering of each primitive: ``xla``
-    (whole arrays), ``loops`` (tiles as arrays), ``triton``, ``mosaic_gpu`` or ``mosaic_tpu``. If empty, the
-    backend's name."""
+    """The language of the operations on a tile, which determines the lowering of each primitive: one of
+    ``LANGUAGES``. If empty, the backend's name."""
     emits_kernels: bool = True
     """Whether groups become tiled kernels; otherwise XLA compiles each group."""
     loop_nest: bool = False
@@ -93,6 +92,10 @@ class Backend:
         """``dialect``, or the name of the backend."""
         return self.dialect or self.name
 
+
+LANGUAGES = ("xla", "loops", "triton", "mosaic_gpu", "mosaic_tpu")
+"""The languages into which rules lower primitives: ``xla`` of whole arrays, ``loops`` of tiles as arrays, and
+those of three Pallas compilers."""
 
 _BACKENDS: dict[str, Backend] = {}
 

@@ -1,4 +1,4 @@
-"""Arrays in memory: what temporaries occupy in HBM between kernels, and how a TPU pads arrays.
+"""Array sizes in HBM: the peak of temporaries between kernels, and how a TPU pads arrays.
 
 A TPU's memories are laid out in tiles of 8 x 128, to which the last two dimensions are padded. XLA gives its
 own programs the layout that pads least, by other dimensions than the last if need be; a Pallas call takes

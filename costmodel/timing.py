@@ -1,4 +1,4 @@
-"""Time programs in turns, so that a passing load of the machine hits all of them alike.
+"""Time programs interleaved, so that the load of the machine affects all of them equally.
 
 ``in_turns`` compares programs, by samples side by side. ``settle`` repeats timings until they agree, and
 ``Figure`` derives a device's rates from them.

@@ -70,8 +70,8 @@ def jit(
             where no tiled loop can gain. A function with side effects is not timed, and run by ``jax.jit``;
             on tracers the fused function is used.
         constraints: which operations must or must not share a kernel, and how large a kernel may be. With
-        ``measure=True`` they do not bind ``jax.jit``'s program. **jit_options: options of ``jax.jit``, such
-        as ``static_argnums`` and ``donate_argnums``.
+            ``measure=True`` they do not bind ``jax.jit``'s program.
+        **jit_options: options of ``jax.jit``, such as ``static_argnums`` and ``donate_argnums``.
 
     Returns:
         A ``JitFused``, called like ``jax.jit(f)``, with the methods ``plan``, ``trace`` and ``lower``.

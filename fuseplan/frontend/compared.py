@@ -1,4 +1,4 @@
-"""Comparisons that need both operands from one evaluation, as in the gradient of a maximum.
+"""Find comparisons that break if an operand is computed twice and rounds differently (``x == max(x)``).
 
 ``x == max(x)`` holds of some element only if the comparison reads the same numbers as the maximum. Two
 kernels, or two passes of one, that each compute ``x`` may round differently: then no element equals the

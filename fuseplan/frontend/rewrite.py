@@ -1,4 +1,4 @@
-"""Rewrite a lowered program: repeat, replace or remove operations, and number the rest anew."""
+"""Edit a lowered program: duplicate, replace or remove operations, then renumber its nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Simplify flat programs: fold constants, number values, and read values that another program has computed.
+"""Simplify flat programs: constant folding, value numbering, known values as inputs.
 
 Constant folding replaces an operation on scalar literals alone (``n - ddof`` in ``jnp.var``) by a literal.
 Value numbering finds the values of one program that another computes, too: two values are the same if they

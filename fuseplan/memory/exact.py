@@ -1,4 +1,4 @@
-"""Group and order a few nodes exactly under a limit of memory, and repair a larger plan part by part.
+"""Plan small graphs exactly under a limit of memory (shortest path), and repair larger plans part by part.
 
 The temporaries that are live after some nodes have run depend on those nodes and not on how they were
 grouped. So the fastest kernels under a limit are a shortest path over sets of nodes, on which each step, a

@@ -1,4 +1,4 @@
-"""The fastest plan found whose temporaries never need more than a limit of bytes at once.
+"""Plan under a limit of peak memory: exact search, local repair, and a price on bytes kept alive.
 
 The fastest plan of all, in its order of least peak, often fits, and then keeps its proof. Otherwise a small
 graph is searched exactly (``exact.plan_exactly``). A large plan is repaired where it exceeds the limit

@@ -1,4 +1,4 @@
-"""Plans under a limit of memory that rematerialise values instead of keeping them.
+"""Meet a limit of peak memory by computing values again for late readers instead of storing them.
 
 A value need not be live until a late reader if that reader computes it again (rematerialisation: Chen et al.,
 arXiv:1604.06174). The fastest plan that rematerialises (``fuseplan.search.remat.search``) often keeps to a

@@ -1,4 +1,4 @@
-"""Rematerialise large values for distant readers.
+"""Recompute large values, such as attention weights, in the backward pass instead of storing them.
 
 The rest of a network lies between the forward and the backward pass of a layer: no loop nest holds both, and
 values of the forward pass that the backward pass reads (attention weights, a hidden layer) would have to stay

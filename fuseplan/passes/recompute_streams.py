@@ -1,4 +1,4 @@
-"""Rematerialise large values for each axis along which they are reduced.
+"""Recompute a large value in each kernel that reduces it along another axis (FlashAttention's backward pass).
 
 A GPU or TPU kernel keeps its accumulators on chip, so that it streams one axis. Reductions of a large value
 along two axes, as in the gradients of attention by queries and by keys, need two kernels. To keep the value

@@ -1,4 +1,4 @@
-"""Split reductions and contractions into steps, where a kernel could not make them at once.
+"""Split reductions, and contractions of several axes, into partial results and a final sum.
 
 On a GPU rows are distributed over programs, and none of them reads a whole column: the gradient of a
 normalisation's scale would read again an array that its own kernel has on chip. So the rows of ``x[R, C]``

@@ -1,4 +1,4 @@
-"""The options of one planning: device, planner, deadline, constraints, and parts switched off."""
+"""Planning options: device, planner, deadline, constraints, and features that are switched off."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyTorch's ``FuseTensorExprs``: from the last operation to the first, each group takes in its producers.
+"""PyTorch's ``FuseTensorExprs`` (NNC): greedy fusion of producers into their consumer, in reverse order.
 
 After the overview of TorchScript's ``tensorexpr_fuser`` (NNC). Operations are scanned in reverse. A supported
 operation becomes a group and takes in its producers, the nearest first, as long as one can be moved next to

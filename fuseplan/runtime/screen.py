@@ -1,4 +1,4 @@
-"""Decide, before a program is planned for a CPU, whether a plan could put tiled loops into it.
+"""Skip the planning of programs for a CPU in which no tiled loop can gain.
 
 On a CPU XLA regroups all operations that a plan leaves to it, so only tiled loops change the program that
 runs. Tiled loops are always groups that were offered for their large intermediates

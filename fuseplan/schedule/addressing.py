@@ -1,4 +1,4 @@
-"""Which blocks the kernels of a backend can load, compute and store.
+"""Decide which blocks a backend can address: padding to powers of two, reshapes, warpgroup layouts.
 
 A block of a kernel has ``tile`` elements along each axis; the array may have fewer. The tiles of Triton are
 powers of two, so a whole axis of 5 is a tile of 8 with 3 elements of padding, which loads fill, stores

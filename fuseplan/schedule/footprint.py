@@ -1,4 +1,4 @@
-"""Capacity: which groups can fit on a core whatever their tiles, and whatever joins them.
+"""Refuse groups whose on-chip bytes exceed a core for every tiling, and for every larger group.
 
 An axis that a member reduces is never a grid axis again, however the group grows. It is streamed or it is
 resident; only one axis can be streamed, in one pass that on a GPU writes nothing, or in several passes

@@ -1,4 +1,4 @@
-"""Layout: what a group exchanges with memory, and what its axes may be.
+"""Layout of a group: the arrays that it reads and writes, and the roles that each axis may have.
 
 Whether an axis is parallel, streamed or resident follows from how the group's nodes and
 results use it; nothing here depends on the device.

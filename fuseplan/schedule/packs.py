@@ -1,4 +1,4 @@
-"""Packs: legality, lower bounds and capacity of kernels that fuse small unrelated kernels horizontally.
+"""Packs (horizontal fusion of small kernels that share only scalars): legality, lower bounds, capacity.
 
 A *pack* does several things to small arrays that have no more in common than a scalar. Each *piece* of it
 could be a kernel by itself. The pieces of one *line* are ports of one hub (``schedule.shared_operands``), in

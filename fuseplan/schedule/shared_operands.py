@@ -1,4 +1,4 @@
-"""Operations that a shared operand ties together, though no value passes between them.
+"""Find operations to fuse for an operand they share: siblings (readers of an array), hubs (scalars).
 
 *Siblings* read one array side by side. A kernel of both reads the array once and is launched once. An
 operation *walks* an array if it reads it and touches no larger one: then all of the array's axes are its own,

@@ -1,4 +1,4 @@
-"""The exact structure of a set of nodes, relative to itself.
+"""Structural keys of groups: equal for sets of nodes that are the same program on other arrays.
 
 Two sets with equal structures are the same program on other arrays: they can be priced,
 and partitioned, once. A structure says, node by node, what the node is, which values it

@@ -1,4 +1,4 @@
-"""The cache of solved components: in memory, and on disk if the environment says so.
+"""The cache of solved components: in memory, and on disk if ``FUSEPLAN_CACHE`` is set.
 
 A component of a graph is solved once in a process: planning again after a change of a shape or of a
 constraint solves only the components that the change touches. ``FUSEPLAN_CACHE=1`` keeps solutions in the

@@ -1,4 +1,4 @@
-"""The cheapest partition of one component into given groups, by relaxation and exact cover."""
+"""Solve one component: price its groups by the duals of a linear relaxation, then solve the exact cover."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ class ComponentCache:
         if self._cache is not None:
             for kind, space in enumerate(parts.kinds):
                 # A component of one operation needs no search.
-                key = component_key(space, planner, budget, given[kind]) if space.n > 1 else None
+                key = solution_key(space, planner, budget, given[kind]) if space.n > 1 else None
                 if key is not None:
                     self._keys[kind] = key
         found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}
@@ -145,7 +145,7 @@ def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
     return found
 
 
-def component_key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
+def solution_key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
     """A digest of everything that decides the solution of a component, or None if its prices depend on
     something without a textual form."""
     component = space.component

@@ -1,4 +1,4 @@
-"""Turn groups that another system's rules decide into legal kernels of this project.
+"""Split the groups that another system's rules ask for into groups that are legal kernels here.
 
 A planner that imitates another system follows that system's rules, not our prices, and may ask for groups
 that no kernel of ours can hold: a sum along rows and one down columns, say. Such a group is divided into

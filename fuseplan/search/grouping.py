@@ -1,4 +1,4 @@
-"""What planners take and return: budgets, groupings, the components of a graph, and their solutions."""
+"""The planner interface (a ``Budget`` in, a ``Grouping`` out), and the components of a graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horizontal fusion: pack small kernels of a plan that only a scalar ties together.
+"""Horizontal fusion of a finished plan: merge small kernels that have only a scalar in common.
 
 This is the last step of the search, on a plan without packs; ``fuseplan.schedule.packs`` says what a pack may
 be.

@@ -1,4 +1,4 @@
-"""Order the kernels of all components, and solve components together whose kernels form a cycle."""
+"""Order kernels across components; jointly solve components whose kernels form a cycle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``must_fuse`` by contraction: operations that must share a kernel are one node of the graph to plan.
+"""Enforce ``must_fuse`` by edge contraction: merge the operations into one node before planning.
 
 Every planner, also one registered from outside, then obeys the constraint without code for it: it plans a
 graph with fewer nodes, whose prices are those of the contracted operations.

@@ -1,4 +1,4 @@
-"""Nogood learning: answer a monotone yes-or-no question about sets by asking it rarely.
+"""Nogood learning: infer whether a group is legal from minimal refused and maximal allowed groups.
 
 If a set is refused, so is every superset. The smallest refused sets (*cores*) and the largest allowed ones
 are remembered, so that a few questions answer for thousands of sets.

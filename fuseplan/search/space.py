@@ -1,4 +1,4 @@
-"""One component to plan: adjacency as bitmasks of positions, legality of groups, and their prices."""
+"""The search space of one component: adjacency, legal groups and prices, with groups as bitmasks."""
 
 from __future__ import annotations
 

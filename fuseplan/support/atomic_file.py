@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all."""
+"""Write files atomically: write a temporary file, then rename it."""
 
 from __future__ import annotations
 

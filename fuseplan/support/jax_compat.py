@@ -1,4 +1,4 @@
-"""The few names of JAX that have no public home, each with its reason.
+"""Private names of JAX that fuseplan uses, each with its reason.
 
 The tests use every one of them on each supported JAX.
 """

@@ -72,6 +72,13 @@ def test_operands_are_computed_in_the_kernel_where_the_backend_can(device, fuses
     assert len(plan.kernels) == count
 
 
+def test_a_language_without_lowerings_is_refused():
+    with pytest.raises(ValueError, match="the dialect of 'toy' is 'toy', expected one of xla, loops, triton"):
+        register_backend(replace(TOY, dialect=""))
+    with pytest.raises(KeyError, match="toy"):
+        backend_of("toy")
+
+
 def test_an_unknown_backend_is_refused():
     with pytest.raises(InvalidDeviceError, match="expected one of 'mosaic_tpu', 'triton'"):
         replace(TEST_DEVICE, backend="metal")

@@ -1,4 +1,4 @@
-"""Nests: kernels that walk an axis in several passes, or have several contractions.
+"""Nests: kernels that loop over an axis several times, or that contain several contractions.
 
 In: a graph and a device. Out: the groups worth offering to a planner (``regions`` finds them, ``offered``
 prices them), and the fastest nest of a group (``cpu``, ``accelerator``). ``multipass`` splits a group into

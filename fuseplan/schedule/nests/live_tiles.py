@@ -1,4 +1,4 @@
-"""The tiles of the streamed axis that each pass of a nest visits where a mask excludes others.
+"""For each pass of a nest, the tiles to visit when those that a mask makes dead are skipped.
 
 A tiled loop of a CPU tests each tile (``skips_of``). A kernel of a GPU or a TPU visits one interval of tiles
 at each position of the grid, from the first live tile to the last (``ranges_of``).

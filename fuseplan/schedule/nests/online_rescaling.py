@@ -1,4 +1,4 @@
-"""Find values that a pass can compute before they are final, up to a factor (online softmax).
+"""Derive online softmax: values computed from a running maximum, and rescaled when it grows.
 
 In ``sum(exp(x - max(x)) * v)`` the maximum of the tiles seen so far can replace the final maximum: whenever
 it grows, the sum is multiplied by ``exp(old - new)`` (Milakov and Gimelshein, arXiv:1805.02867). A divisor of

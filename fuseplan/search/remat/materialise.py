@@ -1,4 +1,4 @@
-"""Materialise a plan of copies: make the program in which the chosen copies are operations of their own.
+"""Rewrite the program so that every copy that a plan chose is an operation of its own.
 
 A planner of a graph with copies (``fuseplan.search.remat.duplicates``) says which kernels compute which
 copies. The copies of one operation in one kernel become one operation; those in several kernels become one
