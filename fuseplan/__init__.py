@@ -39,29 +39,6 @@ if TYPE_CHECKING:
         Verdict,
     )
 
-_MODULES = {
-    "api": ("JitFused", "compare", "devices", "jit", "make_plan"),
-    "frontend.ops": ("register_rule",),
-    "plan.constraints": ("Constraints",),
-    "plan.fusion_plan": ("Kernel",),
-    "plan.options": ("Features",),
-    "planners": ("planner_names", "register_planner"),
-    "public_plan": ("Plan",),
-    "support.errors": (
-        "CompilerRefusalWarning",
-        "ConstraintError",
-        "FuseplanError",
-        "FuseplanWarning",
-        "InvalidArgumentError",
-        "InvalidPlanError",
-        "MismatchError",
-        "UnknownNameError",
-        "UnsupportedOperationError",
-        "Verdict",
-    ),
-}
-_MODULE_OF = {name: f"fuseplan.{module}" for module, names in _MODULES.items() for name in names}
-
 __all__ = [
     "CompilerRefusalWarning",
     "ConstraintError",
@@ -86,6 +63,16 @@ __all__ = [
     "register_planner",
     "register_rule",
 ]
+
+_MODULE_OF = dict.fromkeys(__all__, "fuseplan.support.errors") | {
+    **dict.fromkeys(("JitFused", "compare", "devices", "jit", "make_plan"), "fuseplan.api"),
+    **dict.fromkeys(("planner_names", "register_planner"), "fuseplan.planners"),
+    "Constraints": "fuseplan.plan.constraints",
+    "Features": "fuseplan.plan.options",
+    "Kernel": "fuseplan.plan.fusion_plan",
+    "Plan": "fuseplan.public_plan",
+    "register_rule": "fuseplan.frontend.ops",
+}
 
 try:
     __version__ = version("fuseplan")

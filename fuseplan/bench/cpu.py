@@ -8,25 +8,27 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from typing import Any
 
 import jax
 import numpy as np
 
+from costmodel.calibrate import capacity_bytes
 from costmodel.timing import in_turns, repeated, rounds
 from fuseplan.api import jit
 from fuseplan.bench.float64 import in_float64, is_right_in_float64
-from fuseplan.bench.machine import capacity_bytes, machine_columns, peak_rss_bytes, reset_peak_rss
+from fuseplan.bench.machine import machine_columns, peak_rss_bytes, reset_peak_rss
 from fuseplan.console import Steps
 from fuseplan.report.comparison import divergence_lines
 from fuseplan.runtime.tolerance import check_results, largest_difference
 from fuseplan.support.errors import InvalidArgumentError, MismatchError
-from fuseplan.support.format import bytes_text, wrapped
+from fuseplan.support.format import bytes_text, cut, wrapped
 from fuseplan.targets.detect import local_device, local_platform
 
 Args = tuple[Any, ...]
@@ -128,10 +130,6 @@ class Row:
     jaxlib: str = ""
     python: str = ""
     date: str = ""
-
-    def as_dict(self) -> dict[str, Any]:
-        """Column by column, as the CSV file has them."""
-        return asdict(self)
 
 
 def bench_cases(
@@ -303,27 +301,24 @@ def _narrowed(tree: Any) -> Any:
 
 
 _WIDTHS = (25, 7, 7, 7, 4, 8, 8, 6)
-_HEAD = ("workload", "jax ms", "ms", "faster", "±%", "temp MB", "of jax's", "goal")
 
 
 def head_line() -> str:
     """The head of the table."""
-    return _line(_HEAD)
+    return _line(("workload", "jax ms", "ms", "faster", "±%", "temp MB", "of jax's", "goal"))
 
 
 def row_line(row: Row) -> str:
     """A row of the table; one that failed says why."""
-    return _failure_line(row) if row.status in ("failed", "wrong") else _measured_line(row)
+    if row.status in ("failed", "wrong"):
+        name = cut(row.workload, _WIDTHS[0]).ljust(_WIDTHS[0])
+        return cut(f"{name} {row.status}: {' '.join(row.error.split())}", 80)
+    return _measured_line(row)
 
 
 def colour(row: Row) -> str | None:
     """The colour of a row on a terminal: misses and failures stand out."""
     return {"met": "green", "measured": None}.get(row.status, "red")
-
-
-def _failure_line(row: Row) -> str:
-    name, reason = _cut(row.workload, _WIDTHS[0]).ljust(_WIDTHS[0]), " ".join(row.error.split())
-    return _cut(f"{name} {row.status}: {reason}", 80)
 
 
 def _measured_line(row: Row) -> str:
@@ -337,7 +332,7 @@ def _measured_line(row: Row) -> str:
             "" if row.fuseplan_ms is None else _digits(row.fuseplan_ms),
             "" if row.speedup is None else _times(row.speedup),
             spread,
-            "" if row.fuseplan_temp_bytes is None else _mb(row.fuseplan_temp_bytes),
+            "" if row.fuseplan_temp_bytes is None else _digits(row.fuseplan_temp_bytes / 1e6),
             "" if row.less_temp is None else _part(row.less_temp),
             row.status if row.status in ("met", "missed") else "",
         )
@@ -354,8 +349,9 @@ def summary_lines(rows: Sequence[Row]) -> list[str]:
     repeats = max((row.repeats or 0 for row in rows), default=0)
     if repeats > 1:
         lines.append(f"Medians of {repeats} runs each, in turns; ±%: half of the quartiles' distance.")
-    for checked, same in _grouped_by_check(rows).items():
-        count = "all" if len(same) == len(rows) else f"{len(same)} of {len(rows)}"
+    checks = Counter(row.checked for row in rows if row.checked and row.status != "wrong")
+    for checked, same in checks.items():
+        count = "all" if same == len(rows) else f"{same} of {len(rows)}"
         lines.append(f"Results checked against {checked}: {count}.")
     for row in rows:
         if row.peak_rss_bytes is not None and row.jax_temp_bytes is not None:
@@ -377,32 +373,17 @@ def _missed(row: Row) -> str:
     parts = []
     if row.speedup is not None and row.goal_speedup is not None and round(row.speedup, 2) < row.goal_speedup:
         parts.append(f"{_times(row.speedup)} as fast, goal {row.goal_speedup:g}×")
-    if (
-        row.less_temp is not None
-        and row.goal_less_temp is not None
-        and round(row.less_temp, 2) < row.goal_less_temp
-    ):
-        parts.append(f"{_part(row.less_temp)} of the temporaries, goal {_part(row.goal_less_temp)}")
+    less, goal = row.less_temp, row.goal_less_temp
+    if less is not None and goal is not None and round(less, 2) < goal:
+        parts.append(f"{_part(less)} of the temporaries, goal {_part(goal)}")
     return f"missed: {row.workload}: {'; '.join(parts)}"
 
 
-def _grouped_by_check(rows: Sequence[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        if row.checked and row.status != "wrong":
-            groups.setdefault(row.checked, []).append(row)
-    return groups
-
-
 def _line(cells: Sequence[str]) -> str:
-    first, *numbers = (_cut(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True))
+    first, *numbers = (cut(cell, width) for cell, width in zip(cells, _WIDTHS, strict=True))
     return " ".join(
         [first.ljust(_WIDTHS[0]), *(n.rjust(w) for n, w in zip(numbers, _WIDTHS[1:], strict=True))]
     ).rstrip()
-
-
-def _cut(text: str, width: int) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def _digits(x: float) -> str:
@@ -410,10 +391,6 @@ def _digits(x: float) -> str:
     if x >= 1000:
         return f"{x:,.0f}"
     return f"{x:.1f}" if x >= 100 else f"{x:.2f}" if x >= 1 else f"{x:.3f}"
-
-
-def _mb(n: int) -> str:
-    return _digits(n / 1e6)
 
 
 def _times(ratio: float) -> str:

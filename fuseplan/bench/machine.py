@@ -11,8 +11,6 @@ from typing import Any
 
 from costmodel.calibrate import capacity_bytes, core_count, cpu_model
 
-__all__ = ["capacity_bytes", "machine_columns", "peak_rss_bytes", "reset_peak_rss"]
-
 
 def machine_columns() -> dict[str, Any]:
     """The CPU, its memory, the versions and the time (UTC), as columns of a row."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 
-from fuseplan.bench.machine import machine_columns
 from fuseplan.console import Steps
 from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_traced
@@ -53,10 +52,6 @@ class PlanTiming:
     total_s: float
     xla_compile_s: float | None
 
-    def as_dict(self) -> dict[str, Any]:
-        """Column by column, as the CSV file has them."""
-        return asdict(self)
-
 
 def time_plan(
     name: str,
@@ -79,11 +74,9 @@ def time_plan(
         plan = plan_traced(traced, options, time.perf_counter() - started)
     total_s = time.perf_counter() - started
     steps.done()
-    xla_s = None
-    if with_xla:
-        xla_s = xla_compile_s(name, f, args, steps)
+    xla_s = xla_compile_s(name, f, args, steps) if with_xla else None
     stages = dict(plan.stats.seconds)
-    spent = {column: sum(stages.get(stage, 0.0) for stage in of) for column, of in _FOLDED.items()}
+    spent = {f"{column}_s": sum(stages.get(stage, 0.0) for stage in of) for column, of in _FOLDED.items()}
     return PlanTiming(
         workload=name,
         device=options.device.name,
@@ -96,11 +89,7 @@ def time_plan(
         kernels=len(plan.kernels),
         status=plan.status,
         gap=plan.gap,
-        trace_s=spent["trace"],
-        lower_s=spent["lower"],
-        enumerate_s=spent["enumerate"],
-        solve_s=spent["solve"],
-        check_s=spent["check"],
+        **spent,
         total_s=total_s,
         xla_compile_s=xla_s,
     )
@@ -117,6 +106,7 @@ def xla_compile_s(name: str, f: Callable[..., Any], args: tuple[Any, ...], steps
     return seconds
 
 
+_COUNTS = ("equations", "nodes", "parts", "distinct", "candidates", "kernels")
 Printable = tuple[Sequence[str], Sequence[Sequence[str]], tuple[int, ...]]
 """A table's head, its rows, and which columns are numbers."""
 
@@ -126,12 +116,8 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
     problems = [
         (
             row.workload,
-            f"{row.equations:,}",
-            f"{row.nodes:,}",
-            f"{row.components:,}",
-            f"{row.distinct_components:,}",
-            f"{row.candidates:,}",
-            f"{row.kernels:,}",
+            *(f"{n:,}" for n in (row.equations, row.nodes, row.components)),
+            *(f"{n:,}" for n in (row.distinct_components, row.candidates, row.kernels)),
             row.status,
             bound_text(row.status, row.gap),
         )
@@ -150,32 +136,9 @@ def plan_table(rows: Sequence[PlanTiming]) -> list[Printable]:
     ]
     device = rows[0].device if rows else "workload"
     return [
-        (
-            (
-                device,
-                "equations",
-                "nodes",
-                "parts",
-                "distinct",
-                "candidates",
-                "kernels",
-                "status",
-                "bound",
-            ),
-            problems,
-            (1, 2, 3, 4, 5, 6, 8),
-        ),
-        (
-            ("seconds", "trace", "lower", "enumerate", "solve", "check", "total", "XLA compile"),
-            seconds,
-            tuple(range(1, 8)),
-        ),
+        ((device, *_COUNTS, "status", "bound"), problems, (1, 2, 3, 4, 5, 6, 8)),
+        (("seconds", *_FOLDED, "total", "XLA compile"), seconds, tuple(range(1, 8))),
     ]
-
-
-def csv_text(rows: Iterable[PlanTiming]) -> str:
-    """One line a workload, with a head: the measurement, and the machine, versions and time."""
-    return csv_of([row.as_dict() | machine_columns() for row in rows])
 
 
 def csv_of(records: Sequence[dict[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -31,8 +31,6 @@ WORKLOADS = (
     "random_sums_60,lstm_cell,gru_cell,shallow_water,euler_fluxes,adam_100,norm_grads"
 )
 """Of ``fuseplan.workloads``: transformers, and functions that are hard to plan."""
-
-DEADLINES_S = (0.1, 1.0, 5.0, 30.0)
 
 HEURISTICS = ("unfused", "greedy", "best_first")
 """Planners that the solver's plan is compared with."""
@@ -122,13 +120,8 @@ class SolverTiming:
 
     def as_dict(self) -> dict[str, Any]:
         """One flat record, as the CSV file has it."""
-        record: dict[str, Any] = {
-            name: getattr(self, name)
-            for name in (
-                "workload", "device", "equations", "components", "distinct_components", "candidates",
-                "priced", "kernels", "time_us", "status", "gap",
-            )
-        }  # fmt: skip
+        names = [field.name for field in fields(self)]
+        record = {name: getattr(self, name) for name in names[: names.index("stages")]}
         record.update((f"{stage}_s", seconds) for stage, seconds in self.stages)
         record.update(total_s=self.total.median_s, total_least_s=self.total.least_s)
         record.update(total_most_s=self.total.most_s)
@@ -145,16 +138,11 @@ class SolverTiming:
 
 
 def steps_of(
-    deadlines_s: Sequence[float] = DEADLINES_S,
-    repeats: int = 3,
-    ablation: bool = True,
-    with_xla: bool = False,
+    deadlines_s: Sequence[float], repeats: int, ablation: bool = True, with_xla: bool = False
 ) -> int:
     """How many steps ``bench_solver`` reports."""
-    plans = (
-        1 + repeats * (1 + len(deadlines_s)) + len(HEURISTICS) + (len(fields(Features)) if ablation else 0)
-    )
-    return plans + with_xla
+    features = len(fields(Features)) if ablation else 0
+    return 1 + repeats * (1 + len(deadlines_s)) + len(HEURISTICS) + features + with_xla
 
 
 def bench_solver(
@@ -162,8 +150,8 @@ def bench_solver(
     f: Callable[..., Any],
     args: tuple[Any, ...],
     options: Options,
-    deadlines_s: Sequence[float] = DEADLINES_S,
-    repeats: int = 3,
+    deadlines_s: Sequence[float],
+    repeats: int,
     ablation: bool = True,
     with_xla: bool = False,
     steps: Steps | None = None,
@@ -275,91 +263,61 @@ def solver_tables(rows: Sequence[SolverTiming]) -> list[Printable]:
     """The problems and proofs, seconds by stage, deadlines, the loss of heuristics, and the ablation."""
     if not rows:
         return []
-    tables = [_problems(rows), _stages_table(rows), _totals(rows)]
-    if rows[0].at_deadlines:
-        tables += [_gaps(rows), _overshoots(rows)]
-    tables.append(_excess_table(rows))
-    if rows[0].ablation:
-        tables.append(_ablation(rows))
+
+    def table(head: tuple[str, ...], cells: Callable[[SolverTiming], Iterable[str]]) -> Printable:
+        """A table with a line for each workload, all of numbers."""
+        return head, [(row.workload, *cells(row)) for row in rows], tuple(range(1, len(head)))
+
+    first = rows[0]
+    with_xla = any(row.xla_compile_s is not None for row in rows)
+    xla = ("XLA compile", "planning / XLA") if with_xla else ()
+    tables = [
+        table((first.device, "equations", "parts", "distinct", "candidates", "priced", "proof"), _problem),
+        table(("seconds, median", *STAGES), lambda row: [f"{seconds:.2f}" for _, seconds in row.stages]),
+        table(("planning", "median", "least", "most", *xla), lambda row: _totals(row, with_xla)),
+    ]
+    if deadlines := [f"{at.deadline_s:g} s" for at in first.at_deadlines]:
+        tables += [
+            table(
+                ("of bound after", *deadlines),
+                lambda row: [bound_text(at.status, at.gap) for at in row.at_deadlines],
+            ),
+            table(("ms over the deadline", *deadlines), lambda row: map(_overshoot_text, row.at_deadlines)),
+        ]
+    over = [f"{name} +" for name, _ in first.excess]
+    tables.append(table(("solver's plan", "kernels", "µs", *over), _loss))
+    if first.ablation:
+        lines = [
+            (without.feature, row.workload, f"{without.time_ratio:.3f}×", f"{without.kernels_ratio:.2f}×")
+            for i in range(len(first.ablation))
+            for row in rows
+            for without in (row.ablation[i],)
+        ]
+        tables.append((("without", "workload", "time", "kernels"), lines, (2, 3)))
     return tables
 
 
-def _problems(rows: Sequence[SolverTiming]) -> Printable:
-    head = (rows[0].device, "equations", "parts", "distinct", "candidates", "priced", "proof")
-    lines = [
-        (
-            row.workload,
-            *(f"{n:,}" for n in (row.equations, row.components, row.distinct_components, row.candidates)),
-            f"{row.priced:,}",
-            bound_text(row.status, row.gap, None if row.gap is None else row.time_us / (1 + row.gap)),
-        )
-        for row in rows
-    ]
-    return head, lines, tuple(range(1, len(head)))
+def _problem(row: SolverTiming) -> list[str]:
+    counts = (row.equations, row.components, row.distinct_components, row.candidates, row.priced)
+    bound_us = None if row.gap is None else row.time_us / (1 + row.gap)
+    return [*(f"{n:,}" for n in counts), bound_text(row.status, row.gap, bound_us)]
 
 
-def _stages_table(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("seconds, median", *STAGES)
-    lines = [(row.workload, *(f"{seconds:.2f}" for _, seconds in row.stages)) for row in rows]
-    return head, lines, tuple(range(1, len(head)))
-
-
-def _totals(rows: Sequence[SolverTiming]) -> Printable:
-    with_xla = any(row.xla_compile_s is not None for row in rows)
-    head = ("planning", "median", "least", "most", *(("XLA compile", "planning / XLA") if with_xla else ()))
-    lines = []
-    for row in rows:
-        of_xla = ("" if row.of_xla is None else f"{row.of_xla:.2f}×") if with_xla else None
-        xla = "" if row.xla_compile_s is None else seconds_text(row.xla_compile_s)
-        spread = (row.total.median_s, row.total.least_s, row.total.most_s)
-        lines.append(
-            (row.workload, *map(seconds_text, spread), *((xla, of_xla) if of_xla is not None else ()))
-        )
-    return head, lines, tuple(range(1, len(head)))
-
-
-def _gaps(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("of bound after", *_deadline_heads(rows))
-    lines = [(row.workload, *(bound_text(at.status, at.gap) for at in row.at_deadlines)) for row in rows]
-    return head, lines, tuple(range(1, len(head)))
-
-
-def _overshoots(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("ms over the deadline", *_deadline_heads(rows))
-    lines = [(row.workload, *map(_overshoot_text, row.at_deadlines)) for row in rows]
-    return head, lines, tuple(range(1, len(head)))
-
-
-def _excess_table(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("solver's plan", "kernels", "µs", *(f"{name} +" for name, _ in rows[0].excess))
-    lines = [
-        (
-            row.workload,
-            f"{row.kernels:,}",
-            time_text(row.time_us),
-            *(f"{100 * excess:.2f} %" for _, excess in row.excess),
-        )
-        for row in rows
-    ]
-    return head, lines, tuple(range(1, len(head)))
-
-
-def _ablation(rows: Sequence[SolverTiming]) -> Printable:
-    head = ("without", "workload", "time", "kernels")
-    lines = [
-        (without.feature, row.workload, f"{without.time_ratio:.3f}×", f"{without.kernels_ratio:.2f}×")
-        for i in range(len(rows[0].ablation))
-        for row in rows
-        for without in (row.ablation[i],)
-    ]
-    return head, lines, (2, 3)
-
-
-def _deadline_heads(rows: Sequence[SolverTiming]) -> tuple[str, ...]:
-    return tuple(f"{at.deadline_s:g} s" for at in rows[0].at_deadlines)
+def _totals(row: SolverTiming, with_xla: bool) -> list[str]:
+    cells = [seconds_text(s) for s in (row.total.median_s, row.total.least_s, row.total.most_s)]
+    if with_xla:
+        cells.append("" if row.xla_compile_s is None else seconds_text(row.xla_compile_s))
+        cells.append("" if row.of_xla is None else f"{row.of_xla:.2f}×")
+    return cells
 
 
 def _overshoot_text(at: AtDeadline) -> str:
     if at.overshoot_ms < 1:
         return "–"
     return f"{at.overshoot_ms:,.0f}{'' if at.kept else ' !'}"
+
+
+def _loss(row: SolverTiming) -> list[str]:
+    return [
+        f"{row.kernels:,}", time_text(row.time_us), *(f"{100 * excess:.2f} %" for _, excess in row.excess)
+    ]  # fmt: skip

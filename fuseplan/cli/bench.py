@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
 from fuseplan.bench.cpu import Case, bench_cases, colour, head_line, row_line, summary_lines
 from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import Printable, csv_of, csv_text, plan_table, time_plan
+from fuseplan.bench.planning import Printable, csv_of, plan_table, time_plan
 from fuseplan.bench.solver import WORKLOADS, bench_solver, solver_tables, steps_of
 from fuseplan.cli.arguments import Deadline, Device, Dtype, Json, Out, Planner, Small, load, names_in
 from fuseplan.console import is_terminal, print_json, print_table, progress
@@ -41,14 +42,13 @@ def plan(
     """Seconds to plan each workload, stage by stage, beside XLA's compile time."""
     options = make_options(device, planner, deadline)
     programs = _programs(workloads, dtype, small)
-    rows = []
     with progress(len(programs) * (1 + xla)) as steps:
-        for name, f, args in programs:
-            rows.append(time_plan(name, f, args, options, xla, steps))
+        rows = [time_plan(name, f, args, options, xla, steps) for name, f, args in programs]
+    records = [asdict(row) for row in rows]
     if out is not None:
-        write_text(out, csv_text(rows))
+        write_text(out, csv_of([record | machine_columns() for record in records]))
     if json:
-        print_json([row.as_dict() for row in rows])
+        print_json(records)
     else:
         _print_tables(plan_table(rows))
 
@@ -131,12 +131,12 @@ def cpu(
         for row in bench_cases(cases, make_args, repeats, **quickly, steps=steps):
             rows.append(row)
             if out is not None:  # after each row, so that an interrupted run keeps its results
-                write_text(out, csv_of([row.as_dict() for row in rows]))
+                write_text(out, csv_of([asdict(row) for row in rows]))
             if not json:
                 line = typer.style(row_line(row), fg=colour(row)) if on_terminal else row_line(row)
                 print(line, file=stdout, flush=True)
     if json:
-        print_json([row.as_dict() for row in rows])
+        print_json([asdict(row) for row in rows])
     else:
         print("\n".join(["", *summary_lines(rows)]))
     if any(row.status in ("wrong", "failed") for row in rows):

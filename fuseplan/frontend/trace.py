@@ -331,7 +331,7 @@ class _Flattener:
         if key is None or key not in eqn.params:
             return None
         for name in ("in_shardings", "out_shardings"):
-            if name in eqn.params and not jax_compat.all_unspecified(eqn.params[name]):
+            if name in eqn.params and not all(map(jax_compat.is_unspecified, eqn.params[name])):
                 return None
         body = eqn.params[key]
         if eqn.primitive.name == "fused" and not eqn.params["call"].is_plain:

@@ -19,40 +19,10 @@ from jax._src import effects as _effects
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info_util
 from jax._src.interpreters import partial_eval as _partial_eval
-from jax._src.lax.lax import optimization_barrier_p
-from jax._src.sharding_impls import UNSPECIFIED
+from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
+from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
 from jax._src.sharding_impls import UnspecifiedValue as _UnspecifiedValue
 from jax.extend import core as jex_core
-
-__all__ = [
-    "UNSPECIFIED",
-    "all_unspecified",
-    "as_compiled",
-    "axis_effects",
-    "can_carry",
-    "closed",
-    "empty_mesh",
-    "eval_jaxpr",
-    "interpret_gpu",
-    "is_eager",
-    "is_high",
-    "is_unspecified",
-    "key_dtypes",
-    "load_gmem",
-    "make_eqn",
-    "make_jaxpr",
-    "optimization_barrier_p",
-    "primitives",
-    "register_dead_code",
-    "register_low",
-    "same_in_all_shards",
-    "scope_names",
-    "source_line",
-    "store_gmem",
-    "varying",
-    "varying_axes",
-    "with_leading",
-]
 
 
 def primitives() -> dict[str, Any]:
@@ -81,7 +51,10 @@ def key_dtypes() -> dict[str, Any]:
 
 
 def is_unspecified(value: Any) -> bool:
-    """Whether it stands for a sharding that was not asked for, as in the parameters of an inner ``jit``."""
+    """Whether a sharding in the parameters of an inner ``jit`` was not given, so that inlining it loses none.
+
+    ``jax.jit`` records "not given" as a private sentinel.
+    """
     return isinstance(value, _UnspecifiedValue)
 
 
@@ -120,14 +93,6 @@ def scope_names(source_info: Any) -> tuple[str, ...]:
     """
     stack = source_info.name_stack.stack
     return tuple(entry.name for entry in stack if isinstance(entry, _source_info_util.Scope))
-
-
-def all_unspecified(shardings: Any) -> bool:
-    """Whether a nested ``jit``'s shardings were left open, so that inlining it loses none.
-
-    ``jax.jit`` records "not given" as a private sentinel.
-    """
-    return all(isinstance(s, _UnspecifiedValue) for s in shardings)
 
 
 def is_eager() -> bool:

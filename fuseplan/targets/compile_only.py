@@ -30,10 +30,9 @@ class Target:
     config: str = ""
 
 
-def _gpu(
-    name: str, major: int, minor: int, cores: int, optin: int, bandwidth: int, l2: int, memory: int
-) -> Target:
-    """A ``GpuTargetConfigProto``; its fields are what CUDA's ``cudaDeviceProp`` reports."""
+def _hopper(name: str, bandwidth: int, memory: int) -> Target:
+    """A ``GpuTargetConfigProto`` of compute capability 9.0; its fields are what CUDA's ``cudaDeviceProp``
+    reports."""
     return Target(
         "cuda",
         "1x1x1",
@@ -42,19 +41,19 @@ def _gpu(
           threads_per_block_limit: 1024
           threads_per_warp: 32
           shared_memory_per_block: 49152
-          shared_memory_per_core: {optin + 1024}
+          shared_memory_per_core: 233472
           threads_per_core_limit: 2048
-          core_count: {cores}
+          core_count: 132
           fpus_per_core: 128
           block_dim_limit_x: 2147483647
           block_dim_limit_y: 65535
           block_dim_limit_z: 65535
           memory_bandwidth: {bandwidth}
-          l2_cache_size: {l2}
+          l2_cache_size: 52428800
           clock_rate_ghz: 1.98
           device_memory_size: {memory}
-          shared_memory_per_block_optin: {optin}
-          cuda_compute_capability {{ major: {major} minor: {minor} }}
+          shared_memory_per_block_optin: 232448
+          cuda_compute_capability {{ major: 9 minor: 0 }}
           registers_per_core_limit: 65536
           registers_per_block_limit: 65536
         }}
@@ -68,8 +67,8 @@ def _gpu(
 # NVIDIA H200 and H100 data sheets (bandwidth, memory); CUDA C++ Programming Guide, table
 # "Technical Specifications per Compute Capability" (shared memory, registers, threads).
 _TARGETS: dict[str, Target] = {
-    "h200": _gpu("NVIDIA H200", 9, 0, 132, 232_448, 4_800_000_000_000, 52_428_800, 150_754_820_096),
-    "h100": _gpu("NVIDIA H100 80GB HBM3", 9, 0, 132, 232_448, 3_350_000_000_000, 52_428_800, 85_520_809_984),
+    "h200": _hopper("NVIDIA H200", 4_800_000_000_000, 150_754_820_096),
+    "h100": _hopper("NVIDIA H100 80GB HBM3", 3_350_000_000_000, 85_520_809_984),
     "tpu_v5e": Target("tpu", "v5e:2x2"),
     "tpu_v6e": Target("tpu", "v6e:2x2"),
     "tpu_v5p": Target("tpu", "v5p:2x2x1"),
@@ -83,11 +82,6 @@ _PACKAGES = {"tpu": ("libtpu",), "cuda": ("jax_cuda13_plugin", "jax_cuda12_plugi
 def targets() -> tuple[str, ...]:
     """The names of the devices that can be compiled for without the device."""
     return tuple(_TARGETS)
-
-
-def target_platform(device: str) -> str:
-    """``"cuda"`` or ``"tpu"``. Raises ``UnknownNameError`` for a name not in ``targets``."""
-    return _target(device).platform
 
 
 def _target(device: str) -> Target:

@@ -17,7 +17,7 @@ from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.components import Crossable, crossable_edges, data_edges, effect_edges
-from fuseplan.support.digraph import cyclic_sets, group_successors
+from fuseplan.support.digraph import cyclic_sets, group_successors, reachable
 
 
 def faults(lines: Sequence[Sequence[Piece]], graph: Graph, scheduler: Scheduler) -> Iterator[str]:
@@ -118,10 +118,5 @@ def _near(graph: Graph, crossable: Crossable) -> list[set[int]]:
 
 
 def _is_connected(nodes: Nodes, near: Sequence[set[int]]) -> bool:
-    left = set(nodes)
-    queue = [left.pop()]
-    while queue:
-        new = left & near[queue.pop()]
-        left -= new
-        queue += new
-    return not left
+    inside = set(nodes)
+    return inside == {nodes[0]} | reachable(nodes[:1], lambda n: near[n] & inside)

@@ -21,6 +21,7 @@ from fuseplan.schedule.layout import contraction_axes, is_nest
 from fuseplan.schedule.legality import refuse, refuse_nest
 from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.shared_operands import Hubs, walked
+from fuseplan.support.digraph import reachable
 from fuseplan.support.errors import InvalidPlanError
 
 
@@ -113,11 +114,7 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) 
         near[n] += others
         for other in others:
             near[other].append(n)
-    found, queue = {spec.nodes[0]}, [spec.nodes[0]]
-    while queue:
-        new = set(near[queue.pop()]) - found
-        found |= new
-        queue += new
+    found = {spec.nodes[0]} | reachable(spec.nodes[:1], near.__getitem__)
     require(found == inside, f"{where} is not connected: nothing ties {sorted(inside - found)[:5]} to it")
 
 

@@ -25,6 +25,7 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction, read_plan
 from fuseplan.schedule.legality import gated
 from fuseplan.schedule.shared_operands import Hubs, wide_hubs
+from fuseplan.support.digraph import reachable
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.verify.kernel import check_kernel, name_of, require
 
@@ -162,18 +163,12 @@ def _check_order(plan: FusionPlan) -> None:
 def _leads_to(plan: FusionPlan, kernel_of: dict[int, int], start: int, goal: int) -> bool:
     """Whether kernel ``goal`` depends, directly or not, on kernel ``start``."""
     graph = plan.graph
-    seen, queue = {goal}, [goal]
-    while queue:
-        for n in plan.kernels[queue.pop()].spec.nodes:
-            for v in graph.nodes[n].inputs:
-                producer = graph.values[v].producer
-                before = kernel_of[producer] if producer >= 0 else -1
-                if before == start:
-                    return True
-                if before >= 0 and before not in seen:
-                    seen.add(before)
-                    queue.append(before)
-    return False
+
+    def before(k: int) -> set[int]:
+        read = {v for n in plan.kernels[k].spec.nodes for v in graph.nodes[n].inputs}
+        return {kernel_of[p] for v in read if (p := graph.values[v].producer) >= 0}
+
+    return start in reachable([goal], before)
 
 
 def _check_bound(plan: FusionPlan) -> None:

@@ -2,12 +2,13 @@
 
 import csv
 import io
+from dataclasses import asdict
 
 import jax
 import jax.numpy as jnp
 
 from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import csv_text, plan_table, time_plan
+from fuseplan.bench.planning import csv_of, plan_table, time_plan
 from fuseplan.settings import make_options
 from fuseplan.support.format import columns
 
@@ -49,13 +50,13 @@ def test_a_heuristic_has_no_gap():
 
 def test_csv_has_a_column_for_each_field():
     rows = [row(), row(planner="unfused")]
-    records = list(csv.DictReader(io.StringIO(csv_text(rows))))
+    records = list(csv.DictReader(io.StringIO(csv_of([asdict(row) | machine_columns() for row in rows]))))
     assert [r["planner"] for r in records] == ["solver", "unfused"]
-    assert records[0].keys() == rows[0].as_dict().keys() | machine_columns().keys()
+    assert records[0].keys() == asdict(rows[0]).keys() | machine_columns().keys()
     assert all(records[0][name] for name in ("cpu", "cores", "fuseplan", "jax", "date"))
     assert float(records[0]["total_s"]) == rows[0].total_s
     assert records[1]["gap"] == ""
-    assert csv_text([]).strip() == ""
+    assert csv_of([]).strip() == ""
 
 
 def test_tables_fit_80_columns():

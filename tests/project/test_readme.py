@@ -13,7 +13,7 @@ from experiments import readme
 from experiments.greedy_vs_solver import Row as StudyRow
 from fuseplan.bench.cpu import Row as CpuRow
 from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import PlanTiming, csv_of, csv_text
+from fuseplan.bench.planning import PlanTiming, csv_of
 from fuseplan.bench.solver import STAGES, Ablation, SolverTiming, Spread
 from fuseplan.cli import app
 
@@ -106,32 +106,12 @@ def records_of(name):
             CpuRow("softmax", jax_ms=2.0, fuseplan_ms=2.0, speedup=1.0, predicted_ms=5.0, **MACHINE),
             CpuRow("nbody", "failed", error="no memory", **MACHINE),
         ]
-        return csv_of([row.as_dict() for row in rows])
+        return csv_of([dataclasses.asdict(row) for row in rows])
     if name == "planning.csv":
-        return csv_text(
-            [
-                PlanTiming(
-                    "mlp",
-                    "h200",
-                    "solver",
-                    10,
-                    9,
-                    3,
-                    2,
-                    40,
-                    2,
-                    "OPTIMAL",
-                    0.0,
-                    0.1,
-                    0.2,
-                    0.3,
-                    0.4,
-                    0.5,
-                    1.5,
-                    None,
-                )
-            ]
+        row = PlanTiming(
+            "mlp", "h200", "solver", 10, 9, 3, 2, 40, 2, "OPTIMAL", 0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 1.5, None
         )
+        return csv_of([dataclasses.asdict(row) | MACHINE])
     if name == "solver.csv":
         stages, total = tuple((stage, 0.1) for stage in STAGES), Spread(1.5, 1.4, 1.6)
         rows = [
