@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.work import STEP
 
 
@@ -50,20 +50,13 @@ def enumerate_groups(
     """
     found: list[Mask] = []
     n_tight = 0
-    below, above, neighbours, conflicts = (
-        space.inner_below,
-        space.inner_above,
-        space.neighbours,
-        space.conflicts,
-    )
+    below, above = space.inner_below, space.inner_above
+    neighbours, conflicts = space.neighbours, space.conflicts
     made, read = space.made, space.read
     duplicate_rules = space.duplicate_rules
     # The values that lower positions, which are left out, exchange with others.
-    left_needs, left_makes = space.kept, 0
     outside = 0 if within is None else space.everything & ~within
-    for j in bits(outside):
-        left_needs |= read[j]
-        left_makes |= made[j]
+    left_needs, left_makes = space.kept | union_at(outside, read), union_at(outside, made)
     looked = 0
     steps_per_look, large = LIMITS.steps_per_clock_look, LIMITS.large_group
     work = space.book.work
@@ -71,10 +64,8 @@ def enumerate_groups(
         return Candidates(tuple(space.singles), False)  # Each position is a group.
     for seed in bits(space.everything & ~outside):
         start = 1 << seed
-        needed, others = left_needs, left_makes
-        for j in bits(conflicts[seed] & ~(start - 1)):
-            needed |= read[j]
-            others |= made[j]
+        apart = conflicts[seed] & ~(start - 1)
+        needed, others = left_needs | union_at(apart, read), left_makes | union_at(apart, made)
         # Groups that hold a lower position were found from there.
         stack = [
             (

@@ -12,8 +12,9 @@ node.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import combinations, pairwise
 
 from costmodel.graph import Graph
@@ -52,10 +53,6 @@ class Component:
     """For each position, the set (a bit a position) of those below it on a path through a
     barrier: a group with both ends would not be convex."""
 
-    @property
-    def shape(self) -> tuple[tuple[Edge, ...], tuple[Edge, ...], tuple[int, ...]]:
-        return (self.edges, self.siblings, self.apart)
-
 
 def data_edges(graph: Graph) -> tuple[Edge, ...]:
     """Each (producer, consumer) pair of nodes once, in order of the consumer."""
@@ -82,7 +79,8 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     One pass of the second rule is a fixed point: where a path runs through an edge that
     the second rule dropped, another runs through the barrier that dropped it.
     """
-    tally: dict[tuple[str, str], list] = {}
+    dropped: dict[tuple[str, str], list[Edge]] = defaultdict(list)
+    """By rule and reason."""
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
     hubs = _hub_edges(graph)
@@ -98,21 +96,17 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
             kept.append(edge)
         else:
             barriers.append(edge)
-            known = tally.get((verdict.rule, verdict.reason))
-            if known is None:
-                known = tally[verdict.rule, verdict.reason] = [replace(verdict, nodes=edge), 0]
-            known[1] += 1
+            dropped[verdict.rule, verdict.reason].append(edge)
 
     enclosed = _enclosed(len(graph.nodes), kept, barriers)
     if enclosed:
         reason = "another path between the two leaves the group: its kernel would wait for itself"
-        first = min(enclosed)
-        tally["cycle", reason] = [Verdict("cycle", reason, first), len(enclosed)]
+        dropped["cycle", reason] = sorted(enclosed)
         barriers += enclosed
         kept = [edge for edge in kept if edge not in enclosed]
     refusals = tuple(
-        replace(verdict, reason=f"{verdict.reason} ({count} such edges)") if count > 1 else verdict
-        for verdict, count in tally.values()
+        Verdict(rule, f"{reason} ({len(edges)} such edges)" if len(edges) > 1 else reason, edges[0])
+        for (rule, reason), edges in dropped.items()
     )
     pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
     siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
@@ -154,7 +148,7 @@ def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> s
 
 def component_key(signatures: Signatures, component: Component) -> tuple:
     """Equal for components that are the same planning problem on other arrays."""
-    return (signatures.of(component.nodes).key, component.shape)
+    return (signatures.of(component.nodes).key, component.edges, component.siblings, component.apart)
 
 
 def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:

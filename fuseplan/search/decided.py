@@ -18,7 +18,7 @@ from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.grouping import Grouping, break_cycles
 from fuseplan.search.selectors import Ties
 from fuseplan.search.space import Mask
-from fuseplan.support.bitset import bits, pick
+from fuseplan.support.bitset import bits, pick, union_at
 from fuseplan.support.errors import InvalidArgumentError, Verdict
 from fuseplan.support.work import StageTimer
 
@@ -37,29 +37,25 @@ def plan_decided(graph: Graph, pricing: Pricing, decide: Decide) -> Grouping:
     # A planner that does not ask for loop nests gets none.
     book = PriceBook(graph, pricing.unsettled())
     asked = tuple(tuple(sorted(set(group))) for group in decide(book))
-    _require_nodes(asked, len(graph.nodes))
+    n = len(graph.nodes)
+    strange = next((m for group in asked for m in group if not 0 <= m < n), None)
+    if strange is not None:
+        raise InvalidArgumentError(f"a group has node {strange}, but the graph has {n} nodes, from 0")
     wanted, repeated = _once(asked)
     watch.lap("decide")
     divided = _GroupSplitter(graph, book)
     groups = [piece for group in wanted for piece in divided.pieces(group)]
-    inside = {n for group in wanted for n in group}
+    inside = {m for group in wanted for m in group}
     groups += [(node.id,) for node in graph.nodes if node.id not in inside]
     ordered, broken = break_cycles(graph, book, groups)
     watch.lap("join")
     kernels = tuple(book.kernel(group) for group in ordered)
-    n = len(graph.nodes)
     stats = PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.seconds.items()))
     notes = divided.notes(broken)
     if repeated:
         notes += (note(NoteKind.REPEATS_DROPPED, count=repeated),)
     refusals = tuple(divided.refusals)
     return Grouping(kernels, refusals=refusals, notes=notes, stats=stats, repeats=asked if repeated else ())
-
-
-def _require_nodes(groups: Sequence[Nodes], n_nodes: int) -> None:
-    strange = next((n for group in groups for n in group if not 0 <= n < n_nodes), None)
-    if strange is not None:
-        raise InvalidArgumentError(f"a group has node {strange}, but the graph has {n_nodes} nodes, from 0")
 
 
 def _once(groups: Sequence[Nodes]) -> tuple[list[Nodes], int]:
@@ -125,11 +121,11 @@ class _GroupSplitter:
 
     def _divide(self, group: Nodes) -> list[Nodes]:
         """The pieces of a group: each operation joins the pieces of its operands, the last operand first."""
-        place = {n: i for i, n in enumerate(group)}
+        place, values = {n: i for i, n in enumerate(group)}, self.graph.values
         above = [0] * len(group)
         owner: dict[int, Mask] = {}
         for i, n in enumerate(group):
-            makers = {place[m] for v in self.graph.nodes[n].inputs if (m := self._maker(v)) in place}
+            makers = {place[m] for v in self.graph.nodes[n].inputs if (m := values[v].producer) in place}
             for j in makers:
                 above[i] |= above[j] | 1 << j
             piece = owner[i] = 1 << i
@@ -140,14 +136,8 @@ class _GroupSplitter:
                     owner.update(dict.fromkeys(bits(both), both))
         return [tuple(pick(mask, group)) for mask in sorted(set(owner.values()), key=lambda m: m & -m)]
 
-    def _maker(self, v: int) -> int:
-        return self.graph.values[v].producer
-
     def _is_kernel(self, group: Nodes, mask: Mask, above: Sequence[Mask]) -> bool:
         """Whether a kernel may hold these positions of a group, and no operation between them is outside."""
-        between = 0
-        for i in bits(mask):
-            between |= above[i]
-        if any(above[i] & mask for i in bits(between & ~mask)):
+        if any(above[i] & mask for i in bits(union_at(mask, above) & ~mask)):
             return False
         return self._refuse(tuple(pick(mask, group))) is None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
@@ -116,10 +115,6 @@ class Decomposition:
     crossable: Crossable
     kinds: tuple[Space, ...]
     instances: tuple[tuple[int, Nodes], ...]
-
-    @property
-    def copies(self) -> Counter[int]:
-        return Counter(kind for kind, _ in self.instances)
 
 
 def decompose(graph: Graph, book: PriceBook) -> Decomposition:

@@ -23,7 +23,7 @@ from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
 from fuseplan.search.grouping import Budget, Grouping, break_cycles, decompose, place
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.digraph import execution_order
 from fuseplan.support.work import Limit, StageTimer
 
@@ -225,11 +225,9 @@ class Merging:
         """Positions in all groups that were asked about: a count of the work done."""
         singles = space.singles
         for group in singles:
-            reach = 0
             for i in bits(group):
                 self.owner[i] = group
-                reach |= space.below[i]
-            self.reach[group] = reach & ~group
+            self.reach[group] = union_at(group, space.below) & ~group
         several = len(singles) < space.n  # else the order of positions is one
         self._order = [singles[g] for g in execution_order(space.followers(singles))] if several else singles
         self._place = {group: k for k, group in enumerate(self._order)}
@@ -242,7 +240,7 @@ class Merging:
         """What merging saves in each objective; None if it is illegal or a loss."""
         both = a | b
         self._count(both)
-        if not self._allowed(both):
+        if not self.space.allows(both):
             return None
         price, apart = self.space.price(both), self.space.total((a, b))
         if not isinstance(price, Price) or apart < price:
@@ -262,23 +260,16 @@ class Merging:
         least_ps = self.space.least(both) if known is None else 0
         if known is not None or apart.time_ps < least_ps:
             return self.saving(a, b) if known is not None else None
-        return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self._allowed(both) else None
+        return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self.space.allows(both) else None
 
     def _count(self, both: Mask) -> None:
         size = both.bit_count()
         self.looked += size
         self.space.book.looked += size
 
-    def _allowed(self, both: Mask) -> bool:
-        space = self.space
-        return not space.clashes(both) and not space.refused(both, space.crossing(both))
-
     def neighbours(self, group: Mask) -> set[Mask]:
         """The groups that share an edge or an array with ``group``."""
-        border: Mask = 0
-        for i in bits(group):
-            border |= self.space.neighbours[i]
-        return {self.owner[i] for i in bits(border & ~group)}
+        return {self.owner[i] for i in bits(union_at(group, self.space.neighbours) & ~group)}
 
     def deadlocks(self, a: Mask, b: Mask) -> bool:
         """Whether a third group waits for one of the two and is waited for by the other."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from costmodel.graph import Flops, Graph, Node, OpKind, make_graph
+from costmodel.graph import Flops, Graph, Node, OpKind, boundary, make_graph
 from fuseplan.plan.constraints import Nodes, Resolved, Together
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import renumbered
@@ -86,7 +86,7 @@ def _cannot_hold(graph: Graph, together: Together, verdict: Verdict) -> str:
 
 
 def _groups(graph: Graph, constraints: Resolved) -> list[Nodes]:
-    """MustFusePricing, and all other nodes one by one."""
+    """The groups of ``must_fuse``, and all other nodes one by one."""
     inside = {n for t in constraints.together for n in t.nodes}
     single = [(n,) for n in range(len(graph.nodes)) if n not in inside]
     return [*single, *(t.nodes for t in constraints.together)]
@@ -238,9 +238,6 @@ def _contracted(graph: Graph, members: Sequence[Nodes], position: dict[int, int]
 
 def _atom(graph: Graph, i: int, nodes: Nodes) -> Node:
     """One node for several: it reads the values that they read from outside, and writes those read there."""
-    inside, results = set(nodes), set(graph.outputs)
-    made = [v for n in nodes for v in graph.nodes[n].outputs]
-    reads = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)
-    writes = [v for v in made if v in results or not inside.issuperset(graph.consumers[v])]
+    edge = boundary(graph, nodes)
     flops = sum((graph.nodes[n].flops for n in nodes), Flops())
-    return Node(i, "must_fuse", OpKind.OPAQUE, tuple(reads), tuple(writes), (), (), (), (), flops)
+    return Node(i, "must_fuse", OpKind.OPAQUE, edge.reads, edge.writes, (), (), (), (), flops)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 
 from costmodel.axes import Conflict, unify
 from costmodel.graph import Node, OpKind
 from costmodel.traffic import part_bytes
 from fuseplan.search.components import Component
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.digraph import execution_order
 from fuseplan.support.errors import Verdict
 
@@ -25,7 +26,10 @@ def absorb_moves(space: Space) -> Space:
     bound would not hold. A reshape that splits or merges axes ties axes of its reader, which can prevent
     fusions of the reader: it is merged only where the axes of all of ``space`` can be unified.
     """
-    ties: bool | None = None
+
+    @cache
+    def axes_conflict() -> bool:
+        return isinstance(unify(space.book.graph, space.component.nodes), Conflict)
 
     values = space.book.graph.values
     merged = _Contraction(space)
@@ -40,18 +44,12 @@ def absorb_moves(space: Space) -> Space:
         made = sum(values[v].nbytes for v in node.outputs)
         if reader < 0 or len(space.producers[i]) > 1 or read > made:
             continue
-        if not _reads_all(space, reader, node.outputs):
+        if not _reads_all(space, reader, node.outputs) or (_splits(node) and axes_conflict()):
             continue
-        if _splits(space, i):
-            ties = (
-                isinstance(unify(space.book.graph, space.component.nodes), Conflict) if ties is None else ties
-            )
-            if ties:
-                continue
         together = merged.together(i, reader)
         if _is_cut(space, together):
             continue
-        if not space.clashes(together) and not space.refused(together, space.crossing(together)):
+        if space.allows(together):
             merged.merge(i, reader)
     return merged.space()
 
@@ -93,12 +91,12 @@ def absorb_renames(space: Space) -> Space:
     return merged.space()
 
 
-def fold(space: Space, parts: Iterable[Mask]) -> Space:
-    """``space`` with each of ``parts``, which must form no cycle, merged."""
+def fold(space: Space, parts: Iterable[Sequence[int]]) -> Space:
+    """``space`` with the positions of each of ``parts``, which must form no cycle, merged."""
     merged = _Contraction(space)
-    for mask in parts:
-        for i in bits(mask):
-            merged.merge((mask & -mask).bit_length() - 1, i)
+    for part in parts:
+        for i in part:
+            merged.merge(part[0], i)
     return merged.space()
 
 
@@ -112,11 +110,9 @@ def _single(space: Space, i: int) -> Node | None:
     return space.book.graph.nodes[space.members[i][0]] if len(space.members[i]) == 1 else None
 
 
-def _splits(space: Space, i: int) -> bool:
-    """Whether an operation at a position makes several axes of a dimension, or one of several."""
-    nodes = [space.book.graph.nodes[n] for n in space.members[i]]
-    maps = [m for node in nodes for m in (*node.input_maps, *node.output_maps) if m is not None]
-    return any(len(dims) > 1 for m in maps for dims in m)
+def _splits(node: Node) -> bool:
+    """Whether an operation makes several axes of a dimension, or one of several."""
+    return any(len(dims) > 1 for m in node.input_maps + node.output_maps for dims in m)
 
 
 def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:
@@ -139,10 +135,7 @@ def _only_reader(space: Space, i: int) -> int:
 
 def _readers(space: Space, i: int) -> Mask:
     """The positions that read what position ``i`` makes."""
-    readers: Mask = 0
-    for k in bits(space.made[i]):
-        readers |= space.readers[k]
-    return readers
+    return union_at(space.made[i], space.readers)
 
 
 def _are_neighbours(space: Space, mask: Mask) -> bool:

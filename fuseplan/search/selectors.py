@@ -14,7 +14,7 @@ from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Apart, Constraints, Nodes, Resolved, Selector, Together
 from fuseplan.search.components import data_edges, effect_edges
-from fuseplan.support.digraph import between, reachable
+from fuseplan.support.digraph import between, connected_sets
 from fuseplan.support.errors import ConstraintError
 
 
@@ -36,23 +36,12 @@ class Ties:
 
     def parts(self, nodes: Sequence[int]) -> list[Nodes]:
         """The connected parts of ``nodes``, by lowest operation."""
-        left = set(nodes)
-        walkers: dict[int, list[int]] = {}
-        for n in nodes:
-            for v in self._walked[n]:
-                walkers.setdefault(v, []).append(n)
-
-        def near(n: int) -> set[int]:
-            beside = (m for v in self._walked[n] for m in walkers[v])
-            return left.intersection((*self.after[n], *self.before[n], *beside))
-
-        parts = []
-        while left:
-            start = min(left)
-            part = {start} | reachable([start], near)
-            left -= part
-            parts.append(tuple(sorted(part)))
-        return parts
+        nodes = sorted(nodes)
+        place = {n: i for i, n in enumerate(nodes)}
+        edges = [(i, place[m]) for n, i in place.items() for m in self.after[n] if m in place]
+        walker: dict[int, int] = {}
+        edges += [(i, walker.setdefault(v, i)) for n, i in place.items() for v in self._walked[n]]
+        return [tuple([nodes[i] for i in part]) for part in connected_sets(len(nodes), edges)]
 
 
 Path = tuple[str, ...]
@@ -79,7 +68,7 @@ def resolve(constraints: Constraints, lowered: Lowered) -> Resolved:
             apart.append(Apart(text, index.select(a), index.select(b)))
     together = []
     for entry in constraints.must_fuse:
-        selectors = (entry,) if isinstance(entry, (int, str)) else tuple(entry)
+        selectors = _selectors(entry)
         nodes = {n for selector in selectors for n in index.select(selector)}
         text = f"must_fuse keeps {', '.join(map(_shown, selectors))} together"
         together.append(Together(text, tuple(sorted(nodes))))

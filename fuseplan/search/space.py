@@ -12,8 +12,8 @@ from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.components import Component
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.remat.duplicates import DuplicateRules
-from fuseplan.support.bitset import bits, pick, transposed
-from fuseplan.support.digraph import ancestors, cyclic_sets, descendants
+from fuseplan.support.bitset import bits, pick, transposed, union_at
+from fuseplan.support.digraph import ancestors, cyclic_sets, descendants, group_successors
 from fuseplan.support.errors import Verdict
 
 Mask = int
@@ -48,11 +48,9 @@ class Space:
         self.producers: list[list[int]] = [[] for _ in range(n)]
         readers: list[list[int]] = [[] for _ in range(n)]
         for u, v in component.edges:
-            self.neighbours[u] |= 1 << v
-            self.neighbours[v] |= 1 << u
             self.producers[v].append(u)
             readers[u].append(v)
-        for u, v in component.siblings:
+        for u, v in component.edges + component.siblings:
             self.neighbours[u] |= 1 << v
             self.neighbours[v] |= 1 << u
         self.inner_below, self.inner_above = (
@@ -156,20 +154,18 @@ class Space:
 
     def crossing(self, mask: Mask) -> Mask:
         """Those of ``values`` that the group exchanges with other members or writes for others."""
-        made = read = 0
-        for i in bits(mask):
-            made |= self.made[i]
-            read |= self.read[i]
+        made, read = union_at(mask, self.made), union_at(mask, self.read)
         crossing = read & ~made | made & self.kept
         for k in bits(made & ~self.kept):
             if self.readers[k] & ~mask:
                 crossing |= 1 << k
         return crossing
 
-    def refused(self, mask: Mask, crossing: Mask) -> bool:
-        """Whether the monotone rules refuse the group, and every larger one that still has to
-        read or write ``crossing`` (a mask of ``values``)."""
-        return self.breaks_rules(mask) or (self.is_tight(mask) and self.overflows(mask, crossing))
+    def allows(self, mask: Mask) -> bool:
+        """Whether no rule refuses the group; it may still have no price."""
+        if self.clashes(mask) or self.breaks_rules(mask):
+            return False
+        return not (self.is_tight(mask) and self.overflows(mask, self.crossing(mask)))
 
     def breaks_rules(self, mask: Mask) -> bool:
         """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
@@ -217,9 +213,7 @@ class Space:
 
     def _oversized(self, question: Mask) -> Verdict | None:
         mask, crossing = question & self.everything, question >> self.n
-        touched = 0
-        for i in bits(mask):
-            touched |= self.made[i] | self.read[i]
+        touched = union_at(mask, self.made) | union_at(mask, self.read)
         outside = self.given.union([self.values[k] for k in bits(crossing & touched)])
         return self.book.oversized(self.nodes(mask), outside)
 
@@ -244,16 +238,12 @@ class Space:
         """Picoseconds that the group takes at least as one kernel."""
         return self.book.least(self.nodes(mask))
 
-    def floor_bytes(self, mask: Mask) -> int:
-        """HBM bytes that the group moves at least, as one kernel."""
-        return self.book.floor_bytes(self.nodes(mask))
-
     def floors(self, groups: Sequence[Mask]) -> list[tuple[int, int]]:
-        """For each group, ``least`` and ``floor_bytes``."""
+        """For each group, ``least`` and the HBM bytes that it moves at least, as one kernel."""
         floors = self.book.floors(self.members)
         if floors is not None:
             return floors.one_kernel(groups)
-        return [(self.least(mask), self.floor_bytes(mask)) for mask in groups]
+        return [(self.least(mask), self.book.floor_bytes(self.nodes(mask))) for mask in groups]
 
     def total(self, groups: Iterable[Mask]) -> Price:
         """The cost of a partition, each group of which has a price."""
@@ -266,7 +256,7 @@ class Space:
         One question instead of a search: the scalar arithmetic of a large optimizer is a thousand
         operations that all fuse.
         """
-        if self.clashes(self.everything) or self.refused(self.everything, self.kept):
+        if not self.allows(self.everything):
             return False
         price = self.price(self.everything)
         return isinstance(price, Price) and price.time_ps == self.floor_ps
@@ -292,15 +282,7 @@ class Space:
         """For each group of a partition, by index, the groups that directly wait for it: those that read from
         it, or that a path outside of the component leads to. Its transitive closure is that of
         ``successors``, so both give the same orders and cycles."""
-        owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
-        after: list[set[int]] = [set() for _ in groups]
-        for u, v in self.component.edges:
-            after[owner[u]].add(owner[v])
-        for u, v in self._far_edges:
-            after[owner[u]].add(owner[v])
-        for g, later in enumerate(after):
-            later.discard(g)
-        return after
+        return group_successors(self.component.edges + self._far_edges, list(map(bits, groups)))
 
     @cached_property
     def _far_edges(self) -> tuple[tuple[int, int], ...]:
@@ -324,10 +306,4 @@ class Space:
     def successors(self, groups: Sequence[Mask]) -> list[set[int]]:
         """For each group of a partition, the groups that wait for it, by index."""
         owner = {i: g for g, mask in enumerate(groups) for i in bits(mask)}
-        after: list[set[int]] = []
-        for g, mask in enumerate(groups):
-            reach = 0
-            for i in bits(mask):
-                reach |= self.below[i]
-            after.append({owner[i] for i in bits(reach & ~mask)} - {g})
-        return after
+        return [{owner[i] for i in bits(union_at(mask, self.below) & ~mask)} for mask in groups]

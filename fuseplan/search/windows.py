@@ -13,7 +13,7 @@ two groups would both have to change at once.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.candidates import enumerate_groups
@@ -23,7 +23,8 @@ from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
+from fuseplan.support.digraph import connected_sets
 
 
 def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) -> list[Mask]:
@@ -80,24 +81,7 @@ def choose_window(
 
 def _closed(space: Space, mask: Mask) -> Mask:
     """``mask`` with the positions on paths between two of its own."""
-    after = 0
-    for i in bits(mask):
-        after |= space.below[i]
-    return mask | sum(1 << i for i in bits(after) if space.below[i] & mask)
-
-
-def connected(space: Space, mask: Mask) -> Iterator[Mask]:
-    """The connected parts of ``mask``."""
-    while mask:
-        part, new = 0, mask & -mask
-        while new:
-            part |= new
-            around = 0
-            for i in bits(new):
-                around |= space.neighbours[i]
-            new = around & mask & ~part
-        yield part
-        mask &= ~part
+    return mask | sum(1 << i for i in bits(union_at(mask, space.below)) if space.below[i] & mask)
 
 
 def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: float) -> list[Mask]:
@@ -105,18 +89,11 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
     before = sum(1 << i for i in range(space.n) if space.below[i] & free)
     # Each group falls into the part before the window and the rest. These parts form no cycle: the groups
     # form none, the window is convex, and no position after or beside the window is before it.
-    small = fold(
-        space,
-        [
-            part
-            for mask in groups
-            for side in (mask & ~free & before, mask & ~free & ~before)
-            for part in connected(space, side)
-        ],
-    )
-    around = 0
-    for mask in groups:
-        around |= mask if mask & free else 0
+    side = {i: (mask, before >> i & 1) for mask in groups for i in bits(mask & ~free)}
+    pairs = space.component.edges + space.component.siblings
+    together = [(u, v) for u, v in pairs if u in side and side[u] == side.get(v)]
+    small = fold(space, connected_sets(space.n, together))
+    around = sum(mask for mask in groups if mask & free)
     within = small.mask(space.nodes(around))
     found = enumerate_groups(small, LIMITS.max_groups_of_window, expires_at, space.book.clock, within=within)
     known = [small.mask(space.nodes(mask)) for mask in groups]

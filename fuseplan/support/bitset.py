@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import compress, count
+from operator import or_
 from typing import TypeVar
 
 import numpy as np
@@ -33,6 +35,11 @@ def pick(mask: int, of: Sequence[T]) -> list[T]:
     if mask.bit_count() * _SPARSE < mask.bit_length():
         return [of[i] for i in bits(mask)]
     return list(compress(of, _digits(mask)))
+
+
+def union_at(mask: int, sets: Sequence[int]) -> int:
+    """The union of those of ``sets``, masks too, at the positions that are set."""
+    return reduce(or_, pick(mask, sets), 0)
 
 
 def transposed(rows: Sequence[int]) -> list[int]:

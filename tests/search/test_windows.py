@@ -14,7 +14,7 @@ from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import Budget
 from fuseplan.search.heuristics import heuristic_plan
 from fuseplan.search.space import Space
-from fuseplan.search.windows import choose_window, connected, improve
+from fuseplan.search.windows import choose_window, improve
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.errors import Verdict
@@ -120,8 +120,6 @@ def test_a_window_is_convex_and_around_a_border(seed, width, sideways):
         after = [set(bits(below)) for below in space.below]
         assert is_convex(after, bits(free))
         assert sum(bool(mask & free) for mask in groups) > 1
-        for part in connected(space, free):
-            assert is_connected(g, space.nodes(part))
 
 
 def test_after_the_deadline_the_plan_is_as_it_was():
