@@ -187,7 +187,7 @@ Integers = npt.NDArray[np.int64]
 
 
 class Floors:
-    """The lower bounds of ``floor`` for groups of ``members``, each one or more nodes; a group is a bitmask.
+    """Lower bounds of many groups at once: bit ``i`` of a group's mask selects the nodes ``members[i]``.
 
     Example:
         ``Floors(floor, [(0,), (3, 4)]).one_kernel([0b11])[0][0] == floor.one_kernel((0, 3, 4))``.

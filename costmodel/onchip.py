@@ -133,7 +133,7 @@ class _Step:
 
 
 def _walk(nodes: Sequence[Node], loaded: Collection[int]) -> Iterator[_Step]:
-    """The nodes in order, with the values that are loaded, die and stay alive at each.
+    """Yield a liveness step for each node: the values loaded, last used, and still live.
 
     ``loaded`` are values from outside that are held in registers from the first use on. A contraction is no
     such use: it takes its operands from shared memory.

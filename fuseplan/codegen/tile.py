@@ -58,7 +58,7 @@ class Step:
         return self.rule.reduction.init(shape, self.equation)
 
     def finish(self, total: Any) -> Any:
-        """The result of a final accumulator."""
+        """Convert the final accumulator of a reduction to its result, in the result's dtype."""
         assert self.rule.reduction is not None
         return self.rule.reduction.finish(total, self.equation)
 

@@ -226,7 +226,7 @@ def constant(literal: Literal) -> Interval:
 
 
 def _merged(parts: Iterable[tuple[Interval, int]]) -> Interval:
-    """The range of an index that merges indices with their extents, major first."""
+    """The range of a row-major linear index, from the (range, extent) of each dimension, major first."""
     first: Any = 0
     last: Any = 0
     for (lo, hi), size in parts:

@@ -104,7 +104,7 @@ _Extend = Callable[[Cost, _Group, int], Cost | None]
 
 
 class _ShortestPaths:
-    """Paths over sets of ``n`` nodes that have run, where the nodes in the mask ``bitcasts`` are kernels.
+    """Shortest paths over sets of executed nodes out of ``n``; nodes of the mask ``bitcasts`` are kernels.
 
     ``base_bytes`` are live throughout. ``buffers`` has the bytes of each other buffer, its producer's bit
     (0: it is live at the start), and its readers' bits, with bit ``n`` for readers after the region.

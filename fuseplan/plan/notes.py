@@ -180,7 +180,7 @@ AnyNote: TypeAlias = Note | str
 
 
 def note(kind: NoteKind, *, limit: Limit | None = None, node: int | None = None, **figures: Any) -> Note:
-    """A note of a kind.
+    """Make a ``Note``, and check that it has all figures of its kind's wording.
 
     Raises:
         ValueError: ``figures`` are not those that the wording has.

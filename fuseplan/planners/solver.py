@@ -152,7 +152,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
 
 def _summed(notes: list[Note]) -> list[Note]:
-    """``notes`` with one note instead of many on the deadline, or on counted work."""
+    """Replace many notes about one limit by the first of them and a count of the others."""
     for limit in Limit:
         late = [n for n in notes if n.limit is limit]
         if len(late) > _MANY_NOTES:

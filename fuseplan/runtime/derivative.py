@@ -332,7 +332,7 @@ class Derivative:
         return _by_rule(bound(call, traced.consts))
 
     def _hinted_values(self, traced: Traced) -> list[int | None]:
-        """For each hint, the value of the program ``traced`` that equals it."""
+        """For each hint, a value that the forward pass hands over, the equal value of ``traced`` or None."""
         assert self.halves is not None
         cut, both = self.halves
         expressions = Expressions()

@@ -72,7 +72,7 @@ class ComponentCache:
         return kind in self._found
 
     def keep(self, kind: int, solved: Solved, work: int) -> None:
-        """Remember the solution of a kind if it is reproducible, and the work that it took."""
+        """Store a component's solution and its counted work, unless the clock may have cut it short."""
         space = self._parts.kinds[kind]
         in_time = space.book.clock() < self._expires_at - seconds_of(MARGIN)
         if kind not in self._keys or not solved.steady or not in_time:

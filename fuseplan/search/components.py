@@ -198,7 +198,7 @@ class ReentrantPaths:
         return self.leaving.get(u, 0) & self.entering.get(v, 0) != 0
 
     def below(self, nodes: Sequence[int]) -> tuple[int, ...]:
-        """For each node of a component, the positions to which a path through a barrier leads."""
+        """For each node, the bitmask of positions reachable from it on a path with a barrier edge."""
         entered: dict[int, int] = {}
         for i, n in enumerate(nodes):
             if n in self.entering:

@@ -82,7 +82,7 @@ class _GroupSplitter:
         self._untied = 0
 
     def pieces(self, group: Nodes) -> list[Nodes]:
-        """The group, or the pieces into which it is divided."""
+        """Split a group into legal kernels; the group alone if it is one."""
         parts = self._ties.parts(group)
         self._untied += len(parts) > 1
         return [piece for part in parts for piece in self._kernels(part)]

@@ -93,7 +93,7 @@ class Lines:
         return lines
 
     def _follow(self, one: Nodes, other: Nodes) -> bool:
-        """Whether one group reads what the other makes, and nothing is between them."""
+        """Whether one group reads a result of the other, and their levels differ by one."""
         if abs(self._level[one[0]] - self._level[other[0]]) != 1:
             return False
         edges = [boundary(self._graph, nodes) for nodes in (one, other)]

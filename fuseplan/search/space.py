@@ -180,8 +180,8 @@ class Space:
         return self._room is None or self._room.is_tight(mask)
 
     def overflows(self, mask: Mask, crossing: Mask) -> bool:
-        """Whether the group, and every larger one that still has to read or write ``crossing``, is
-        too large for the chip (``Pricing.oversized``)."""
+        """Whether no superset of the group that still loads or stores ``crossing`` fits on chip
+        (``Pricing.oversized``)."""
         return self._capacity.refused(mask | crossing << self.n)
 
     def is_known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:

@@ -272,7 +272,7 @@ class _CopyRules:
         return wanted
 
     def contradict(self, group: int, out: int) -> bool:
-        """Whether ``group``, and every larger group without ``out``, breaks a rule."""
+        """Whether ``group`` breaks a rule of duplicates that only the excluded nodes ``out`` could repair."""
         if self.read_there(group) & ~group & out:
             return True
         for i in bits(group):

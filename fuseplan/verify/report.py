@@ -97,9 +97,8 @@ def verify_plan(
 
     Args:
         plan: a plan whose graph is consistent, as every plan read from a file is. The bound of a plan for a
-        CPU is
-            checked if the plan holds its program, as the tiled loops that are offered follow from it. The
-            bound is then that of this program alone, not of rewritten ones.
+            CPU is checked if the plan holds its program, as the tiled loops that are offered follow from it.
+            The bound is then that of this program alone, not of rewritten ones.
         tell: called with the number of distinct components that are done, and of all.
     """
     started = time.perf_counter()

@@ -159,7 +159,7 @@ class CpuNests(Nests):
         return min(fast, key=lambda k: (k.cost.onchip_bytes, k.cost.time_ps))
 
     def _least_ps(self, nodes: Nodes) -> list[int]:
-        """The least picoseconds of each node for any tiles: its arithmetic."""
+        """For each node, a lower bound on its picoseconds from its flops alone, valid for every tiling."""
         device, found = self.device, []
         for node in (self.graph.nodes[n] for n in nodes):
             work = [

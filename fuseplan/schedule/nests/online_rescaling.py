@@ -71,7 +71,7 @@ class OnlineRescaling:
         return self.stream in self.carried[i]
 
     def outer(self, i: int) -> bool:
-        """Whether the node's result is accumulated over more than the stream."""
+        """Whether the node reduces a tiled axis other than the stream."""
         return bool(self.reduced[i] - {self.stream})
 
     def in_loop(self, i: int) -> bool:
