@@ -11,7 +11,7 @@ which a graph here has not.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.schedule.pricing import Pricing
@@ -105,18 +105,12 @@ class _Group:
     kind: OpKind
 
 
-_SINKS = frozenset(OpKind) - {OpKind.TUPLE, OpKind.OPAQUE}
-
-
-@dataclass(slots=True)
 class _Partitioner:
-    graph: Graph
-    groups: list[_Group] = field(init=False)
-    """The group of each node."""
-
-    def __post_init__(self) -> None:
-        kinds = [OpKind.OPAQUE if node.effects else node.kind for node in self.graph.nodes]
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        kinds = [OpKind.OPAQUE if node.effects else node.kind for node in graph.nodes]
         self.groups = [_Group({n}, kind) for n, kind in enumerate(kinds)]
+        """The group of each node."""
 
     def run(self) -> Iterator[tuple[int, ...]]:
         tree = post_dominators(self.graph)
@@ -135,7 +129,7 @@ class _Partitioner:
             return
         if kind <= OpKind.BROADCAST:
             if dominator.kind <= OpKind.REDUCTION:
-                self._try(n, sink, lambda k, last: k in _SINKS if last else k <= OpKind.INJECTIVE)
+                self._try(n, sink, lambda k, last: k < OpKind.TUPLE if last else k <= OpKind.INJECTIVE)
         elif kind == OpKind.INJECTIVE:
             if phase == 1:
                 self._try(n, sink, lambda k, last: k <= OpKind.INJECTIVE)
@@ -153,7 +147,14 @@ class _Partitioner:
             return
         target = self.groups[sink]
         for m in (n, *path):
-            self._merge(self.groups[m], target)
+            child = self.groups[m]
+            if child is target:
+                continue
+            target.nodes |= child.nodes
+            if child.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:  # The anchor's kind is the group's.
+                target.kind = max(target.kind, child.kind)
+            for fused in child.nodes:
+                self.groups[fused] = target
 
     def _between(self, n: int, sink: int) -> set[int]:
         """The nodes on all paths from a node to its post-dominator, and the post-dominator."""
@@ -163,12 +164,3 @@ class _Partitioner:
             return set() if m == sink else {r for v in graph.nodes[m].outputs for r in graph.consumers[v]}
 
         return {sink} | reachable([n], readers)
-
-    def _merge(self, child: _Group, parent: _Group) -> None:
-        if child is parent:
-            return
-        parent.nodes |= child.nodes
-        if child.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:  # The anchor's kind is the group's.
-            parent.kind = max(parent.kind, child.kind)
-        for m in child.nodes:
-            self.groups[m] = parent

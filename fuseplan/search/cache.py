@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,22 +63,13 @@ class Entry:
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
-        return json.dumps(
-            {
-                "groups": [f"{mask:x}" for mask in self.groups],
-                "objectives": self.objectives,
-                "bound_ps": self.bound_ps,
-                "optimal": self.optimal,
-                "duals": self.duals,
-                "candidates": self.candidates,
-                "note": self.note and self.note.to_data(),
-                "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
-                "slower": self.slower,
-                "crowded": self.crowded,
-                "work": self.work,
-            },
-            separators=(",", ":"),
-        )
+        data = {field.name: getattr(self, field.name) for field in fields(self)}
+        data |= {
+            "groups": [f"{mask:x}" for mask in self.groups],
+            "note": self.note and self.note.to_data(),
+            "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
+        }
+        return json.dumps(data, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str) -> Entry:

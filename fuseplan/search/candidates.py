@@ -7,8 +7,6 @@ three conditions are enumerated here, each exactly once, without pricing them.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from fuseplan.search.limits import LIMITS
@@ -29,7 +27,6 @@ def enumerate_groups(
     space: Space,
     max_groups: int,
     expires_at: float = float("inf"),
-    clock: Callable[[], float] = time.monotonic,
     within: Mask | None = None,
 ) -> Candidates:
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
@@ -44,8 +41,7 @@ def enumerate_groups(
     Args:
         space: the component.
         max_groups: stop when so many have been found.
-        expires_at: stop at this time of ``clock``, in seconds.
-        clock: what tells the time.
+        expires_at: stop at this time of the book's ``clock``, in seconds.
         within: of these positions alone, if given.
     """
     found: list[Mask] = []
@@ -59,7 +55,7 @@ def enumerate_groups(
     left_needs, left_makes = space.kept | union_at(outside, read), union_at(outside, made)
     looked = 0
     steps_per_look, large = LIMITS.steps_per_clock_look, LIMITS.large_group
-    work = space.book.work
+    work, clock = space.book.work, space.book.clock
     if duplicate_rules is None and (space.everything & ~outside).bit_count() >= max_groups:
         return Candidates(tuple(space.singles), False)  # Each position is a group.
     for seed in bits(space.everything & ~outside):

@@ -95,16 +95,11 @@ class HeuristicPlans:
         if kind in self._known:
             return self._known[kind], "the first search"
         space = self.spaces[kind]
-        best = next(iter(HEURISTICS))
-        found = self.plan(kind, best)
-        for name in HEURISTICS:
-            if (
-                name != best
-                and not space.book.was_late
-                and space.total(self.plan(kind, name)) < space.total(found)
-            ):
-                found, best = self.plan(kind, name), name
-        return found, best
+        first, second = HEURISTICS
+        found = self.plan(kind, first)
+        if not space.book.was_late and space.total(self.plan(kind, second)) < space.total(found):
+            return self.plan(kind, second), second
+        return found, first
 
 
 def solve_component(
@@ -191,7 +186,7 @@ def _solve_space(
     most = few if of_loops else budget.max_groups
     crowds = space.duplicate_rules is not None and known is not None
     limit = LIMITS.max_groups_with_copies if crowds else few
-    found = enumerate_groups(space, limit, expires_at, space.book.clock)
+    found = enumerate_groups(space, limit, expires_at)
     watch.lap("enumerate")
     if crowds and not found.complete:
         if space.book.clock() >= expires_at:
@@ -206,7 +201,7 @@ def _solve_space(
         best = result.groups
         # A plan as fast as the floor is proven without more groups.
         if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
-            found = enumerate_groups(space, most, expires_at, space.book.clock)
+            found = enumerate_groups(space, most, expires_at)
             watch.lap("enumerate")
     if found.complete:
         result = _search(space, [*best, *always, *found.groups], best, expires_at)

@@ -155,5 +155,5 @@ def _solve_jointly(
 def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
     """Columns of a component whose plan was proven without enumerating them; None if there are too many, or
     a limit ends the enumeration."""
-    found = enumerate_groups(space, LIMITS.max_groups, expires_at, space.book.clock)
+    found = enumerate_groups(space, LIMITS.max_groups, expires_at)
     return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

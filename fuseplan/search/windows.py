@@ -95,7 +95,7 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
     small = fold(space, connected_sets(space.n, together))
     around = sum(mask for mask in groups if mask & free)
     within = small.mask(space.nodes(around))
-    found = enumerate_groups(small, LIMITS.max_groups_of_window, expires_at, space.book.clock, within=within)
+    found = enumerate_groups(small, LIMITS.max_groups_of_window, expires_at, within=within)
     known = [small.mask(space.nodes(mask)) for mask in groups]
     others = [*small.offers, *(1 << i for i in range(small.n))]
     columns = [*known, *found.groups, *(mask for mask in others if isinstance(small.price(mask), Price))]

@@ -191,12 +191,13 @@ def test_a_whole_plan_in_no_time_is_the_better_heuristic():
         assert deadline_s > 1e-6 or any("'s plan is used there" in note for note in plan.notes)
 
 
-def test_enumeration_looks_at_the_clock_between_groups_too():
+def test_enumeration_looks_at_the_clock_between_groups_too(monkeypatch):
     g = graph("e" * 12, [[], *([0] for _ in range(11))], outputs=[0])
     book = PriceBook(g, Bytes(g))
     (space,) = decompose(g, book).kinds
     clock = Clock(3)
-    found = enumerate_groups(space, 10**9, 10.0, clock)
+    monkeypatch.setattr(book, "clock", clock)
+    found = enumerate_groups(space, 10**9, 10.0)
     assert not found.complete
     assert clock.looked == 4
     assert set(found.groups) >= {1 << i for i in range(12)}

@@ -27,7 +27,6 @@ from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Answer, Grouping
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import Copy, SplitGraph, built, searched
-from fuseplan.support.errors import Verdict
 
 
 def materialised(
@@ -50,8 +49,8 @@ def materialised(
             grouping, proof = grouping.unproven(note(NoteKind.UNVERIFIABLE)), None
     kernels: list[Kernel] = []
     pricing: Pricing | None = None
-    for g, kernel in enumerate(grouping.kernels):
-        moved = places.moved(kernel, g, program.graph, node_id)
+    for kernel in grouping.kernels:
+        moved = places.moved(kernel, program.graph, node_id)
         nodes = moved.spec.nodes
         is_whole = len(nodes) == len(moved.spec.node_axes)
         if is_whole and {a.value for a in moved.spec.writes} == set(boundary(program.graph, nodes).writes):
@@ -66,7 +65,9 @@ def materialised(
     answer = replace(
         grouping,
         kernels=tuple(kernels),
-        refusals=tuple([_renumbered(verdict, number) for verdict in grouping.refusals]),
+        refusals=tuple(
+            [replace(v, nodes=tuple(sorted({number[n] for n in v.nodes}))) for v in grouping.refusals]
+        ),
         notes=renumbered(grouping.notes, number.__getitem__),
         stats=replace(grouping.stats, equations=len(copies.whole.nodes)),
         proof=proof,
@@ -108,10 +109,6 @@ def _priced_anew(pricing: Pricing, nodes: Nodes) -> Iterator[Kernel]:
         yield one
 
 
-def _renumbered(verdict: Verdict, number: dict[int, int]) -> Verdict:
-    return replace(verdict, nodes=tuple(sorted({number[n] for n in verdict.nodes})))
-
-
 class _Placement:
     """Which kernel computes which operation. An operation, or a value, with a kernel is an item."""
 
@@ -136,36 +133,27 @@ class _Placement:
             for v in graph.outputs
         }
         """For each result of the program, the kernel that makes it."""
-        self._whole = copies.whole
 
     def program(self, lowered: Lowered) -> tuple[Lowered, dict[Item, int]]:
         """The program with an operation for each item that is needed, and the ids of those."""
         every = sorted(set(self.items))
-        if len(every) == len(self._whole.nodes):
+        if len(every) == len(self.copies.whole.nodes):
             return lowered, {item: item[0] for item in self.items}
         return with_copies(
             lowered, every, lambda item, v: self._source[v, item[1]], lambda v: self.results[v]
         )
 
-    def moved(self, kernel: Kernel, g: int, graph: Graph, node_id: dict[Item, int]) -> Kernel:
+    def moved(self, kernel: Kernel, graph: Graph, node_id: dict[Item, int]) -> Kernel:
         """A kernel of copies as one of the program's operations."""
         value, spec = self.copies.value, kernel.spec
-        whole = self._whole
         items = sorted({self.items[n] for n in spec.nodes} & node_id.keys())
-        made = {
-            v: w
-            for n, g in items
-            for v, w in zip(whole.nodes[n].outputs, graph.nodes[node_id[n, g]].outputs, strict=True)
-        }
-        inputs = {
-            v: w
-            for n, g in items
-            for v, w in zip(whole.nodes[n].inputs, graph.nodes[node_id[n, g]].inputs, strict=True)
-        }
+        nodes = [(self.copies.whole.nodes[item[0]], graph.nodes[node_id[item]]) for item in items]
+        made = {v: w for old, new in nodes for v, w in zip(old.outputs, new.outputs, strict=True)}
+        inputs = {v: w for old, new in nodes for v, w in zip(old.inputs, new.inputs, strict=True)}
         reads = [Access(inputs[v], a.axes) for a in spec.reads if (v := value[a.value]) in inputs]
         writes = [Access(made[v], a.axes) for a in spec.writes if (v := value[a.value]) in made]
-        nodes = tuple(sorted(node_id[item] for item in items))
-        return Kernel(replace(spec, nodes=nodes, reads=tuple(reads), writes=tuple(writes)), kernel.cost)
+        placed = tuple(sorted(new.id for _, new in nodes))
+        return Kernel(replace(spec, nodes=placed, reads=tuple(reads), writes=tuple(writes)), kernel.cost)
 
 
 def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
