@@ -11,6 +11,7 @@ shapes, groups are decided once for symbolic sizes (``DynamicShapes``).
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -137,16 +138,10 @@ class _Fuser:
 
     def merge_adjacent(self) -> None:
         """Merge each group with the one before it, unless it depends on it."""
-        groups = [unit for unit in self.units if len(unit) > 1]
-        if not groups:
-            return
-        before = self._index[max(groups[0])]
-        for unit in groups[1:]:
-            at = self._index[max(unit)]
-            if rx.has_path(self._dag, before, at) or not self._try_merge(before, at):
-                before = at
-            else:
-                before = self._index[max(unit)]
+        for one, other in itertools.pairwise([unit for unit in self.units if len(unit) > 1]):
+            before, at = self._index[max(one)], self._index[max(other)]
+            if not rx.has_path(self._dag, before, at):
+                self._try_merge(before, at)
 
     def _try_merge(self, group: int, other: int) -> bool:
         """Merge two units if the second is supported and can be moved next to the first (``tryMerge``)."""

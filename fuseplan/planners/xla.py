@@ -83,11 +83,7 @@ def _program(lowered: Lowered, placed: Placed) -> tuple[Lowered, dict[Place, lis
 def _hosted(kernels: tuple[HloKernel, ...], placed: Placed, place: Place) -> Compiled:
     """The launches and the traffic charged to a place."""
     own = [kernel for kernel, host in zip(kernels, placed.hosts, strict=True) if host == place]
-    return Compiled(
-        len(own),
-        sum(kernel.read_bytes for kernel in own),
-        sum(kernel.write_bytes for kernel in own),
-    )
+    return Compiled(len(own), sum(k.read_bytes for k in own), sum(k.write_bytes for k in own))
 
 
 def _kernel(graph: Graph, device: DeviceSpec, nodes: tuple[int, ...], compiled: Compiled) -> Kernel:

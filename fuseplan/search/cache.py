@@ -123,8 +123,7 @@ class SolutionCache:
         looked_up = [(key, self._entries.get(key)) for key in keys]
         found = {key: entry for key, entry in looked_up if entry is not None}
         missing = [key for key, entry in looked_up if entry is None]
-        program = program_digest() if self.disk is not None and missing else None
-        if self.disk is not None and program is not None:
+        if self.disk is not None and missing and (program := program_digest()) is not None:
             named = {_on_disk(program, key): key for key in missing}
             read: dict[bytes, Entry] = {}
             for name, text in self.disk.read(named).items():
@@ -143,8 +142,7 @@ class SolutionCache:
     def keep(self, entries: Mapping[bytes, Entry]) -> None:
         """Add entries, or replace them."""
         self._entries.update(entries.items())
-        program = program_digest() if self.disk is not None and entries else None
-        if self.disk is not None and program is not None:
+        if self.disk is not None and entries and (program := program_digest()) is not None:
             self.disk.write({_on_disk(program, key): entry.to_json() for key, entry in entries.items()})
 
 
@@ -163,11 +161,6 @@ def current() -> SolutionCache | None:
     if path is None or _memory.disk is None or _memory.disk.path != path:
         _memory.disk = None if path is None else open_disk(path)
     return _memory
-
-
-def clear() -> None:
-    """Forget what this process has solved, but not what is on disk."""
-    _memory.clear()
 
 
 def open_disk(path: Path) -> Disk | None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -63,7 +65,8 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
             else:
                 relaxation.drop(k)
     used = [masks[k] for k in relaxation.support]
-    if _is_plan(space, used):
+    is_partition = sum(used) == reduce(or_, used, 0) == space.everything
+    if is_partition and space.can_run(used):
         best = better(space, best, used)
     elif all(isinstance(space.price(mask), Price) for mask in space.singles):
         # In a window a position may be a part of a kernel that has no price by itself.
@@ -72,16 +75,6 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     gap = space.total(best).time_ps - relaxation.bound
     left = [m for m, more in zip(masks, extra.tolist(), strict=True) if more <= gap and m in cost]
     return _prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
-
-
-def _is_plan(space: Space, groups: Sequence[Mask]) -> bool:
-    """Whether the groups are a partition that can run."""
-    covered = 0
-    for mask in groups:
-        if covered & mask:
-            return False
-        covered |= mask
-    return covered == space.everything and space.can_run(groups)
 
 
 def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask, int]) -> None:

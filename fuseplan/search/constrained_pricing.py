@@ -79,7 +79,6 @@ class ConstrainedPricing(PricingWrapper):
         return arrays_of(self.graph) if self._origin else range(len(self.graph.values))
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        """As ``Pricing.compatible``."""
         return self._forbidden(nodes) or self._pricing.compatible(nodes)
 
     def renames(self, n: int) -> bool:
@@ -103,7 +102,6 @@ class ConstrainedPricing(PricingWrapper):
         return known if limits == (None, None) and not said else f"{known}\n{limits} {said}"
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        """As ``Pricing.price``."""
         return self.refuse(nodes) or self._pricing.price(nodes)
 
     def refuse(self, nodes: Nodes) -> Verdict | None:

@@ -59,10 +59,8 @@ def _why_not_one(ties: Ties, limited: ConstrainedPricing, nodes: Nodes) -> Verdi
     if refused is None and len(parts := ties.parts(nodes)) > 1:
         rest = tuple(sorted(set(nodes).difference(parts[0])))
         refused = Verdict("producer-consumer", "no value passes between them and the others", rest)
-    if refused is None:
-        price = limited.price(nodes)
-        refused = price if isinstance(price, Verdict) else None
-    return refused
+    price = refused or limited.price(nodes)
+    return price if isinstance(price, Verdict) else None
 
 
 def _cannot_hold(graph: Graph, together: Together, verdict: Verdict) -> str:
@@ -136,7 +134,6 @@ class MustFusePricing(Pricing):
         return isinstance(kernel, Kernel) and kernel.cost.time_ps < self._limited.floor(nodes)
 
     def floor(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor``."""
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor(self.expanded(nodes))
 
     def floor_bytes(self, nodes: Nodes) -> int:
@@ -152,13 +149,11 @@ class MustFusePricing(Pricing):
         return self._here(self._limited.compatible(self.expanded(nodes))) if len(nodes) > 1 else None
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """As ``Pricing.oversized``."""
         if len(nodes) == 1:
             return None
         return self._here(self._limited.oversized(self.expanded(nodes), crossing))
 
     def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``."""
         return len(self.members[n]) == 1 and self._limited.renames(self.members[n][0])
 
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
@@ -179,7 +174,6 @@ class MustFusePricing(Pricing):
         return f"{known}\n{kinds} {[[place[n] for n in group] for group in apart]}"
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        """As ``Pricing.price``."""
         kernel = self._limited.price(self.expanded(nodes))
         if isinstance(kernel, Verdict):
             return self._here(kernel) or kernel

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from costmodel.graph import Graph
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.schedule.pricing import Nodes, PriceBook
+from fuseplan.schedule.pricing import Nodes, PriceBook, total_of
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.selectors import Ties
@@ -78,19 +78,13 @@ class Regrouping:
         after = group_successors(self.ties.edges, [*groups, *others])
         if cyclic_sets(after):
             return Verdict("cycle", "the kernels would wait for each other", groups[0])
-        time_ps = hbm_bytes = 0
-        for group in groups:
-            price = self.book.price(group)
-            if isinstance(price, Verdict):
-                return price
-            time_ps += price.time_ps
-            hbm_bytes += price.hbm_bytes
-        now = [self.plan.kernels[k].cost for k in gone]
-        return Change(
-            tuple(groups),
-            time_ps - sum(c.time_ps for c in now),
-            hbm_bytes - sum(c.hbm_bytes for c in now),
-        )
+        prices = [self.book.price(group) for group in groups]
+        refused = next((price for price in prices if isinstance(price, Verdict)), None)
+        if refused is not None:
+            return refused
+        new, now = total_of(prices), [self.plan.kernels[k].cost for k in gone]
+        extra_ps = new.time_ps - sum(cost.time_ps for cost in now)
+        return Change(tuple(groups), extra_ps, new.hbm_bytes - sum(cost.hbm_bytes for cost in now))
 
     def pieces(self, nodes: Iterable[int]) -> list[Nodes]:
         """``nodes`` as kernels: each connected part that has a price is one, other nodes are one each."""

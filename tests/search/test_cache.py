@@ -586,11 +586,11 @@ def test_two_processes_at_once(tmp_path):
 @pytest.fixture
 def by_environment(tmp_path, monkeypatch):
     """The cache that the environment asks for, in a cache folder of its own."""
-    cache.clear()
+    cache._memory.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     with using(None):
         yield monkeypatch
-    cache.clear()
+    cache._memory.clear()
 
 
 def test_on_disk_only_what_is_asked_for(by_environment, tmp_path):
@@ -605,10 +605,10 @@ def test_on_disk_only_what_is_asked_for(by_environment, tmp_path):
         (str(tmp_path / "own"), tmp_path / "own"),
     ):
         by_environment.setenv("FUSEPLAN_CACHE", setting)
-        cache.clear()
+        cache._memory.clear()
         assert norm_plan().stats.remembered == 0
         assert [path.name for path in folder.iterdir()] == [f"solutions-{cache.SCHEMA}.sqlite3"]
-        cache.clear()
+        cache._memory.clear()
         assert norm_plan().stats.remembered == 1
 
 

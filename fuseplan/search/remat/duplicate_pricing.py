@@ -49,19 +49,15 @@ class DuplicatePricing(Pricing):
         return other
 
     def floor(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor``."""
         return self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
-        """As ``Pricing.least``."""
         return self._floor.one_kernel(nodes)
 
     def floor_bytes(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor_bytes``."""
         return self._floor.parts(nodes, together=True)[1]
 
     def floors(self, members: Sequence[Nodes]) -> Floors:
-        """As ``Pricing.floors``."""
         return Floors(self._floor, members)
 
     def walked(self, n: int) -> tuple[int, ...]:
@@ -69,22 +65,18 @@ class DuplicatePricing(Pricing):
         return self._scheduler.walked(self._node[n])
 
     def renames(self, n: int) -> bool:
-        """As ``Pricing.renames``."""
         return self._scheduler.renames(self._node[n])
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        """As ``Pricing.compatible``."""
         refused = self._scheduler.compatible(self._once(nodes), self._gates(nodes))
         return None if refused is None else self._here(nodes, refused)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """As ``Pricing.oversized``."""
         values = frozenset([self._value[v] for v in crossing])
         refused = self._scheduler.oversized(self._once(nodes), values)
         return None if refused is None else self._here(nodes, refused)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        """As ``Pricing.price``."""
         once, edge = self._once(nodes), self._boundary(nodes)
         answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor.one_kernel(nodes))
         if isinstance(answer, Verdict):
@@ -92,7 +84,8 @@ class DuplicatePricing(Pricing):
         refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)
         if refused is not None:
             return self._here(nodes, refused)
-        name = {self._value[v]: v for n in reversed(nodes) for v in self._touched(n)}
+        members = [self.graph.nodes[n] for n in reversed(nodes)]
+        name = {self._value[v]: v for node in members for v in node.inputs + node.outputs}
 
         def here(accesses: Iterable[Access]) -> tuple[Access, ...]:
             return tuple([Access(name[a.value], a.axes) for a in accesses])
@@ -103,7 +96,6 @@ class DuplicatePricing(Pricing):
         )
 
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
-        """As ``Pricing.cache_key``."""
         if signatures.graph is not self.graph:
             signatures = self._signatures
         masks = self._scheduler.behind_masks(self._once(nodes))
@@ -118,10 +110,6 @@ class DuplicatePricing(Pricing):
     def _once(self, nodes: Nodes) -> Nodes:
         """The operations of a group, each once, as nodes of the whole graph."""
         return tuple(sorted({self._node[n] for n in nodes}))
-
-    def _touched(self, n: int) -> tuple[int, ...]:
-        node = self.graph.nodes[n]
-        return node.inputs + node.outputs
 
     def _gates(self, nodes: Nodes) -> dict[int, bool]:
         """For each operation, whether all uses of its copies in the group pass through one contraction. A

@@ -75,15 +75,10 @@ def plan_rematerialised(
 
 def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
     """``once`` with the bound of plans that may rematerialise."""
-    bound_ps = scheduler.floor(tuple(range(len(scheduler.graph.nodes))))
-    once = once.uncertified()
-    return replace(
-        once,
-        status="FEASIBLE",
-        bound_ps=None if once.bound_ps is None else min(once.bound_ps, bound_ps),
-        notes=(*once.notes, note(NoteKind.REMATERIALISATION_CUT, limit=Limit.DEADLINE)),
-        proof=None,
-    )
+    floor_ps = scheduler.floor(tuple(range(len(scheduler.graph.nodes))))
+    bound_ps = None if once.bound_ps is None else min(once.bound_ps, floor_ps)
+    cut = note(NoteKind.REMATERIALISATION_CUT, limit=Limit.DEADLINE)
+    return replace(once.unproven(cut), bound_ps=bound_ps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +154,6 @@ class _MoveTrials:
         self._members: list[list[int]] = [[] for _ in groups]
         for c, g in enumerate(self._kernel):
             self._members[g].append(c)
-        self._now_ps: dict[int, float] = {}
         self._roots = frozenset(copies.roots)
         self._several = {c for c, n in enumerate(copies.node) if copies.copies[n] > 1}
 
@@ -215,9 +209,7 @@ class _MoveTrials:
                 after.setdefault(source, set(self._members[source])).discard(c)
         extra = 0.0
         for g, nodes in after.items():
-            if g not in self._now_ps:
-                self._now_ps[g] = self._price_ps(self._members[g])
-            extra += self._price_ps(nodes) - self._now_ps[g]
+            extra += self._price_ps(nodes) - self._price_ps(self._members[g])
         return extra
 
     def _price_ps(self, nodes: Iterable[int]) -> float:
