@@ -13,11 +13,6 @@ from typing import Any
 from fuseplan.support.format import columns
 
 
-def is_terminal() -> bool:
-    """Whether stdout is a terminal."""
-    return sys.stdout.isatty()
-
-
 def print_table(
     head: Sequence[str],
     rows: Iterable[Sequence[str]],
@@ -28,7 +23,7 @@ def print_table(
 ) -> None:
     """Print a table. The columns ``right`` are aligned right; the rows ``bold`` are bold on a terminal."""
     rows, right, bold = [list(row) for row in rows], set(right), set(bold)
-    if not is_terminal():
+    if not sys.stdout.isatty():
         if title:
             print(title)
         print("\n".join(columns([head, *rows], right)))

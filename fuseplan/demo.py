@@ -19,7 +19,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.kernel_names import kernel_name
 from fuseplan.plan.notes import assumed_text
-from fuseplan.report.comparison import Compared, baseline_of, divergence_lines, gains_text, speed_up
+from fuseplan.report.comparison import baseline_of, divergence_lines, gains_text, speed_up
 from fuseplan.report.page import Page, Study, Table, write_page
 from fuseplan.report.text import bound_lines, bound_text, grid, makes, status_text, tile
 from fuseplan.runtime.compare import compare_plan, default_planners
@@ -64,24 +64,11 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Planned:
-    """The plans of a program for one device by ``PLANNERS``."""
-
-    name: str
-    device: str
-    rows: tuple[Compared, ...]
-
-    @property
-    def plans(self) -> tuple[FusionPlan, ...]:
-        """The plans of the planners that made one."""
-        return tuple(row.plan for row in self.rows if row.plan is not None)
-
-
-@dataclass(frozen=True, slots=True)
 class Demo:
     """The results of the demo."""
 
-    planned: tuple[Planned, ...]
+    planned: tuple[Study, ...]
+    """The plans of each program for each device by ``PLANNERS``."""
     runs: tuple[Run, ...]
     platform: str
     tiled_loops: int
@@ -94,7 +81,7 @@ class Demo:
         plans = [
             {
                 "workload": planned.name,
-                "device": planned.device,
+                "device": planned.device.name,
                 "planner": row.planner,
                 "kernels": len(row.plan.kernels),
                 "time_us": row.plan.objective_us,
@@ -107,7 +94,7 @@ class Demo:
             }
             for planned in self.planned
             if (baseline := baseline_of(planned.plans)) is not None
-            for row in planned.rows
+            for row in planned.compared
             if row.plan is not None
         ]
         return {
@@ -122,9 +109,10 @@ class Demo:
 def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: Steps) -> Demo:
     """Plan and run the programs, and write the page."""
     started = time.perf_counter()
-    planners = {device: _planners(device) for device in DEVICES}
+    possible = {device: default_planners(resolve_device(device)) for device in DEVICES}
+    planners = {device: [name for name in PLANNERS if name in possible[device]] for device in DEVICES}
     steps.total(len(programs) * (sum(map(len, planners.values())) + 1) + 1)
-    planned: list[Planned] = []
+    planned: list[Study] = []
     runs: list[Run] = []
     tiled_loops = 0
     for program in programs:
@@ -136,7 +124,7 @@ def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: 
                 steps.start(f"{program.name}: {planner} for {device}")
                 rows.append(compare_plan(lowered, make_options(device, planner, deadline_s)))
                 steps.done()
-            planned.append(Planned(program.name, device, tuple(rows)))
+            planned.append(Study.of(program.name, rows))
     for program in programs:
         steps.start(f"running {program.name} here")
         run, plan = _measure(program, deadline_s)
@@ -150,11 +138,6 @@ def run_demo(programs: Sequence[Program], page: Path, deadline_s: float, steps: 
     return Demo(tuple(planned), tuple(runs), local_platform(), tiled_loops, page, seconds)
 
 
-def _planners(device: str) -> tuple[str, ...]:
-    possible = default_planners(resolve_device(device))
-    return tuple(planner for planner in PLANNERS if planner in possible)
-
-
 def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     """Compile both, compare their results, then time them in turns."""
     fast = jit(program.f, deadline_s=deadline_s)
@@ -166,7 +149,8 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     del ours, reference
     samples = time_in_turns(compiled, program.arrays, _PAIRS, sample_s=0.0)
     fuseplan_ms, jax_ms = (1000 * statistics.median(s) for s in samples)
-    temp = [_temp_bytes(c) for c in compiled]
+    analyses = (c.memory_analysis() for c in compiled)  # None if the compiler reports nothing
+    temp = [None if analysis is None else int(analysis.temp_size_in_bytes) for analysis in analyses]
     run = Run(
         program.name, len(plan.kernels), fuseplan_ms, jax_ms, _PAIRS, temp[0], temp[1],
         plan.objective_us / 1000, absolute, relative,
@@ -174,28 +158,15 @@ def _measure(program: Program, deadline_s: float) -> tuple[Run, FusionPlan]:
     return run, plan
 
 
-def _temp_bytes(compiled: Any) -> int | None:
-    """Bytes of temporaries as the compiler reports them; None if it does not."""
-    analysis = compiled.memory_analysis()
-    return None if analysis is None else int(analysis.temp_size_in_bytes)
-
-
-def _write_page(planned: Sequence[Planned], runs: Sequence[Run], path: Path) -> None:
+def _write_page(planned: Sequence[Study], runs: Sequence[Run], path: Path) -> None:
     head, rows = _run_rows(runs)
-    measured = Table(
-        f"Measured on this {local_platform().upper()}",
-        " ".join(
-            [
-                f"Medians of {_PAIRS} runs each, in turns, at these sizes. The difference is the largest of "
-                "any element, over the root mean square of its array.",
-                *_divergence(runs, local_platform()),
-            ]
-        ),
-        head,
-        rows,
+    text = (
+        f"Medians of {_PAIRS} runs each, in turns, at these sizes. The difference is the largest of "
+        "any element, over the root mean square of its array."
     )
-    studies = tuple(Study.of(p.name, p.rows) for p in planned)
-    write_page(Page("fuseplan demo: a block of GPT-2 and its gradient", studies, (measured,)), path)
+    text = " ".join([text, *_divergence(runs, local_platform())])
+    measured = Table(f"Measured on this {local_platform().upper()}", text, head, rows)
+    write_page(Page("fuseplan demo: a block of GPT-2 and its gradient", tuple(planned), (measured,)), path)
 
 
 def _divergence(runs: Sequence[Run], platform: str) -> list[str]:
@@ -241,15 +212,14 @@ def print_demo(demo: Demo) -> None:
     print(f"\nDone in {seconds_text(demo.seconds)}. All kernels, with reasons and proofs:\n{demo.page}")
 
 
-def _print_plans(name: str, studies: Sequence[Planned]) -> None:
+def _print_plans(name: str, studies: Sequence[Study]) -> None:
     rows: list[tuple[str, ...]] = []
     bold: list[int] = []
     baselines = [baseline_of(planned.plans) for planned in studies]
     for planned, baseline in zip(studies, baselines, strict=True):
-        for i, row in enumerate(planned.rows):
-            if row is planned.rows[-1]:
-                bold.append(len(rows))
-            device = planned.device if i == 0 else ""
+        bold.append(len(rows) + len(planned.compared) - 1)
+        for i, row in enumerate(planned.compared):
+            device = planned.device.name if i == 0 else ""
             plan, faster = row.plan, speed_up(row.plan, baseline)
             if plan is None:
                 rows.append((device, row.planner, *[""] * 5, "no plan"))
@@ -270,10 +240,11 @@ def _print_plans(name: str, studies: Sequence[Planned]) -> None:
     print_table(head, rows, right=(2, 3, 4, 5, 6), title=f"{name}, modelled, not measured:", bold=bold)
     for planned, baseline in zip(studies, baselines, strict=True):
         over = "" if baseline is None else f"speed-up over {baseline.planner}. "
-        more = [f"{planned.device}, {row.planner}: {row.reason}" for row in planned.rows if row.reason]
-        more += bound_lines((f"{planned.device}, {plan.planner}", plan) for plan in planned.plans)
+        device = planned.device.name
+        more = [f"{device}, {row.planner}: {row.reason}" for row in planned.compared if row.reason]
+        more += bound_lines((f"{device}, {plan.planner}", plan) for plan in planned.plans)
         more += [text for plan in planned.plans[:1] if (text := assumed_text(plan.device))]
-        for line in [f"{planned.device}: {over}{gains_text(planned.rows)}", *more]:
+        for line in [f"{device}: {over}{gains_text(planned.compared)}", *more]:
             print("\n".join(wrapped(line, 80, "  ")))
 
 

@@ -74,16 +74,10 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
     return plan
 
 
-def plan_lowered(
+def plan_program(
     lowered: Lowered, options: Options, clock: StageTimer | None = None, scheduler: Scheduler | None = None
-) -> FusionPlan:
-    """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
-    return _attempt(lowered, options, clock, scheduler).required()
-
-
-def _attempt(
-    lowered: Lowered, options: Options, clock: StageTimer | None, scheduler: Scheduler | None
 ) -> Attempt:
+    """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
     state = Planning(
         lowered, options, clock or StageTimer(), time.monotonic() + options.deadline_s, scheduler
     )
@@ -150,7 +144,7 @@ class _Planner:
     def _attempt(self, program: Program, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         options = until_deadline(self.expires_at, self.options, shares)
-        return _attempt(program.lowered, options, self.clock, program.scheduler)
+        return plan_program(program.lowered, options, self.clock, program.scheduler)
 
     def _needs_more(self, program: Program) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""

@@ -16,7 +16,7 @@ from fuseplan.memory.rematerialise import MemoryFit
 from fuseplan.passes.rewriting import may_pack, may_recompute
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
-from fuseplan.plan.notes import AnyNote, Note, NoteKind, note, worded
+from fuseplan.plan.notes import AnyNote, NoteKind, note, worded
 from fuseplan.plan.options import Options
 from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
 from fuseplan.schedule.pricing import Pricing
@@ -182,7 +182,11 @@ def assemble(state: Planning) -> None:
     """Make the plan of the kernels, with its notes in words."""
     found, options = state.grouping, state.options
     assert state.answer is not None
-    notes = (*_switched_off(options), *_without_rule(state.answer.lowered), *state.notes)
+    lowered = state.answer.lowered
+    switched_off = ", ".join(options.features.switched_off)
+    notes: list[AnyNote] = [note(NoteKind.SWITCHED_OFF, features=switched_off)] if switched_off else []
+    for name, count in lowered.without_rule:
+        notes.append(note(NoteKind.WITHOUT_RULE, operation=name, count=count))
     plan = FusionPlan(
         graph=state.graph,
         device=options.device,
@@ -191,11 +195,11 @@ def assemble(state: Planning) -> None:
         refusals=found.refusals,
         status=found.status,
         bound_ps=found.bound_ps,
-        notes=worded(notes, state.graph),
+        notes=worded([*notes, *state.notes], state.graph),
         stats=found.stats,
         features=options.features,
         proof=found.proof,
-        program=state.answer.lowered,
+        program=lowered,
     )
     state.plan = plan if state.answer.limits is None else _with_limits(plan, state.answer.limits)
 
@@ -260,13 +264,3 @@ def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Groupi
     if not isinstance(found, Grouping):
         raise InvalidArgumentError(f"the planner {name!r} should return a Grouping, and returned {found!r}")
     return found
-
-
-def _switched_off(options: Options) -> tuple[Note, ...]:
-    names = options.features.switched_off
-    return (note(NoteKind.SWITCHED_OFF, features=", ".join(names)),) if names else ()
-
-
-def _without_rule(lowered: Lowered) -> tuple[Note, ...]:
-    left = lowered.without_rule
-    return tuple(note(NoteKind.WITHOUT_RULE, operation=name, count=count) for name, count in left)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import platform
 import sys
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from costmodel.calibrate import capacity_bytes, core_count, cpu_model
+from fuseplan.support.environment import installed_version
 
 
 def machine_columns() -> dict[str, Any]:
@@ -18,9 +18,9 @@ def machine_columns() -> dict[str, Any]:
         "cpu": cpu_model(),
         "cores": core_count(),
         "memory_bytes": capacity_bytes(),
-        "fuseplan": _version("fuseplan"),
-        "jax": _version("jax"),
-        "jaxlib": _version("jaxlib"),
+        "fuseplan": installed_version("fuseplan", "unknown"),
+        "jax": installed_version("jax", "unknown"),
+        "jaxlib": installed_version("jaxlib", "unknown"),
         "python": platform.python_version(),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
@@ -48,10 +48,3 @@ def peak_rss_bytes() -> int | None:
         return None
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "unknown"

@@ -14,7 +14,7 @@ from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import Printable, csv_of, plan_table, time_plan
 from fuseplan.bench.solver import WORKLOADS, bench_solver, solver_tables, steps_of
 from fuseplan.cli.arguments import Deadline, Device, Dtype, Json, Out, Planner, Small, load, names_in
-from fuseplan.console import is_terminal, print_json, print_table, progress
+from fuseplan.console import print_json, print_table, progress
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
@@ -122,7 +122,7 @@ def cpu(
     cases += [Case(name, *load(name, "float32", small=False)) for name in own]
     rows = []
     # On a terminal the progress bar redirects print(); in a pipe, write to the original stdout.
-    on_terminal = is_terminal()
+    on_terminal = sys.stdout.isatty()
     stdout = None if on_terminal else sys.stdout
     if not json:
         print(head_line())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +21,7 @@ from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.report.frames import devices_frame, records
 from fuseplan.search.cache import cache_file, open_disk, setting
 from fuseplan.support.atomic_file import OutputError
+from fuseplan.support.environment import installed_version
 from fuseplan.support.errors import FuseplanError, FuseplanWarning, InvalidPlanError
 from fuseplan.support.format import bytes_text, wrapped
 from fuseplan.targets import calibrate as calibration
@@ -259,10 +259,7 @@ def _show_warning(message: Any, category: type[Warning], *_: Any, **__: Any) -> 
 
 def _show_version(asked: bool) -> None:
     if asked:
-        try:
-            print(f"fuseplan {version('fuseplan')}")
-        except PackageNotFoundError:
-            print("fuseplan 0+unknown (not installed)")
+        print(f"fuseplan {installed_version('fuseplan', '0+unknown (not installed)')}")
         raise typer.Exit
 
 

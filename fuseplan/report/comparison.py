@@ -73,12 +73,6 @@ def speed_up(plan: FusionPlan | None, baseline: FusionPlan | None) -> float | No
     return baseline.objective_ps / plan.objective_ps
 
 
-def solving_gains(rows: Iterable[Compared]) -> float | None:
-    """The time of greedy's best plan over that of the solver's; None without both."""
-    plans = {row.planner: row.plan for row in rows}
-    return speed_up(plans.get("solver"), plans.get("greedy"))
-
-
 def gains_text(rows: Sequence[Compared]) -> str:
     """One sentence on the gains of rewriting, one on the gain of solving; empty where neither is known."""
     rewriting = [
@@ -86,7 +80,8 @@ def gains_text(rows: Sequence[Compared]) -> str:
         for row in rows
         if row.planner in ("greedy", "solver") and (gains := row.rewriting_gains) is not None
     ]
-    solving = solving_gains(rows)
+    plans = {row.planner: row.plan for row in rows}
+    solving = speed_up(plans.get("solver"), plans.get("greedy"))
     found = [f"Rewriting gains {' and '.join(rewriting)}."] if rewriting else []
     if solving is not None:
         same = "With the same rewrites,"

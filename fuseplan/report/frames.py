@@ -40,16 +40,10 @@ def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = N
     baseline = baseline_of(row.plan for row in rows if row.plan is not None)
     lines = [
         {
+            **_columns(row, baseline),
             "planner": row.planner,
-            **(_NO_FIGURES if row.plan is None else figures(row.plan)),
-            "bound_us": _number(None if row.plan is None else row.plan.bound_us),
-            "gap": _number(None if row.plan is None else row.plan.gap),
-            "planning_s": _number(None if row.plan is None else row.plan.planning_s),
             "unrewritten_us": math.nan if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
-            "ratio": _ratio(row.plan, baseline),
             "baseline": "" if baseline is None else baseline.planner,
-            "notes": row.reason if row.plan is None else "; ".join(row.plan.notes),
-            "assumed": "" if row.plan is None else ", ".join(row.plan.device.assumed),
         }
         for row in rows
     ]
@@ -62,20 +56,25 @@ def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = N
     return frame
 
 
-def _ratio(plan: FusionPlan | None, baseline: FusionPlan | None) -> float:
-    if plan is None or baseline is None:
-        return math.nan
-    return plan.objective_ps / baseline.objective_ps
+def _columns(row: Compared, baseline: FusionPlan | None) -> dict[str, Any]:
+    """The columns that follow from the plan of ``row``; NaN where there is none."""
+    plan = row.plan
+    if plan is None:
+        return {**dict.fromkeys(_COMPARE, math.nan), "status": NO_PLAN, "notes": row.reason, "assumed": ""}
+    return {
+        **figures(plan),
+        "bound_us": _number(plan.bound_us),
+        "gap": _number(plan.gap),
+        "planning_s": plan.planning_s,
+        "ratio": math.nan if baseline is None else plan.objective_ps / baseline.objective_ps,
+        "notes": "; ".join(plan.notes),
+        "assumed": ", ".join(plan.device.assumed),
+    }
 
 
 def _number(known: float | None) -> float:
     return math.nan if known is None else known
 
-
-_NO_FIGURES = {
-    **dict.fromkeys(("kernels", "time_us", "hbm_bytes", "peak_bytes", "recomputed_flops"), math.nan),
-    "status": NO_PLAN,
-}
 
 _COMPARE = (
     "planner", "kernels", "time_us", "unrewritten_us", "hbm_bytes", "peak_bytes", "recomputed_flops",

@@ -6,7 +6,6 @@ import platform
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from fuseplan.report.frames import roofline_share
 from fuseplan.report.plots import MissingPlots, roofline, strip
 from fuseplan.report.text import grid, makes, parts_text, rows, skipped, status_text, tile, unfused_plan
 from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.environment import installed_version
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.format import bytes_text, seconds_text, time_text
 
@@ -32,8 +32,6 @@ _NAMES = {"xla": "XLA's own plan", "unfused": "each operation by itself"}
 _MAX_BORDERS = 150
 """The number of kernels up to which the page explains why neighbours are not fused; each takes
 milliseconds."""
-
-INSTALL_PLOTS = "pip install 'fuseplan[report]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +113,7 @@ def render_page(page: Page) -> str:
         matrix=_matrix(page.studies),
         lead=_lead(page.studies),
         missing_plots=any(s["roofline"] is None for s in studies),
-        install_plots=INSTALL_PLOTS,
+        install_plots="pip install 'fuseplan[report]'",
         devices=list({s.device.name: s.device for s in page.studies}.values()),
         versions=_versions(),
         date=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -234,7 +232,8 @@ def _kernel_lines(plan: FusionPlan) -> list[dict[str, Any]]:
                 "onchip": bytes_text(cost.onchip_bytes) if cost.onchip_bytes else "",
                 "intensity": f"{cost.flops.total / cost.hbm_bytes:.2f}" if cost.hbm_bytes else "",
                 "roofline": f"{100 * roof:.0f}" if cost.time_ps else "",
-                "source": _short_source(anchor(plan.graph, spec.nodes).source),
+                # The name of the file without its folders, which may be private.
+                "source": anchor(plan.graph, spec.nodes).source.replace("\\", "/").rpartition("/")[2],
             }
         )
     return lines
@@ -260,11 +259,6 @@ def _numbers(numbers: Sequence[int]) -> str:
     return ", ".join(map(str, numbers[:4])) + (", …" if len(numbers) > 4 else "")
 
 
-def _short_source(source: str) -> str:
-    """The name of the file without its folders, which may be private."""
-    return source.replace("\\", "/").rpartition("/")[2]
-
-
 def _refusal(plan: FusionPlan, verdict: Any) -> dict[str, str]:
     nodes = verdict.nodes
     shown = ", ".join(f"n{n} {plan.graph.nodes[n].op}" for n in nodes[:3])
@@ -278,7 +272,6 @@ def _refusal(plan: FusionPlan, verdict: Any) -> dict[str, str]:
 def _proof(plan: FusionPlan) -> dict[str, Any]:
     stats = plan.stats
     return {
-        "optimal": plan.status == "OPTIMAL",
         "status": status_text(plan),
         "objective": f"{plan.objective_us:,.3f}",
         "bound": None if plan.bound_us is None else f"{plan.bound_us:,.3f}",
@@ -292,10 +285,6 @@ def _proof(plan: FusionPlan) -> dict[str, Any]:
 
 
 def _versions() -> list[tuple[str, str]]:
-    found = [("Python", platform.python_version())]
-    for name in ("fuseplan", "jax", "ortools"):
-        try:
-            found.append((name, version(name)))
-        except PackageNotFoundError:
-            found.append((name, "not installed as a package"))
-    return found
+    names = ("fuseplan", "jax", "ortools")
+    found = [(name, installed_version(name, "not installed as a package")) for name in names]
+    return [("Python", platform.python_version()), *found]

@@ -41,12 +41,13 @@ def strip(plan: FusionPlan, longest_ps: int) -> Strip:
         if width:
             bars.append(_bar(plan, k, kernel, x, width, scale))
             x += width
-    text = f"{plan.planner}: {len(plan.kernels)} kernels, {time_text(plan.objective_us)} µs. {_shares(plan)}"
+    label = f"{plan.planner}: {len(plan.kernels)} kernels, {time_text(plan.objective_us)} µs"
+    text = escape(f"{label}. {_shares(plan)}", quote=True)
     svg = (
-        f'<svg class="strip" role="img" aria-label="{escape(text, quote=True)}" '
+        f'<svg class="strip" role="img" aria-label="{text}" '
         f'viewBox="0 0 {_STRIP_WIDTH:g} {_STRIP_HEIGHT:g}" preserveAspectRatio="none">{"".join(bars)}</svg>'
     )
-    return Strip(f"{plan.planner}: {len(plan.kernels)} kernels, {time_text(plan.objective_us)} µs", svg)
+    return Strip(label, svg)
 
 
 def _bar(plan: FusionPlan, k: int, kernel: Kernel, x: float, width: float, scale: float) -> str:
@@ -75,26 +76,11 @@ def _shares(plan: FusionPlan) -> str:
     return ", ".join(parts)
 
 
-# Matplotlib writes colours as numbers; these are placeholders for the page's variables, which follow the
-# reader's theme.
-_COLOUR_VARIABLES = {
-    "#010101": "var(--ink)",
-    "#020202": "var(--faint)",
-    "#030303": "var(--line)",
-    "#040404": "var(--memory)",
-    "#050505": "var(--cache)",
-    "#060606": "var(--matrix)",
-    "#070707": "var(--vector)",
-    "#080808": "var(--launch)",
-    "#090909": "var(--page)",
-    "#010102": "var(--latency)",
-    "#010103": "var(--steps)",
-}
-_INK, _FAINT, _LINE, _MEMORY, _CACHE, _MATRIX, _VECTOR, _LAUNCH, _PAGE, _LATENCY, _STEPS = _COLOUR_VARIABLES
-_COLOUR = dict.fromkeys(BOUNDS, _STEPS) | {
-    "memory": _MEMORY, "cache": _CACHE, "matrix": _MATRIX, "vector": _VECTOR, "launch": _LAUNCH,
-    "latency": _LATENCY,
-}  # fmt: skip
+_VARIABLES = "ink faint line page memory cache matrix vector launch latency steps"
+_COLOUR = {name: f"#0101{i:02x}" for i, name in enumerate(_VARIABLES.split(), 1)}
+"""Matplotlib writes colours as numbers; these are placeholders for the page's variables, which follow the
+reader's theme."""
+_INK, _FAINT, _LINE, _PAGE = (_COLOUR[name] for name in ("ink", "faint", "line", "page"))
 _RESOURCES = ("memory", "cache", "matrix", "vector")
 """The bounds that a roofline shows."""
 
@@ -154,9 +140,10 @@ def roofline(plans: Sequence[FusionPlan], salt: str) -> str:
                 [p.intensity for p in points[0]], [p.flops_per_s for p in points[0]],
                 s=[_area(p, longest) for p in points[0]], facecolors="none", edgecolors=_FAINT, linewidths=1,
             )  # fmt: skip
+        colours = [_COLOUR.get(p.bound_by, _COLOUR["steps"]) for p in points[-1]]
         axes.scatter(
             [p.intensity for p in points[-1]], [p.flops_per_s for p in points[-1]],
-            s=[_area(p, longest) for p in points[-1]], c=[_COLOUR[p.bound_by] for p in points[-1]],
+            s=[_area(p, longest) for p in points[-1]], c=colours,
             edgecolors=_PAGE, linewidths=0.8, alpha=0.85,
         )  # fmt: skip
         axes.set_xlabel("arithmetic intensity, flops per HBM byte", color=_INK, fontsize=10)
@@ -216,8 +203,8 @@ def _si(rate: float) -> str:
 def _embed(svg: str, label: str) -> str:
     """Convert an SVG file for a page: without prologue and size, with the page's colours and a label."""
     svg = svg[svg.index("<svg") :]
-    for number, variable in _COLOUR_VARIABLES.items():
-        svg = svg.replace(number, variable)
+    for name, number in _COLOUR.items():
+        svg = svg.replace(number, f"var(--{name})")
     used = set(re.findall(r'(?:url\(#|href="#)([^)"]+)', svg))
     svg = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", svg)
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)

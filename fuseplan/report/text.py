@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from html import escape
 
-from costmodel.graph import Graph, Value, without_copies
+from costmodel.graph import Graph, without_copies
 from costmodel.kernel import AxisRole, Cost, KernelSpec
 from fuseplan.memory.allocation import arena_bytes
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -32,19 +32,13 @@ _MAX_LINES = 40
 """The most kernels that are listed one by one (about a screen); a longer plan is grouped by equal kernels."""
 
 
-def results(graph: Graph, spec: KernelSpec) -> tuple[Value, ...]:
-    """The arrays a kernel writes, the largest first."""
-    written = [graph.values[a.value] for a in spec.writes]
-    return tuple(sorted(written, key=lambda v: -v.nbytes))
-
-
 def makes(graph: Graph, spec: KernelSpec) -> str:
     """The largest array that a kernel writes and the number of others, in jaxpr notation: ``f32[128,256]
     +1``."""
-    written = results(graph, spec)
+    written = [graph.values[a.value] for a in spec.writes]
     if not written:
         return "-"
-    return str(written[0]) + (f" +{len(written) - 1}" if len(written) > 1 else "")
+    return str(max(written, key=lambda v: v.nbytes)) + (f" +{len(written) - 1}" if len(written) > 1 else "")
 
 
 def grid(spec: KernelSpec) -> str:

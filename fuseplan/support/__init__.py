@@ -2,6 +2,6 @@
 
 Errors and refusals (``errors``), sets of small integers (``bitset``), orders and cycles of directed graphs
 (``digraph``), counted work and seconds by stage (``work``), files written whole or not at all
-(``atomic_file``), text with units (``format``), environment variables (``environment``), and the one adapter
-to JAX's private names (``jax_compat``). Open ``errors`` first.
+(``atomic_file``), text with units (``format``), environment variables and versions (``environment``), and
+the one adapter to JAX's private names (``jax_compat``). Open ``errors`` first.
 """

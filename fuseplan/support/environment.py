@@ -1,8 +1,9 @@
-"""Read the ``FUSEPLAN_*`` environment variables."""
+"""Read the ``FUSEPLAN_*`` environment variables and the versions of packages."""
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 
@@ -26,3 +27,11 @@ def is_disabled() -> bool:
 def is_checked() -> bool:
     """``FUSEPLAN_CHECK=1``: every call is compared with JAX's own result."""
     return os.environ.get("FUSEPLAN_CHECK", "") not in ("", "0")
+
+
+def installed_version(package: str, otherwise: str) -> str:
+    """The version of an installed package, or ``otherwise``."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return otherwise

@@ -39,8 +39,9 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
             a constraint is violated.
     """
     _check_cover(plan)
-    _check_order(plan)
-    _check_comparisons(plan)
+    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
+    _check_order(plan, kernel_of)
+    _check_comparisons(plan, kernel_of)
     is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
     key_of = _CheckKey(plan.graph, is_gated, hubs)
     unifier = Unifier(plan.graph)
@@ -51,7 +52,7 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
             check_kernel(plan, k, key_of.results, unifier, is_gated, hubs)
             checked.add(key)
     _check_bound(plan)
-    _check_constraints(plan)
+    _check_constraints(plan, kernel_of)
     return plan
 
 
@@ -119,9 +120,8 @@ def _check_cover(plan: FusionPlan) -> None:
             require(False, f"kernel {k} must list its nodes in ascending order, got {nodes}")
 
 
-def _check_comparisons(plan: FusionPlan) -> None:
+def _check_comparisons(plan: FusionPlan, kernel_of: dict[int, int]) -> None:
     """Check that no comparison reads copies of one value from two kernels, unless both are XLA's own."""
-    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     for node in copies_apart(plan.graph):
         k = kernel_of[node.id]
         require(
@@ -131,11 +131,10 @@ def _check_comparisons(plan: FusionPlan) -> None:
         )
 
 
-def _check_order(plan: FusionPlan) -> None:
+def _check_order(plan: FusionPlan, kernel_of: dict[int, int]) -> None:
     """Check that each kernel reads only values that are computed before it, and that side effects keep their
     order."""
     graph = plan.graph
-    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     last_effect = -1
     for k, kernel in enumerate(plan.kernels):
         for n in kernel.spec.nodes:
@@ -187,7 +186,7 @@ def _check_bound(plan: FusionPlan) -> None:
     )
 
 
-def _check_constraints(plan: FusionPlan) -> None:
+def _check_constraints(plan: FusionPlan, kernel_of: dict[int, int]) -> None:
     """Check that the kernels obey the constraints of the plan."""
     limits = plan.constraints
     if limits is None:
@@ -197,7 +196,6 @@ def _check_constraints(plan: FusionPlan) -> None:
         most is None or plan.peak_bytes <= most,
         f"temporaries need {plan.peak_bytes:,} bytes at once, max_peak_bytes allows {most}",
     )
-    kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     for together in limits.together:
         kernels = sorted({kernel_of[n] for n in together.nodes})
         require(len(kernels) <= 1, f"kernels {kernels[:5]} share what one is to hold: {together.text}")

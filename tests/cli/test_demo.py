@@ -8,6 +8,7 @@ import pytest
 
 from fuseplan import demo
 from fuseplan.console import Steps
+from fuseplan.report.page import Study
 from fuseplan.runtime import compare as comparison
 from fuseplan.workloads import get_workload
 from fuseplan.workloads.workload import make_args
@@ -47,7 +48,7 @@ def result(tmp_path_factory):
 
 
 def test_plans_of_every_device_and_planner(result):
-    found = [(p.name, p.device, row.planner) for p in result.planned for row in p.rows]
+    found = [(p.name, p.device.name, row.planner) for p in result.planned for row in p.compared]
     assert found == [
         (name, device, planner)
         for name in ("gpt2_block", "gpt2_block_grad")
@@ -71,10 +72,10 @@ def test_both_functions_ran_and_agree(result):
 
 def test_what_is_printed_fits_80_columns(result, capsys):
     first, *others = result.planned
-    last = first.rows[-1]
+    last = first.compared[-1]
     kernels = tuple(replace(k, cost=replace(k.cost, launch_ps=10**11)) for k in last.plan.kernels)
     slow = replace(last.plan, kernels=kernels, status="FEASIBLE", bound_ps=10**9)
-    wide = (replace(first, rows=(*first.rows[:-1], replace(last, plan=slow))), *others)
+    wide = (Study.of(first.name, [*first.compared[:-1], replace(last, plan=slow)]), *others)
     demo.print_demo(replace(result, planned=wide))
     lines = capsys.readouterr().out.splitlines()
     assert f"{100 * len(kernels):,}" in "\n".join(lines)  # times the bound, and more
@@ -110,5 +111,5 @@ def test_json_has_the_same_numbers(result):
 def test_the_page_has_a_section_for_each_device(result):
     html = result.page.read_text()
     for planned in result.planned:
-        assert f"{planned.name} on {planned.plans[0].device.name}</h2>" in html
+        assert f"{planned.name} on {planned.device.name}</h2>" in html
     assert "Measured on this CPU" in html

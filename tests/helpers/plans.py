@@ -24,5 +24,5 @@ def plan_best(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
 
 
 def plan_lowered(*args: Any, **kwargs: Any) -> tuple[Lowered, Plan]:
-    plan = Plan.of(pipeline.plan_lowered(*args, **kwargs))
+    plan = Plan.of(pipeline.plan_program(*args, **kwargs).required())
     return plan.lowered, plan

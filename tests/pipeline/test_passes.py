@@ -39,7 +39,7 @@ def test_the_flow_that_is_documented_is_the_list(file):
 @pytest.fixture(scope="module")
 def found():
     lowered = lower(trace(jax.nn.softmax, X))
-    attempt = Attempt(pipeline.plan_lowered(lowered, Options(TEST_DEVICE, "greedy")))
+    attempt = pipeline.plan_program(lowered, Options(TEST_DEVICE, "greedy"))
     plan = replace(attempt.plan, bound_ps=attempt.plan.objective_ps - 10)
     return replace(attempt, outcome=plan)
 
