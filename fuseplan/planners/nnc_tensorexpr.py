@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -20,7 +20,7 @@ import rustworkx as rx
 
 from costmodel.graph import Graph, Node, OpKind, boundary
 from fuseplan.plan.notes import NoteKind, note
-from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.search.components import data_edges, effect_edges
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
@@ -54,14 +54,12 @@ def make_planner(
     if isinstance(min_group_size, bool) or not isinstance(min_group_size, int) or min_group_size < 1:
         raise InvalidArgumentError(f"min_group_size expects a positive integer, got {min_group_size!r}")
 
-    def decide(book: PriceBook) -> Iterator[Nodes]:
-        return fuse_tensor_exprs(book.graph, min_group_size=min_group_size, reductions=reductions)
-
+    fuse = functools.partial(fuse_tensor_exprs, min_group_size=min_group_size, reductions=reductions)
     if fuse_to_dynamic_shapes:
-        return DynamicShapes(decide)
+        return DynamicShapes(fuse)
 
     def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-        return plan_decided(graph, pricing, decide)
+        return plan_decided(graph, pricing, lambda book: fuse(book.graph))
 
     return plan_groups
 
@@ -216,28 +214,22 @@ class DynamicShapes:
         fused before for other sizes: the guards hold for s0 = 16, s1 = 128
     """
 
-    def __init__(self, decide: Callable[[PriceBook], Iterable[Sequence[int]]]) -> None:
+    def __init__(self, decide: Callable[[Graph], Iterable[Nodes]]) -> None:
         self._decide = decide
         self.plans: dict[Skeleton, list[SymbolicPlan]] = {}
 
     def __call__(self, graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
         """Plan with known groups whose guards pass, or decide groups."""
         known = self.plans.setdefault(skeleton(graph), [])
-        fitting = next((plan for plan in known if plan.refuse(graph) is None), None)
-        if fitting is not None:
-            grouping = plan_decided(graph, pricing, lambda book: fitting.groups)
-            told = note(NoteKind.GUARDS_HOLD, sizes=_text(fitting.sizes(graph)))
+        plan = next((plan for plan in known if plan.refuse(graph) is None), None)
+        if plan is not None:
+            told = note(NoteKind.GUARDS_HOLD, sizes=_text(plan.sizes(graph)))
         else:
-            decided: list[Nodes] = []
-
-            def decide(book: PriceBook) -> list[Nodes]:
-                decided[:] = [tuple(sorted(group)) for group in self._decide(book)]
-                return decided
-
-            grouping = plan_decided(graph, pricing, decide)
-            plan = SymbolicPlan(tuple(decided), symbolic_dims(graph))
+            plan = SymbolicPlan(tuple(self._decide(graph)), symbolic_dims(graph))
             told = note(NoteKind.GUARDED, sizes=_text(plan.sizes(graph)), guards=sum(map(len, plan.dims)))
             known.append(plan)
+        groups = plan.groups
+        grouping = plan_decided(graph, pricing, lambda book: groups)
         return replace(grouping, notes=(*grouping.notes, told))
 
 

@@ -59,8 +59,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or Work(limit_of(budget.whole_s))
     starts = HeuristicPlans(parts.kinds, budget.known)
-    given = [starts.given(kind) for kind in range(len(parts.kinds))]
-    cache = ComponentCache(parts, "solver", budget, expires_at, given)
+    cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)
     # Small components first: a large one that reaches the deadline then costs no other its proof.
     smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
     for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.

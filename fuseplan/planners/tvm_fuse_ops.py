@@ -139,7 +139,12 @@ class _Partitioner:
     def _try(self, n: int, sink: int, allowed: Callable[[OpKind, bool], bool]) -> None:
         """Merge a node and the nodes up to ``sink`` if ``allowed(kind, is sink)`` holds for each
         (``CheckPath``, ``CommitFuse``)."""
-        path = self._between(n, sink)
+        nodes, consumers = self.graph.nodes, self.graph.consumers
+
+        def readers(m: int) -> set[int]:
+            return set() if m == sink else {r for v in nodes[m].outputs for r in consumers[v]}
+
+        path = {sink} | reachable([n], readers)
         if not all(allowed(self.groups[m].kind, m == sink) for m in path):
             return
         members = set().union(*(self.groups[m].nodes for m in (n, *path)))
@@ -155,12 +160,3 @@ class _Partitioner:
                 target.kind = max(target.kind, child.kind)
             for fused in child.nodes:
                 self.groups[fused] = target
-
-    def _between(self, n: int, sink: int) -> set[int]:
-        """The nodes on all paths from a node to its post-dominator, and the post-dominator."""
-        graph = self.graph
-
-        def readers(m: int) -> set[int]:
-            return set() if m == sink else {r for v in graph.nodes[m].outputs for r in graph.consumers[v]}
-
-        return {sink} | reachable([n], readers)

@@ -24,7 +24,7 @@ from math import inf
 
 from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
-from costmodel.graph import Flops, Graph, Node, OpKind
+from costmodel.graph import Graph, Node, OpKind
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
@@ -197,7 +197,9 @@ class _Queue:
             node = graph.nodes[n]
             made = max((elements.get(v, 0.0) for v in node.outputs), default=0.0)
             size = max((graph.values[v].size for v in node.outputs), default=0)
-            compute_s += _seconds(node.flops, device) * made / max(size, 1)
+            vector_s = _at(node.flops.vector, device.vector_flops_per_s)
+            whole_s = vector_s + _at(node.flops.transcendental, device.transcendental_per_s)
+            compute_s += whole_s * made / max(size, 1)
             for v in node.inputs:
                 whole = graph.values[v].size
                 share = whole / max(size, 1) if node.op == "concatenate" else _elements_read(graph, node)
@@ -231,11 +233,6 @@ def _elements_read(graph: Graph, node: Node) -> float:
         return 1.0
     read = max((graph.values[v].size for v in node.inputs), default=0)
     return read / max(graph.values[node.outputs[0]].size, 1)
-
-
-def _seconds(flops: Flops, device: DeviceSpec) -> float:
-    vector_s = _at(flops.vector, device.vector_flops_per_s)
-    return vector_s + _at(flops.transcendental, device.transcendental_per_s)
 
 
 def _at(amount: float, per_s: float) -> float:

@@ -33,7 +33,8 @@ WAIT_S = 0.25
 _CHUNK = 500
 """Keys a question: SQLite of old allows 999."""
 
-_SIDES = ("-wal", "-shm", "-journal")
+_SUFFIXES = ("", "-wal", "-shm", "-journal", ".broken")
+"""Of the file, those that SQLite keeps beside it, and the one that is set aside."""
 
 
 class Disk:
@@ -108,12 +109,7 @@ class Disk:
         return os.path.exists(self.path)  # of Path, it raises where a folder may not be entered
 
     def _files(self) -> list[Path]:
-        broken = self._broken
-        return [self.path, *(self.path.with_name(self.path.name + side) for side in _SIDES), broken]
-
-    @property
-    def _broken(self) -> Path:
-        return self.path.with_name(self.path.name + ".broken")
+        return [self.path.with_name(self.path.name + suffix) for suffix in _SUFFIXES]
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -130,10 +126,11 @@ class Disk:
 
     def _set_aside(self) -> None:
         """Keep the damaged file under another name."""
+        path, *sides, broken = self._files()
         with suppress(OSError):
-            os.replace(self.path, self._broken)
-            for side in _SIDES:
-                self.path.with_name(self.path.name + side).unlink(missing_ok=True)
+            os.replace(path, broken)
+            for side in sides:
+                side.unlink(missing_ok=True)
 
     @contextmanager
     def _connected(self) -> Iterator[sqlite3.Connection]:

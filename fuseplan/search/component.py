@@ -51,14 +51,15 @@ class HeuristicPlans:
         self.work = [0] * len(spaces)
         """For each component, the counted work of its plans, which the caller adds to that of its search:
         whether a plan is made may depend on what an earlier planning left in the cache."""
-        self._known: dict[int, list[Mask]] = {}
+        self.given: dict[int, list[Mask]] = {}
+        """The plans known before, of components that have copies."""
         group_of = {n: group for group in known for n in group}
         for kind, space in enumerate(spaces if known else ()):
             if space.duplicate_rules is None:  # It is solved as it was.
                 continue
             groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
             if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
-                self._known[kind] = [space.mask(group) for group in groups]
+                self.given[kind] = [space.mask(group) for group in groups]
 
     def plan(self, kind: int, name: str) -> list[Mask]:
         """The plan of one heuristic for a component."""
@@ -78,22 +79,18 @@ class HeuristicPlans:
         which = NoteKind.UNPROVEN_PARTIAL if partial else NoteKind.UNPROVEN_HEURISTIC
         return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
 
-    def given(self, kind: int) -> list[Mask] | None:
-        """The plan known before, of a component that has copies."""
-        return self._known.get(kind)
-
     def known(self, kind: int) -> list[Mask] | None:
         """The plan known before, or the best heuristic plan if they have been made; else None."""
-        if kind in self._known:
-            return self._known[kind]
+        if kind in self.given:
+            return self.given[kind]
         made = [(kind, name) in self._made for name in HEURISTICS]
         # Where the deadline cut the first heuristic short, the others are not made.
         return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
 
     def best(self, kind: int) -> tuple[list[Mask], str]:
         """The plan known before, or the best heuristic plan, and the name of its planner."""
-        if kind in self._known:
-            return self._known[kind], "the first search"
+        if kind in self.given:
+            return self.given[kind], "the first search"
         space = self.spaces[kind]
         first, second = HEURISTICS
         found = self.plan(kind, first)

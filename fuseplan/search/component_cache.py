@@ -8,7 +8,7 @@ solved again and the entry replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from operator import index
 
@@ -31,7 +31,7 @@ class ComponentCache:
         planner: str,
         budget: Budget,
         expires_at: float,
-        given: Sequence[list[Mask] | None],
+        given: Mapping[int, list[Mask]],
     ) -> None:
         self._parts = parts
         self._expires_at = expires_at
@@ -41,7 +41,7 @@ class ComponentCache:
         if self._cache is not None:
             for kind, space in enumerate(parts.kinds):
                 # A component of one operation needs no search.
-                key = solution_key(space, planner, budget, given[kind]) if space.n > 1 else None
+                key = solution_key(space, planner, budget, given.get(kind)) if space.n > 1 else None
                 if key is not None:
                     self._keys[kind] = key
         found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}

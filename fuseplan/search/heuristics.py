@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from operator import neg, sub
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
@@ -147,13 +148,12 @@ def best_first_groups(space: Space) -> list[Mask]:
     overtaken by others and never are.
     """
     merging = Merging(space)
-    queue: list[tuple[tuple[int, int, int], bool, Mask, Mask]] = []
+    queue: list[tuple[tuple[int, ...], bool, Mask, Mask]] = []
 
     def offer(a: Mask, b: Mask, priced: bool) -> None:
         saving = merging.saving(a, b) if priced else merging.saving_at_most(a, b)
         if saving is not None:
-            most = (-saving[0], -saving[1], -saving[2])
-            heapq.heappush(queue, (most, priced, min(a, b), max(a, b)))
+            heapq.heappush(queue, (tuple(map(neg, saving)), priced, min(a, b), max(a, b)))
 
     for u, v in space.component.edges + space.component.siblings:
         if merging.owner[u] != merging.owner[v]:
@@ -193,7 +193,7 @@ def _merge_in_rounds(merging: Merging) -> None:
             near = [other for other in merging.neighbours(group) if other not in merged]
             near = [other for other in near if group | other not in refused]
             near.sort(key=lambda mask: (mask.bit_count(), mask))
-            best: tuple[tuple[int, int, int], Mask] | None = None
+            best: tuple[tuple[int, ...], Mask] | None = None
             for other in near[: LIMITS.max_tried_neighbours]:
                 if book.is_late():
                     return
@@ -236,7 +236,7 @@ class Merging:
         """The groups as they are now, by lowest member."""
         return sorted(self.reach, key=lambda mask: mask & -mask)
 
-    def saving(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+    def saving(self, a: Mask, b: Mask) -> tuple[int, ...] | None:
         """What merging saves in each objective; None if it is illegal or a loss."""
         both = a | b
         self._count(both)
@@ -245,13 +245,9 @@ class Merging:
         price, apart = self.space.price(both), self.space.total((a, b))
         if not isinstance(price, Price) or apart < price:
             return None
-        return (
-            apart.time_ps - price.time_ps,
-            apart.hbm_bytes - price.hbm_bytes,
-            apart.kernels - price.kernels,
-        )
+        return tuple(map(sub, apart.objectives, price.objectives))
 
-    def saving_at_most(self, a: Mask, b: Mask) -> tuple[int, int, int] | None:
+    def saving_at_most(self, a: Mask, b: Mask) -> tuple[int, ...] | None:
         """No less than ``saving``, without pricing the two together."""
         both = a | b
         self._count(both)

@@ -117,7 +117,10 @@ class _Reader:
             one.name,
             computes,
             _nodes([one, *inside]),
-            sum(self._read(computation, one, operand) for operand in dict.fromkeys(one.operands)),
+            sum(
+                self._read(computation, one, operand, computation.instructions[operand].shape.nbytes)
+                for operand in dict.fromkeys(one.operands)
+            ),
             min(result.nbytes, self._written(computation, one)),
             sum(shape.on_chip_bytes for shape in (*_shapes(computation, one), result)),
             after,
@@ -131,15 +134,10 @@ class _Reader:
                     yield inner
                     yield from self._inside(inner)
 
-    def _read(self, computation: Computation, one: Instruction, operand: int) -> int:
-        """Bytes that ``one`` reads of an operand."""
-        whole = computation.instructions[operand].shape.nbytes
-        return min(whole, self._parts(computation, one, operand, whole))
-
-    def _parts(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
-        """Bytes that ``one`` reads of an operand of ``whole`` bytes, summed over its positions."""
+    def _read(self, computation: Computation, one: Instruction, operand: int, whole: int) -> int:
+        """Bytes that ``one`` reads of an operand of ``whole`` bytes, at all its positions."""
         places = [i for i, o in enumerate(one.operands) if o == operand]
-        return sum(self._part(computation, one, place, whole) for place in places)
+        return min(whole, sum(self._part(computation, one, place, whole) for place in places))
 
     def _part(self, computation: Computation, one: Instruction, place: int, whole: int) -> int:
         if one.opcode in _SLICES and place == 0:
@@ -161,7 +159,7 @@ class _Reader:
         parts = 0
         for user in body.users.get(given.id, ()):
             is_name = user.opcode == "bitcast"
-            parts += self._used(body, user, whole) if is_name else self._parts(body, user, given.id, whole)
+            parts += self._used(body, user, whole) if is_name else self._read(body, user, given.id, whole)
         return min(whole, parts)
 
     def _written(self, computation: Computation, one: Instruction) -> int:
