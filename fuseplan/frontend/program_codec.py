@@ -14,7 +14,7 @@ import importlib
 import io
 import math
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
@@ -189,10 +189,7 @@ def _primitive_name(primitive: Any) -> str:
     return name
 
 
-@cache
-def _primitives() -> dict[str, Any]:
-    """All primitives of JAX by name."""
-    return jax_compat.primitives()
+_primitives = cache(jax_compat.primitives)
 
 
 def _to(value: Any) -> Json:
@@ -246,36 +243,29 @@ def _from(data: Json) -> Any:
     if not isinstance(data, dict):
         return data
     kind = next(iter(data), "")
-    content: Any = data.get(kind)
-    if kind in ("tuple", "list", "frozenset"):
-        items = [_from(item) for item in content]
-        return {"tuple": tuple, "list": list, "frozenset": frozenset}[kind](items)
-    if kind == "float":
-        return float(content)
-    if kind == "enum":
-        return _class(content, enum.Enum)[data["name"]]
-    if kind == "dtype":
-        return np.dtype(content)
-    if kind == "scalar_type":
-        return np.dtype(content).type
-    if kind == "function":
-        return _function(content)
-    if kind == "empty_mesh":
-        return jax_compat.empty_mesh(content)
-    if kind == "unspecified":
-        return jax_compat.UNSPECIFIED
-    if kind == "scalar":
-        return np.dtype(data["dtype"]).type(_from(content))
-    if kind == "array":
-        stored = np.load(io.BytesIO(base64.b64decode(content)), allow_pickle=False)
-        return stored.view(np.dtype(data["dtype"]))
-    if kind == "closed":
-        return jex_core.ClosedJaxpr(_jaxpr_from(content), [_from(const) for const in data["consts"]])
-    if kind == "jaxpr":
-        return _jaxpr_from(content)
-    if kind == "record":
-        return _class(content, object)(**{key: _from(value) for key, value in data["items"].items()})
-    raise ValueError(f"a value of unknown kind {kind!r}")
+    if kind not in _READERS:
+        raise ValueError(f"a value of unknown kind {kind!r}")
+    return _READERS[kind](data[kind], data)
+
+
+_READERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+    "tuple": lambda items, _: tuple(map(_from, items)),
+    "list": lambda items, _: list(map(_from, items)),
+    "frozenset": lambda items, _: frozenset(map(_from, items)),
+    "float": lambda text, _: float(text),
+    "enum": lambda name, data: _class(name, enum.Enum)[data["name"]],
+    "dtype": lambda name, _: np.dtype(name),
+    "scalar_type": lambda name, _: np.dtype(name).type,
+    "scalar": lambda value, data: np.dtype(data["dtype"]).type(_from(value)),
+    "array": lambda text, data: _array_from(text, data["dtype"]),
+    "closed": lambda jaxpr, data: jex_core.ClosedJaxpr(_jaxpr_from(jaxpr), list(map(_from, data["consts"]))),
+    "jaxpr": lambda jaxpr, _: _jaxpr_from(jaxpr),
+    "record": lambda name, data: _class(name, object)(**{k: _from(v) for k, v in data["items"].items()}),
+    "function": lambda name, _: _function(name),
+    "unspecified": lambda *_: jax_compat.UNSPECIFIED,
+    "empty_mesh": lambda name, _: jax_compat.empty_mesh(name),
+}
+"""For each kind of object that ``_to`` writes, the value from the content and the whole object."""
 
 
 def _array_to(array: Any) -> Json:
@@ -285,6 +275,10 @@ def _array_to(array: Any) -> Json:
     # NumPy's file format has no bfloat16: the bytes are stored, and the dtype by name.
     np.save(buffer, array.view(f"V{array.dtype.itemsize}") if array.dtype.kind == "V" else array)
     return {"array": base64.b64encode(buffer.getvalue()).decode(), "dtype": str(array.dtype)}
+
+
+def _array_from(text: str, dtype: str) -> Any:
+    return np.load(io.BytesIO(base64.b64decode(text)), allow_pickle=False).view(np.dtype(dtype))
 
 
 def _function_name(function: types.FunctionType) -> str:

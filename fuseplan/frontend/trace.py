@@ -266,8 +266,14 @@ class _Flattener:
             frames = (eqn.source_info, *callers)
             scope = within + jax_compat.scope_names(eqn.source_info)
             if inner is None:
-                results: list[Operand] = [self.new(v.aval) for v in eqn.outvars]
-                self._append(eqn, operands, results, frames, scope)
+                in_avals, out_avals = (tuple([v.aval for v in own]) for own in (eqn.invars, eqn.outvars))
+                results: list[Any] = [self.new(aval) for aval in out_avals]
+                self.equations.append(
+                    Equation(
+                        eqn.primitive, eqn.params, tuple(operands), tuple(results), in_avals, out_avals,
+                        bool(eqn.effects), frames, eqn.ctx, scope,
+                    )
+                )  # fmt: skip
             else:
                 if eqn.params.get("differentiated"):
                     operands = self._barrier(operands, eqn.params["prevent_cse"], frames, scope)
@@ -275,29 +281,6 @@ class _Flattener:
                 results = self.run(body, body_consts, operands, frames, scope)
             env.update(zip(eqn.outvars, results, strict=True))
         return [v if isinstance(v, Literal) else env[v] for v in jaxpr.outvars]
-
-    def _append(
-        self,
-        eqn: Any,
-        operands: list[Operand],
-        results: list[Any],
-        frames: tuple[Any, ...],
-        scope: tuple[str, ...],
-    ) -> None:
-        self.equations.append(
-            Equation(
-                eqn.primitive,
-                eqn.params,
-                tuple(operands),
-                tuple(results),
-                tuple(v.aval for v in eqn.invars),
-                tuple(v.aval for v in eqn.outvars),
-                bool(eqn.effects),
-                frames,
-                eqn.ctx,
-                scope,
-            )
-        )
 
     def _barrier(
         self,

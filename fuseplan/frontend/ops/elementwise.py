@@ -16,6 +16,7 @@ from jax import lax
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.ops import composed
 from fuseplan.frontend.ops.rule import (
+    KERNEL_DTYPES,
     MOSAIC_GPU,
     NONE,
     PALLAS,
@@ -27,7 +28,6 @@ from fuseplan.frontend.ops.rule import (
     Tile,
     bind,
     dtypes_of,
-    kernel_dtypes,
     known_dtypes,
     out_size,
     own_dims,
@@ -185,11 +185,6 @@ def _select_cases(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[An
 _select_block = _wide_on_tpu(_select_cases)
 
 
-def _identity_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """The operand."""
-    return [args[0]]
-
-
 def _cast_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
     """``convert_element_type``. Mosaic GPU takes the lowest bit as a boolean, so it compares with zero;
     8-bit floats are converted in float32."""
@@ -318,7 +313,7 @@ def _cast_supports(eqn: Equation, language: str) -> bool:
         dtypes -= composed.FLOAT8_NAMES
     if language == "mosaic_tpu":
         dtypes -= _NARROW
-    return dtypes <= kernel_dtypes(language)
+    return dtypes <= KERNEL_DTYPES[language]
 
 
 def _supports_dtypes(*names: str) -> Callable[[Equation, str], bool]:
@@ -396,7 +391,7 @@ RULES: dict[str, Rule] = {
     "nextafter": elementwise(
         1, lacks=MOSAIC_GPU, block=bind, supports=_supports_dtypes("float32"), temporaries=_POWER
     ),
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=_identity_block)),
+    **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=lambda tile, eqn, args: args)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
     "reduce_precision": elementwise(0, block=_precision_block, supports=_precision_supports),
     "div": replace(_DIV, special=lambda eqn: _INTEGER_DIV if _is_integer(eqn) else None),

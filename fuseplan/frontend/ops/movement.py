@@ -8,6 +8,7 @@ from typing import Any
 from jax import lax
 
 from costmodel.graph import DimMap, DimRole, OpKind
+from fuseplan.frontend.ops.elementwise import elementwise_space
 from fuseplan.frontend.ops.rule import (
     PALLAS,
     Rule,
@@ -164,11 +165,6 @@ def _rev_space(eqn: Equation) -> Space:
     return Space(dims, roles, (out_map,), (out_map,))
 
 
-def _bitcast_space(eqn: Equation) -> Space:
-    dims, dim_map = own_dims(eqn.out_avals[0].shape)
-    return Space(dims, (_P,) * len(dims), (dim_map,), (dim_map,))
-
-
 def _bitcast_supports(eqn: Equation, language: str) -> bool:
     """Mosaic GPU has no bitcast; a TPU has none of scalars, which are in registers of one type."""
     scalar = language == "mosaic_tpu" and not eqn.out_avals[0].ndim
@@ -179,11 +175,6 @@ def _bitcast_of_other_width(eqn: Equation) -> Rule | None:
     """The rule of a bitcast that splits or joins elements; None if both dtypes have the same width."""
     same = eqn.in_avals[0].dtype.itemsize == eqn.out_avals[0].dtype.itemsize
     return None if same else Rule(OpKind.INJECTIVE, whole_space, no_flops)
-
-
-def _iota_space(eqn: Equation) -> Space:
-    dims, out_map = own_dims(eqn.out_avals[0].shape)
-    return Space(dims, (_P,) * len(dims), (), (out_map,))
 
 
 def _iota_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
@@ -201,11 +192,11 @@ RULES: dict[str, Rule] = {
     "reshape": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
     "squeeze": Rule(OpKind.INJECTIVE, _squeeze_space, no_flops, _reshape_block),
     "expand_dims": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
-    "iota": Rule(OpKind.BROADCAST, _iota_space, no_flops, _iota_block),
+    "iota": Rule(OpKind.BROADCAST, elementwise_space, no_flops, _iota_block),
     "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
     "bitcast_convert_type": Rule(
         OpKind.INJECTIVE,
-        _bitcast_space,
+        elementwise_space,
         no_flops,
         bind,
         supports=_bitcast_supports,

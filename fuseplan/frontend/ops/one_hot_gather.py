@@ -171,10 +171,7 @@ def gather_rule(eqn: Equation) -> Rule | None:
     pick, fill = gather_pick(eqn), _fill_value(eqn)
     if pick is None or fill is None or eqn.out_avals[0].dtype == jnp.bool_:
         return None
-    return _gather_as_reduction(pick, fill, eqn.in_avals[0].shape[pick.dim] != 1)
 
-
-def _gather_as_reduction(pick: Pick, fill: float, reduces: bool) -> Rule:
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.REDUCED)
         return replace(operand, output_maps=(window,))
@@ -192,7 +189,7 @@ def _gather_as_reduction(pick: Pick, fill: float, reduces: bool) -> Rule:
         order = (*kept, *(d for d in range(x.ndim) if d not in kept))
         return [reshaped(lax.transpose(total, order), tile.out_shapes[0])]
 
-    kind = OpKind.REDUCTION if reduces else OpKind.INJECTIVE
+    kind = OpKind.REDUCTION if eqn.in_avals[0].shape[pick.dim] != 1 else OpKind.INJECTIVE
     combined = Reduction(lambda a, b: a + b, lambda dtype: 0, accumulator)
     return Rule(kind, space, no_flops, block, MOSAIC_GPU, combined)
 
@@ -202,10 +199,7 @@ def scatter_rule(eqn: Equation) -> Rule | None:
     pick = scatter_pick(eqn)
     if pick is None or eqn.out_avals[0].dtype == jnp.bool_:
         return None
-    return _scatter_as_sum(pick)
 
-
-def _scatter_as_sum(pick: Pick) -> Rule:
     def space(eqn: Equation) -> Space:
         operand, window = _space(eqn, pick, DimRole.PARALLEL)
         maps = operand.input_maps

@@ -86,13 +86,14 @@ class Reduction:
 BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
-_DTYPES = {
+KERNEL_DTYPES = {
     "triton": frozenset({"bool", "float16", "bfloat16", "float32", "float64", *_INTEGERS}),
     # Mosaic converts narrower integers but has no arithmetic for them.
     "mosaic_tpu": frozenset({"bool", "bfloat16", "float32", "int32", "uint32"}),
     # Mosaic GPU converts narrower integers but does not add or compare them.
     "mosaic_gpu": frozenset({"bool", "float16", "bfloat16", "float32", "int32", "uint32"}),
 }
+"""The dtypes for which each kernel language has arithmetic."""
 
 
 def dtypes_of(eqn: Equation) -> set[str]:
@@ -100,14 +101,9 @@ def dtypes_of(eqn: Equation) -> set[str]:
     return {str(getattr(a, "dtype", "token")) for a in (*eqn.in_avals, *eqn.out_avals)}
 
 
-def kernel_dtypes(language: str) -> frozenset[str]:
-    """The dtypes for which a kernel language has arithmetic."""
-    return _DTYPES[language]
-
-
 def known_dtypes(eqn: Equation, language: str) -> bool:
     """Whether kernels in ``language`` have arithmetic for all dtypes of the equation."""
-    return dtypes_of(eqn) <= _DTYPES[language]
+    return dtypes_of(eqn) <= KERNEL_DTYPES[language]
 
 
 def _real(eqn: Equation) -> bool:
