@@ -18,11 +18,10 @@ import numpy as np
 from costmodel.axes import reduced_axes
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
-from fuseplan.codegen.single_pass import Blocks, literal_scalar, live_ins, put_results
+from fuseplan.codegen.single_pass import Blocks, live_ins, partial_results, put_results
 from fuseplan.codegen.tile import BlockTile, Position, Step, align, make_step
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops.reduction import accumulator
-from fuseplan.frontend.trace import Literal
 from fuseplan.masks.dead_tiles import Skips
 from fuseplan.schedule.nests.live_tiles import TileRange, ranges_of, skips_of
 from fuseplan.schedule.nests.multipass import Pass, program_of
@@ -307,16 +306,14 @@ class PassEvaluator:
         return blocks[key]
 
     def _evaluate(self, step: Step, blocks: Blocks, position: Position) -> Sequence[Any]:
-        assert step.rule.block is not None
         for axis in self.nest.inner:
             if any(axis in dims for dims in step.node_axes):
                 return self.contract_inner(step, axis, position)
-        reads = iter(step.reads)
-        operands = [
-            literal_scalar(v) if isinstance(v, Literal) else self._operand(next(reads), blocks, position)
-            for v in step.equation.inputs
-        ]
-        return step.rule.block(self.tile(self.spec, step, position), step.equation, operands)
+
+        def load(access: Access) -> Any:
+            return self.load(access, position)
+
+        return partial_results(self.spec, step, blocks, position, load, self.tile)
 
 
 def _widened(x: Any) -> Any:

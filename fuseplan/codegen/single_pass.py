@@ -150,10 +150,17 @@ def evaluate(body: Body, steps: Iterable[Step], blocks: Blocks, position: Positi
     Operands that are not in ``blocks`` are loaded, each once. Results are cast to their final dtypes.
     """
     for step in steps:
-        put_results(step, partial_results(body, step, blocks, position, load), blocks)
+        put_results(step, partial_results(body.spec, step, blocks, position, load), blocks)
 
 
-def partial_results(body: Body, step: Step, blocks: Blocks, position: Position, load: Load) -> Sequence[Any]:
+def partial_results(
+    spec: KernelSpec,
+    step: Step,
+    blocks: Blocks,
+    position: Position,
+    load: Load,
+    tile: type[BlockTile] = BlockTile,
+) -> Sequence[Any]:
     """The results of one step on one tile; those of a reduction in the accumulator's dtype."""
     assert step.rule.block is not None, f"{step.equation.primitive} has no block form"
     operands = []
@@ -165,7 +172,7 @@ def partial_results(body: Body, step: Step, blocks: Blocks, position: Position, 
         if (operand, axes) not in blocks:
             blocks[operand, axes] = load(Access(operand, axes))
         operands.append(blocks[operand, axes])
-    return step.rule.block(BlockTile(body.spec, step, position), step.equation, operands)
+    return step.rule.block(tile(spec, step, position), step.equation, operands)
 
 
 def put_results(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
@@ -250,7 +257,7 @@ def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start:
         evaluate(body, body.loop, blocks, at, load)
         combined = []
         for step, total in zip(body.accumulators, totals, strict=True):
-            (part,) = partial_results(body, step, blocks, at, load)
+            (part,) = partial_results(body.spec, step, blocks, at, load)
             assert step.rule.reduction is not None
             combined.append(step.rule.reduction.combine(total, part))
         return combined

@@ -7,19 +7,12 @@ from typing import Any
 
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen.single_pass import live_ins
-from fuseplan.frontend.evaluate import run_equations
+from fuseplan.frontend.evaluate import evaluator
 from fuseplan.frontend.lower import Lowered
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as a function that XLA compiles; see ``fuseplan.codegen.emit``."""
     equations = [lowered.equations[n] for n in spec.nodes]
-    reads = live_ins(spec)
-    writes = tuple(w.value for w in spec.writes)
-
-    def group(*arrays: Any) -> tuple[Any, ...]:
-        values: dict[int, Any] = dict(zip(reads, arrays, strict=True))
-        run_equations(equations, values)
-        return tuple(values[v] for v in writes)
-
-    return group
+    group = evaluator(equations, live_ins(spec), [w.value for w in spec.writes])
+    return lambda *arrays: tuple(group(*arrays))

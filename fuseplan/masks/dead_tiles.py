@@ -9,6 +9,7 @@ if m is as low. This condition is checked when the plan is run, from the extrema
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -66,33 +67,29 @@ def find_skips(
         return None
     table = _MaskTable(group)
     cases = table.cases()
-    if cases is None or not cases:
+    if not cases:
         return None
 
     def neutral(
-        xp: Any, inputs: Callable[[int], Interval], case: Assumption, dead: Sequence[Assumption]
+        xp: Any, inputs: Callable[[int], Interval], tested: Sequence[Assumption], dead: Sequence[Assumption]
     ) -> Any:
         bounds = Bounds(group, xp, inputs, table.ranges, table.choices, dead)
-        holds: Any = True
-        for i in sinks:
-            holds = bounds.neutral(i, case) & holds
+        holds: Any = xp.bool_(True)
+        for case, i in itertools.product(tested, sinks):
+            holds = xp.logical_and(holds, bounds.neutral(i, case))
         return holds
 
     # The bound of an extremum may not follow from skipped elements. Dead cases are removed until that holds:
     # two more rounds suffice in practice, and ``safe`` checks the rest.
-    dead = [case for case in cases if neutral(np, _typical_bounds(group), case, [case])]
+    typical = _typical_bounds(group)
+    dead = [case for case in cases if neutral(np, typical, [case], [case])]
     for _ in range(2):
-        dead = [case for case in dead if neutral(np, _typical_bounds(group), case, dead)]
+        dead = [case for case in dead if neutral(np, typical, [case], dead)]
     if not dead:
         return None
 
     def safe(arrays: Mapping[int, Any]) -> Any:
-        bounds = Bounds(group, jnp, lambda v: input_bounds(arrays[v]), table.ranges, table.choices, dead)
-        holds: Any = jnp.bool_(True)
-        for case in dead:
-            for i in sinks:
-                holds = jnp.logical_and(holds, bounds.neutral(i, case))
-        return holds
+        return neutral(jnp, lambda v: input_bounds(arrays[v]), dead, dead)
 
     axes, live = table.live({cases[case] for case in dead}, inner)
     return None if live.all() or inner not in axes else Skips(axes, live, safe)
@@ -157,11 +154,7 @@ class _MaskTable:
             self.ranges[mask] = (lo.min(), hi.max())
             values = np.where(lo == hi, lo, np.nan)
             distinct = np.unique(values[~np.isnan(values)])
-            if (
-                lo.size > 1
-                and 0 < len(distinct) <= _MAX_VALUES
-                and self.ranges[mask][0] < self.ranges[mask][1]
-            ):
+            if lo.size > 1 and 0 < len(distinct) <= _MAX_VALUES and lo.min() < hi.max():
                 self.constant[mask] = (values, distinct.tolist())
                 self.choices[mask] = sorted({*distinct.tolist(), *self.ranges[mask]})
         self._code: np.ndarray = np.zeros((1,) * len(self.tiled), np.int64)
@@ -191,10 +184,7 @@ class _MaskTable:
     def live(self, dead: set[int], inner: int) -> tuple[tuple[int, ...], np.ndarray]:
         """The axes that liveness depends on, ``inner`` last, and the table of live tiles along them."""
         live = ~np.isin(self._code, list(dead))
-        kept = []
-        for k in range(live.ndim):
-            if live.shape[k] > 1 and (live.any(k) != live.all(k)).any():
-                kept.append(k)
+        kept = [k for k, n in enumerate(live.shape) if n > 1 and (live.any(k) != live.all(k)).any()]
         order = sorted(kept, key=lambda k: (self.tiled[k] == inner, k))
         rest = [k for k in range(live.ndim) if k not in kept]
         table = live.transpose(rest + order).reshape([-1, *(live.shape[k] for k in order)])[0]

@@ -30,8 +30,6 @@ _DECIDED = frozenset({"and", "or", "select_n"})
 _KNOWN = MOVES | _ARITHMETIC | {"iota"}
 MAX_DEPTH = 120
 """The longest chain of operations that is evaluated: bounds recurse once for each operation."""
-_NOT_INDEX_ARITHMETIC = 1 << 30
-"""The depth of a value that is not index arithmetic."""
 
 _PARTS = 64
 """The parts into which a cell of undecided elements is divided, along all its axes together."""
@@ -47,8 +45,8 @@ class IndexArithmetic:
 
     def __init__(self, lowered: Lowered) -> None:
         self.lowered = lowered
-        self._depth: dict[int, int] = {}
-        """The number of operations from indices to each value."""
+        self._depth: dict[int, float] = {}
+        """The number of operations from indices to each value; infinite unless it is index arithmetic."""
         self._covered: dict[object, bool] = {}
         """Results of ``covers``, by its arguments with renumbered axes."""
 
@@ -57,32 +55,20 @@ class IndexArithmetic:
         waiting = [v] if v not in self._depth else []
         while waiting:
             u = waiting[-1]
-            new = [w for w in self._operands(u) if w not in self._depth]
-            if u not in self._depth and new:
+            value = self.lowered.graph.values[u]
+            node = None if value.producer < 0 else self.lowered.graph.nodes[value.producer]
+            if node is None or node.op not in _KNOWN:
+                self._depth[u] = math.inf
+            elif u not in self._depth and (new := [w for w in node.inputs if w not in self._depth]):
                 waiting += new
+                continue
             else:
-                self._depth[u] = self._depth_of(u)
-                waiting.pop()
+                depths = [self._depth[w] for w in node.inputs]
+                if node.op in _DECIDED and value.dtype == "bool":
+                    depths = [d for d in depths if d < math.inf] or depths
+                self._depth[u] = 1 + max(depths, default=0)
+            waiting.pop()
         return self._depth[v] <= MAX_DEPTH
-
-    def _operands(self, v: int) -> tuple[int, ...]:
-        """The operands that ``v`` is computed from, if its operation can be index arithmetic."""
-        graph = self.lowered.graph
-        producer = graph.values[v].producer
-        known = producer >= 0 and graph.nodes[producer].op in _KNOWN
-        return graph.nodes[producer].inputs if known else ()
-
-    def _depth_of(self, v: int) -> int:
-        graph = self.lowered.graph
-        producer = graph.values[v].producer
-        if producer < 0 or graph.nodes[producer].op not in _KNOWN:
-            return _NOT_INDEX_ARITHMETIC
-        node = graph.nodes[producer]
-        depths = [self._depth[u] for u in self._operands(v)]
-        decided = node.op in _DECIDED and graph.values[v].dtype == "bool"
-        if decided and any(d < _NOT_INDEX_ARITHMETIC for d in depths):
-            depths = [d for d in depths if d < _NOT_INDEX_ARITHMETIC]
-        return min(1 + max(depths, default=0), _NOT_INDEX_ARITHMETIC)
 
     def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
         """Bounds of a value on cells.
@@ -180,7 +166,7 @@ class IndexArithmetic:
             cells = {a: (lo[left], hi[left]) for a, (lo, hi) in cells.items()}
             if all((lo == hi).all() for lo, hi in cells.values()):
                 return False  # single elements that index arithmetic does not decide
-            parts = _parts(cells)
+            parts = max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))  # along each axis
             if _n_divided(cells, parts) > _MAX_CELLS:
                 return False
             cells = _divided(cells, parts)
@@ -254,11 +240,6 @@ def _numbered(columns: Sequence[tuple[np.ndarray, int]], count: int) -> np.ndarr
     for column, size in columns:
         code = np.unique(code * size + column, return_inverse=True)[1].reshape(-1)
     return code
-
-
-def _parts(cells: Mapping[int, Interval]) -> int:
-    """The number of parts into which a cell is divided along each axis."""
-    return max(2, int(_PARTS ** (1 / len(cells)) + 1e-9))
 
 
 def _n_divided(cells: Mapping[int, Interval], parts: int) -> int:

@@ -61,10 +61,7 @@ def _corners(xp: Any, eqn: Equation, a: Interval, b: Interval, f: Callable[[Any,
     lo, hi = values[0], values[0]
     for value in values[1:]:
         lo, hi = xp.minimum(lo, value), xp.maximum(hi, value)
-    return (
-        xp.where(negative, xp.minimum(lo, -tiny), lo),
-        xp.where(positive, xp.maximum(hi, tiny), hi),
-    )
+    return xp.where(negative, xp.minimum(lo, -tiny), lo), xp.where(positive, xp.maximum(hi, tiny), hi)
 
 
 def product(xp: Any, eqn: Equation, a: Interval, b: Interval) -> Interval:
@@ -102,10 +99,6 @@ def _min(xp: Any, eqn: Equation, a: Interval, b: Interval) -> Interval:
 def _abs(xp: Any, eqn: Equation, a: Interval) -> Interval:
     hi = xp.maximum(-a[0], a[1])
     return xp.where(_has_zero(a), 0.0, xp.minimum(abs(a[0]), abs(a[1]))), hi
-
-
-def _clamp(xp: Any, eqn: Equation, low: Interval, a: Interval, high: Interval) -> Interval:
-    return _min(xp, eqn, _max(xp, eqn, a, low), high)
 
 
 def _power(xp: Any, eqn: Equation, a: Interval, y: int) -> Interval:
@@ -171,22 +164,8 @@ def _exp(xp: Any, eqn: Equation, a: Interval, scale: float = 1.0) -> Interval:
     if scale != 1.0:  # exp2 is computed as exp, of a product that is rounded
         less, more = scale * (1 - 2.0**-22), scale * (1 + 2.0**-22)
         lo, hi = xp.minimum(lo * less, lo * more), xp.maximum(hi * less, hi * more)
-    return (
-        xp.where(lo < least, 0.0, xp.exp(lo)),
-        xp.where(hi < zero, 0.0, xp.exp(xp.maximum(hi, least))),
-    )
-
-
-def _log(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return unless(xp, a[0] < 0, xp.log(a[0]), xp.log(a[1]))
-
-
-def _sqrt(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return unless(xp, a[0] < 0, xp.sqrt(a[0]), xp.sqrt(a[1]))
-
-
-def _rsqrt(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return unless(xp, a[0] <= 0, 1 / xp.sqrt(a[1]), 1 / xp.sqrt(a[0]))
+    hi = xp.where(hi < zero, 0.0, xp.exp(xp.maximum(hi, least)))
+    return xp.where(lo < least, 0.0, xp.exp(lo)), hi
 
 
 def _within(lo: float, hi: float, *, of_infinity: bool = True) -> Callable[..., Interval]:
@@ -194,17 +173,13 @@ def _within(lo: float, hi: float, *, of_infinity: bool = True) -> Callable[..., 
 
     def bounds(xp: Any, eqn: Equation, a: Interval) -> Interval:
         bad = xp.isnan(a[0]) | (False if of_infinity else _infinite(xp, a))
-        return xp.where(bad, np.nan, lo), xp.where(bad, np.nan, hi)
+        return unless(xp, bad, lo, hi)
 
     return bounds
 
 
 def _monotone(name: str) -> Callable[..., Interval]:
     return lambda xp, eqn, a: (getattr(xp, name)(a[0]), getattr(xp, name)(a[1]))
-
-
-def _is_finite(xp: Any, eqn: Equation, a: Interval) -> Interval:
-    return _truth(xp, xp.isfinite(a[0]) & xp.isfinite(a[1]), True)
 
 
 OPERATIONS: dict[str, Callable[..., Interval]] = {
@@ -220,7 +195,7 @@ OPERATIONS: dict[str, Callable[..., Interval]] = {
     "integer_pow": lambda xp, eqn, a: _power(xp, eqn, a, int(eqn.params["y"])),
     "max": _max,
     "min": _min,
-    "clamp": _clamp,
+    "clamp": lambda xp, eqn, low, a, high: _min(xp, eqn, _max(xp, eqn, a, low), high),
     "select_n": _select,
     "convert_element_type": _convert,
     "lt": _less,
@@ -232,12 +207,12 @@ OPERATIONS: dict[str, Callable[..., Interval]] = {
     "and": _logical(_min),
     "or": _logical(_max),
     "not": _logical(lambda xp, eqn, a: _flip(a)),
-    "is_finite": _is_finite,
+    "is_finite": lambda xp, eqn, a: _truth(xp, xp.isfinite(a[0]) & xp.isfinite(a[1]), True),
     "exp": _exp,
     "exp2": partial(_exp, scale=float(np.log(2.0))),
-    "log": _log,
-    "sqrt": _sqrt,
-    "rsqrt": _rsqrt,
+    "log": lambda xp, eqn, a: unless(xp, a[0] < 0, xp.log(a[0]), xp.log(a[1])),
+    "sqrt": lambda xp, eqn, a: unless(xp, a[0] < 0, xp.sqrt(a[0]), xp.sqrt(a[1])),
+    "rsqrt": lambda xp, eqn, a: unless(xp, a[0] <= 0, 1 / xp.sqrt(a[1]), 1 / xp.sqrt(a[0])),
     **{name: _monotone(name) for name in ("tanh", "sign", "floor", "ceil")},
     "logistic": _within(0.0, 1.0),
     "erf": _within(-1.0, 1.0),
@@ -296,7 +271,7 @@ def rounded(xp: Any, dtype: Any, x: Interval, *, exact: bool, terms: int = 0) ->
         whole = jnp.iinfo(dtype)
         limit = 2.0**53 if exact else 2.0**24
         nan |= (lo < max(float(whole.min), -limit)) | (hi > min(float(whole.max), limit))
-        return xp.where(nan, np.nan, lo), xp.where(nan, np.nan, hi)
+        return unless(xp, nan, lo, hi)
     info = jnp.finfo(dtype)
     if exact:
         same = [np.asarray(b).astype(dtype).astype(np.float64) == b for b in x]

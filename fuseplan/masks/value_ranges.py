@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -106,6 +107,7 @@ MAX_CASES = 64
 """The most combinations of values of masks that are examined: each is evaluated when the plan is run."""
 
 
+@dataclass(eq=False)
 class Bounds:
     """Bounds of a group's values, computed by ``xp``: NumPy, or jax.numpy on traced scalars.
 
@@ -113,25 +115,17 @@ class Bounds:
     ``choices`` the values of masks. Elements at which one of the assumptions ``dead`` holds will be skipped.
     """
 
-    def __init__(
-        self,
-        group: MaskedGroup,
-        xp: Any,
-        inputs: Callable[[int], Interval],
-        masks: Mapping[Access, Interval],
-        choices: Mapping[Access, Sequence[float]],
-        dead: Sequence[Assumption],
-    ) -> None:
-        self.group, self.xp, self.inputs, self.masks = group, xp, inputs, masks
-        self.choices, self.dead = choices, dead
-        self._known: dict[tuple[Any, Assumption], Interval] = {}
+    group: MaskedGroup
+    xp: Any
+    inputs: Callable[[int], Interval]
+    masks: Mapping[Access, Interval]
+    choices: Mapping[Access, Sequence[float]]
+    dead: Sequence[Assumption]
+    _known: dict[tuple[Any, Assumption], Interval] = field(default_factory=dict, init=False)
 
+    @np.errstate(all="ignore")
     def neutral(self, i: int, assumed: Assumption) -> Any:
         """Whether a reduction's result is the same without the elements at which ``assumed`` holds."""
-        with np.errstate(all="ignore"):
-            return self._neutral(i, assumed)
-
-    def _neutral(self, i: int, assumed: Assumption) -> Any:
         operands = [self.value(x, assumed) for x in self.group.operands[i]]
         lo, hi = operands[0]
         match self.group.nodes[i].op:

@@ -174,10 +174,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         interpret=jax_compat.interpret_gpu(detect_races=not shifted) if interpret else None,
     )
 
-    def group(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(call(*arrays))
-
-    return group
+    return lambda *arrays: tuple(call(*arrays))
 
 
 def _product(spec: KernelSpec, lowered: Lowered) -> _Product | None:

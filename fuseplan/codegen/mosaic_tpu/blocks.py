@@ -41,11 +41,6 @@ def semantics(spec: KernelSpec) -> list[Any]:
     return [pltpu.ARBITRARY if a in ordered else pltpu.PARALLEL for a in grid_axes(spec)] or [pltpu.ARBITRARY]
 
 
-def table_specs(count: int) -> list[Any]:
-    """The specs of tables of tile ranges, which are read from scalar memory."""
-    return [pl.BlockSpec(memory_space=pltpu.SMEM)] * count
-
-
 def read_specs(graph: Graph, spec: KernelSpec) -> list[Any]:
     """The block spec of each read."""
     needed = readers(graph, spec)

@@ -42,7 +42,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
     run: Callable[[Sequence[Any]], None]
     writing_passes: dict[int, int] = {}
     nest = Nest(spec, lowered) if spec.passes else None
-    n_tables = 0 if nest is None else nest.n_tables
+    tables = [pl.BlockSpec(memory_space=pltpu.SMEM)] * (0 if nest is None else nest.n_tables)
     if nest is not None:
         run, scratch, writing_passes = partial(_run_pass, nest), _pass_scratch(nest), passes_of_writes(nest)
     else:
@@ -62,7 +62,7 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
         lambda *refs: run(refs),
         out_shape=[tpu_blocks.outer(spec, w, avals[w.value]) for w in spec.writes],
         grid=tpu_blocks.grid(spec),
-        in_specs=[*tpu_blocks.table_specs(n_tables), *tpu_blocks.read_specs(lowered.graph, spec)],
+        in_specs=[*tables, *tpu_blocks.read_specs(lowered.graph, spec)],
         out_specs=tpu_blocks.write_specs(spec, writing_passes),
         scratch_shapes=scratch,
         interpret=interpret,
@@ -72,9 +72,9 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
 
     def group(*arrays: Any) -> tuple[Any, ...]:
         given = dict(zip(sources, arrays, strict=True))
-        tables = nest.tables(arrays) if nest is not None else []
+        ranges = nest.tables(arrays) if nest is not None else []
         outer = (tpu_blocks.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads)
-        results = call(*tables, *outer)
+        results = call(*ranges, *outer)
         return tuple(
             tpu_blocks.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
         )
@@ -101,7 +101,7 @@ class _Program:
             self._finish(blocks)
             return
         evaluate(body, body.loop, blocks, self.position, self._load)
-        parts = [partial_results(body, s, blocks, self.position, self._load)[0] for s in body.accumulators]
+        parts = [partial_results(spec, s, blocks, self.position, self._load)[0] for s in body.accumulators]
         assert spec.streamed is not None
         k, turns = self.position[spec.streamed], spec.axes[spec.streamed].n_tiles
 
