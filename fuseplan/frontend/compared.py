@@ -45,7 +45,7 @@ def are_apart(graph: Graph, node: Node, at: int, maker: Maker) -> bool:
     one, other = (_evaluations(graph, v, at, maker) for v in node.inputs)
     if one is None or other is None:
         return True
-    return any(one[n] | other[n] != one[n] & other[n] for n in one.keys() & other.keys())
+    return any(one[n] != other[n] for n in one.keys() & other.keys())
 
 
 def copies_apart(graph: Graph) -> Iterator[Node]:
@@ -56,13 +56,13 @@ def copies_apart(graph: Graph) -> Iterator[Node]:
                 yield node
 
 
-def needed_once(graph: Graph, max_operations: int = MAX_OPERATIONS) -> frozenset[int]:
+def needed_once(graph: Graph) -> frozenset[int]:
     """The operations that no reader may compute again for itself, since both operands of some comparison
     follow from them unrounded."""
     found: set[int] = set()
     for node in graph.nodes:
         if is_comparison(graph, node):
-            one, other = (_evaluations(graph, v, 0, _maker_in(graph), max_operations) for v in node.inputs)
+            one, other = (_evaluations(graph, v, 0, _maker_in(graph)) for v in node.inputs)
             if one is None or other is None:
                 return frozenset(range(len(graph.nodes)))
             found.update(one.keys() & other.keys())
@@ -79,11 +79,9 @@ def _maker_in(graph: Graph) -> Maker:
     return maker
 
 
-def _evaluations(
-    graph: Graph, v: int, at: int, maker: Maker, max_operations: int = MAX_OPERATIONS
-) -> dict[int, frozenset[tuple[int, int]]] | None:
+def _evaluations(graph: Graph, v: int, at: int, maker: Maker) -> dict[int, set[tuple[int, int]]] | None:
     """The rounding operations from whose results ``v`` follows by unrounded ones, each with its evaluations;
-    None if more than ``max_operations`` operations would have to be searched."""
+    None if more than ``MAX_OPERATIONS`` operations would have to be searched."""
     found: dict[int, set[tuple[int, int]]] = {}
     seen: set[tuple[int, int]] = set()
     waiting = [(v, at)]
@@ -92,7 +90,7 @@ def _evaluations(
         if made is None or made in seen:
             continue
         seen.add(made)
-        if len(seen) > max_operations:
+        if len(seen) > MAX_OPERATIONS:
             return None
         n, evaluated_at = made
         node = graph.nodes[n]
@@ -100,4 +98,4 @@ def _evaluations(
             waiting += [(u, evaluated_at) for u in node.inputs]
         else:
             found.setdefault(graph.origins[n] if graph.origins else n, set()).add(made)
-    return {n: frozenset(evaluations) for n, evaluations in found.items()}
+    return found

@@ -126,21 +126,18 @@ class Expressions:
         them by."""
         found = {v: self._of(("input", name)) for v, name in inputs.items()}
         for eqn in equations:
-            if eqn.effects or eqn.is_set_apart or not all(self._is_known(v, found) for v in eqn.inputs):
-                continue
             operands = tuple([self._operand(v, found) for v in eqn.inputs])
+            if eqn.effects or eqn.is_set_apart or None in operands:
+                continue
             params = self._describe.params(eqn.primitive.name, eqn.params)
             name = (eqn.primitive.name, params, operands)
             for k, v in enumerate(eqn.outputs):
                 found[v] = self._of((k, *name))
         return found
 
-    @staticmethod
-    def _is_known(v: int | Literal, found: Mapping[int, int]) -> bool:
-        return isinstance(v, Literal) or v in found
-
     def _operand(self, v: int | Literal, found: Mapping[int, int]) -> Hashable:
-        return (self._describe.literal(v.val), str(v.aval)) if isinstance(v, Literal) else found[v]
+        """A literal by its content, a value by its number; None if it has none."""
+        return (self._describe.literal(v.val), str(v.aval)) if isinstance(v, Literal) else found.get(v)
 
     def _of(self, expression: Hashable) -> int:
         return self._numbers.setdefault(expression, len(self._numbers))

@@ -76,9 +76,7 @@ class IndexArithmetic:
         ``cells`` has the first and last indices along each axis, as arrays that broadcast together. An axis
         that is not among them is whole.
         """
-        dims = tuple(
-            _merged([(cells.get(a, (0, sizes[a] - 1)), sizes[a]) for a in axes]) for axes in access.axes
-        )
+        dims = tuple(_merged(axes, cells, sizes) for axes in access.axes)
         return self._value(access.value, dims, {})
 
     def _value(self, v: int, dims: tuple[Interval, ...], known: dict[Any, Any]) -> Interval:
@@ -106,10 +104,7 @@ class IndexArithmetic:
                 operands.append(constant(operand))
                 continue
             u, in_map = next(maps)
-            inner = tuple(
-                _merged([(own.get(d, (0, node.dims[d] - 1)), node.dims[d]) for d in merged])
-                for merged in in_map
-            )
+            inner = tuple(_merged(axes, own, node.dims) for axes in in_map)
             operands.append(self._value(u, inner, known))
         return apply(np, eqn, operands, exact=True)
 
@@ -211,12 +206,13 @@ def constant(literal: Literal) -> Interval:
     return value, value
 
 
-def _merged(parts: Iterable[tuple[Interval, int]]) -> Interval:
-    """The range of a row-major linear index, from the (range, extent) of each dimension, major first."""
+def _merged(axes: Iterable[int], ranges: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
+    """The range of a row-major linear index over ``axes``, major first. An axis without a range is whole."""
     first: Any = 0
     last: Any = 0
-    for (lo, hi), size in parts:
-        first, last = first * size + lo, last * size + hi
+    for a in axes:
+        lo, hi = ranges.get(a, (0, sizes[a] - 1))
+        first, last = first * sizes[a] + lo, last * sizes[a] + hi
     return first, last
 
 

@@ -41,26 +41,6 @@ def require_measurable(options: Sequence[Options], args: Any, kwargs: Any) -> No
             )
 
 
-def time_each(f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[Options]) -> Iterator[Timing]:
-    """For each of ``options``, ``f`` as planned by them against ``jax.jit(f)``, on these arguments.
-
-    A function with side effects is not run: its timings are empty, as are those of a program that does not
-    fit in memory beside ``jax.jit``'s.
-
-    Raises:
-        MismatchError: a program's results are not ``jax.jit``'s.
-    """
-    plain = jax.jit(f)
-    traced = plain.trace(*args, **kwargs)
-    if traced.jaxpr.effects:
-        yield from (Timing() for _ in options)
-        return
-    inputs = Inputs((args, kwargs), traced.args_info)
-    reference = Program(plain.lower(*args, **kwargs).compile())
-    for option in options:
-        yield _time(f, args, kwargs, option, reference, inputs)
-
-
 def _time(
     f: Callable[..., Any], args: Any, kwargs: Any, options: Options, plain: Program, inputs: Inputs
 ) -> Timing:
@@ -115,7 +95,20 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
 def time_rows(
     f: Callable[..., Any], args: Any, kwargs: Any, options: Sequence[Options], rows: Sequence[Compared]
 ) -> Iterator[Timing]:
-    """For each of ``rows``, its program timed here; an empty timing where there is no plan."""
-    planned = [option for option, row in zip(options, rows, strict=True) if row.plan is not None]
-    running = time_each(f, args, kwargs, planned)
-    return (Timing() if row.plan is None else next(running) for row in rows)
+    """For each of ``rows``, ``f`` as planned by its options against ``jax.jit(f)``, on these arguments.
+
+    A function with side effects is not run: its timings are empty, as are those of a row without a plan, and
+    of a program that does not fit in memory beside ``jax.jit``'s.
+
+    Raises:
+        MismatchError: a program's results are not ``jax.jit``'s.
+    """
+    plain = jax.jit(f)
+    traced = plain.trace(*args, **kwargs)
+    if traced.jaxpr.effects:
+        yield from (Timing() for _ in rows)
+        return
+    inputs = Inputs((args, kwargs), traced.args_info)
+    reference = Program(plain.lower(*args, **kwargs).compile())
+    for option, row in zip(options, rows, strict=True):
+        yield Timing() if row.plan is None else _time(f, args, kwargs, option, reference, inputs)

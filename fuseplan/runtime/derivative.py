@@ -217,18 +217,14 @@ class Derivative:
             return None
         if holds_tracer(traced):
             return None
-        plan = planned(traced, self._settings_for(traced))
+        settings = self.settings
+        if not self.plans_all and not may_loop_anywhere(traced, settings.options):
+            settings = settings._replace(options=replace(settings.options, planner="unfused"))
+        plan = planned(traced, settings)
         n_args = len(traced.consts) + len(self.avals)
         cut = halves(plan.lowered, plan, n_args, len(self.call.out_avals))
         report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)
         return cut, traced
-
-    def _settings_for(self, traced: Traced) -> Settings:
-        """The settings for the program of both passes; unfused if no tiled loop can gain."""
-        options = self.settings.options
-        if self.plans_all or may_loop_anywhere(traced, options):
-            return self.settings
-        return self.settings._replace(options=replace(options, planner="unfused"))
 
     @functools.cached_property
     def forward(self) -> Call:
@@ -379,12 +375,6 @@ def _varies(aval: Any) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
 
 
-def _derivative(base: Call, flat: Sequence[Any], moving: tuple[int, ...]) -> Derivative:
-    if moving not in base.derivatives:
-        base.derivatives[moving] = Derivative(base, [jax.typeof(x) for x in flat], moving)
-    return base.derivatives[moving]
-
-
 def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[Any, Any]:
     """The JVP rule of fused equations: the results, and their tangents as one linear equation."""
     n = call.n_args
@@ -393,7 +383,9 @@ def differentiate(flat: Any, tangents: Any, *, call: Call, jaxpr: Any) -> tuple[
     if not moving:
         return call.bind(*flat), still
     base, some = call.base(args), [tangents[i] for i in moving]
-    derivative = _derivative(base, args, moving)
+    if moving not in base.derivatives:
+        base.derivatives[moving] = Derivative(base, [jax.typeof(x) for x in args], moving)
+    derivative = base.derivatives[moving]
     if call.has_side_effects:
         results, moved = derivative.unplanned(args, some)
     else:

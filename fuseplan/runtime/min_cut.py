@@ -22,6 +22,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive, depends_on
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.runtime.executor import Part
+from fuseplan.support.digraph import reachable
 
 AWAIT = "await_cotangents"
 await_p = Primitive(AWAIT)
@@ -119,16 +120,13 @@ def sides(
     needs = [{maker[a.value] for a in kernel.spec.reads if a.value in maker} for kernel in kernels]
     own = next((k for k, kernel in enumerate(kernels) if wait in kernel.spec.nodes), -1)
     before = {maker[v] for v in results if v in maker} | (needs[own] if own >= 0 else set())
-    for k in reversed(range(len(kernels))):
-        if k in before:
-            before |= needs[k]
+    before |= reachable(before, needs.__getitem__)
     after = {own}
     for k, some in enumerate(needs):
         if some & after:
             after.add(k)
-    after.discard(own)
-    free = [k for k in range(len(kernels)) if k != own and k not in before and k not in after]
-    before |= _kept_free(graph, kernels, before, after, free, set(results))
+    place = {k: -1 if k in before else -2 if k in after else k for k in range(len(kernels)) if k != own}
+    before |= _kept_free(graph, kernels, place, results)
     return (
         tuple(kernel for k, kernel in enumerate(kernels) if k in before),
         tuple(kernel for k, kernel in enumerate(kernels) if k not in before and k != own),
@@ -136,18 +134,15 @@ def sides(
 
 
 def _kept_free(
-    graph: Graph,
-    kernels: Sequence[Kernel],
-    before: set[int],
-    after: set[int],
-    free: Sequence[int],
-    results: set[int],
+    graph: Graph, kernels: Sequence[Kernel], place: dict[int, int], results: Collection[int]
 ) -> set[int]:
-    """The ``free`` kernels that belong to the forward pass, so that the fewest bytes are kept; each only with
-    all kernels that it reads from."""
+    """The free kernels that belong to the forward pass, so that the fewest bytes are kept; each only with all
+    kernels that it reads from. ``place`` has -1 for each kernel of the forward pass, -2 for one of the
+    backward pass, and its own index for a free one."""
+    free = {k for k, node in place.items() if node == k}
     if not free:
         return set()
-    # Node -1 is the pass forward, -2 the pass back; a value is one edge between two nodes of its own.
+    # The nodes of the network are these places and the values.
     room: dict[Any, dict[Any, int]] = {}
 
     def edge(u: Any, v: Any, capacity: int) -> None:
@@ -155,31 +150,21 @@ def _kept_free(
         room.setdefault(v, {}).setdefault(u, 0)
 
     unbounded = 1 + sum(value.nbytes for value in graph.values)
-
-    def place(k: int) -> int:
-        return -1 if k in before else -2 if k in after else k
-
-    for k, kernel in enumerate(kernels):
-        if place(k) == -2 or (k not in before and k not in free):
-            continue
-        for v in {a.value for a in kernel.spec.writes}:
-            edge(place(k), ("value", v), 0 if v in results else max(graph.values[v].nbytes, 1))
-    maker = {a.value: k for k, kernel in enumerate(kernels) for a in kernel.spec.writes}
-    for k, kernel in enumerate(kernels):
-        for v in {a.value for a in kernel.spec.reads}:
-            source = maker.get(v)
-            if source is None or place(k) == -1 or (k not in after and k not in free):
-                continue
-            if source in before or source in free:
-                edge(("value", v), place(k), unbounded)
-                edge(place(k), place(source), unbounded)  # only with all that it reads
+    maker = {a.value: place[k] for k in place for a in kernels[k].spec.writes}
+    for k, node in place.items():
+        if node != -2:
+            for v in {a.value for a in kernels[k].spec.writes}:
+                edge(node, ("value", v), 0 if v in results else max(graph.values[v].nbytes, 1))
+        if node != -1:
+            for v in {a.value for a in kernels[k].spec.reads if maker.get(a.value, -2) != -2}:
+                edge(("value", v), node, unbounded)
+                edge(node, maker[v], unbounded)  # only with all that it reads
     while path := _augmenting(room):
         least = min(room[u][v] for u, v in path)
         for u, v in path:
             room[u][v] -= least
             room[v][u] += least
-    reached = _reached(room)
-    return {k for k in free if k in reached}
+    return free & _reached(room).keys()
 
 
 def _reached(room: dict[Any, dict[Any, int]]) -> dict[Any, Any]:

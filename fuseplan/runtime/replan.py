@@ -8,6 +8,7 @@ be observed, so that accepted programs are compiled once.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -145,7 +146,7 @@ def plan_accepted(
     tightened, notes, count = options, [], 0
     is_new = False
     for replans in range(MAX_REPLANS + 1):
-        found = tuple(_refused(plan.lowered, plan, compile_kernel))
+        found = tuple(_refused(plan, compile_kernel))
         is_new = is_new or any(new for *_, new in found)
         refused = tuple((kernel, refusal) for kernel, refusal, _ in found)
         if not refused:
@@ -155,7 +156,8 @@ def plan_accepted(
         again = None
         if replans < MAX_REPLANS:
             before, tightened = tightened, _tightened(options, tightened, plan, refused)
-            again = _planned(traced, tightened)
+            with contextlib.suppress(FuseplanError):  # the user's constraints contradict the tightened ones
+                again = plan_traced(traced, tightened)
         if again is None:
             plan = _left_to_xla(plan, {kernel.spec.nodes for kernel, _ in refused})
             notes.append(str(note(NoteKind.REFUSED_LEFT, count=len(refused))))
@@ -179,23 +181,13 @@ def _is_compiled_apart(kernel: Kernel) -> bool:
     return kernel.spec.capabilities.is_compiled_apart
 
 
-def _planned(traced: Traced, options: Options) -> FusionPlan | None:
-    """A plan under the tightened options; None if there is none."""
-    try:
-        return plan_traced(traced, options)
-    except FuseplanError:  # the user's constraints contradict the tightened ones
-        return None
-
-
-def _refused(
-    lowered: Lowered, plan: FusionPlan, compile_kernel: Compile
-) -> Iterator[tuple[Kernel, Refusal, bool]]:
+def _refused(plan: FusionPlan, compile_kernel: Compile) -> Iterator[tuple[Kernel, Refusal, bool]]:
     """The kernels that do not compile by themselves, each with the reason, and whether it is new."""
     signatures = Signatures(plan.graph)
     for kernel in filter(_is_compiled_apart, plan.kernels):
         key = (compile_kernel, plan.device.platform, structure_key(kernel.spec, signatures))
         known = _tried.get(key)
-        refusal = known or _refusal(kernel.spec, lowered, compile_kernel) or _ACCEPTED
+        refusal = known or _refusal(kernel.spec, plan.lowered, compile_kernel) or _ACCEPTED
         if known is None:
             _tried.update([(key, refusal)])
         if isinstance(refusal, Refusal):

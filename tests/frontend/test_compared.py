@@ -14,6 +14,7 @@ import fuseplan
 from costmodel.devices import get_device
 from costmodel.graph import make_graph
 from fuseplan import Plan
+from fuseplan.frontend import compared
 from fuseplan.frontend.compared import copies_apart, needed_once
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
@@ -55,9 +56,10 @@ def test_what_both_operands_follow_from():
     assert ops(graph, needed_once(graph)) == {"sin"}
 
 
-def test_a_comparison_of_many_operations_is_assumed_to_need_one_evaluation():
+def test_a_comparison_of_many_operations_is_assumed_to_need_one_evaluation(monkeypatch):
+    monkeypatch.setattr(compared, "MAX_OPERATIONS", 3)
     graph = graph_of(ties, X)
-    assert needed_once(graph, max_operations=3) == frozenset(range(len(graph.nodes)))
+    assert needed_once(graph) == frozenset(range(len(graph.nodes)))
 
 
 def test_no_copies_of_what_is_compared():
