@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.evaluate import evaluator
 from fuseplan.frontend.simplify import Expressions, fold, given
-from fuseplan.frontend.trace import Literal, Primitive, Traced, trace
+from fuseplan.frontend.trace import Literal, Primitive, Traced, depends_on, trace
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_passes
 from fuseplan.runtime.executor import Part
@@ -31,7 +31,6 @@ from fuseplan.runtime.primitive import (
     holds_tracer,
     maker_of,
     planned,
-    reach_of,
     runner_of,
     with_axis,
 )
@@ -319,7 +318,7 @@ class Derivative:
         call = replace(
             call_of(traced, self.settings),
             evaluate=evaluate,
-            reaches=reach_of(flat),
+            reaches=functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs),
             make=maker_of(flat, self.settings, evaluate),
             plain=plain.evaluate,
             bare=plain,

@@ -97,12 +97,8 @@ def left_to_xla(spec: KernelSpec) -> KernelSpec:
 def _last_readers(outputs: Sequence[Operand], reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
     """For each step, the values that no later step reads, so that eager evaluation can free them."""
     kept = {o for o in outputs if not isinstance(o, Literal)}
-    last: dict[int, int] = {}
-    for step, values in enumerate(reads):
-        for v in values:
-            last[v] = step
-    release: list[list[int]] = [[] for _ in reads]
-    for v, step in last.items():
-        if v not in kept:
-            release[step].append(v)
-    return [tuple(r) for r in release]
+    release: list[tuple[int, ...]] = []
+    for values in reversed(reads):
+        release.append(tuple([v for v in values if v not in kept]))
+        kept.update(values)
+    return release[::-1]

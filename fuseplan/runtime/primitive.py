@@ -18,7 +18,7 @@ from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.evaluate import FlatFunction, evaluator
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import Flat, Primitive, Traced, depends_on, trace
+from fuseplan.frontend.trace import Flat, Primitive, Traced, trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
@@ -177,11 +177,6 @@ def call_of(traced: Traced, settings: Settings) -> Call:
         traced.low,
         traced.batches_by_rule,
     )
-
-
-def reach_of(flat: Flat) -> Callable[[Sequence[bool]], list[bool]]:
-    """From marks of the program's inputs to marks of the results that depend on a marked input."""
-    return functools.partial(depends_on, flat.equations, flat.inputs, flat.outputs)
 
 
 def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:

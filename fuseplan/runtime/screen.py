@@ -54,10 +54,14 @@ def may_loop(flat: Flat, options: Options) -> bool:
     if not any(may_keep(program.graph, min_bytes) for program in programs):
         return False
     device = with_figures(options).device
-    if any(has_offers(program, device) for program in programs):
+
+    def has_offers(program: Lowered) -> bool:
+        return CpuNests(program.graph, device, program).has_offers
+
+    if any(map(has_offers, programs)):
         return True
     recomputing = recompute(programs[0], min_bytes) if options.features.recompute else None
-    return recomputing is not None and has_offers(recomputing, device)
+    return recomputing is not None and has_offers(recomputing)
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:
@@ -78,11 +82,6 @@ def is_on_cpu(device: DeviceSpec) -> bool:
 def _bytes(aval: Any) -> int:
     # Random keys have no item size, and are small.
     return getattr(aval, "size", 0) * getattr(aval.dtype, "itemsize", 0) if hasattr(aval, "dtype") else 0
-
-
-def has_offers(lowered: Lowered, device: DeviceSpec) -> bool:
-    """Whether any group is offered as tiled loops."""
-    return CpuNests(lowered.graph, device, lowered).has_offers
 
 
 def may_keep(graph: Graph, min_bytes: int) -> bool:

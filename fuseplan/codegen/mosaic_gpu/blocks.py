@@ -172,7 +172,7 @@ def _squeeze(spec: KernelSpec, step: Step, place: Place) -> Step:
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         assert isinstance(tile, BlockTile)
-        results = _evaluate(_SqueezedTile(inner, tile), inner, args)
+        results = _evaluate(_SqueezedTile(tile.spec, inner, tile.position), inner, args)
         return [place(x, axes) for x, axes in zip(results, inner.out_axes, strict=True)]
 
     return replace(step, rule=replace(step.rule, block=block))
@@ -180,9 +180,6 @@ def _squeeze(spec: KernelSpec, step: Step, place: Place) -> Step:
 
 class _SqueezedTile(ShiftedTile):
     """The tile of a step on squeezed blocks."""
-
-    def __init__(self, step: Step, outer: BlockTile) -> None:
-        super().__init__(outer.spec, step, outer.position)
 
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
         axes = self.step.node_axes[node_dim]
@@ -199,7 +196,7 @@ def _evaluate(tile: _SqueezedTile, step: Step, args: Sequence[Any]) -> Sequence[
     if rule.kind == OpKind.REDUCTION:
         dropped = tuple(d for d, axes in enumerate(step.in_axes[0] or ()) if axes not in target)
         params = {**step.equation.params, "axes": dropped}
-        primitive: Any = _AxisByAxis(step.equation.primitive)
+        primitive: Any = _AxisByAxis(step.equation.primitive, step.equation.primitive.name)
         eqn = replace(step.equation, params=params, primitive=primitive)
         return rule.block(tile, eqn, args)
     args = [_spread(x, axes, target, tile.out_shapes[0]) for x, axes in zip(args, step.in_axes, strict=True)]
@@ -218,10 +215,7 @@ class _AxisByAxis:
     """A reduction primitive that reduces one axis after the other: Mosaic GPU reduces one at a time."""
 
     primitive: Primitive
-
-    @property
-    def name(self) -> str:
-        return self.primitive.name
+    name: str
 
     def bind(self, x: Any, *, axes: Sequence[int], **params: Any) -> Any:
         for axis in sorted(axes, reverse=True):

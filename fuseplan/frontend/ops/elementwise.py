@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from costmodel.graph import DimMap, DimRole, Flops, OpKind
+from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.frontend.ops import composed
 from fuseplan.frontend.ops.rule import (
     KERNEL_DTYPES,
@@ -241,16 +241,10 @@ def _sign_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]
 def elementwise_space(eqn: Equation) -> Space:
     """The space in which operands are indexed like the result; scalars and dimensions of size one are
     broadcast."""
-    shape = eqn.out_avals[0].shape
-    dims, out_map = own_dims(shape)
-    maps: list[DimMap] = []
-    for aval in eqn.in_avals:
-        if aval.ndim == 0:
-            maps.append(())
-        else:
-            maps.append(tuple(() if extent == 1 else out_map[d] for d, extent in enumerate(aval.shape)))
+    dims, out_map = own_dims(eqn.out_avals[0].shape)
     parallel = (DimRole.PARALLEL,) * len(dims)
-    return Space(dims, parallel, tuple(maps), (out_map,) * len(eqn.out_avals))
+    maps = tuple(tuple(() if n == 1 else out_map[d] for d, n in enumerate(a.shape)) for a in eqn.in_avals)
+    return Space(dims, parallel, maps, (out_map,) * len(eqn.out_avals))
 
 
 def _flops_per_element(vector: int, transcendental: int) -> Callable[[Equation], Flops]:

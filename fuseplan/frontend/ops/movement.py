@@ -134,13 +134,9 @@ def common_factors(old: Sequence[int], new: Sequence[int]) -> tuple[tuple[int, .
 
 
 def _reshape_space(eqn: Equation) -> Space:
-    old, new = eqn.in_avals[0].shape, eqn.out_avals[0].shape
-    factors = common_factors(old, new)
+    factors = common_factors(eqn.in_avals[0].shape, eqn.out_avals[0].shape)
     if factors is None or eqn.params.get("dimensions") is not None:
-        old_dims, old_map = own_dims(old)
-        new_dims, new_map = own_dims(new, len(old_dims))
-        dims = old_dims + new_dims
-        return Space(dims, (_W,) * len(dims), (old_map,), (new_map,))
+        return whole_space(eqn)
     dims, old_map, new_map = factors
     return Space(dims, (_P,) * len(dims), (old_map,), (new_map,))
 

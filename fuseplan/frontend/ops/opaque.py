@@ -14,14 +14,11 @@ from jax.extend import core as jex_core
 from costmodel.graph import Flops, OpKind
 from fuseplan.frontend.ops.rule import PALLAS, Rule, in_size, no_flops, out_size, rule_of, whole_space
 from fuseplan.frontend.trace import Equation, flatten
+from fuseplan.support import jax_compat
 
 
 def _body_flops(jaxpr: Any) -> Flops:
-    closed = jaxpr if isinstance(jaxpr, jex_core.ClosedJaxpr) else jex_core.ClosedJaxpr(jaxpr, ())
-    total = Flops()
-    for eqn in flatten(closed).equations:
-        total += rule_of(eqn).flops(eqn)
-    return total
+    return sum((rule_of(eqn).flops(eqn) for eqn in flatten(jax_compat.closed(jaxpr)).equations), Flops())
 
 
 def _scan_flops(eqn: Equation) -> Flops:

@@ -219,10 +219,6 @@ def smaller(a: Any, b: Any) -> Any:
     return jnp.where(unsigned_greater(b, a), a, b) if a.dtype == jnp.uint32 else jnp.minimum(a, b)
 
 
-def _ones(dtype: Any) -> Any:
-    return True if dtype == jnp.bool_ else np.asarray(~np.zeros((), dtype))[()]
-
-
 def lowest(dtype: Any) -> Any:
     """The least value of a dtype."""
     if jnp.issubdtype(dtype, jnp.floating):
@@ -336,7 +332,12 @@ RULES: dict[str, Rule] = {
     "reduce_max": _reduce(larger, lowest),
     "reduce_min": _reduce(smaller, highest),
     "reduce_prod": _reduce(jnp.multiply, lambda dtype: 1, folds=True),
-    "reduce_and": _quantifier(lax.reduce_min_p, jnp.minimum, 1, _reduce(jnp.bitwise_and, _ones, folds=True)),
+    "reduce_and": _quantifier(
+        lax.reduce_min_p,
+        jnp.minimum,
+        1,
+        _reduce(jnp.bitwise_and, lambda dtype: ~np.zeros((), dtype), folds=True),
+    ),
     "reduce_or": _quantifier(
         lax.reduce_max_p, jnp.maximum, 0, _reduce(jnp.bitwise_or, lambda dtype: 0, folds=True)
     ),
