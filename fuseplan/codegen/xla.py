@@ -7,8 +7,8 @@ from typing import Any
 
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen.single_pass import live_ins
-from fuseplan.frontend.evaluate import evaluator
 from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.trace import evaluator
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:

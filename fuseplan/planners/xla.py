@@ -21,9 +21,9 @@ from costmodel.devices import DEVICES
 from costmodel.graph import ORIGINAL, Graph, Item
 from costmodel.kernel import Compiled
 from costmodel.roofline import estimate
-from fuseplan.frontend.evaluate import FlatFunction, evaluator, run_equations
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import Rewriter
+from fuseplan.frontend.trace import FlatFunction, evaluator, run_equations
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.planners.hlo.attribution import Place, Placed, place_nodes

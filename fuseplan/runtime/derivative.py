@@ -16,9 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
-from fuseplan.frontend.evaluate import evaluator
 from fuseplan.frontend.simplify import Expressions, fold, given
-from fuseplan.frontend.trace import Literal, Primitive, Traced, depends_on, trace
+from fuseplan.frontend.trace import Literal, Primitive, Traced, depends_on, evaluator, trace
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_passes
 from fuseplan.runtime.executor import Part

@@ -11,9 +11,8 @@ from jax.interpreters import mlir
 
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen import emit
-from fuseplan.frontend.evaluate import FlatFunction, literal_array
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.trace import Literal, Operand, Primitive
+from fuseplan.frontend.trace import FlatFunction, Literal, Operand, Primitive, literal_array
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.support import jax_compat
 

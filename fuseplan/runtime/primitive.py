@@ -16,9 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from fuseplan.frontend.evaluate import FlatFunction, evaluator
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import Flat, Primitive, Traced, trace
+from fuseplan.frontend.trace import Flat, FlatFunction, Primitive, Traced, evaluator, trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options

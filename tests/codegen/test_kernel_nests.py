@@ -20,9 +20,8 @@ from costmodel.roofline import estimate
 from fuseplan import Features, Plan
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
-from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import trace
+from fuseplan.frontend.trace import run_equations, trace
 from fuseplan.passes import recompute_streams as streams
 from fuseplan.passes.recompute_streams import along_streams, with_less_memory
 from fuseplan.plan.options import ALL_FEATURES

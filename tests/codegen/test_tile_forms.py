@@ -16,10 +16,9 @@ from jax import lax
 
 from costmodel.axes import GroupAxes, unify
 from costmodel.graph import DimRole, OpKind
-from fuseplan.frontend.evaluate import evaluate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.ops import rule_of, rules
-from fuseplan.frontend.trace import Literal, trace
+from fuseplan.frontend.trace import Literal, evaluate, trace
 from tests.helpers.quickly import QUICKLY
 
 pytestmark = pytest.mark.one_python

@@ -15,9 +15,8 @@ from costmodel.graph import boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
-from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import Literal, trace
+from fuseplan.frontend.trace import Literal, run_equations, trace
 from fuseplan.schedule.layout import SpecMaker, group_layout
 from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import can_nest, regions

@@ -12,10 +12,9 @@ import pytest
 import fuseplan
 from costmodel.devices import get_device
 from fuseplan import pipeline as planner
-from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.rewrite import part
-from fuseplan.frontend.trace import trace
+from fuseplan.frontend.trace import run_equations, trace
 from fuseplan.passes import split_reductions as splits
 from fuseplan.passes.split_reductions import Split, in_two_steps, split_sums
 from fuseplan.plan.options import ALL_FEATURES

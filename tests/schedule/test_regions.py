@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from fuseplan.frontend.evaluate import run_equations
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import Literal, trace
+from fuseplan.frontend.trace import Literal, run_equations, trace
 from fuseplan.passes.recompute_large import recompute
 from fuseplan.schedule.nests.regions import regions
 from tests.helpers.nest_cases import normal
