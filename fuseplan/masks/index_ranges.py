@@ -37,6 +37,10 @@ _MAX_CELLS = 1 << 20
 """The most cells of one division, some tenths of a second of NumPy. Beyond, coverage counts as not proven."""
 
 
+Keys = Sequence[tuple[Access, float]]
+"""Values of index arithmetic, each with a number that its elements may equal."""
+
+
 class IndexArithmetic:
     """The values of a graph that are computed from indices and literals, and their bounds.
 
@@ -108,12 +112,7 @@ class IndexArithmetic:
             operands.append(self._value(u, inner, known))
         return apply(np, eqn, operands, exact=True)
 
-    def covers(
-        self,
-        keys: Sequence[tuple[Access, float]],
-        reduced: frozenset[int],
-        sizes: Sequence[int],
-    ) -> bool:
+    def covers(self, keys: Keys, reduced: frozenset[int], sizes: Sequence[int]) -> bool:
         """Whether at each index of the other axes, some element along the ``reduced`` axes has every key at
         its value. False also if a proof needs too many cells.
 
@@ -134,11 +133,7 @@ class IndexArithmetic:
         return self._covered[question]
 
     def _finds_cover(
-        self,
-        keys: Sequence[tuple[Access, float]],
-        axes: list[int],
-        reduced: frozenset[int],
-        sizes: Sequence[int],
+        self, keys: Keys, axes: list[int], reduced: frozenset[int], sizes: Sequence[int]
     ) -> bool:
         """``covers`` by dividing cells until each row of them has a cell on which every key is constant."""
         rows = [a for a in axes if a not in reduced]
@@ -166,9 +161,7 @@ class IndexArithmetic:
                 return False
             cells = _divided(cells, parts)
 
-    def _has_bare_row(
-        self, keys: Sequence[tuple[Access, float]], axes: list[int], rows: list[int], sizes: Sequence[int]
-    ) -> bool:
+    def _has_bare_row(self, keys: Keys, axes: list[int], rows: list[int], sizes: Sequence[int]) -> bool:
         """Whether at some index of ``rows`` the bounds over all other axes exclude a key's value. This finds
         a fully masked row of a periodic mask without dividing cells."""
         shape = [sizes[a] for a in rows]
@@ -181,11 +174,7 @@ class IndexArithmetic:
         return bool(self._decided(keys, cells, sizes, count)[1].any())
 
     def _decided(
-        self,
-        keys: Sequence[tuple[Access, float]],
-        cells: Mapping[int, Interval],
-        sizes: Sequence[int],
-        count: int,
+        self, keys: Keys, cells: Mapping[int, Interval], sizes: Sequence[int], count: int
     ) -> tuple[np.ndarray, np.ndarray]:
         """For each of ``count`` cells, whether all of its elements have every key at its value, and whether
         no element has."""

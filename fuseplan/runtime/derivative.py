@@ -169,8 +169,7 @@ class Derivative:
     def jvp(self, *flat: Any) -> Any:
         """The Jacobian-vector product: from arguments and tangents of ``moving`` to those of ``moved``."""
         n = len(self.avals)
-        f, moving = self._of_moving(flat[:n], self.moved)
-        return jax.jvp(f, moving, list(flat[n:]), has_aux=True)[1]
+        return self.unplanned(flat[:n], flat[n:])[1]
 
     def unplanned(self, flat: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
         """The results and the tangents of ``moved``, by JAX's own operations. Used for functions with side

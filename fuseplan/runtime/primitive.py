@@ -260,7 +260,7 @@ mlir.register_lowering(
 )
 
 
-def batched(call: Call, axis: Any, dims: Sequence[int | None], flat: Sequence[Any]) -> tuple[Any, list[Any]]:
+def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> tuple[Any, list[Any]]:
     """The results of a call with a new axis at ``dims`` of its arguments, and the axis's dimension in
     each."""
     over_axis = bool(jax_compat.axis_effects(call.effects, axis.name))
@@ -321,10 +321,6 @@ def _transposed(cotangents: Any, *flat: Any, call: Call, jaxpr: Any) -> Any:
 
 
 ad.primitive_transposes[fused_p] = _transposed
-
-
-def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> Any:
-    return batched(call, axis, dims, flat)
 
 
 batching.fancy_primitive_batchers[fused_p] = _batching_rule

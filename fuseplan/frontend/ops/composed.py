@@ -209,11 +209,6 @@ def in_signed_order(x: Any) -> Any:
     return (x ^ TOP_BIT).astype(jnp.int32)
 
 
-def unsigned_less(a: Any, b: Any) -> Any:
-    """``a < b`` of uint32; see ``unsigned_greater``."""
-    return unsigned_greater(b, a)
-
-
 @dataclass(frozen=True, slots=True)
 class _Format:
     """An 8-bit float format: mantissa bits, exponent bias, and the codes of overflow and of NaN."""

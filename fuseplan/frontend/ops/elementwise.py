@@ -353,7 +353,9 @@ RULES: dict[str, Rule] = {
     "add_any": elementwise(1, block=_add_block),
     "neg": elementwise(1, block=_neg_block),
     "max": elementwise(1, block=_extremum_block(jnp.logical_or, composed.unsigned_greater)),
-    "min": elementwise(1, block=_extremum_block(jnp.logical_and, composed.unsigned_less)),
+    "min": elementwise(
+        1, block=_extremum_block(jnp.logical_and, lambda a, b: composed.unsigned_greater(b, a))
+    ),
     **dict.fromkeys(("eq", "ne"), elementwise(1, block=_equal_block)),
     **dict.fromkeys(("lt", "le", "gt", "ge"), elementwise(1, block=_compare_block)),
     **dict.fromkeys(("and", "or", "xor"), elementwise(1)),

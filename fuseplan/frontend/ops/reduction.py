@@ -126,12 +126,7 @@ def _native(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
     return eqn.primitive.bind(flipped, **params).astype(jnp.uint32) ^ TOP_BIT
 
 
-def _reduce(
-    combine: Callable[[Any, Any], Any],
-    neutral: Callable[[Any], Any],
-    *,
-    folds: bool = False,
-) -> Rule:
+def _reduce(combine: Combine, neutral: Callable[[Any], Any], *, folds: bool = False) -> Rule:
     """The rule of a reduction. With ``folds``, Pallas lacks the primitive: it is folded on Triton and TPUs,
     and not fused on Mosaic GPU, which cannot split a block in registers."""
 
@@ -182,9 +177,7 @@ def _sum_rows(x: Any, leading: int) -> Any:
     return lax.dot_general(ones, x, ((axes, axes), ((), ())), precision=lax.Precision.HIGHEST)
 
 
-def _quantifier(
-    reduce: jex_core.Primitive, combine: Callable[[Any, Any], Any], neutral: int, bitwise: Rule
-) -> Rule:
+def _quantifier(reduce: jex_core.Primitive, combine: Combine, neutral: int, bitwise: Rule) -> Rule:
     """The rule of ``all`` and ``any``: extrema of zeros and ones, since Triton cannot reduce booleans. For
     integers the rule is ``bitwise``."""
 
@@ -296,7 +289,7 @@ def _scan_flops(eqn: Equation) -> Flops:
     return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
 
 
-def _scan(combine: Callable[[Any, Any], Any], neutral: Callable[[Any], Any]) -> Rule:
+def _scan(combine: Combine, neutral: Callable[[Any], Any]) -> Rule:
     """The rule of a cumulative operation, in ascending or (``reverse``) descending order."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
