@@ -61,10 +61,6 @@ def _ratio(ours: int | None, plain: int | None) -> float | None:
     return ours / plain if ours is not None and plain else None
 
 
-_REASON = 300
-"""Characters of a reason that are kept: a compiler's message may be a page."""
-
-
 def default_planners(device: DeviceSpec) -> tuple[str, ...]:
     """Every planner of graphs, and XLA's own plan if its compiler for the device is installed."""
     graphs = planner_names(of_graphs=True)
@@ -81,7 +77,7 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
         if not is_compiled:
             raise
         kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
-        reason = textwrap.shorten(kind + str(error), _REASON, placeholder=" …")
+        reason = textwrap.shorten(kind + str(error), 300, placeholder=" …")  # the message may be a page
         return Compared(options.planner, None, reason=reason)
     if decides_nothing(options.planner) or not options.features.rewrites:
         return Compared(options.planner, plan, plan.objective_ps)

@@ -27,8 +27,6 @@ from fuseplan.support import jax_compat
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.targets.detect import local_platform
 
-_KEY_ATTRIBUTES = ("aval", "sharding", "shape", "dtype")
-
 
 class CallSignatures:
     """Cache keys of calls of ``jax.jit(f, **options)``: equal for calls that share one compiled program."""
@@ -49,7 +47,8 @@ class CallSignatures:
         try:
             kinds: list[Any] = [(x.aval, x.sharding) for x in leaves]
         except AttributeError:  # numbers, NumPy arrays, tracers
-            kinds = [tuple(getattr(x, a, None) for a in _KEY_ATTRIBUTES) for x in leaves]
+            names = ("aval", "sharding", "shape", "dtype")
+            kinds = [tuple(getattr(x, name, None) for name in names) for x in leaves]
         return tree, tuple(map(type, leaves)), tuple(kinds), statics
 
     def split(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:

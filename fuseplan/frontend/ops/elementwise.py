@@ -294,9 +294,6 @@ def elementwise(
     return Rule(OpKind.ELEMENTWISE, elementwise_space, flops, block, lacks, None, supports, temporaries)
 
 
-_NARROW = frozenset({"int8", "int16", "uint8", "uint16"})
-
-
 def _cast_supports(eqn: Equation, language: str) -> bool:
     """Mosaic converts narrow integers. 8-bit floats are rounded once, from float32, so not from float64."""
     dtypes = dtypes_of(eqn)
@@ -306,7 +303,7 @@ def _cast_supports(eqn: Equation, language: str) -> bool:
             return False
         dtypes -= composed.FLOAT8_NAMES
     if language == "mosaic_tpu":
-        dtypes -= _NARROW
+        dtypes -= {"int8", "int16", "uint8", "uint16"}
     return dtypes <= KERNEL_DTYPES[language]
 
 
