@@ -247,7 +247,7 @@ def _needed_bytes(compiled: Any) -> int:
 
 
 def time_in_turns(
-    programs: Sequence[Callable[..., Any]], args: Args, repeats: int, sample_s: float = _SAMPLE_S
+    programs: Sequence[Callable[..., Any]], args: Args, repeats: int, sample_s: float
 ) -> list[list[float]]:
     """Seconds of one run of each program, in ``repeats`` samples of ``sample_s`` seconds each, in turns."""
     runs = [lambda program=program: jax.block_until_ready(program(*args)) for program in programs]
@@ -292,12 +292,8 @@ def _check(case: Case, args: Args, result: Any, beside: tuple[Any] | None, found
 
 def _narrowed(tree: Any) -> Any:
     """As float32: the dtype whose tolerance applies."""
-
-    def narrowed(leaf: Any) -> np.ndarray:
-        array = np.asarray(leaf)
-        return array.astype(np.float32) if array.dtype == np.float64 else array
-
-    return jax.tree.map(narrowed, tree)
+    arrays = jax.tree.map(np.asarray, tree)
+    return jax.tree.map(lambda a: a.astype(np.float32) if a.dtype == np.float64 else a, arrays)
 
 
 _WIDTHS = (25, 7, 7, 7, 4, 8, 8, 6)

@@ -183,10 +183,10 @@ def compare(
     for i, (planned, measured) in enumerate(zip(by_device, timings, strict=True)):
         if i:
             print()
-        name, rows = planned.device.name, planned.rows
+        rows = planned.rows
         head, lines_of_plans = _plans(rows)
         over = f" ({head[3]}: speed-up)" if head[3] else ""
-        title = f"{workload} on {name}, modelled{over}"
+        title = f"{workload} on {planned.device.name}, modelled{over}"
         print_table(head, lines_of_plans, right=(1, 2, 3, 4, 5, 7), title=title)
         print()
         print_table(*_gains(rows), right=(1, 2, 3), title="the same plans as traced, and rewritten")

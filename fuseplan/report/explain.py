@@ -85,9 +85,8 @@ class Explainer(Regrouping):
             scope += f" (and {others} other kernel{'s' if others > 1 else ''} for what it leaves over)"
         text = f"{head}\n{scope} is possible and would {_costs(best)}.{self._why(best)}"
         text += self._unskipped((ka, kb))
-        return Explanation(
-            a, b, False, (ka, kb), None, best.groups, best.extra_ps, best.extra_hbm_bytes, text
-        )  # fmt: skip
+        costs = (best.extra_ps, best.extra_hbm_bytes)
+        return Explanation(a, b, False, (ka, kb), None, best.groups, *costs, text)
 
     def _apart(self, a: int, b: int) -> Explanation:
         """Explain two operations in one kernel: the cost of cutting it between them."""
@@ -101,14 +100,10 @@ class Explainer(Regrouping):
         # The later operation and everything that depends on it go to the second kernel.
         second = {high} | reachable([high], lambda n: inside.intersection(self.ties.after[n]))
         first = inside - second
-        kept = [
-            v
-            for n in sorted(first)
-            for v in self.graph.nodes[n].outputs
-            if second.intersection(self.graph.consumers[v])
-        ]
         written = set(boundary(self.graph, nodes).writes)
-        kept = sorted((v for v in kept if v not in written), key=lambda v: -self.graph.values[v].nbytes)
+        made = [v for n in sorted(first) for v in self.graph.nodes[n].outputs if v not in written]
+        kept = [v for v in made if second.intersection(self.graph.consumers[v])]
+        kept.sort(key=lambda v: -self.graph.values[v].nbytes)
         passed = ", ".join(f"v{v}:{self.graph.values[v]}" for v in kept[:3])
         change = self.change([k], [*self.pieces(first), *self.pieces(second)])
         stays = f" It keeps {passed} on chip." if passed else ""
@@ -119,10 +114,8 @@ class Explainer(Regrouping):
             f"{head}{stays}\nCut before {self._node(high)}, in {len(change.groups)} kernels, it would "
             f"{_costs(change)}.{self._unskipped((k,))}"
         )
-        return Explanation(
-            a, b, True, (k, k), None, change.groups, change.extra_ps,
-            change.extra_hbm_bytes, text,
-        )  # fmt: skip
+        costs = (change.extra_ps, change.extra_hbm_bytes)
+        return Explanation(a, b, True, (k, k), None, change.groups, *costs, text)
 
     def _why(self, change: Change) -> str:
         if self.plan.status == "OPTIMAL" and change.extra_ps >= 0:

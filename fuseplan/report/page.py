@@ -18,7 +18,7 @@ from fuseplan.plan.notes import all_notes
 from fuseplan.report.comparison import Compared, baseline_of, gains_text
 from fuseplan.report.explain import borders
 from fuseplan.report.frames import roofline_share
-from fuseplan.report.plots import MissingPlots, roofline, strip
+from fuseplan.report.plots import roofline, strip
 from fuseplan.report.text import grid, makes, parts_text, rows, skipped, status_text, tile, unfused_plan
 from fuseplan.support.atomic_file import check_writable, write_text
 from fuseplan.support.environment import installed_version
@@ -144,20 +144,16 @@ def _matrix(studies: Sequence[Study]) -> dict[str, Any]:
     planners = list(dict.fromkeys(plan.planner for study in studies for plan in study.plans))
     lines = []
     for i, study in enumerate(studies):
-        by_name = {plan.planner: plan for plan in study.plans}
         best = min(plan.objective_ps for plan in study.plans)
-        cells = []
-        for planner in planners:
-            plan = by_name.get(planner)
-            cells.append(
-                None
-                if plan is None
-                else {
-                    "time": time_text(plan.objective_us),
-                    "best": plan.objective_ps == best,
-                    "proven": plan.status == "OPTIMAL",
-                }
-            )
+        cell_of = {
+            plan.planner: {
+                "time": time_text(plan.objective_us),
+                "best": plan.objective_ps == best,
+                "proven": plan.status == "OPTIMAL",
+            }
+            for plan in study.plans
+        }
+        cells = [cell_of.get(planner) for planner in planners]
         lines.append({"id": f"study-{i}", "name": study.name, "device": study.device.name, "cells": cells})
     return {"planners": planners, "lines": lines}
 
@@ -167,11 +163,6 @@ def _study(study: Study, number: int) -> dict[str, Any]:
     traced = {row.planner: row.unrewritten_ps for row in study.compared}
     longest = max(first.objective_ps, last.objective_ps)
     shown = (last,) if first is last else (first, last)
-    picture: str | None
-    try:
-        picture = roofline(shown, f"study-{number}")
-    except MissingPlots:
-        picture = None
     return {
         "id": f"study-{number}",
         "name": study.name,
@@ -182,7 +173,7 @@ def _study(study: Study, number: int) -> dict[str, Any]:
         "gains": gains_text(study.compared),
         "without_plan": [row for row in study.compared if row.plan is None],
         "strips": [strip(plan, longest) for plan in shown],
-        "roofline": picture,
+        "roofline": roofline(shown, f"study-{number}"),
         "planner": last.planner,
         "kernels": _kernel_lines(last),
         "borders": _border_lines(last),

@@ -8,9 +8,11 @@ from __future__ import annotations
 import io
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Any
 
 from costmodel.kernel import BOUNDS
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -23,17 +25,9 @@ _NARROWEST = 0.6
 """The least width of a bar with a gap after it; narrower bars touch their neighbours."""
 
 
-@dataclass(frozen=True, slots=True)
-class Strip:
-    """The kernels of one plan in order, each as wide as its modelled time."""
-
-    label: str
-    svg: str
-
-
-def strip(plan: FusionPlan, longest_ps: int) -> Strip:
-    """Draw the kernels of ``plan``, where ``longest_ps`` fills the width. The hatched start of a bar is its
-    launch."""
+def strip(plan: FusionPlan, longest_ps: int) -> dict[str, str]:
+    """Draw the kernels of ``plan`` in order, each as wide as its modelled time, where ``longest_ps`` fills
+    the width. The hatched start of a bar is its launch. Returns the label and the SVG."""
     scale = _STRIP_WIDTH / longest_ps if longest_ps else 0.0
     bars, x = [], 0.0
     for k, kernel in enumerate(plan.kernels):
@@ -47,7 +41,7 @@ def strip(plan: FusionPlan, longest_ps: int) -> Strip:
         f'<svg class="strip" role="img" aria-label="{text}" '
         f'viewBox="0 0 {_STRIP_WIDTH:g} {_STRIP_HEIGHT:g}" preserveAspectRatio="none">{"".join(bars)}</svg>'
     )
-    return Strip(label, svg)
+    return {"label": label, "svg": svg}
 
 
 def _bar(plan: FusionPlan, k: int, kernel: Kernel, x: float, width: float, scale: float) -> str:
@@ -85,24 +79,17 @@ _RESOURCES = ("memory", "cache", "matrix", "vector")
 """The bounds that a roofline shows."""
 
 
-class MissingPlots(Exception):  # noqa: N818 -- not an error: the page is written without plots
-    """Matplotlib is not installed."""
-
-
-def roofline(plans: Sequence[FusionPlan], salt: str) -> str:
+def roofline(plans: Sequence[FusionPlan], salt: str) -> str | None:
     """Draw attained flops per second over arithmetic intensity, each kernel a dot whose area grows with its
     time: those of the last plan in colour, those of the first hollow. ``salt`` makes ids differ between the
-    figures of a page.
-
-    Raises:
-        MissingPlots: Matplotlib is not installed.
+    figures of a page. None if Matplotlib is not installed.
     """
     try:
         import matplotlib
         from matplotlib.backends.backend_svg import FigureCanvasSVG
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPlots(str(error)) from None
+    except ImportError:
+        return None
     device = plans[-1].device
     points = [[_point(k) for k in plan.kernels if k.cost.flops.total and k.cost.hbm_bytes] for plan in plans]
     everything = [p for plan in points for p in plan]
@@ -135,17 +122,16 @@ def roofline(plans: Sequence[FusionPlan], salt: str) -> str:
         axes.annotate(
             f"HBM: {_si(slope)}B/s", (0.02, 0.02), xycoords="axes fraction", color=_INK, fontsize=9
         )  # fmt: skip
+
+        def dots(points: Sequence[_Point], **style: Any) -> None:
+            # The area of a dot, in points squared, grows with the time from a visible minimum.
+            areas = [14 + 320 * p.time_us / longest for p in points]
+            axes.scatter([p.intensity for p in points], [p.flops_per_s for p in points], s=areas, **style)
+
         if len(points) > 1:
-            axes.scatter(
-                [p.intensity for p in points[0]], [p.flops_per_s for p in points[0]],
-                s=[_area(p, longest) for p in points[0]], facecolors="none", edgecolors=_FAINT, linewidths=1,
-            )  # fmt: skip
+            dots(points[0], facecolors="none", edgecolors=_FAINT, linewidths=1)
         colours = [_COLOUR.get(p.bound_by, _COLOUR["steps"]) for p in points[-1]]
-        axes.scatter(
-            [p.intensity for p in points[-1]], [p.flops_per_s for p in points[-1]],
-            s=[_area(p, longest) for p in points[-1]], c=colours,
-            edgecolors=_PAGE, linewidths=0.8, alpha=0.85,
-        )  # fmt: skip
+        dots(points[-1], c=colours, edgecolors=_PAGE, linewidths=0.8, alpha=0.85)
         axes.set_xlabel("arithmetic intensity, flops per HBM byte", color=_INK, fontsize=10)
         axes.set_ylabel("attained flop/s (modelled)", color=_INK, fontsize=10)
         axes.tick_params(which="both", colors=_INK, labelsize=9)
@@ -180,18 +166,12 @@ def _point(kernel: Kernel) -> _Point:
     return _Point(flops / cost.hbm_bytes, flops * 1e12 / cost.time_ps, cost.time_us, cost.bound_by)
 
 
-def _area(point: _Point, longest: float) -> float:
-    """The area of a dot in points squared: it grows with the time from a visible minimum."""
-    return 14 + 320 * point.time_us / longest
-
-
 def _main_dtype(plan: FusionPlan) -> str:
     """The dtype of the first operand in most of the contraction flops."""
-    flops: dict[str, int] = {}
+    flops = Counter[str]()
     for node in plan.graph.nodes:
         if node.flops.matrix:
-            dtype = plan.graph.values[node.inputs[0]].dtype
-            flops[dtype] = flops.get(dtype, 0) + node.flops.matrix
+            flops[plan.graph.values[node.inputs[0]].dtype] += node.flops.matrix
     return max(flops, key=lambda d: flops[d]) if flops else "float32"
 
 

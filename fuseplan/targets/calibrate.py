@@ -89,8 +89,7 @@ _described_cpu = functools.cache(described_cpu)
 def unmeasured_cpu() -> DeviceSpec:
     """This machine's CPU without a measurement: the stored figures, or else the operating system's
     description with assumed rates, which ``measured`` replaces."""
-    known = by_numpy.known(MADE_BY) if _has_backend() else by_numpy.known("numpy")
-    return known or _described_cpu()
+    return by_numpy.known(MADE_BY if _has_backend() else "numpy") or _described_cpu()
 
 
 def measured(device: DeviceSpec) -> DeviceSpec:

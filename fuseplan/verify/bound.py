@@ -13,6 +13,7 @@ lies between them: only groups that cost little more than their nodes can be in 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -194,8 +195,8 @@ def verify_proof(
 class _Verifier:
     def __init__(self, book: PriceBook, counts: Counts, tell: Callable[[int, int], None]) -> None:
         self._book, self._counts, self._tell = book, counts, tell
-        self._near: dict[object, list[int]] = {}
-        """For components in a joint bound, the groups that cost little more than their nodes."""
+        self._near: defaultdict[object, list[int]] = defaultdict(list)
+        """For components whose covers are searched, the groups that cost little more than their nodes."""
 
     def verify(self, proof: Proof) -> int:
         claims = self._claims(proof)
@@ -207,7 +208,7 @@ class _Verifier:
         room = joint.bound_ps - sum(sum(c.prices) for c in together) if joint is not None else 0
         for done, claim in enumerate(distinct.values()):
             self._tell(done, len(distinct))
-            self._near[claim.key] = self._check_component(claim, room if claim.key in shared else 0)
+            self._check_component(claim, room if claim.key in shared else 0)
         self._tell(len(distinct), len(distinct))
         if joint is not None:
             self._check_covers(together, joint.bound_ps)
@@ -239,8 +240,8 @@ class _Verifier:
                 raise RefutedError("the joint bound is not about different components of the graph")
         return claims
 
-    def _check_component(self, claim: _Claim, room: int) -> list[int]:
-        """Check a part of the proof. Returns the groups that cost less than ``room`` more than their
+    def _check_component(self, claim: _Claim, room: int) -> None:
+        """Check a part of the proof, and keep the groups that cost less than ``room`` more than their
         nodes."""
         nodes, bound_ps, prices = claim.component.nodes, claim.part.bound_ps, claim.prices
         where = self._name(claim.component)
@@ -249,9 +250,8 @@ class _Verifier:
             if floor_ps < bound_ps:
                 raise RefutedError(f"{where}: its floor is {floor_ps:,} ps, not {bound_ps:,}")
             if not room:
-                return []
+                return
         gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
-        near: list[int] = []
         groups = Groups(claim.component, self._book)
         for count, (mask, least_ps) in enumerate(self._with_floors(groups), 1):
             if count > MAX_GROUPS:
@@ -269,12 +269,10 @@ class _Verifier:
                         f"than the {worth:,} ps that the proof gives its nodes"
                     )
                 if cost_ps < worth + max(gap, room):
-                    near.append(mask)
+                    self._near[claim.key].append(mask)
             self._counts.groups += 1
         if gap > 0:
-            self._near[claim.key] = near
             self._check_covers([claim], bound_ps)
-        return near
 
     def _with_floors(self, groups: Groups) -> Iterator[tuple[int, int]]:
         """Yield each group with a lower bound on its picoseconds, computed in batches."""

@@ -88,9 +88,9 @@ class Groups:
                 new = border & -border
                 waiting.append((group, out | new, border ^ new))
                 grown = self._closed(group | new)
-                if grown & out or not self._is_compatible(grown):
+                if grown & out or any(self._apart[i] & grown for i in bits(grown)):
                     continue
-                if self._may_fit(grown, self._question(grown, out)):
+                if not self._rules.refuses(grown) and self._may_fit(grown, self._question(grown, out)):
                     waiting.append((grown, out, 0))
         for nodes in self.book.offers:
             if self._position.keys() >= set(nodes):
@@ -108,9 +108,6 @@ class Groups:
             if closed == group:
                 return group
             group = closed
-
-    def _is_compatible(self, group: int) -> bool:
-        return not any(self._apart[i] & group for i in bits(group)) and not self._rules.refuses(group)
 
     def _boundaries(self) -> list[list[tuple[int, int, bool]]]:
         """For each position, the values that it reads or computes: the bit of the value, the positions of its

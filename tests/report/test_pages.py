@@ -137,7 +137,7 @@ def test_devices_frame_s_cpu_is_the_one_that_is_planned_for(monkeypatch):
 
 def test_the_bars_of_a_strip_are_as_wide_as_the_kernels_take_time(plans):
     apart, best = plans[0], plans[-1]
-    svg = ElementTree.fromstring(strip(best, apart.objective_ps).svg)
+    svg = ElementTree.fromstring(strip(best, apart.objective_ps)["svg"])
     bars = svg.findall("g")
     timed = [k for k in best.kernels if k.cost.time_ps]
     assert len(bars) == len(timed)
