@@ -28,11 +28,9 @@ class LiveRange:
     nbytes: int
     """Greater than 0."""
     writer: int
-    """The kernel that first writes the buffer; -1 if it is live at the start."""
+    """The kernel that first writes the buffer."""
     users: tuple[int, ...]
     """The kernels that write or read it, ascending."""
-    live_out: bool = False
-    """Whether it stays live at the end, for kernels that are not among these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +42,6 @@ class Liveness:
     """For each kernel, the bytes that it allocates for itself while it runs."""
     successors: tuple[tuple[int, ...], ...]
     """For each kernel, those that must run after it, ascending."""
-    base_bytes: int = 0
-    """Bytes of further buffers that are live from start to end."""
 
     @property
     def n_kernels(self) -> int:
@@ -114,11 +110,9 @@ def profile(lives: Liveness, order: Sequence[int]) -> list[int]:
     for step, k in enumerate(order):
         position[k] = step
     change = [0] * (len(order) + 1)
-    change[0] = lives.base_bytes
     for r in lives.ranges:
-        change[0 if r.writer < 0 else position[r.writer]] += r.nbytes
-        if not r.live_out:
-            change[1 + max(position[k] for k in r.users)] -= r.nbytes
+        change[position[r.writer]] += r.nbytes
+        change[1 + max(position[k] for k in r.users)] -= r.nbytes
     live = accumulate(change[:-1])
     return [now + lives.scratch_bytes[k] for now, k in zip(live, order, strict=True)]
 
@@ -131,30 +125,3 @@ def needs_of(graph: Graph, kernels: Sequence[Kernel]) -> list[int]:
 def peak(lives: Liveness, order: Sequence[int]) -> int:
     """The most bytes in use at once."""
     return max(profile(lives, order), default=0)
-
-
-def window(lives: Liveness, order: Sequence[int], start: int, stop: int) -> Liveness:
-    """The live ranges of the kernels ``order[start:stop]``, renumbered in that order; all other kernels keep
-    their position before or after them."""
-    inside = {k: i for i, k in enumerate(order[start:stop])}
-    position = {k: step for step, k in enumerate(order)}
-    base_bytes = lives.base_bytes
-    ranges: list[LiveRange] = []
-    for r in lives.ranges:
-        first = -1 if r.writer < 0 else position[r.writer]
-        last = len(order) if r.live_out else max(position[k] for k in r.users)
-        if first >= stop or last < start:
-            continue
-        users = tuple(sorted(inside[k] for k in r.users if k in inside))
-        if users:
-            ranges.append(LiveRange(r.value, r.nbytes, inside.get(r.writer, -1), users, last >= stop))
-        else:
-            base_bytes += r.nbytes
-    return Liveness(
-        tuple(ranges),
-        tuple(lives.scratch_bytes[k] for k in order[start:stop]),
-        tuple(
-            tuple(sorted(inside[s] for s in lives.successors[k] if s in inside)) for k in order[start:stop]
-        ),
-        base_bytes,
-    )

@@ -2,8 +2,8 @@
 
 This is the problem of register allocation by ordering, and NP-hard (Sethi, Complete register allocation
 problems, 1975). The given order stays unless another one is better. A lower bound (``peak_bound``) often
-proves it optimal. Otherwise a best-first search over sets of kernels that have run finds an optimal order,
-or, at its limit, a good one, in which the kernels around the peak are then reordered a few at a time.
+proves it optimal. Otherwise a best-first search over sets of kernels that have run finds an optimal order
+or, at its limit, a good one.
 
 The search is exact because the live bytes depend on the set alone. Sets are expanded by the least peak with
 which they can be reached, each once, so the first complete set is optimal. A ready kernel that frees at least
@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.liveness import Liveness, live_ranges, peak, profile, window
+from fuseplan.memory.liveness import Liveness, live_ranges, peak
 from fuseplan.memory.peak_bound import order_peak_bound
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.support.bitset import bits
@@ -39,11 +39,6 @@ class OrderOptions:
     max_states_of_many: int = 200
     tolerance: float = 1e-4
     """Share of the peak. 0: look for the least peak, however many kernels there are."""
-    windows: tuple[int, ...] = (16, 48)
-    """Numbers of kernels around the peak that are reordered together."""
-    max_states_of_window: int = 200
-    max_rounds: int = 16
-    """How often the kernels around the peak are reordered."""
 
 
 DEFAULTS = OrderOptions()
@@ -89,33 +84,7 @@ def order_kernels(
     states = min(options.max_states, options.max_states_of_many) if relaxed else options.max_states
     found = search_order(lives, bound, known, states, expires_at)
     order = found.order or given
-    if found.bound_bytes < peak(lives, order):
-        order = _reorder_windows(lives, order, found.bound_bytes, options, expires_at)
     return order, peak(lives, order), found.bound_bytes
-
-
-def _reorder_windows(
-    lives: Liveness, order: tuple[int, ...], bound: int, options: OrderOptions, expires_at: float
-) -> tuple[int, ...]:
-    """Reorder the kernels around the peak until that lowers it no further."""
-    for _ in range(options.max_rounds):
-        needs = profile(lives, order)
-        highest = max(needs)
-        if highest <= bound or time.monotonic() >= expires_at:
-            break
-        middle = needs.index(highest)
-        for size in options.windows:
-            start = max(middle - size // 2, 0)
-            part = window(lives, order, start, min(start + size, len(order)))
-            lowest = min(bound, highest - 1)
-            found = search_order(part, lowest, highest, options.max_states_of_window, expires_at)
-            if found.order is not None:
-                inner = tuple(order[start + k] for k in found.order)
-                order = (*order[:start], *inner, *order[start + len(inner) :])
-                break
-        else:
-            break
-    return order
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,22 +119,17 @@ class _Transitions:
             for s in successors:
                 self.predecessors[s] |= 1 << k
         self.written_bytes = [0] * n
-        live_bytes = lives.base_bytes
         self.uses: list[list[tuple[int, int]]] = [[] for _ in range(n)]
         """For each kernel, the bytes and the mask of users of each buffer that it uses."""
         for r in lives.ranges:
-            if r.writer < 0:
-                live_bytes += r.nbytes
-            else:
-                self.written_bytes[r.writer] += r.nbytes
-            if not r.live_out:
-                mask = sum(1 << k for k in r.users)
-                for k in r.users:
-                    self.uses[k].append((r.nbytes, mask))
+            self.written_bytes[r.writer] += r.nbytes
+            mask = sum(1 << k for k in r.users)
+            for k in r.users:
+                self.uses[k].append((r.nbytes, mask))
         self.step_bytes = [w + s for w, s in zip(self.written_bytes, lives.scratch_bytes, strict=True)]
         """Bytes that a kernel allocates while it runs."""
         self.everything = (1 << n) - 1
-        self.start = _State(0, sum(1 << k for k in range(n) if not self.predecessors[k]), live_bytes, ())
+        self.start = _State(0, sum(1 << k for k in range(n) if not self.predecessors[k]), 0, ())
 
     def growth_bytes(self, done: int, k: int) -> int:
         """By how much running ``k`` after ``done`` changes the live bytes."""

@@ -30,17 +30,15 @@ def order_peak_bound(lives: Liveness) -> int:
     below, above = descendants(lives.successors), ancestors(lives.successors)
     needs = np.array(lives.scratch_bytes, dtype=np.int64)
     for r in lives.ranges:
-        live = (1 << n) - 1 if r.writer < 0 else below[r.writer]
-        if not r.live_out:
-            until = 0
-            for k in r.users:
-                until |= above[k]
-            live &= until
-        first, end = max(r.writer, 0), live.bit_length()
+        until = 0
+        for k in r.users:
+            until |= above[k]
+        live = below[r.writer] & until
+        first, end = r.writer, live.bit_length()
         packed = (live >> first).to_bytes((end - first + 7) // 8, "little")
         flags = np.unpackbits(np.frombuffer(packed, np.uint8), count=end - first, bitorder="little")
         needs[first:end][flags.view(bool)] += r.nbytes
-    return lives.base_bytes + int(needs.max())
+    return int(needs.max())
 
 
 def plan_peak_bound(graph: Graph, book: PriceBook, expires_at: float) -> int:

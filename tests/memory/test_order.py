@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.memory.liveness import Liveness, LiveRange, live_ranges, peak, profile, window
+from fuseplan.memory.liveness import Liveness, LiveRange, live_ranges, peak
 from fuseplan.memory.order import OrderOptions, minimise_peak, order_kernels, search_order
 from fuseplan.memory.peak_bound import order_peak_bound
 from fuseplan.support.digraph import execution_order
@@ -75,23 +75,6 @@ def test_copies_that_a_kernel_writes_are_as_many_buffers():
     g = replace(graph("eeeee", [[], [], [0], [1], [2]]), origins=(0, 0, 2, 3, 4))
     kernels = [kernel(g, nodes) for nodes in ((0, 1), (2,), (4,), (3,))]
     assert peak(live_ranges(g, kernels), range(len(kernels))) == defined_peak(g, kernels)
-
-
-@settings(max_examples=150)
-@given(programs(), st.data())
-def test_a_window_is_the_plan_around_it(program, data):
-    g, kernels = program
-    lives = live_ranges(g, kernels)
-    order = range(len(kernels))
-    start = data.draw(st.integers(0, len(kernels) - 1))
-    stop = data.draw(st.integers(start + 1, len(kernels)))
-    part = window(lives, order, start, stop)
-    assert profile(part, range(stop - start)) == profile(lives, order)[start:stop]
-    inner, highest, bound = order_kernels(part)
-    whole = [*order[:start], *(start + k for k in inner), *order[stop:]]
-    assert profile(lives, whole)[start:stop] == profile(part, inner)
-    assert bound == highest == max(profile(lives, whole)[start:stop])
-    assert_can_run(g, [kernels[k] for k in whole])
 
 
 def random_lives(n: int, reach: float, seed: int) -> Liveness:
