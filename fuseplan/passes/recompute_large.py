@@ -11,6 +11,7 @@ The rewritten program computes the same results. Both programs are planned, and 
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator, Set
 from functools import partial
 
 from costmodel.graph import ORIGINAL, Graph, Item
@@ -49,17 +50,8 @@ def _copies(graph: Graph, is_large: IsLarge) -> Copies:
     copies: Copies = {}
     for group in connected_groups(graph, is_large):
         for stage in stages(graph, group):
-            inside = set(stage)
-            wanted = [
-                graph.values[v].producer
-                for n in stage
-                for v in graph.nodes[n].inputs
-                if graph.values[v].producer >= 0
-                and graph.values[v].producer not in inside
-                and (is_large(graph.values[v].size) or positions[graph.values[v].producer])
-            ]
-            chain = chain_of(graph, wanted, inside, is_large, positions)
-            if chain and _gains(graph, chain, inside):
+            chain = chain_of(graph, stage, is_large, positions)
+            if chain and _gains(graph, chain, set(stage)):
                 copies[stage] = chain
     return copies
 
@@ -93,29 +85,24 @@ def stages(graph: Graph, group: Nodes, backend: str = "loops") -> list[Nodes]:
 
 def chain_of(
     graph: Graph,
-    wanted: list[int],
-    readers: set[int],
+    readers: Collection[int],
     is_large: IsLarge,
     positions: list[bool],
     backend: str = "loops",
+    stored: Set[int] = frozenset(),
 ) -> Nodes:
-    """The operations that lead to ``wanted`` from values that are not large, in order; empty
-    if one of them cannot be evaluated tile by tile."""
-    chain: set[int] = set()
-    queue = list(wanted)
-    while queue:
-        n = queue.pop()
-        if n in chain or n in readers:
-            continue
-        node = graph.nodes[n]
-        if not can_nest(node, backend):
-            return ()
-        chain.add(n)
-        for v in node.inputs:
-            producer = graph.values[v].producer
-            if producer >= 0 and (is_large(graph.values[v].size) or positions[producer]):
-                queue.append(producer)
-    return tuple(sorted(chain))
+    """The operations that lead from values that are not large, and from the results of ``stored``, to
+    ``readers``, in order; empty if one of them cannot be evaluated tile by tile."""
+    apart = {*readers, *stored}
+
+    def producers(n: int) -> Iterator[int]:
+        for v in graph.nodes[n].inputs:
+            m = graph.values[v].producer
+            if m >= 0 and m not in apart and (is_large(graph.values[v].size) or positions[m]):
+                yield m
+
+    chain = reachable(readers, producers)
+    return tuple(sorted(chain)) if all(can_nest(graph.nodes[n], backend) for n in chain) else ()
 
 
 def rewritten(lowered: Lowered, copies: Copies) -> Lowered:

@@ -154,8 +154,8 @@ class _Sides:
         reductions, without these."""
         cheap = {n for n in self.group if self.graph.nodes[n].kind <= OpKind.INJECTIVE}
         products = [n for n in self.group if self.graph.nodes[n].flops.matrix]
-        stand = set(self.group) - cheap
-        chains = {(n,): self._chain((n,), stand) for n in products}
+        stored = set(self.group) - cheap
+        chains = {(n,): self._chain((n,), stored) for n in products}
         return {side: chain for side, chain in chains.items() if chain}
 
     def _used_up(self) -> bool:
@@ -182,15 +182,8 @@ class _Sides:
                 sinks.setdefault(frozenset(held & reduced), []).append(n)
         return list(sinks.values())
 
-    def _chain(self, sinks: Nodes | list[int], stand: Set[int] = frozenset()) -> Nodes:
-        wanted = [
-            producer
-            for n in sinks
-            for v in self.graph.nodes[n].inputs
-            if (producer := self.graph.values[v].producer) >= 0
-            and (self._is_large(v) or self._positions[producer])
-        ]
-        return chain_of(self.graph, wanted, {*sinks, *stand}, self.is_large, self._positions, self.backend)
+    def _chain(self, sinks: Nodes | list[int], stored: Set[int] = frozenset()) -> Nodes:
+        return chain_of(self.graph, sinks, self.is_large, self._positions, self.backend, stored)
 
     def _stages(self, sinks: list[int], leading: Nodes) -> Iterator[Nodes]:
         wanted = set(sinks)

@@ -15,7 +15,6 @@ and the parts that are left to add up are small.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -29,7 +28,7 @@ from jax import numpy as jnp
 from costmodel.device import DeviceSpec
 from costmodel.graph import ORIGINAL, Graph, check_graph
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.rewrite import EquationRewriter, Rewriter, part
+from fuseplan.frontend.rewrite import Rewriter, part
 from fuseplan.frontend.trace import Equation, Literal, trace
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.plan.options import Features
@@ -215,56 +214,33 @@ def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:
         >>> [(node.op, new.graph.values[node.outputs[0]].shape) for node in new.graph.nodes]
         [('reshape', (256, 16, 768)), ('reduce_sum', (256, 768)), ('reduce_sum', (768,))]
     """
-    chain = _Steps(lowered)
+    rewriter, waits = Rewriter(lowered), []
     for n, eqn in enumerate(lowered.equations):
         if n in splits:
-            chain.add_steps(eqn, splits[n])
+            steps = _two_steps(eqn, splits[n])
+            at = rewriter.put(n, steps)
+            first, second = (at + i for i, e in enumerate(steps.equations) if e.primitive is eqn.primitive)
+            waits.append((first, second))
         else:
-            chain.equations.append(eqn)
-    new = chain.lowered()
+            rewriter.add(n, ORIGINAL, lambda v: (v, ORIGINAL))
+    new = rewriter.finish()
     # No program of a kernel holds the whole operand of the second step.
-    return replace(new, graph=check_graph(replace(new.graph, waits=tuple(chain.waits))))
+    return replace(new, graph=check_graph(replace(new.graph, waits=tuple(waits))))
 
 
-class _Steps(EquationRewriter):
-    """Writes reductions as two steps each."""
+def _two_steps(eqn: Equation, split: Split) -> Lowered:
+    (whole,), (result,) = eqn.in_avals, eqn.out_avals
+    narrow = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
+    wide = jnp.dtype("float32") if narrow and eqn.primitive is lax.reduce_sum_p else whole.dtype
 
-    def __init__(self, lowered: Lowered) -> None:
-        super().__init__(lowered)
-        self.waits: list[tuple[int, int]] = []
-        """The two steps of each reduction."""
+    def steps(x: Any) -> Any:
+        tiled = lax.convert_element_type(x if split.tiled == whole.shape else x.reshape(split.tiled), wide)
+        parts = eqn.primitive.bind(tiled, **{**eqn.params, "axes": split.first})
+        return lax.convert_element_type(
+            eqn.primitive.bind(parts, **{**eqn.params, "axes": split.second}), result.dtype
+        )
 
-    def add_steps(self, eqn: Equation, split: Split) -> None:
-        """A reduction in two steps."""
-        (v,), (whole,), (result,) = eqn.inputs, eqn.in_avals, eqn.out_avals
-        assert not isinstance(v, Literal)
-        narrow = jnp.issubdtype(whole.dtype, jnp.floating) and whole.dtype.itemsize < 4
-        wide = jnp.dtype("float32") if narrow and eqn.primitive is lax.reduce_sum_p else whole.dtype
-        if split.tiled != whole.shape:
-            reshape = {"new_sizes": split.tiled, "dimensions": None, "sharding": None}
-            v = self._step(eqn, lax.reshape_p, reshape, v, split.tiled)
-        v = self._as(eqn, v, wide)
-        left = tuple(n for d, n in enumerate(split.tiled) if d not in split.first)
-        v = self._step(eqn, eqn.primitive, {**eqn.params, "axes": split.first}, v, left)
-        first = len(self.equations) - 1
-        v = self._step(eqn, eqn.primitive, {**eqn.params, "axes": split.second}, v, result.shape)
-        self.waits.append((first, len(self.equations) - 1))
-        self._as(eqn, v, result.dtype)
-        last = self.equations.pop()
-        self.equations.append(replace(last, outputs=eqn.outputs, out_avals=eqn.out_avals))
-
-    def _as(self, like: Equation, v: int, dtype: Any) -> int:
-        if self.avals[v].dtype == dtype:
-            return v
-        params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-        return self._step(like, lax.convert_element_type_p, params, v, self.avals[v].shape, dtype)
-
-    def _step(
-        self, like: Equation, primitive: Any, params: Any, v: int, shape: tuple[int, ...], dtype: Any = None
-    ) -> int:
-        aval = self.avals[v]
-        (new,) = self.add(like, primitive, params, [v], [aval.update(shape=shape, dtype=dtype or aval.dtype)])
-        return new
+    return lower(trace(steps, jax.ShapeDtypeStruct(whole.shape, whole.dtype)))
 
 
 _MIN_REDUCTION = 4
@@ -279,7 +255,7 @@ def along_several(eqn: Equation) -> bool:
     if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in (*eqn.in_avals, *eqn.out_avals)):
         return False
     extents = _extents(eqn)
-    parts = eqn.out_avals[0].size * math.prod(extents) // max(extents, default=1)
+    parts = eqn.out_avals[0].size * prod(extents) // max(extents, default=1)
     largest = max(aval.size for aval in eqn.in_avals)
     return sum(extent > 1 for extent in extents) > 1 and parts * _MIN_REDUCTION <= largest
 
