@@ -17,13 +17,7 @@ from typing import Any
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, trace
 from fuseplan.memory.peak_bound import plan_peak_bound
-from fuseplan.passes.rewriting import (
-    Program,
-    is_faster_as_traced,
-    leaner_programs,
-    may_stream,
-    rewritten_programs,
-)
+from fuseplan.passes.rewriting import is_faster_as_traced, leaner_programs, may_stream, rewritten_programs
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.notes import NoteKind, limit_reached, note
@@ -74,13 +68,9 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
     return plan
 
 
-def plan_program(
-    lowered: Lowered, options: Options, clock: StageTimer | None = None, scheduler: Scheduler | None = None
-) -> Attempt:
+def plan_program(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> Attempt:
     """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
-    state = Planning(
-        lowered, options, clock or StageTimer(), time.monotonic() + options.deadline_s, scheduler
-    )
+    state = Planning(lowered, options, clock or StageTimer(), time.monotonic() + options.deadline_s)
     try:
         for step in PROGRAM_PASSES:
             step(state)
@@ -107,7 +97,7 @@ class _Planner:
         self.options = replace(options, shares=_MOST_PROGRAMS if self.has_leaner else 1)
         self.expires_at, self.clock = expires_at, clock
 
-    def best(self, programs: Sequence[Program]) -> Attempt:
+    def best(self, programs: Sequence[Lowered]) -> Attempt:
         """The fastest plan of ``programs`` and, where that may be faster, of the program as traced; of
         programs that need less memory where these have none within the limit."""
         found = self._of_programs(programs)
@@ -117,15 +107,15 @@ class _Planner:
             return self._of_leaner(found)
         return found if found.plan.stats.bound_of else found.bound_of("as traced")
 
-    def _of_programs(self, programs: Sequence[Program]) -> Attempt:
+    def _of_programs(self, programs: Sequence[Lowered]) -> Attempt:
         first, *others = programs
         found = self._attempt(first, 1 + self.has_leaner)
         for program in others:
             found = found.faster(self._attempt(program))
-        if any(program.lowered is self.traced for program in programs):
+        if any(program is self.traced for program in programs):
             return found
         if is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
-            return found.faster(self._attempt(Program(self.traced)))
+            return found.faster(self._attempt(self.traced))
         limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else None
         return found.cut_short(limit).bound_of("as rewritten")
 
@@ -141,17 +131,16 @@ class _Planner:
                 best = found
         return best.cut_short(ended_by).bound_of("as rewritten")
 
-    def _attempt(self, program: Program, shares: int = 1) -> Attempt:
+    def _attempt(self, program: Lowered, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         options = until_deadline(self.expires_at, self.options, shares)
-        return plan_program(program.lowered, options, self.clock, program.scheduler)
+        return plan_program(program, options, self.clock)
 
-    def _needs_more(self, program: Program) -> bool:
+    def _needs_more(self, program: Lowered) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""
-        options, graph = self.options, program.lowered.graph
+        options, graph = self.options, program.graph
         limit = options.constraints.max_peak_bytes if options.constraints is not None else None
-        scheduler = program.scheduler or Scheduler(graph, options.device, program.lowered, options.features)
-        book = PriceBook(graph, scheduler)
+        book = PriceBook(graph, Scheduler(graph, options.device, program, options.features))
         return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
 
 

@@ -103,7 +103,7 @@ def search(state: Planning) -> None:
         state.answer = Answer(*planner.plan_program(state.lowered, options.device), state.limits)
         state.clock.add(state.grouping.stats.seconds)
         return
-    scheduler = state.clock.time("lower", state.scheduled) if state.scheduler is None else state.scheduler
+    scheduler = state.clock.time("lower", state.scheduled)
     until = until_deadline(state.expires_at, options)
     state.budget = Budget(until.deadline_s, asked_s=until.asked_s, solved=set())
     state.once = state.planner_of(state.free_limits)(state.graph, scheduler, state.budget)

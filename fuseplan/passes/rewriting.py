@@ -10,7 +10,7 @@ their decisions.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fuseplan.frontend.compared import copies_apart
 from fuseplan.frontend.lower import Lowered
@@ -31,43 +31,33 @@ from fuseplan.support.errors import ConstraintError
 from fuseplan.support.work import UNCUT, StageTimer, Work, limit_of, seconds_of, unlimited
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
-    """A program to plan: the traced one, or a rewritten one."""
-
-    lowered: Lowered
-    scheduler: Scheduler | None = None
-    """The scheduler of its graph, if the check of the constraints has made one; else None."""
-
-
 def rewritten_programs(
     lowered: Lowered, options: Options, clock: StageTimer, expires_at: float
-) -> tuple[list[Program], tuple[Note, ...]]:
+) -> tuple[list[Lowered], tuple[Note, ...]]:
     """The programs to plan, of which the fastest plan counts; the constraints can hold in each of them.
 
     ``lowered`` itself is left out where a rewritten program is very likely faster. Rewriting takes at most
     half of the time until ``expires_at``, and half of a search's counted work; the rest is for the search.
     Notes name the rewrites that there was no time for."""
-    traced = Program(lowered)
     if not may_rewrite(options):
-        return [traced], ()
+        return [lowered], ()
     if options.device.capabilities.emits_kernels:
         if not may_stream(options, lowered):
-            return [traced], _no_time(options, lowered) if _has_streams(options) else ()
+            return [lowered], _no_time(options, lowered) if _has_streams(options) else ()
         until = time.monotonic() + left_s(expires_at) / 2
         work = Work(limit_of(options.deadline_s) // 2, expires_at=until)
         found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
         notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if work.is_over else ()
-        return [_possible(found, options) or traced], notes
+        return [_possible(found, options) or lowered], notes
     min_bytes = least_bytes(options.device)
-    base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or traced
+    base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
     if not (options.features.recompute and options.features.loop_nests):
         return [base], ()
-    again = _possible(clock.time("lower", lambda: recompute(base.lowered, min_bytes)), options)
+    again = _possible(clock.time("lower", lambda: recompute(base, min_bytes)), options)
     return [base] if again is None else [base, again], ()
 
 
-def leaner_programs(lowered: Lowered, options: Options) -> list[Program | None]:
+def leaner_programs(lowered: Lowered, options: Options) -> list[Lowered | None]:
     """``lowered`` with large values rematerialised to save memory; None in the place of a program in which
     the constraints cannot hold."""
     return [_possible(p, options) for p in with_less_memory(lowered, options.device, options.features)]
@@ -133,16 +123,16 @@ def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | No
         return split
 
 
-def _possible(lowered: Lowered | None, options: Options) -> Program | None:
+def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:
     """A rewritten program; None where there is none, a comparison would read two evaluations of one value, or
     the constraints cannot hold in it."""
     if lowered is None or any(copies_apart(lowered.graph)):
         return None
     if options.constraints is None:
-        return Program(lowered)
+        return lowered
     scheduler = Scheduler(lowered.graph, options.device, lowered, options.features)
     try:
         require_possible(resolve(options.constraints, lowered), lowered.graph, scheduler)
     except ConstraintError:
         return None
-    return Program(lowered, scheduler)
+    return lowered
