@@ -16,7 +16,7 @@ from typing import Any
 
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, trace
-from fuseplan.memory.peak_bound import plan_peak_bound
+from fuseplan.memory.liveness import plan_peak_bound
 from fuseplan.passes.rewriting import is_faster_as_traced, leaner_programs, may_stream, rewritten_programs
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.fusion_plan import FusionPlan

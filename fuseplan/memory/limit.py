@@ -22,9 +22,8 @@ from costmodel.graph import Graph, arrays_of
 from costmodel.kernel import KernelSpec
 from costmodel.memory import is_bitcast
 from fuseplan.memory.exact import ExactOptions, plan_exactly, repair
-from fuseplan.memory.liveness import live_ranges, profile
+from fuseplan.memory.liveness import live_ranges, plan_peak_bound, profile
 from fuseplan.memory.order import Order, OrderOptions, minimise_peak
-from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import AnyNote, Note, NoteKind, limit_reached, note
 from fuseplan.planners import PlanGroups

@@ -1,9 +1,9 @@
 """Order a plan's kernels so that its temporaries need the least memory at once.
 
 This is the problem of register allocation by ordering, and NP-hard (Sethi, Complete register allocation
-problems, 1975). The given order stays unless another one is better. A lower bound (``peak_bound``) often
-proves it optimal. Otherwise a best-first search over sets of kernels that have run finds an optimal order
-or, at its limit, a good one.
+problems, 1975). The given order stays unless another one is better. A lower bound
+(``liveness.order_peak_bound``) often proves it optimal. Otherwise a best-first search over sets of kernels
+that have run finds an optimal order or, at its limit, a good one.
 
 The search is exact because the live bytes depend on the set alone. Sets are expanded by the least peak with
 which they can be reached, each once, so the first complete set is optimal. A ready kernel that frees at least
@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.liveness import Liveness, live_ranges, peak
-from fuseplan.memory.peak_bound import order_peak_bound
+from fuseplan.memory.liveness import Liveness, live_ranges, order_peak_bound, peak
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.support.bitset import bits
 
@@ -82,19 +81,8 @@ def order_kernels(
     if known <= bound or (relaxed and known - bound <= known * options.tolerance):
         return given, known, bound
     states = min(options.max_states, options.max_states_of_many) if relaxed else options.max_states
-    found = search_order(lives, bound, known, states, expires_at)
-    order = found.order or given
-    return order, peak(lives, order), found.bound_bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """The outcome of ``search_order``."""
-
-    order: tuple[int, ...] | None
-    """None where no order better than the known one was found."""
-    bound_bytes: int
-    """No order has a lower peak."""
+    order, bound = search_order(lives, bound, known, states, expires_at)
+    return (given, known, bound) if order is None else (order, peak(lives, order), bound)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,8 +156,9 @@ class _Transitions:
 
 def search_order(
     lives: Liveness, bound_bytes: int, known_bytes: int, max_states: int, expires_at: float = math.inf
-) -> SearchResult:
-    """Search for an order with a peak below ``known_bytes``, an optimal one if ``max_states`` suffice.
+) -> tuple[tuple[int, ...] | None, int]:
+    """An order with a peak below ``known_bytes``, or None where none was found, and a lower bound on the peak
+    of every order. The order is optimal if ``max_states`` suffice.
 
     ``bound_bytes`` must be a lower bound on every order's peak. At the limit of states, the best state is
     completed by list scheduling; at ``expires_at`` (``time.monotonic()``), no order is returned.
@@ -185,7 +174,7 @@ def search_order(
         reached[state.done] = peak
         advanced = moves.run_free(state, peak)
         if advanced.done == moves.everything:
-            return SearchResult(_order_of(advanced), peak)
+            return _order_of(advanced), peak
         if advanced.done != state.done:
             if reached.get(advanced.done, peak + 1) <= peak:
                 continue
@@ -193,9 +182,9 @@ def search_order(
         state = advanced
         n_states += 1
         if time.monotonic() >= expires_at:
-            return SearchResult(None, peak)
+            return None, peak
         if n_states > max_states:
-            return SearchResult(_list_schedule(moves, state, peak, known_bytes), peak)
+            return _list_schedule(moves, state, peak, known_bytes), peak
         for k in bits(state.ready):
             step = max(peak, state.live_bytes + moves.step_bytes[k])
             done = state.done | 1 << k
@@ -203,7 +192,7 @@ def search_order(
                 continue
             n_entries += 1
             heapq.heappush(waiting, (step, -done.bit_count(), n_entries, moves.run(state, k)))
-    return SearchResult(None, known_bytes)
+    return None, known_bytes
 
 
 def _list_schedule(moves: _Transitions, state: _State, peak: int, known_bytes: int) -> tuple[int, ...] | None:

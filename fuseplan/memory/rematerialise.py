@@ -19,9 +19,8 @@ from costmodel.device import DeviceSpec
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.memory.limit import cost_note, live_over_limit, noted, order_within
-from fuseplan.memory.liveness import live_ranges, profile
+from fuseplan.memory.liveness import live_ranges, plan_peak_bound, profile
 from fuseplan.memory.order import Order, minimise_peak
-from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import limit_reached, renumbered

@@ -17,9 +17,8 @@ from costmodel.devices import TEST_DEVICE
 from fuseplan.memory import limit
 from fuseplan.memory.exact import ExactOptions, plan_exactly, region_of_part, repair
 from fuseplan.memory.limit import SURCHARGE_UNIT_BYTES, LimitOptions, SurchargedPricing, plan_within
-from fuseplan.memory.liveness import needs_of
+from fuseplan.memory.liveness import needs_of, plan_peak_bound
 from fuseplan.memory.order import minimise_peak
-from fuseplan.memory.peak_bound import plan_peak_bound
 from fuseplan.plan.constraints import Constraints, Resolved
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook, Pricing

@@ -13,8 +13,7 @@ from costmodel.graph import without_copies
 from fuseplan import Constraints, Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.memory.liveness import live_ranges, profile
-from fuseplan.memory.peak_bound import plan_peak_bound
+from fuseplan.memory.liveness import live_ranges, plan_peak_bound, profile
 from fuseplan.plan.options import Options
 from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
