@@ -1,10 +1,12 @@
 """Transpose operands of contractions so that their batch dimensions come first.
 
-Mosaic lays out the last two dimensions of a block, so that there is no layout for a tile of one head of
-``q[B, T, H, D]``: a TPU kernel that streams the keys of an attention reads ``q[B, H, T, D]``. XLA transposes
-such operands itself; here the transposes are operations of the planned program, for operands that are small
-compared with the contraction. Of several dimensions that are kept or contracted, the shorter ones come first,
-too: the heads of queries that share a head of keys. Existing transposes are combined with the new ones.
+Mosaic for TPUs lays out the last two dimensions of a block in registers. A tile of one head of
+``q[B, T, H, D]`` has no such layout, so a kernel that streams the keys of an attention reads
+``q[B, H, T, D]``. XLA transposes such operands itself. This pass makes the transposes operations of the
+planned program, for operands that are small compared with the contraction. Where an operand has several
+dimensions that are kept, or several that are contracted, all but the longest are moved to the front, too:
+in grouped-query attention, the heads of queries that share a head of keys. Existing transposes are combined
+with the new ones.
 """
 
 from __future__ import annotations
@@ -86,7 +88,7 @@ class _Rewriter(EquationRewriter):
         return self.lowered(outputs)
 
     def _contraction(self, eqn: Equation) -> Equation:
-        """The same of operands whose batch dimensions lead."""
+        """The same contraction of operands whose batch dimensions come first."""
         contracts, batches = eqn.params["dimension_numbers"]
         largest = max(aval.size for aval in (*eqn.in_avals, *eqn.out_avals))
         sides: list[_Side] = []
@@ -114,8 +116,7 @@ class _Rewriter(EquationRewriter):
         return self._reordered(new_eqn, (*range(len(x.batch)), *x.results, *y.results))
 
     def _operand(self, v: int, contract: Dims, batch: Dims, eqn: Equation, largest: int) -> tuple[int, Dims]:
-        """The value to read in the place of ``v``, and the dimension of ``v`` that each of its dimensions
-        is."""
+        """The value to read instead of ``v``, and for each of its dimensions the equal dimension of ``v``."""
         source, order, _ = self._view(v, eqn)
         shape = tuple(self.avals[source].shape[d] for d in order)
         every = range(len(shape))

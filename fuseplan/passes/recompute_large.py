@@ -1,12 +1,12 @@
 """Recompute large values, such as attention weights, in the backward pass instead of storing them.
 
-The rest of a network lies between the forward and the backward pass of a layer: no loop nest holds both, and
-values of the forward pass that the backward pass reads (attention weights, a hidden layer) would have to stay
-in memory. Here such readers get a copy of the operations that lead from small values to the large one, to be
-evaluated tile by tile (rematerialisation: Chen et al., arXiv:1604.06174). A mask that is computed from
-positions alone is copied for each region that reads it, since it costs next to nothing.
+The rest of a network runs between the forward and the backward pass of a layer, so no loop nest holds both.
+Values of the forward pass that the backward pass reads (attention weights, a hidden layer) would stay in
+memory. Here such readers get a copy of the operations that compute the large value from small ones, which a
+loop nest evaluates tile by tile (rematerialisation: Chen et al., arXiv:1604.06174). A mask that is computed
+from positions alone is copied for each loop nest that reads it, since it costs next to nothing.
 
-The rewritten program computes the same results. Both programs are planned, and the faster plan counts.
+The rewritten program computes the same results. Both programs are planned, and the faster plan is kept.
 """
 
 from __future__ import annotations

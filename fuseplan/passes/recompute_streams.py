@@ -1,13 +1,13 @@
 """Recompute a large value in each kernel that reduces it along another axis (FlashAttention's backward pass).
 
-A GPU or TPU kernel keeps its accumulators on chip, so that it streams one axis. Reductions of a large value
-along two axes, as in the gradients of attention by queries and by keys, need two kernels. To keep the value
-out of memory, each of them computes it from small values (FlashAttention's backward pass: Dao et al.,
-arXiv:2205.14135, derived here from the axes). The same holds for distant readers: the rest of a network lies
-between the forward and the backward pass of a layer.
+A GPU or TPU kernel loops over one axis and keeps its accumulators on chip. Reductions of a large value along
+two axes need two kernels: in the gradient of attention, one sums up over keys and one over queries. To keep
+the value out of memory, each kernel computes it from small values (Dao et al., arXiv:2205.14135). The same
+holds for distant readers: the rest of a network runs between the forward and the backward pass of a layer.
 
-The values are those of a set of operations connected by large values (``regions``) for which a quick plan
-with rematerialisation is faster. That is tried on the set alone, and once for all sets of one structure.
+The candidates are sets of operations that large values connect (``schedule.nests.regions``). A set is
+rewritten if a heuristic plan of it becomes faster. Each set is tried alone, without the rest of the program,
+and the answer holds for all sets of the same structure.
 """
 
 from __future__ import annotations
@@ -194,9 +194,9 @@ class _Sides:
 
 
 def _with_small(graph: Graph, group: Nodes, backend: str) -> Nodes:
-    """``group`` with the nodes that depend on its members alone, or lead back to them, without another
-    contraction: operations on a maximum, say, before it is subtracted. Without these, two kernels that wait
-    for each other would count as a plan."""
+    """``group`` with the nodes that depend on its members alone, and those on a path between two members, as
+    long as no other contraction is among them: for example operations on a maximum before it is subtracted.
+    Without them, kernels that wait for each other would count as a plan."""
     alone = set(group)
 
     def readers(m: int) -> Iterator[int]:

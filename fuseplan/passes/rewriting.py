@@ -3,8 +3,8 @@
 For XLA's loops on a CPU, short rows become columns (``array_to_columns``), and large values are
 rematerialised for distant readers (``recompute_large``). For kernels, reductions are split into steps
 (``split_reductions``), and large values are rematerialised for each axis along which they are streamed
-(``recompute_streams``). All planners that decide get the same programs, so that their plans differ only by
-their decisions.
+(``recompute_streams``). All planners that form groups get the same programs, so that their plans differ only
+by their groups.
 """
 
 from __future__ import annotations

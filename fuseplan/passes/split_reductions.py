@@ -1,16 +1,16 @@
 """Split reductions, and contractions of several axes, into partial results and a final sum.
 
-On a GPU rows are distributed over programs, and none of them reads a whole column: the gradient of a
-normalisation's scale would read again an array that its own kernel has on chip. So the rows of ``x[R, C]``
-become ``[R / T, T]``: the kernel that makes them adds up each ``T`` of them, and a small kernel adds up the
-partial sums. The same holds for a mean over a whole array, a loss or a norm, which a single program would add
-up. Whether that pays is decided on the operations around such a reduction, once for each structure, by a
-quick plan of either program.
+On a GPU each program of a kernel has some rows, and none reads a whole column. The gradient of a
+normalisation's scale, a sum down the columns, would therefore read again an array that another kernel has on
+chip. So the rows of ``x[R, C]`` become ``[R / T, T]``: the kernel that computes them adds up each ``T`` of
+them, and a small kernel adds up the partial sums. Likewise, a single program would add up a mean over a
+whole array, a loss or a norm. A heuristic plans the operations around such a reduction with and without the
+split, once for each structure, and the faster program is kept.
 
-A contraction along several axes becomes one along the longest of them, for each index of the others, and a
-sum: a kernel streams one axis only. The gradient by keys that several heads of queries share is summed up
-along queries and heads: a kernel streams each head's part (as in FlashAttention-2: Dao, arXiv:2307.08691),
-and the parts that are left to add up are small.
+A kernel streams one axis only, so a contraction along several axes becomes one along the longest of them, for
+each index of the others, and a sum. Where several heads of queries share keys, the gradient of the keys is a
+sum over queries and heads: a kernel streams the queries of each head (as in FlashAttention-2: Dao,
+arXiv:2307.08691), and a small kernel adds up the heads.
 """
 
 from __future__ import annotations
