@@ -214,7 +214,8 @@ class MemoryFit:
         return self._planned(fastest.lowered, self._limited(fastest), work)
 
     def _planned(self, lowered: Lowered, limits: Resolved, work: Work) -> Answer:
-        grouping = self.planner(limits)(lowered.graph, self._schedule(lowered), self._budget(work))
+        scheduler = Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
+        grouping = self.planner(limits)(lowered.graph, scheduler, self._budget(work))
         self.reached.append(limit_reached(grouping.notes))
         return Answer(lowered, grouping, limits)
 
@@ -243,7 +244,7 @@ class MemoryFit:
         budget = replace(self._budget(work), known=copies.lifted(once.groups))
         grouping = plan_groups(copies.graph, DuplicatePricing(copies, scheduler), budget)
         self.reached.append(limit_reached(grouping.notes))
-        program, grouping, places = materialised(self.lowered, copies, grouping, self._schedule)
+        program, grouping, places = materialised(self.lowered, copies, grouping, scheduler)
         return Answer(program, grouping, self.limits.moved(places))
 
     def _live_over_limit(self, graph: Graph, order: Order) -> set[int]:
@@ -251,9 +252,6 @@ class MemoryFit:
         operation = operations_of(graph)
         values = live_over_limit(graph, order.kernels, self.max_peak_bytes)
         return {operation[graph.values[v].producer][0] for v in values}
-
-    def _schedule(self, lowered: Lowered) -> Scheduler:
-        return Scheduler(lowered.graph, self.options.device, lowered, self.options.features)
 
     def _least_bytes(self, every: SplitGraph) -> int:
         """Bytes that every plan needs, with any rematerialisation."""

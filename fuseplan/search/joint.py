@@ -22,7 +22,6 @@ from fuseplan.search.grouping import (
 )
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Instance, exact_cover
-from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, execution_order, shortest_cycle
 
@@ -112,11 +111,13 @@ def _solve_jointly(
     for i in hint:
         kind = parts.instances[i][0]
         if not solved[kind].columns:
-            found = _all_columns(parts.kinds[kind], expires_at)
-            if found is None:
+            # Its plan was proven without enumerating its groups.
+            space = parts.kinds[kind]
+            found = enumerate_groups(space, LIMITS.max_groups, expires_at)
+            if not found.complete:
                 return None
-            solved[kind].columns = found
-            solved[kind].duals = (0,) * parts.kinds[kind].n
+            solved[kind].columns = {mask: space.floor(mask) for mask in found.groups}
+            solved[kind].duals = (0,) * space.n
         if not solved[kind].duals:  # only some of its groups are known
             return None
         gap -= sum(solved[kind].duals)
@@ -150,10 +151,3 @@ def _solve_jointly(
         return None
     groups = list(columns)
     return [groups[k] for k in selection.chosen], selection.bound
-
-
-def _all_columns(space: Space, expires_at: float) -> dict[Mask, int] | None:
-    """Columns of a component whose plan was proven without enumerating them; None if there are too many, or
-    a limit ends the enumeration."""
-    found = enumerate_groups(space, LIMITS.max_groups, expires_at)
-    return {mask: space.floor(mask) for mask in found.groups} if found.complete else None

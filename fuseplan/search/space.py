@@ -78,7 +78,10 @@ class Space:
         clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
         self._rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
         self._capacity = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
-        self._room = self._make_room()
+        self._room = None
+        if book.capacity is not None:
+            values = {v: 1 << k for k, v in enumerate(self.values)}
+            self._room = ComponentCapacity(book.capacity, self.members, values, self.inner_above)
         graph = book.graph
         self._n_dims = [
             sum(
@@ -187,12 +190,6 @@ class Space:
     def is_known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:
         """``overflows``, as far as that follows from groups that were asked about before."""
         return self._capacity.holds_core(mask | crossing << self.n)
-
-    def _make_room(self) -> ComponentCapacity | None:
-        if self.book.capacity is None:
-            return None
-        values = {v: 1 << k for k, v in enumerate(self.values)}
-        return ComponentCapacity(self.book.capacity, self.members, values, self.inner_above)
 
     # Questions are counted though another component may have asked them of groups of such a structure: what
     # a search may do does not depend on what was searched before.

@@ -11,7 +11,7 @@ overlapping groups at once, with an operation in several of them (XLA fuses a pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import ORIGINAL, Graph, Item, boundary
@@ -30,13 +30,13 @@ from fuseplan.search.remat.duplicates import Copy, SplitGraph, built, searched
 
 
 def materialised(
-    lowered: Lowered, copies: SplitGraph, grouping: Grouping, make_pricing: Callable[[Lowered], Pricing]
+    lowered: Lowered, copies: SplitGraph, grouping: Grouping, scheduler: Scheduler
 ) -> tuple[Lowered, Grouping, list[list[int]]]:
     """The program that computes the copies as ``grouping``, a plan of ``copies.graph``, says; the plan of
     that program; and for each operation of ``copies.whole`` the nodes of the program that compute it.
 
     If nothing is computed twice, the program is ``lowered`` itself. The proof stays about the copies.
-    ``make_pricing`` is asked for only where a kernel turns out to compute what nobody reads.
+    ``scheduler``, that of the whole graph, gives device and features to the program's own.
     """
     places = _Placement(copies, grouping.groups)
     program, node_id = places.program(lowered)
@@ -57,7 +57,7 @@ def materialised(
             kernels.append(moved)
             continue
         # No plan of least cost has such a kernel, but for what ties it together.
-        pricing = pricing or make_pricing(program)
+        pricing = pricing or Scheduler(program.graph, scheduler.device, program, scheduler.features)
         kernels += _priced_anew(pricing, nodes)
     by_operation = _by_operation(copies, node_id)
     # Of a copy that is not needed, another one of its operation.
@@ -163,10 +163,7 @@ def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequ
     if any(copies_apart(copies.graph)):
         return None
     found = plan_decided(copies.graph, DuplicatePricing(copies, scheduler), lambda book: lifted)
-    device, features = scheduler.device, scheduler.features
-    program, grouping, _ = materialised(
-        lowered, copies, found, lambda new: Scheduler(new.graph, device, new, features)
-    )
+    program, grouping, _ = materialised(lowered, copies, found, scheduler)
     return Answer(program, grouping, None)
 
 

@@ -52,11 +52,7 @@ def plan_rematerialised(
     if found is None:
         return Answer(lowered, once, limits)
     copies, again = found
-    device, features = scheduler.device, scheduler.features
-    program, again, places = clock.time(
-        "copies",
-        lambda: materialised(lowered, copies, again, lambda new: Scheduler(new.graph, device, new, features)),
-    )
+    program, again, places = clock.time("copies", lambda: materialised(lowered, copies, again, scheduler))
     if again.bound_ps is None and again.time_ps >= once.time_ps:  # a heuristic need not gain by copies
         return Answer(lowered, once, limits)
     if again.time_ps > once.time_ps:  # the deadline ended the second search
