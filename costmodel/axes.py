@@ -63,7 +63,7 @@ class Unifier:
         self._links: dict[int, tuple[Link, ...]] = {}
 
     def __call__(self, nodes: tuple[int, ...]) -> GroupAxes | Conflict:
-        return aligned_axes(self.graph, nodes) or GroupUnifier(self, nodes).run()
+        return GroupUnifier(self, nodes).run()
 
     def links(self, node: Node) -> tuple[Link, ...]:
         """The operands of ``node`` that other nodes compute."""
@@ -81,46 +81,6 @@ class Unifier:
             pairs = [(out, dims) for out, dims in zip(out_map, in_map, strict=True) if out]
             simple = all(len(out) == len(dims) == 1 for out, dims in pairs)
             yield v, producer, tuple((out[0], dims[0]) for out, dims in pairs) if simple else None
-
-
-def aligned_axes(graph: Graph, nodes: tuple[int, ...]) -> GroupAxes | None:
-    """The axes of nodes that share one iteration space, dimension by dimension; None for other groups.
-
-    Most groups are of this kind, and do not need the union-find of ``GroupUnifier``."""
-    if not nodes:
-        return None
-    first = graph.nodes[nodes[0]]
-    dims, every = first.dims, len(first.dims)
-    maps: dict[int, DimMap] = {}
-    tying: dict[DimMap, bool] = {}
-    all_roles: dict[tuple[DimRole, ...], None] = {}
-    for n in nodes:
-        node = graph.nodes[n]
-        if node.dims != dims:
-            return None
-        is_tied = node is first
-        for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-            known = maps.get(v)
-            if known is None:
-                maps[v] = dim_map
-                continue
-            if known != dim_map:
-                return None
-            if not is_tied:
-                if dim_map not in tying:
-                    tying[dim_map] = len({d for merged in dim_map for d in merged}) == every
-                is_tied = tying[dim_map]
-        if not is_tied:
-            return None
-        maps.update(zip(node.outputs, node.output_maps, strict=True))
-        all_roles[node.roles] = None
-    own = tuple([(d,) for d in range(every)])
-    return GroupAxes(
-        dims,
-        tuple([any(roles[d] == DimRole.REDUCED for roles in all_roles) for d in range(every)]),
-        tuple([any(roles[d] == DimRole.WHOLE for roles in all_roles) for d in range(every)]),
-        (own,) * len(nodes),
-    )
 
 
 def made_map(node: Node, v: int) -> DimMap:

@@ -47,7 +47,7 @@ _SAMPLE_S = 0.01
 """The length of a sample, far above the noise of clock and scheduler."""
 
 MATRIX = "matrix_flops_per_s"
-_RATES = (
+FIGURES = (
     "hbm_bytes_per_s",
     "cache_bytes_per_s",
     "private_cache_bytes_per_s",
@@ -56,8 +56,9 @@ _RATES = (
     "transcendental_per_s",
     "reduction_per_s",
     "fresh_bytes_per_s",
+    "launch_ps",
+    "step_ps",
 )
-FIGURES = (*_RATES, "launch_ps", "step_ps")
 """The measured figures, by field of ``DeviceSpec``; matrix rates also by dtype."""
 
 _NO_FASTER = (
@@ -136,8 +137,10 @@ def known(made_by: str) -> DeviceSpec | None:
     path = cache_path(made_by)
     if path not in _memory:
         stored = _read(path, made_by)
-        if stored is not None and (not _unsettled(stored.device) or stored.attempts >= MOST_ATTEMPTS):
-            _memory[path] = stored.device
+        if stored is not None:
+            sources = map(stored.device.source, _assumed(stored.device))
+            if stored.attempts >= MOST_ATTEMPTS or not any(_NOT_MEASURED in source for source in sources):
+                _memory[path] = stored.device
     return _memory.get(path)
 
 
@@ -169,11 +172,6 @@ def _assumed(device: DeviceSpec) -> tuple[str, ...]:
 
 
 _NOT_MEASURED = "; not measured: "
-
-
-def _unsettled(device: DeviceSpec) -> tuple[str, ...]:
-    """The assumed figures that a measurement has failed to settle."""
-    return tuple(name for name in _assumed(device) if _NOT_MEASURED in device.source(name))
 
 
 def figure_of(device: DeviceSpec, name: str) -> int:
@@ -450,11 +448,6 @@ def _matmul(dtype: type[np.floating[Any]]) -> tuple[Callable[[], float], float]:
     return _warm(lambda: np.matmul(a, b, out=out)), 2 * n**3
 
 
-def _on_all(pool: ThreadPoolExecutor, cores: int, work: Callable[[int], object]) -> Callable[[], object]:
-    """``work(core)`` on every core at once (NumPy releases the interpreter lock)."""
-    return lambda: list(pool.map(work, range(cores)))
-
-
 def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[], float], float]:
     """Copies arrays of ``nbytes`` in all; the work is the bytes read plus written."""
     count = max(nbytes // 4 // cores, 1024)
@@ -467,7 +460,8 @@ def _copy(pool: ThreadPoolExecutor, cores: int, nbytes: int) -> tuple[Callable[[
         for _ in range(inner):
             np.copyto(target, source)
 
-    return _warm(_on_all(pool, cores, copy)), 2 * 4 * count * cores * inner
+    # On every core at once: NumPy releases the interpreter lock.
+    return _warm(lambda: list(pool.map(copy, range(cores)))), 2 * 4 * count * cores * inner
 
 
 def _elementwise(function: np.ufunc, cores: int) -> tuple[Callable[[], float], float]:

@@ -6,6 +6,7 @@ All figures are integers, so that a plan does not depend on the machine that mak
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 
 from costmodel.backends import Backend, backend_of
 from costmodel.device_fields import check_fields
@@ -142,16 +143,10 @@ class DeviceSpec:
             >>> TEST_DEVICE.matrix_rate("bfloat16") // TEST_DEVICE.matrix_rate("float32")
             2
         """
-        for name, rate in self.matrix_flops_per_s:  # a scan of six pairs is faster than building a dict
-            if name == dtype:
-                return rate
         rates = dict(self.matrix_flops_per_s)
-        for prefix, families in _MATRIX_FALLBACK:
-            if dtype.startswith(prefix):
-                for family in families:
-                    if family in rates:
-                        return rates[family]
-        return self.vector_flops_per_s
+        wider = (families for prefix, families in _MATRIX_FALLBACK if dtype.startswith(prefix))
+        known = (rates[name] for name in chain((dtype,), *wider) if name in rates)
+        return next(known, self.vector_flops_per_s)
 
     @property
     def capabilities(self) -> Backend:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from costmodel import dtypes
 from costmodel.device import DeviceSpec, time_ps
-from costmodel.graph import DimRole, Graph, Node, OpKind
+from costmodel.graph import DimRole, Graph, Node, OpKind, arrays_of
 from costmodel.memory import least_array_bytes
 from costmodel.onchip import ACCUMULATOR_BITS
 from costmodel.roofline import library_matmul
@@ -64,11 +64,7 @@ class Floor:
         self.kernel_bytes = self.read_bytes
         """For each array, the least bytes that a tiled kernel moves of it."""
         self.origins = graph.origins or range(len(graph.nodes))
-        name = list(range(len(graph.values)))  # the same for all copies of an array
-        for node, origin in zip(graph.nodes, self.origins, strict=True):
-            for v, w in zip(node.outputs, graph.nodes[origin].outputs, strict=True):
-                name[v] = w
-        self._name = name
+        self._name = name = arrays_of(graph)
         if device.sequential_grid:
             self.kernel_bytes = [sys.maxsize] * len(graph.values)
             for v, value in enumerate(graph.values):  # the least over all layouts that a bitcast gives it

@@ -225,17 +225,8 @@ class Cost:
 
     @property
     def time_ps(self) -> int:
-        """The parts that always add up, plus the slowest of those that overlap: memory, latency, cache,
-        contractions, or vector work (vector and transcendental operations share an issue slot, so they add
-        up)."""
-        fixed = self.launch_ps + self.scan_ps + self.sync_ps + self.fresh_ps + self.surcharge_ps
-        arithmetic = self.vector_ps + self.transcendental_ps
-        if self.in_turns:
-            moved = self.memory_ps + self.cache_ps + self.sums_ps
-            return fixed + self.step_ps + self.matrix_ps + max(moved, arithmetic)
-        cached = self.cache_ps + self.sums_ps
-        busy = max(self.memory_ps, self.latency_ps, cached, self.matrix_ps, arithmetic + self.step_ps)
-        return fixed + busy
+        """The parts that always add up, plus the slowest of those that overlap (``parts_ps``)."""
+        return sum(self.parts_ps.values())
 
     @property
     def time_us(self) -> float:
@@ -248,7 +239,8 @@ class Cost:
     @property
     def parts_ps(self) -> dict[str, int]:
         """The parts whose sum is ``time_ps``, by name (``BOUNDS``, and ``surcharge``): parts that overlap
-        with slower ones are left out."""
+        with slower ones are left out. Vector and transcendental operations share an issue slot, so they add
+        up."""
         vector = {"vector": self.vector_ps + self.transcendental_ps}
         cached = {"cache": self.cache_ps, "sums": self.sums_ps}
         fixed = {

@@ -284,37 +284,32 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     given."""
     work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
-    total = _Total()
-    for part, count in zip(work.passes, tiles_walked(spec), strict=True):
-        total.add(_Tile(graph, spec, device, part), count)
-    total.add(_Tile(graph, spec, device, work.outside), outer)
+    counts = (*tiles_walked(spec), outer)
+    parts = zip((*work.passes, work.outside), counts, strict=True)
+    tiles = [(_tile_cost(graph, spec, device, part), count) for part, count in parts]
+    total = {name: sum([getattr(tile, name) * count for tile, count in tiles]) for name in _TILE_PARTS}
+    temp_bytes = max(tile.onchip_bytes for tile, _ in tiles)
     write_bytes = sum(graph.values[w.value].nbytes for w in spec.writes)
     read_bytes = sum(graph.values[v].nbytes for v in {r.value for r in spec.reads})
     # Results are set to zero, then written in place.
-    memory_ps = total.memory_ps + time_ps(2 * write_bytes, device.hbm_bytes_per_s)
-    cache_ps, sums_ps = total.cache_ps, total.sums_ps
+    total["memory_ps"] += time_ps(2 * write_bytes, device.hbm_bytes_per_s)
     once_ps = time_ps(read_bytes + write_bytes, device.hbm_bytes_per_s)
-    if once_ps > memory_ps + cache_ps + sums_ps:  # each array is moved at least once
-        memory_ps, cache_ps, sums_ps = once_ps, 0, 0
-    rest_ps = max(memory_ps + cache_ps + sums_ps, total.vector_ps + total.transcendental_ps)
-    rest_ps += total.launch_ps + total.step_ps + total.sync_ps
+    moved_ps = total["memory_ps"] + total["cache_ps"] + total["sums_ps"]
+    if once_ps > moved_ps:  # each array is moved at least once
+        moved_ps = once_ps
+        total |= {"memory_ps": once_ps, "cache_ps": 0, "sums_ps": 0}
+    rest_ps = max(moved_ps, total["vector_ps"] + total["transcendental_ps"])
+    rest_ps += total["launch_ps"] + total["step_ps"] + total["sync_ps"]
+    total["launch_ps"] += device.launch_ps
     kept_bytes = _kept_bytes(spec, work)
     return Cost(
-        launch_ps=device.launch_ps + total.launch_ps,
-        sync_ps=total.sync_ps,
-        fresh_ps=first_touch_ps(write_bytes + total.temp_bytes + kept_bytes, device),
+        **total,
+        fresh_ps=first_touch_ps(write_bytes + temp_bytes + kept_bytes, device),
         surcharge_ps=rest_ps * _MARGIN[0] // _MARGIN[1] - rest_ps,
-        step_ps=total.step_ps,
-        memory_ps=memory_ps,
-        cache_ps=cache_ps,
-        sums_ps=sums_ps,
-        matrix_ps=total.matrix_ps,
-        vector_ps=total.vector_ps,
-        transcendental_ps=total.transcendental_ps,
         hbm_read_bytes=read_bytes,
         hbm_write_bytes=write_bytes,
-        onchip_bytes=total.temp_bytes + kept_bytes,
-        flops=total.flops,
+        onchip_bytes=temp_bytes + kept_bytes,
+        flops=sum([tile.flops.times(count) for tile, count in tiles], Flops()),
         in_turns=True,
     )
 
@@ -352,74 +347,57 @@ def _kept_bytes(spec: KernelSpec, work: NestWork) -> int:
     return sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
 
 
-class _Total:
-    """The parts of a nest's cost, summed over its tiles."""
-
-    def __init__(self) -> None:
-        self.launch_ps = self.step_ps = self.sync_ps = self.memory_ps = self.cache_ps = self.sums_ps = 0
-        self.matrix_ps = self.vector_ps = self.transcendental_ps = 0
-        self.temp_bytes = 0
-        self.flops = Flops()
-
-    def add(self, tile: _Tile, count: int) -> None:
-        self.launch_ps += tile.launch_ps * count
-        self.step_ps += tile.step_ps * count
-        self.sync_ps += tile.sync_ps * count
-        self.memory_ps += tile.memory_ps * count
-        self.cache_ps += tile.cache_ps * count
-        self.sums_ps += tile.sums_ps * count
-        self.matrix_ps += tile.matrix_ps * count
-        self.vector_ps += tile.vector_ps * count
-        self.transcendental_ps += tile.transcendental_ps * count
-        self.temp_bytes = max(self.temp_bytes, tile.temp_bytes)
-        self.flops += tile.flops.times(count)
+_TILE_PARTS = (
+    "launch_ps", "step_ps", "sync_ps", "memory_ps", "cache_ps", "sums_ps", "matrix_ps", "vector_ps",
+    "transcendental_ps",
+)  # fmt: skip
+"""The parts of a nest's cost that are sums over its tiles."""
 
 
-class _Tile:
-    """The cost of some nodes of a nest on one tile."""
-
-    def __init__(self, graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> None:
-        axes = spec.axes
-        reduction = vector = transcendental = matrix = products = 0
-        self.matrix_ps = 0
-        for done, count in work.arithmetic:
-            part, whole = _tile_share(axes, done.axes)
-            vector += -(-done.vector * part // whole) * count
-            transcendental += -(-done.transcendental * part // whole) * count
-            if done.reduced and device.reduction_per_s:
-                reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
-        for i in work.products:
-            node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
-            products += _batch_size(axes, node, own)
-            tile = [math.prod([axes[a].tile for a in dims]) for dims in own]
-            self.matrix_ps += product_ps(graph, node, device, tile)
-            part, whole = _tile_share(axes, {a for dims in own for a in dims})
-            matrix += -(-node.flops.matrix * part // whole)
-        self.flops = Flops(matrix, vector, transcendental)
-        largest = traffic = block_bytes = self.temp_bytes = 0
-        for block, moves in work.moved:
-            nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
-            largest = max(largest, nbytes)
-            traffic += nbytes * moves.times
-            block_bytes += nbytes * moves.arrays
-            self.temp_bytes += nbytes * moves.made
-        idle = 1 if largest > _SPLIT_BYTES else device.core_count
+def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWork) -> Cost:
+    """The cost of some nodes of a nest on one tile; its ``onchip_bytes`` are those of their results."""
+    axes = spec.axes
+    reduction = vector = transcendental = matrix = products = matrix_ps = 0
+    for done, count in work.arithmetic:
+        part, whole = _tile_share(axes, done.axes)
+        vector += -(-done.vector * part // whole) * count
+        transcendental += -(-done.transcendental * part // whole) * count
+        if done.reduced and device.reduction_per_s:
+            reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
+    for i in work.products:
+        node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
+        products += _batch_size(axes, node, own)
+        tile = [math.prod([axes[a].tile for a in dims]) for dims in own]
+        matrix_ps += product_ps(graph, node, device, tile)
+        part, whole = _tile_share(axes, {a for dims in own for a in dims})
+        matrix += -(-node.flops.matrix * part // whole)
+    largest = traffic = block_bytes = temp_bytes = 0
+    for block, moves in work.moved:
+        nbytes = -(-math.prod([axes[a].tile for a in block.axes]) * block.bits // 8)
+        largest = max(largest, nbytes)
+        traffic += nbytes * moves.times
+        block_bytes += nbytes * moves.arrays
+        temp_bytes += nbytes * moves.made
+    idle = 1 if largest > _SPLIT_BYTES else device.core_count
+    # A reduction is fused with the operations before it: the slower of adding and moving counts.
+    traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
+    sums_ps = reduction * idle if reduction * idle > traffic_ps else 0
+    is_cached = block_bytes <= device.cache_bytes
+    return Cost(
         # Only products are calls; other kernels are part of the program. Each product and each large
         # reduction is handed to all cores, and so is the elementwise work before it.
-        self.launch_ps = device.launch_ps * products
-        self.step_ps = device.step_ps * bool(work.nodes)
-        self.sync_ps = 2 * device.handoff_ps * (products + work.reductions * (idle == 1))
-        self.vector_ps = time_ps(vector, device.vector_flops_per_s) * idle
-        self.transcendental_ps = time_ps(transcendental, device.transcendental_per_s) * idle
-        # A reduction is fused with the operations before it: the slower of adding and moving counts.
-        traffic_ps = time_ps(traffic, _bandwidth(device, block_bytes))
-        self.memory_ps = self.cache_ps = self.sums_ps = 0
-        if reduction * idle > traffic_ps:
-            self.sums_ps = reduction * idle
-        elif block_bytes > device.cache_bytes:
-            self.memory_ps = traffic_ps
-        else:
-            self.cache_ps = traffic_ps
+        launch_ps=device.launch_ps * products,
+        step_ps=device.step_ps * bool(work.nodes),
+        sync_ps=2 * device.handoff_ps * (products + work.reductions * (idle == 1)),
+        memory_ps=0 if sums_ps or is_cached else traffic_ps,
+        cache_ps=traffic_ps if is_cached and not sums_ps else 0,
+        sums_ps=sums_ps,
+        matrix_ps=matrix_ps,
+        vector_ps=time_ps(vector, device.vector_flops_per_s) * idle,
+        transcendental_ps=time_ps(transcendental, device.transcendental_per_s) * idle,
+        onchip_bytes=temp_bytes,
+        flops=Flops(matrix, vector, transcendental),
+    )
 
 
 def _tile_share(axes: Sequence[Axis], own: Iterable[int]) -> tuple[int, int]:

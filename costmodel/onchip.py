@@ -33,7 +33,7 @@ from operator import mul
 from struct import Struct
 
 from costmodel import dtypes
-from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
@@ -438,10 +438,7 @@ class KernelFootprint:
 
     def _is_carried(self, node: Node, own: NodeAxes) -> bool:
         """Whether the node accumulates over the streamed axis."""
-        streamed = self._streamed
-        return streamed is not None and any(
-            role == DimRole.REDUCED and streamed in axes for role, axes in zip(node.roles, own, strict=True)
-        )
+        return self._streamed in reduced_axes(node, own)
 
     def _joins(self, node: Node) -> bool:
         """Whether the node is a scan that is made by joining halves."""

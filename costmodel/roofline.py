@@ -137,15 +137,14 @@ class Work:
 def work_of(graph: Graph, spec: KernelSpec) -> Work:
     """The work of ``spec``, and of every schedule with the same nodes, axes, streamed axis and passes."""
     rerun = _rerun_each_step(graph, spec)
-    times = evaluations(spec) if spec.passes else ()
     terms: dict[tuple[NodeAxes, bool], Flops] = {}
     products = []
-    for i, n in enumerate(spec.nodes):
+    for i, (n, times) in enumerate(zip(spec.nodes, evaluations(spec), strict=True)):
         node = graph.nodes[n]
         if not node.flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in rerun)
-        flops = node.flops.share(*times[i]) if times else node.flops
+        flops = node.flops.share(*times)
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
             products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))
@@ -178,8 +177,6 @@ def _rerun_each_step(graph: Graph, spec: KernelSpec) -> frozenset[int]:
     if streamed is None:
         return frozenset()
     carries = [any(streamed in axes for axes in own) for own in spec.node_axes]
-    if carries[0] and carries == sorted(carries, reverse=True):
-        return frozenset()  # the common case: the nodes of the loop, then those that read its results
     needed: set[int] = set()
     rerun: list[int] = []
     for i in range(len(spec.nodes) - 1, -1, -1):

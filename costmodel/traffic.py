@@ -50,9 +50,7 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
 
     written = sum({access.value: array_nbytes(access) for access in spec.writes}.values())
     if not spec.axes:  # a kernel that XLA compiles: each array is read once
-        read = 0
-        for v in {access.value for access in spec.reads}:
-            read += _read_bytes(graph, spec, v)
+        read = sum(_read_bytes(graph, spec, v) for v in {access.value for access in spec.reads})
         return Traffic(read, written, read)
     hbm = loaded = 0
     fetched: set[int] = set()  # values that are in the cache, fetched by another access
@@ -76,12 +74,8 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
 def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
     """Bytes of an array that a kernel compiled by XLA reads: all, or the parts that slices and gathers
     take."""
-    whole, parts = graph.values[v].nbytes, 0
-    for n in spec.nodes:
-        node = graph.nodes[n]
-        if v in node.inputs:
-            parts += part_bytes(graph, node, v)
-    return min(whole, parts)
+    readers = (graph.nodes[n] for n in spec.nodes if v in graph.nodes[n].inputs)
+    return min(graph.values[v].nbytes, sum(part_bytes(graph, node, v) for node in readers))
 
 
 def part_bytes(graph: Graph, node: Node, v: int) -> int:

@@ -48,7 +48,7 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
     """How the group's axes lie in the arrays it reads and writes."""
     external, written = set(edge.reads), set(edge.writes)
     reads: dict[Access, None] = {}
-    writes: list[Access] = []
+    writes: dict[int, Access] = {}
     inner: dict[Access, None] = {}
     joint: dict[tuple[int, ...], None] = {}
     contraction: Contraction | None = None
@@ -64,19 +64,11 @@ def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Bo
             access = Access(v, compose(dim_map, own))
             inner[access] = None
             if v in written:
-                writes.append(access)
+                writes[v] = access
         if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
             contraction = contraction_axes(node, own)
-    by_id = {a.value: a for a in writes}
-    ordered = tuple(by_id[v] for v in edge.writes)
-    return Layout(
-        axes.sizes,
-        tuple(reads),
-        ordered,
-        tuple(inner),
-        contraction,
-        tuple(joint),
-    )
+    ordered = tuple(writes[v] for v in edge.writes)
+    return Layout(axes.sizes, tuple(reads), ordered, tuple(inner), contraction, tuple(joint))
 
 
 def contraction_axes(node: Node, own: NodeAxes) -> Contraction:

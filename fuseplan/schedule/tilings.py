@@ -210,10 +210,7 @@ def _contiguous_axes(layout: Layout) -> set[int | None]:
 
 def _minor(access: Access) -> int | None:
     """The axis along which an array is contiguous in memory."""
-    for dims in reversed(access.axes):
-        if dims:
-            return dims[-1]
-    return None
+    return next((dims[-1] for dims in reversed(access.axes) if dims), None)
 
 
 def _innermost(layout: Layout, axes: list[int]) -> list[int]:
@@ -293,10 +290,7 @@ def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool
     single = lifts and len(axes) > 2 and all(tiles[a] == 1 for dims in axes[:-1] for a in dims)
     quanta = (LANES,) if single else (LANES, SUBLANES)
     for dims, quantum in zip(reversed(axes), quanta, strict=False):
-        block = extent = 1
-        for a in dims:
-            block *= tiles[a]
-            extent *= sizes[a]
+        block, extent = (math.prod([of[a] for a in dims]) for of in (tiles, sizes))
         if block != extent and block % quantum:
             return False
     return True

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import random
-
 import jax.numpy as jnp
 import pytest
 
-from costmodel import axes as unification
 from costmodel.axes import Conflict, GroupAxes, unify
-from experiments import deadlines
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 
@@ -92,28 +88,6 @@ def test_size_one_has_no_axes(shape):
     _, axes = axes_of(lambda x: jnp.tanh(x) + 1, shape)
     assert isinstance(axes, GroupAxes)
     assert axes.sizes == ()
-
-
-def test_aligned_axes_are_those_of_union_find():
-    """The short way for nodes of one iteration space gives what the general way gives."""
-    rng = random.Random(3)
-    aligned = 0
-    for program in (deadlines.web(40), deadlines.fan(12), deadlines.norms(4), deadlines.simulation(60)):
-        graph = lower(trace(program[0], *program[1])).graph
-        unifier = unification.Unifier(graph)
-        for _ in range(150):
-            some = {rng.randrange(len(graph.nodes))}
-            for _ in range(rng.choice((1, 2, 4, 12))):
-                node = graph.nodes[rng.choice(sorted(some))]
-                near = [graph.values[v].producer for v in node.inputs if graph.values[v].producer >= 0]
-                near += [c for v in node.outputs for c in graph.consumers[v]]
-                some.update(near and [rng.choice(near)])
-            nodes = tuple(sorted(some))
-            short = unification.aligned_axes(graph, nodes)
-            if short is not None:
-                aligned += 1
-                assert short == unification.GroupUnifier(unifier, nodes).run()
-    assert aligned > 150
 
 
 def test_a_program_of_no_operations_has_no_axes():

@@ -17,12 +17,10 @@ There are four kinds:
 from __future__ import annotations
 
 import itertools
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import prod
-from typing import NamedTuple
 
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
@@ -30,7 +28,7 @@ from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
 from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.pricing import Nodes
-from fuseplan.support.digraph import connected_sets, reachable
+from fuseplan.support.digraph import between, connected_sets, reachable
 
 _LARGE_FRACTIONS = (1, 4)
 """At each level, values of the largest size are large, or those of more than a quarter of it: the terms of a
@@ -58,13 +56,10 @@ class IsLarge:
 
 def levels(graph: Graph, min_bytes: int) -> Iterator[IsLarge]:
     """All levels for values of at least ``min_bytes`` that operations write, the largest sizes first."""
-    for size in reversed(_large_sizes(graph, min_bytes)):
+    sizes = {v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes}
+    for size in sorted(sizes, reverse=True):
         for fraction in _LARGE_FRACTIONS:
             yield IsLarge(size, fraction)
-
-
-def _large_sizes(graph: Graph, min_bytes: int) -> list[int]:
-    return sorted({v.size for v in graph.values if v.producer >= 0 and v.nbytes >= min_bytes})
 
 
 def can_nest(node: Node, backend: str = "loops") -> bool:
@@ -74,79 +69,26 @@ def can_nest(node: Node, backend: str = "loops") -> bool:
     return can_nest and not node.effects and movable
 
 
-class _Link(NamedTuple):
-    """A value's size in elements, and its producer and consumers."""
-
-    size: int
-    nodes: Nodes
-
-
 def connected_groups(graph: Graph, is_large: IsLarge, backend: str = "loops") -> list[Nodes]:
     """The sets of operations that are connected by large values that one of them writes."""
-    return _components(_links(graph, is_large, backend))
-
-
-def _links(graph: Graph, is_large: Callable[[int], bool], backend: str) -> list[_Link]:
     nests = [can_nest(node, backend) for node in graph.nodes]
     # Consumers of a value that is written elsewhere are not linked: it is in memory anyway.
-    return [
-        _Link(size, (value.producer, *(n for n in graph.consumers[value.id] if nests[n])))
+    edges = [
+        (value.producer, n)
         for value in graph.values
-        if value.producer >= 0 and nests[value.producer] and is_large(size := value.size)
+        if value.producer >= 0 and nests[value.producer] and is_large(value.size)
+        for n in graph.consumers[value.id]
+        if nests[n]
     ]
-
-
-def _components(links: Iterable[_Link]) -> list[Nodes]:
-    """The connected components of several nodes, ascending."""
-    links = list(links)
-    nodes = sorted({n for link in links for n in link.nodes})
-    index = {n: i for i, n in enumerate(nodes)}
-    edges = [(index[link.nodes[0]], index[n]) for link in links for n in link.nodes[1:]]
-    sets = connected_sets(len(nodes), edges)
-    return [tuple([nodes[i] for i in members]) for members in sets if len(members) > 1]
-
-
-def _connected_at_all_levels(graph: Graph, min_bytes: int, backend: str) -> list[Nodes]:
-    """The ``connected_groups`` of all levels, each once, in the order of the levels.
-
-    Only the levels that differ for the values of a component at the lowest level are tried, since most
-    components have values of few sizes.
-    """
-    sizes = _large_sizes(graph, min_bytes)
-    if not sizes:
-        return []
-    least, most = sizes[0] // MAX_SIZE_RATIO, sizes[-1]
-    links = _links(graph, lambda size: least < size <= most, backend)
-    component_of = {n: k for k, nodes in enumerate(_components(links)) for n in nodes}
-    components: dict[int, list[_Link]] = {}
-    for link in links:
-        if len(link.nodes) > 1:
-            components.setdefault(component_of[link.nodes[0]], []).append(link)
-    found: dict[Nodes, int] = {}
-    for component in components.values():
-        for level, is_large in _distinct_levels({link.size for link in component}, sizes):
-            for nodes in _components([link for link in component if is_large(link.size)]):
-                found[nodes] = min(level, found.get(nodes, level))
-    return sorted(found, key=lambda nodes: (found[nodes], nodes))
-
-
-def _distinct_levels(own: set[int], sizes: Sequence[int]) -> Iterator[tuple[int, IsLarge]]:
-    """Of the levels of ``sizes``, those that call different subsets of ``own`` large, with their
-    positions."""
-    for k, fraction in enumerate(_LARGE_FRACTIONS):
-        # The subset changes only where the level's largest size passes one of these.
-        steps = sorted({*own, *(fraction * (size + (fraction == 1)) for size in own)})
-        for low, high in itertools.pairwise([*steps, sizes[-1] + 1]):
-            i = bisect_left(sizes, high) - 1
-            if i >= 0 and sizes[i] >= low:
-                yield (len(sizes) - 1 - i) * len(_LARGE_FRACTIONS) + k, IsLarge(sizes[i], fraction)
+    return [tuple(nodes) for nodes in connected_sets(len(graph.nodes), edges) if len(nodes) > 1]
 
 
 def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[Nodes]:
     """Groups for ``backend`` connected by intermediates of at least ``min_bytes``, each once."""
     found: set[Nodes] = set()
     is_index = is_index_arithmetic(graph, backend)
-    for nodes in _connected_at_all_levels(graph, min_bytes, backend):
+    groups = (connected_groups(graph, is_large, backend) for is_large in levels(graph, min_bytes))
+    for nodes in dict.fromkeys(itertools.chain.from_iterable(groups)):
         region = _with_index_arithmetic(graph, nodes, is_index)
         region = _with_index_arithmetic(graph, convex(graph, region), is_index)
         if region in found:
@@ -261,11 +203,11 @@ def descendants_up_to_last(graph: Graph, nodes: Nodes) -> list[int]:
 
 def convex(graph: Graph, nodes: Nodes) -> Nodes:
     """``nodes`` with all nodes on paths between them."""
-    found = set(nodes)
-    for n in reversed(descendants_up_to_last(graph, nodes)):
-        if any(c in found for v in graph.nodes[n].outputs for c in graph.consumers[v]):
-            found.add(n)
-    return tuple(sorted(found))
+
+    def after(n: int) -> Iterator[int]:
+        return (c for v in graph.nodes[n].outputs for c in graph.consumers[v])
+
+    return tuple(sorted(between(nodes, after, lambda n: _producers(graph, n))))
 
 
 def normalised_contractions(graph: Graph, groups: Iterable[Nodes], backend: str) -> Iterator[Nodes]:
