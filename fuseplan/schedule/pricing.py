@@ -16,7 +16,6 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from costmodel.device import DeviceSpec
-from costmodel.floor import Floors
 from costmodel.graph import Graph, copies_of
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
@@ -84,14 +83,9 @@ class Pricing(ABC):
         """A lower bound in picoseconds on ``nodes`` as one kernel; at least ``floor``."""
         return self.floor(nodes)
 
-    def floor_bytes(self, nodes: Nodes) -> int:
-        """A lower bound on the HBM bytes that a kernel of ``nodes`` moves."""
-        return 0
-
-    def floors(self, members: Sequence[Nodes]) -> Floors | None:
-        """``least`` and ``floor_bytes`` for groups of ``members`` in a batch; None if they must be computed
-        one by one."""
-        return None
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
+        """Lower bounds of ``nodes`` as one kernel, in picoseconds and in HBM bytes moved."""
+        return self.least(nodes), 0
 
     def walked(self, n: int) -> tuple[int, ...]:
         """The operands of node ``n`` that it reads element by element. Nodes that have one in common may
@@ -138,11 +132,8 @@ class PricingWrapper(Pricing):
     def least(self, nodes: Nodes) -> int:
         return self._pricing.least(nodes)
 
-    def floor_bytes(self, nodes: Nodes) -> int:
-        return self._pricing.floor_bytes(nodes)
-
-    def floors(self, members: Sequence[Nodes]) -> Floors | None:
-        return self._pricing.floors(members)
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
+        return self._pricing.floors(nodes)
 
     def walked(self, n: int) -> tuple[int, ...]:
         return self._pricing.walked(n)
@@ -197,8 +188,8 @@ class PriceBook:
         self.outputs = graph.results
         self._pricing = pricing
         # Not cached: these are cheap, or asked once.
-        self.floor, self.least, self.floor_bytes = pricing.floor, pricing.least, pricing.floor_bytes
-        self.floors, self.walked, self.renames = pricing.floors, pricing.walked, pricing.renames
+        self.floor, self.least, self.floors = pricing.floor, pricing.least, pricing.floors
+        self.walked, self.renames = pricing.walked, pricing.renames
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()

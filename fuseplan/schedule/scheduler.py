@@ -7,13 +7,13 @@ tile must fit on chip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property, lru_cache
 
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
-from costmodel.floor import Floor, Floors
+from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.onchip import Footprint, KernelFootprint, footprint
@@ -103,14 +103,9 @@ class Scheduler(Pricing):
         """As ``Pricing.least``."""
         return 0 if self._may_skip(nodes) else self._floor.one_kernel(nodes)
 
-    def floor_bytes(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor_bytes``."""
-        return 0 if self._may_skip(nodes) else self._floor.parts(nodes, together=True)[1]
-
-    def floors(self, members: Sequence[Nodes]) -> Floors | None:
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
         """As ``Pricing.floors``."""
-        nodes = tuple(sorted(n for several in members for n in several))
-        return None if self._may_skip(nodes) else Floors(self._floor, members)
+        return (0, 0) if self._may_skip(nodes) else self._floor.parts(nodes, together=True)
 
     def _may_skip(self, nodes: Nodes) -> bool:
         return self._nests is not None and self._nests.skips(nodes)

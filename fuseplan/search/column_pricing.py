@@ -27,14 +27,12 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     their floor, and more are as good as others than are ever used: they are not asked for.
     """
     cost: dict[Mask, int] = {}
-    unknown = [mask for mask in columns if space.known_price(mask) is None]
-    floors = dict(zip(unknown, space.floors(unknown), strict=True))
     unpriced: dict[Mask, int] = {}
     """Groups of which only the floor is known, each with the bytes that it moves at least."""
     for mask in columns:
         if space.book.clock() >= expires_at:
             return Solved(best, 0, False, note=ended_note(space))
-        least_ps, nbytes = floors.get(mask, (0, 0))
+        least_ps, nbytes = space.floors(mask) if space.known_price(mask) is None else (0, 0)
         if least_ps:
             cost[mask], unpriced[mask] = least_ps, nbytes
         else:

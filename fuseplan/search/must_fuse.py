@@ -136,9 +136,10 @@ class MustFusePricing(Pricing):
     def floor(self, nodes: Nodes) -> int:
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor(self.expanded(nodes))
 
-    def floor_bytes(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor_bytes``; 0 where a contracted node is a loop nest below the floor."""
-        return 0 if self._below_floor.intersection(nodes) else self._limited.floor_bytes(self.expanded(nodes))
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
+        """As ``Pricing.floors``; 0 bytes where a contracted node is a loop nest below the floor."""
+        is_below = self._below_floor.intersection(nodes)
+        return self.least(nodes), 0 if is_below else self._limited.floors(self.expanded(nodes))[1]
 
     def walked(self, n: int) -> Nodes:
         """As ``Pricing.walked``: what any of its members walks."""

@@ -235,12 +235,9 @@ class Space:
         """Picoseconds that the group takes at least as one kernel."""
         return self.book.least(self.nodes(mask))
 
-    def floors(self, groups: Sequence[Mask]) -> list[tuple[int, int]]:
-        """For each group, ``least`` and the HBM bytes that it moves at least, as one kernel."""
-        floors = self.book.floors(self.members)
-        if floors is not None:
-            return floors.one_kernel(groups)
-        return [(self.least(mask), self.book.floor_bytes(self.nodes(mask))) for mask in groups]
+    def floors(self, mask: Mask) -> tuple[int, int]:
+        """Picoseconds and HBM bytes that the group takes and moves at least as one kernel."""
+        return self.book.floors(self.nodes(mask))
 
     def total(self, groups: Iterable[Mask]) -> Price:
         """The cost of a partition, each group of which has a price."""

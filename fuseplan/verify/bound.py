@@ -14,9 +14,8 @@ lies between them: only groups that cost little more than their nodes can be in 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import Part, Proof
@@ -138,10 +137,6 @@ MAX_GROUPS = 1_000_000
 """The most groups of one component that are checked: some minutes."""
 
 
-_BATCH = 1_000
-"""The number of groups whose lower bounds are computed together."""
-
-
 class RefutedError(Exception):
     """The proof is wrong; the message names the fault."""
 
@@ -253,12 +248,12 @@ class _Verifier:
                 return
         gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
         groups = Groups(claim.component, self._book)
-        for count, (mask, least_ps) in enumerate(self._with_floors(groups), 1):
+        for count, mask in enumerate(groups, 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
             inside = groups.members(mask)
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
-            if least_ps < worth + max(gap, room, 0):
+            if self._book.least(inside) < worth + max(gap, room, 0):
                 cost_ps = self._cost(inside) if groups.fits(mask) else None
                 if cost_ps is None:
                     continue
@@ -273,16 +268,6 @@ class _Verifier:
             self._counts.groups += 1
         if gap > 0:
             self._check_covers([claim], bound_ps)
-
-    def _with_floors(self, groups: Groups) -> Iterator[tuple[int, int]]:
-        """Yield each group with a lower bound on its picoseconds, computed in batches."""
-        floors = self._book.floors([(n,) for n in groups.nodes])
-        every = iter(groups)
-        while some := list(islice(every, _BATCH)):
-            if floors is None:
-                yield from ((mask, self._book.least(groups.members(mask))) for mask in some)
-            else:
-                yield from zip(some, (least_ps for least_ps, _ in floors.one_kernel(some)), strict=True)
 
     def _check_covers(self, claims: list[_Claim], bound_ps: int) -> None:
         """Check that the components together have no plan below ``bound_ps``."""

@@ -1,27 +1,19 @@
 """``Floor`` is below every partition, and tight where nothing is wasted."""
 
 import itertools
-import random
 
 import jax
 import jax.numpy as jnp
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from costmodel.calibrate import described_cpu
-from costmodel.devices import TEST_DEVICE, get_device
-from costmodel.floor import Floor, Floors
+from costmodel.devices import TEST_DEVICE
+from costmodel.floor import Floor
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.remat.duplicates import split
-from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
-from fuseplan.workloads import get_workload
 from tests.helpers.graphs import TPU, GraphBuilder
-from tests.planners.test_planners import programs as random_programs
 
 pytestmark = pytest.mark.one_python
 
@@ -102,35 +94,3 @@ def test_the_floor_of_a_tpus_kernel_has_the_padding():
 def test_bitcasts_alone_are_free():
     graph = dict(programs())["only_a_bitcast"]
     assert Floor(graph, TEST_DEVICE)((0,)) == 0
-
-
-@pytest.mark.slow
-@settings(max_examples=150, deadline=None)
-@given(random_programs(), st.sampled_from(["h200", "tpu_v5e", "cpu"]), st.booleans(), st.data())
-def test_the_floors_of_many_groups_are_each_ones(g, device, copied, data):
-    device = get_device(device) if device != "cpu" else described_cpu()
-    copies = split(g, range(len(g.nodes))) if copied else None
-    graph = g if copies is None else copies.graph
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(len(graph.nodes) - 1, 1)), max_size=6)))
-    order = data.draw(st.permutations(range(len(graph.nodes))))
-    bounds = [0, *cuts, len(order)]
-    members = [tuple(sorted(order[a:b])) for a, b in itertools.pairwise(bounds) if b > a]
-    groups = data.draw(st.lists(st.integers(1, 2 ** len(members) - 1), min_size=1, max_size=20))
-    floor = Floor(graph, device)
-    nodes = [tuple(sorted(n for i in bits(mask) for n in members[i])) for mask in groups]
-    each = [(floor.one_kernel(group), floor.parts(group, together=True)[1]) for group in nodes]
-    assert Floors(floor, members).one_kernel(groups) == each
-
-
-@pytest.mark.parametrize("name", ["layernorm_grad", "gpt2_block_grad", "conv_block"])
-def test_the_floors_of_a_workloads_groups_are_each_ones(name):
-    """Of all sizes, with contractions and bitcasts among them."""
-    f, args = get_workload(name).build()
-    graph = lower(trace(f, *args)).graph
-    floor, rng = Floor(graph, get_device("h200")), random.Random(0)
-    members = [(n,) for n in range(len(graph.nodes))]
-    sets = [rng.sample(range(len(members)), rng.randint(1, len(members))) for _ in range(50)]
-    floors = Floors(floor, members).one_kernel([sum(1 << n for n in nodes) for nodes in sets])
-    for nodes, (least_ps, nbytes) in zip(sets, floors, strict=True):
-        group = tuple(sorted(nodes))
-        assert (least_ps, nbytes) == (floor.one_kernel(group), floor.parts(group, together=True)[1])

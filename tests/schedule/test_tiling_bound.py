@@ -55,7 +55,7 @@ def test_the_floor_is_below_every_price(device):
             if not isinstance(kernel, Verdict):
                 n_priced += 1
                 assert scheduler.floor(nodes) <= scheduler.least(nodes) <= kernel.cost.time_ps, (name, nodes)
-                assert scheduler.floor_bytes(nodes) <= kernel.cost.hbm_bytes
+                assert scheduler.floors(nodes)[1] <= kernel.cost.hbm_bytes
     assert n_priced > 100
 
 

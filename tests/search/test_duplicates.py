@@ -87,7 +87,7 @@ def test_groups_of_copies_are_those_of_the_definition(g):
             if hasattr(one, "cost"):
                 assert one.cost == other.cost
                 assert pricing.floor(nodes) <= one.cost.time_ps
-                assert pricing.floor_bytes(nodes) <= one.cost.hbm_bytes
+                assert pricing.floors(nodes)[1] <= one.cost.hbm_bytes
 
 
 def masked_twice(x, y):

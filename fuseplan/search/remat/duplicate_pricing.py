@@ -6,13 +6,13 @@ each once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
 
 from costmodel.axes import Conflict
-from costmodel.floor import Floor, Floors
+from costmodel.floor import Floor
 from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
@@ -54,11 +54,8 @@ class DuplicatePricing(Pricing):
     def least(self, nodes: Nodes) -> int:
         return self._floor.one_kernel(nodes)
 
-    def floor_bytes(self, nodes: Nodes) -> int:
-        return self._floor.parts(nodes, together=True)[1]
-
-    def floors(self, members: Sequence[Nodes]) -> Floors:
-        return Floors(self._floor, members)
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
+        return self._floor.parts(nodes, together=True)
 
     def walked(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.walked``: copies of an array are one."""
