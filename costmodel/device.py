@@ -124,6 +124,7 @@ class DeviceSpec:
         """The fields whose figures are assumed: neither measured on the device nor published.
 
         Example:
+            >>> from costmodel.devices import get_device
             >>> get_device("b200").assumed
             ('cache_bytes_per_s',)
         """
@@ -140,6 +141,7 @@ class DeviceSpec:
         matrix unit runs on the vector unit.
 
         Example:
+            >>> from costmodel.devices import TEST_DEVICE
             >>> TEST_DEVICE.matrix_rate("bfloat16") // TEST_DEVICE.matrix_rate("float32")
             2
         """

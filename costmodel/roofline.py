@@ -43,7 +43,7 @@ def estimate(
     cache save no traffic.
 
     Example:
-        >>> from costmodel.device import TEST_DEVICE
+        >>> from costmodel.devices import TEST_DEVICE
         >>> from costmodel.graph import make_graph
         >>> estimate(make_graph((), (), (), ()), KernelSpec((), (), (), (), ()), TEST_DEVICE).time_ps
         0
