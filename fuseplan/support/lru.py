@@ -29,16 +29,12 @@ class LruCache(Generic[K, V]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, key: K) -> bool:
-        return key in self._entries
-
     def get(self, key: K) -> V | None:
         """The value, which is then the most recently used one; None if there is none."""
         with self._lock:
-            if key not in self._entries:
-                return None
-            self._entries.move_to_end(key)
-            return self._entries[key]
+            if key in self._entries:
+                self._entries.move_to_end(key)
+            return self._entries.get(key)
 
     def update(self, entries: Iterable[tuple[K, V]]) -> None:
         """Add entries, or replace them."""
