@@ -22,7 +22,7 @@ from fuseplan.memory.liveness import needs_of
 from fuseplan.plan.fusion_plan import Kernel, tile_bytes
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.components import crossable_edges
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import Work
 
@@ -240,13 +240,13 @@ class Region:
             before[v] |= 1 << u
         above = list(before)
         for v in range(n):
-            above[v] |= _union(above, before[v])
+            above[v] |= union_at(before[v], above)
         below = [sum(1 << v for v in range(n) if above[v] >> u & 1) for u in range(n)]
         # Refusals are monotone, so every group that is not refused is found node by node.
         found = dict.fromkeys(1 << v for v in range(n))
         waiting = list(found)
         for mask in waiting:
-            for v in bits(_union(near, mask) & ~mask):
+            for v in bits(union_at(mask, near) & ~mask):
                 larger = mask | 1 << v
                 if larger not in found and book.compatible(self._members(larger)) is None:
                     self._budget.spend(_STEPS_PER_GROUP)
@@ -255,14 +255,14 @@ class Region:
         offers = [sum(1 << place[v] for v in o) for o in book.offers if all(v in place for v in o)]
         groups: list[_Group] = []
         for mask in dict.fromkeys([*found, *offers]):
-            if _union(below, mask) & _union(above, mask) & ~mask:
+            if union_at(mask, below) & union_at(mask, above) & ~mask:
                 continue  # not convex
             price = book.price(self._members(mask))
             self._budget.spend(_STEPS_PER_GROUP)
             if not isinstance(price, Verdict):
                 kernel = book.kernel(self._members(mask))
                 renames = is_bitcast(self._graph, kernel.spec)
-                groups.append(_Group(kernel, mask, _union(before, mask) & ~mask, price.objectives, renames))
+                groups.append(_Group(kernel, mask, union_at(mask, before) & ~mask, price.objectives, renames))
         return groups
 
     def _members(self, mask: int) -> Nodes:
@@ -297,13 +297,6 @@ class Region:
             elif mask and size:
                 buffers.append((size, 1 << own if own >= 0 else 0, mask))
         return base_bytes, buffers
-
-
-def _union(sets: Sequence[int], of: int) -> int:
-    result = 0
-    for n in bits(of):
-        result |= sets[n]
-    return result
 
 
 @dataclass(frozen=True, slots=True)

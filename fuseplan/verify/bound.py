@@ -28,7 +28,7 @@ from fuseplan.search.components import (
     data_edges,
     effect_edges,
 )
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.verify.groups import Groups
 
 MAX_STEPS = 2_000_000
@@ -70,10 +70,8 @@ class Covers:
         self._by_lowest: list[list[tuple[int, int, int]]] = [[] for _ in prices]
         for mask, cost in groups:
             extra = cost - sum(prices[i] for i in bits(mask))
-            after = 0
-            for i in bits(mask):
-                after |= reach[i]
-            self._by_lowest[(mask & -mask).bit_length() - 1].append((extra, mask, after & ~mask))
+            after = union_at(mask, reach) & ~mask
+            self._by_lowest[(mask & -mask).bit_length() - 1].append((extra, mask, after))
         for options in self._by_lowest:
             options.sort()
         self.steps = 0

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.search.components import Component
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 
 _LEARNT = 200
 """The number of refused and of allowed sets that are kept for each rule. Searching more takes longer than the
@@ -73,9 +73,7 @@ class Groups:
                 if self._copies and self._copies.contradict(group, out):
                     continue
                 if not border:  # the group has just grown
-                    for i in bits(group):
-                        border |= self._near[i]
-                        out |= self._apart[i]
+                    border, out = union_at(group, self._near), out | union_at(group, self._apart)
                 border &= ~(group | out)
                 # A group that excludes more nodes exchanges more values.
                 question = self._question(group, out)
@@ -99,11 +97,7 @@ class Groups:
     def _closed(self, group: int) -> int:
         """The smallest convex group that contains ``group`` and the copies that its members read."""
         while True:
-            down = up = 0
-            for i in bits(group):
-                down |= self._below[i]
-                up |= self._above[i]
-            closed = group | (down & up)
+            closed = group | (union_at(group, self._below) & union_at(group, self._above))
             closed |= self._copies.read_there(closed) if self._copies else 0
             if closed == group:
                 return group

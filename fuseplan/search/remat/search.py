@@ -26,6 +26,7 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import SplitGraph, roots_of, split
 from fuseplan.search.remat.materialise import materialised
+from fuseplan.support.digraph import reachable
 from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of
 
 
@@ -161,7 +162,7 @@ class _MoveTrials:
                 found |= wanted
         yield from found
 
-    def _moves(self) -> Iterator[list[tuple[list[int], int]]]:
+    def _moves(self) -> Iterator[list[tuple[set[int], int]]]:
         """For each root, each way to rematerialise it: copies, and the kernel to which they move."""
         of_root: dict[int, list[int]] = defaultdict(list)
         for c, n in enumerate(self._copies.node):
@@ -179,23 +180,19 @@ class _MoveTrials:
                 if len(each) > 1:
                     yield each
 
-    def _cone(self, copies: Iterable[int], g: int, deep: bool) -> list[int]:
+    def _cone(self, copies: Sequence[int], g: int, deep: bool) -> set[int]:
         """``copies`` with the copies of operations that only lead to them; if ``deep``, with all copies that
         they need. Operations that kernel ``g`` computes anyway are left out."""
-        cone: dict[int, None] = {}
-        waiting = list(copies)
-        while waiting:
-            c = waiting.pop()
-            if c in cone or self._kernel[c] == g:
-                continue
-            cone[c] = None
-            makers = (self._graph.values[v].producer for v in self._graph.nodes[c].inputs)
-            for m in makers:
-                if m in self._several and (deep or self._copies.node[m] not in self._roots):
-                    waiting.append(m)
-        return list(cone)
+        values, nodes, node, kernel = self._graph.values, self._graph.nodes, self._copies.node, self._kernel
 
-    def _extra_ps(self, moves: Sequence[tuple[list[int], int]]) -> float:
+        def leading(c: int) -> Iterator[int]:
+            for m in (values[v].producer for v in nodes[c].inputs):
+                if m in self._several and kernel[m] != g and (deep or node[m] not in self._roots):
+                    yield m
+
+        return {*copies} | reachable(copies, leading)
+
+    def _extra_ps(self, moves: Sequence[tuple[set[int], int]]) -> float:
         """Picoseconds that the plan takes more after the moves; infinity if it cannot be."""
         after: dict[int, set[int]] = {}
         for moved, g in moves:
