@@ -236,11 +236,10 @@ class PassEvaluator:
             elif self.nest.accumulates_outside(i):
                 results = self.add_to_result(results, i, parts[0], position)
             else:
-                assert step.rule.reduction is not None
                 old, shifted = totals[i], scales[i].shift
                 if shifted is not None:
                     old = old * self._align(*factors[shifted], step).astype(old.dtype)
-                totals[i] = step.rule.reduction.combine(old, parts[0])
+                totals[i] = step.reduction.combine(old, parts[0])
                 for shift in shifts:
                     if self.nest.program.shifts[shift].maximum == i:
                         factors[shift] = self._update_shift(shift, old, totals[i], blocks)

@@ -258,8 +258,7 @@ def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start:
         combined = []
         for step, total in zip(body.accumulators, totals, strict=True):
             (part,) = partial_results(body.spec, step, blocks, at, load)
-            assert step.rule.reduction is not None
-            combined.append(step.rule.reduction.combine(total, part))
+            combined.append(step.reduction.combine(total, part))
         return combined
 
     turns = body.spec.axes[streamed].n_tiles

@@ -19,7 +19,7 @@ from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.ops import rule_of
-from fuseplan.frontend.ops.rule import Rule, reshaped
+from fuseplan.frontend.ops.rule import Reduction, Rule, reshaped
 from fuseplan.frontend.trace import Equation, Literal
 from fuseplan.plan import kernel_names as names
 from fuseplan.schedule.addressing import is_contiguous
@@ -47,20 +47,23 @@ class Step:
         pairs = zip(self.equation.inputs, self.in_axes, strict=True)
         return tuple(Access(v, axes) for v, axes in pairs if axes is not None)  # type: ignore[arg-type]
 
+    @property
+    def reduction(self) -> Reduction:
+        """How a reduction combines partial results."""
+        assert self.rule.reduction is not None
+        return self.rule.reduction
+
     def accumulator_dtype(self) -> Any:
         """The dtype of partial results."""
-        assert self.rule.reduction is not None
-        return self.rule.reduction.accumulator(self.equation.out_avals[0].dtype)
+        return self.reduction.accumulator(self.equation.out_avals[0].dtype)
 
     def initial(self, shape: tuple[int, ...]) -> Any:
         """The accumulator of a block of ``shape`` before anything is combined into it."""
-        assert self.rule.reduction is not None
-        return self.rule.reduction.init(shape, self.equation)
+        return self.reduction.init(shape, self.equation)
 
     def finish(self, total: Any) -> Any:
         """Convert the final accumulator of a reduction to its result, in the result's dtype."""
-        assert self.rule.reduction is not None
-        return self.rule.reduction.finish(total, self.equation)
+        return self.reduction.finish(total, self.equation)
 
     def finish_parts(self, parts: Sequence[Any]) -> Sequence[Any]:
         """The results of a step whose reduced axes are whole in the tile."""

@@ -134,9 +134,8 @@ class _OuterTile(PassEvaluator):
         for mask in masks:
             if mask is not None:
                 part = jax.tree.map(functools.partial(jnp.where, mask), part, step.initial(shape))
-        assert step.rule.reduction is not None
         old = jax.tree.map(lambda x: _read_block(x, self.spec, axes, position), results[v])
-        new = step.rule.reduction.combine(old, part)
+        new = step.reduction.combine(old, part)
         whole = jax.tree.map(
             lambda x, part: _write_block(x, part, self.spec, axes, position), results[v], new
         )

@@ -191,15 +191,14 @@ class _MultiPassProgram(PassEvaluator):
         return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
 
     def contract_inner(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
-        block, reduction = step.rule.block, step.rule.reduction
+        block = step.rule.block
         assert block is not None
-        assert reduction is not None
 
         def turn(j: Any, total: Any) -> Any:
             at = (*position[:axis], j, *position[axis + 1 :])
             operands = [self.load(access, at) for access in step.reads]
             (part,) = block(self.tile(self.spec, step, at), step.equation, operands)
-            return reduction.combine(total, part)
+            return step.reduction.combine(total, part)
 
         start = step.initial(block_shape(self.spec.axes, step.out_axes[0]))
         return [lax.fori_loop(0, self.spec.axes[axis].n_tiles, turn, start)]
