@@ -27,7 +27,9 @@ from fuseplan.schedule.nests.multipass import Pass
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
     """The group as a loop nest; see ``fuseplan.codegen.emit``."""
-    nest = Nest(spec, lowered)
+    nest, avals = Nest(spec, lowered), lowered.avals
+    # The steps whose results combine tiles.
+    combined = {v: nest.steps[i] for v in nest.writes if nest.accumulates_outside(i := nest.maker(v))}
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         values = dict(zip(nest.reads, arrays, strict=True))
@@ -41,29 +43,21 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
                 t, position[a] = lax.div(t, jnp.int32(count)), lax.rem(t, jnp.int32(count))
             return _OuterTile(nest, values, orders, position, results).run()
 
-        results = {v: _initial_result(nest, v) for v in nest.writes}
+        results = {
+            v: combined[v].initial(avals[v].shape)
+            if v in combined
+            else jnp.zeros(avals[v].shape, avals[v].dtype)
+            for v in nest.writes
+        }
         results |= {~v: array for v, array in nest.scratch().items()}
         turns = math.prod(counts)
         if turns == 1:
             results = turn(0, results)
         else:
             results = lax.fori_loop(jnp.int32(0), jnp.int32(turns), turn, results)
-        return tuple(_final_result(nest, v, results[v]) for v in nest.writes)
+        return tuple(combined[v].finish(results[v]) if v in combined else results[v] for v in nest.writes)
 
     return run
-
-
-def _initial_result(nest: Nest, v: int) -> Any:
-    """A result before the first tile: an accumulator if tiles are combined in it, else zeros."""
-    aval, i = nest.avals[v], nest.maker(v)
-    if nest.accumulates_outside(i):
-        return nest.steps[i].initial(aval.shape)
-    return jnp.zeros(aval.shape, aval.dtype)
-
-
-def _final_result(nest: Nest, v: int, result: Any) -> Any:
-    i = nest.maker(v)
-    return nest.steps[i].finish(result) if nest.accumulates_outside(i) else result
 
 
 class _OuterTile(PassEvaluator):

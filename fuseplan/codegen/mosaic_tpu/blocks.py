@@ -114,11 +114,6 @@ def to_outer(spec: KernelSpec, access: Access, x: Any, aval: Any) -> Any:
     return lax.reshape(jnp.asarray(x).astype(crossing.dtype), crossing.shape)
 
 
-def from_outer(x: Any, aval: Any) -> Any:
-    """A kernel's result converted to its own dtype and shape."""
-    return lax.reshape(x.astype(aval.dtype), aval.shape)
-
-
 def accumulator(spec: KernelSpec, axes: DimMap, dtype: Any) -> Any:
     """The scratch memory of an accumulator: VMEM, or scalar memory for a scalar."""
     space = pltpu.VMEM if axes else pltpu.SMEM

@@ -75,9 +75,8 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
         ranges = nest.tables(arrays) if nest is not None else []
         outer = (tpu_blocks.to_outer(spec, r, given[r.value], avals[r.value]) for r in spec.reads)
         results = call(*ranges, *outer)
-        return tuple(
-            tpu_blocks.from_outer(x, avals[w.value]) for x, w in zip(results, spec.writes, strict=True)
-        )
+        own = [avals[w.value] for w in spec.writes]
+        return tuple(lax.reshape(x.astype(a.dtype), a.shape) for x, a in zip(results, own, strict=True))
 
     return group
 
