@@ -255,7 +255,7 @@ class GroupUnifier:
         for a, b in zip(left, right, strict=True):
             a, b = self.find(a), self.find(b)
             if a != b and not self._in_one_node(a, b):
-                self._join_holders(a, b)
+                self.holders[a] |= self.holders.pop(b)
                 self.union(a, b)
 
     def _in_one_node(self, a: int, b: int) -> bool:
@@ -267,12 +267,6 @@ class GroupUnifier:
                         self.holders.setdefault(leaf, set()).add(k)
         return not self.holders[a].isdisjoint(self.holders[b])
 
-    def _join_holders(self, a: int, b: int) -> None:
-        """Record that the nodes with axis ``b`` now have axis ``a``."""
-        small, large = sorted((self.holders[a], self.holders.pop(b)), key=len)
-        large |= small
-        self.holders[a] = large
-
     def _number_axes(self) -> GroupAxes:
         number: dict[int, int] = {}
         node_axes = []
@@ -280,9 +274,7 @@ class GroupUnifier:
             first = self.first[node.id]
             own: list[tuple[int, ...]] = []
             for slot in range(first, first + len(node.dims)):
-                root = self.find(slot)
-                leaves = (root,) if root not in self.children else self.leaves(root)
-                own.append(tuple([number.setdefault(leaf, len(number)) for leaf in leaves]))
+                own.append(tuple([number.setdefault(leaf, len(number)) for leaf in self.leaves(slot)]))
             self._mark_diagonal(own, number)
             node_axes.append(tuple(own))
         roots = list(number)

@@ -105,9 +105,13 @@ def register_backend(backend: Backend) -> None:
 
     Raises:
         TypeError: ``backend`` is not a ``Backend``.
+        ValueError: no rule is lowered into its language.
     """
     if not isinstance(backend, Backend):
         raise TypeError(f"register_backend expects a Backend, got {type(backend).__name__}")
+    if backend.language not in LANGUAGES:
+        known = ", ".join(LANGUAGES)
+        raise ValueError(f"the dialect of {backend.name!r} is {backend.language!r}, expected one of {known}")
     _BACKENDS[backend.name] = backend
 
 

@@ -75,9 +75,8 @@ class Floor:
         self.made: list[tuple[int, ...]] = []
         self.work: list[tuple[int, int, int]] = []
         self.loads: dict[int, ContractionLoads] = {}
-        self._beside: dict[
-            int, dict[int, int]
-        ] = {}  # by contraction and elementwise reader, bits of its result
+        self._beside: dict[int, dict[int, int]] = {}
+        """By contraction and elementwise reader, the bits of the reader's result."""
         alike: dict[object, ContractionLoads] = {}
         for node in graph.nodes:
             if node.takes_part:

@@ -18,6 +18,7 @@ A graph may hold several copies of an operation (``Graph.origins``); ``copies_of
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NoReturn
@@ -92,10 +93,7 @@ class Value:
 
     @property
     def size(self) -> int:
-        n = 1
-        for extent in self.shape:
-            n *= extent
-        return n
+        return math.prod(self.shape)
 
     @property
     def nbytes(self) -> int:

@@ -128,13 +128,7 @@ class KernelSpec:
 
 def block_shape(axes: tuple[Axis, ...], dim_map: DimMap) -> tuple[int, ...]:
     """For each dimension of ``dim_map``, the product of its axes' tiles."""
-    shape = []
-    for dims in dim_map:
-        n = 1
-        for a in dims:
-            n *= axes[a].tile
-        shape.append(n)
-    return tuple(shape)
+    return tuple([math.prod([axes[a].tile for a in dims]) for dims in dim_map])
 
 
 def pass_count(spec: KernelSpec) -> int:

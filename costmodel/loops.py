@@ -301,7 +301,9 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     rest_ps = max(moved_ps, total["vector_ps"] + total["transcendental_ps"])
     rest_ps += total["launch_ps"] + total["step_ps"] + total["sync_ps"]
     total["launch_ps"] += device.launch_ps
-    kept_bytes = _kept_bytes(spec, work)
+    # A kept product is there for the whole streamed axis.
+    extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
+    kept_bytes = sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
     return Cost(
         **total,
         fresh_ps=first_touch_ps(write_bytes + temp_bytes + kept_bytes, device),
@@ -317,7 +319,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
 def reduction_ps(graph: Graph, node: Node, device: DeviceSpec) -> int:
     """Picoseconds of a reduction on a CPU with operands in cache: XLA adds the elements of a row one by one,
     more slowly than its vector arithmetic."""
-    if node.kind != OpKind.REDUCTION or not device.reduction_per_s:
+    if node.kind != OpKind.REDUCTION:
         return 0
     return time_ps(sum(graph.values[v].size for v in node.inputs), device.reduction_per_s)
 
@@ -336,15 +338,7 @@ def fresh_ps(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> int:
 
 def first_touch_ps(nbytes: int, device: DeviceSpec) -> int:
     """Picoseconds to touch an allocation of ``nbytes`` for the first time."""
-    if nbytes < _LARGE_BYTES or not device.fresh_bytes_per_s:
-        return 0
-    return time_ps(nbytes, device.fresh_bytes_per_s)
-
-
-def _kept_bytes(spec: KernelSpec, work: NestWork) -> int:
-    """Bytes of the products that one pass keeps for another, over the whole streamed axis."""
-    extents = [axis.size if a == spec.streamed else axis.tile for a, axis in enumerate(spec.axes)]
-    return sum(math.prod([extents[a] for a in block.axes]) * block.bits // 8 for block in work.kept)
+    return time_ps(nbytes, device.fresh_bytes_per_s) if nbytes >= _LARGE_BYTES else 0
 
 
 _TILE_PARTS = (
@@ -362,8 +356,7 @@ def _tile_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: PartWor
         part, whole = _tile_share(axes, done.axes)
         vector += -(-done.vector * part // whole) * count
         transcendental += -(-done.transcendental * part // whole) * count
-        if done.reduced and device.reduction_per_s:
-            reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
+        reduction += time_ps(-(-done.reduced * part // whole), device.reduction_per_s) * count
     for i in work.products:
         node, own = graph.nodes[spec.nodes[i]], spec.node_axes[i]
         products += _batch_size(axes, node, own)

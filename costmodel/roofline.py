@@ -80,12 +80,8 @@ def estimate(
         fresh = fresh_ps(graph, spec, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if spec.axes:
-        tiles = steps = 1
-        for axis in spec.axes:
-            if axis.role == AxisRole.PARALLEL:
-                tiles *= axis.n_tiles
-            elif axis.role == AxisRole.STREAMED:
-                steps = axis.n_tiles
+        tiles = prod(spec.grid)
+        steps = 1 if spec.streamed is None else spec.axes[spec.streamed].n_tiles
         if tiles:
             cores = device.core_count
             waves = -(-tiles // cores)  # the last wave may leave cores idle (tail effect)

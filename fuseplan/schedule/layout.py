@@ -6,6 +6,7 @@ results use it; nothing here depends on the device.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -84,6 +85,13 @@ def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
     )
 
 
+def free_axes(layout: Layout, axes: GroupAxes) -> set[int]:
+    """The axes whose tiles can be computed independently of each other: they index all results, and no node
+    reduces them or needs them whole."""
+    free = {a for a in range(len(axes.sizes)) if not (axes.reduced[a] or axes.whole[a])}
+    return free.intersection(*(w.axis_set for w in layout.writes))
+
+
 def axis_roles(
     graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, layout: Layout
 ) -> Iterator[tuple[tuple[AxisRole, ...], bool]]:
@@ -95,10 +103,8 @@ def axis_roles(
     """
     written = [w.axis_set for w in layout.writes]
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
-    base = [
-        AxisRole.PARALLEL if a not in held and all(a in w for w in written) else AxisRole.RESIDENT
-        for a in range(len(axes.sizes))
-    ]
+    free = free_axes(layout, axes)
+    base = [AxisRole.PARALLEL if a in free else AxisRole.RESIDENT for a in range(len(axes.sizes))]
 
     def streaming(axis: int) -> tuple[AxisRole, ...]:
         return (*base[:axis], AxisRole.STREAMED, *base[axis + 1 :])
@@ -121,24 +127,17 @@ def axis_roles(
 
 def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[int]:
     """The axes that some node walks although it needs a result of reducing them: a second pass."""
-    behind: dict[int, int] = {}  # for each value, a bit for each axis whose reduction it depends on
-    found = 0
-    masks: dict[tuple[NodeAxes, tuple[DimRole, ...]], tuple[int, int]] = {}
+    behind: dict[int, set[int]] = {}
+    """For each value, the axes whose reduction it depends on."""
+    found: set[int] = set()
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
-        known = masks.get((own, node.roles))
-        if known is None:
-            walked = sum(1 << a for a in {a for dims in own for a in dims})
-            known = masks[own, node.roles] = (walked, sum(1 << a for a in reduced_axes(node, own)))
-        walked, combined = known
-        depends = 0
-        for v in node.inputs:
-            depends |= behind.get(v, 0)
-        found |= depends & walked
-        depends |= combined
+        depends = set().union(*(behind[v] for v in node.inputs if v in behind))
+        found |= depends.intersection(itertools.chain(*own))
+        depends |= reduced_axes(node, own)
         if depends:
             behind.update(dict.fromkeys(node.outputs, depends))
-    return frozenset([a for a in range(found.bit_length()) if found >> a & 1])
+    return frozenset(found)
 
 
 def whole_array_spec(graph: Graph, nodes: tuple[int, ...], edge: Boundary | None = None) -> KernelSpec:

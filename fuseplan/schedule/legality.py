@@ -222,8 +222,7 @@ def _refuse_prologue(
     Monotone: values inside the group unify two axes of a contraction, or give a prologue the contracted axis,
     and a larger group has the same values inside.
     """
-    position = {node.id: i for i, node in enumerate(members)}
-    own = axes.node_axes[position[anchor.id]]
+    own = axes.node_axes[members.index(anchor)]
     every = [a for dims in own for a in dims]
     if len(set(every)) < len(every):
         reason = f"a value would be needed by {anchor.op} and beside it along different axes"

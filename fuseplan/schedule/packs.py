@@ -153,7 +153,10 @@ class Line:
 
     def least_ps(self, start: int, end: int) -> int:
         """Picoseconds that the pack takes at least."""
-        return self._device.launch_ps + max(self.busy_ps(start, end), self._wait_ps(start, end))
+        wait_ps = self._device.hbm_latency_ps  # of its first load
+        if self._device.sequential_grid:
+            wait_ps = self._compute_ps(start, end) + self._device.grid_step_ps
+        return self._device.launch_ps + max(self.busy_ps(start, end), wait_ps)
 
     def busy_ps(self, start: int, end: int) -> int:
         """Picoseconds that one core's most used resource is busy with it at least."""
@@ -170,13 +173,6 @@ class Line:
         vector_ps = time_ps(self._vector[end] - self._vector[start], device.vector_flops_per_s)
         transcendental = self._transcendental[end] - self._transcendental[start]
         return device.core_count * (vector_ps + time_ps(transcendental, device.transcendental_per_s))
-
-    def _wait_ps(self, start: int, end: int) -> int:
-        """Picoseconds that the pack takes at least because its first load, or the step of the grid, has a
-        latency."""
-        if self._device.sequential_grid:
-            return self._compute_ps(start, end) + self._device.grid_step_ps
-        return self._device.hbm_latency_ps
 
 
 _MOST_TIMES = 1024

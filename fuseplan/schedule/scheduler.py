@@ -81,7 +81,6 @@ class Scheduler(Pricing):
         return frozenset() if self._nests is None else self._nests.settled
 
     def unsettled(self) -> Scheduler:
-        """As ``Pricing.unsettled``."""
         other = copy(self)
         other.settled = frozenset()
         return other
@@ -100,11 +99,9 @@ class Scheduler(Pricing):
         return 0 if self._may_skip(nodes) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
-        """As ``Pricing.least``."""
         return 0 if self._may_skip(nodes) else self._floor.one_kernel(nodes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        """As ``Pricing.floors``."""
         return (0, 0) if self._may_skip(nodes) else self._floor.parts(nodes, together=True)
 
     def _may_skip(self, nodes: Nodes) -> bool:
@@ -120,7 +117,6 @@ class Scheduler(Pricing):
         return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        """As ``Pricing.oversized``."""
         if self.capacity is None:
             return None
         axes = self.axes(nodes)

@@ -17,7 +17,7 @@ from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Literal, run_equations, trace
-from fuseplan.schedule.layout import SpecMaker, group_layout
+from fuseplan.schedule.layout import SpecMaker, free_axes, group_layout
 from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import can_nest, regions
 from fuseplan.schedule.tilings import addressing
@@ -44,7 +44,7 @@ def every_nest(lowered: Lowered, nodes: tuple[int, ...], tiles: Mapping[int, int
     assert not isinstance(axes, Conflict), axes.reason
     layout = group_layout(graph, nodes, axes, boundary(graph, nodes))
     cuttable = [a for a, n in enumerate(axes.sizes) if n in tiles and not axes.whole[a]]
-    free = {a for a in cuttable if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
+    free = free_axes(layout, axes).intersection(cuttable)
     for k in range(1, len(cuttable) + 1):
         for cut in itertools.combinations(cuttable, k):
             roles = tuple((P if a in free else S) if a in cut else R for a in range(len(axes.sizes)))

@@ -13,7 +13,7 @@ import itertools
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 
-from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.axes import GroupAxes, compose
 from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
@@ -23,7 +23,7 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.addressing import whole_tile
-from fuseplan.schedule.layout import Contraction, Layout, SpecMaker, contraction_axes, group_layout
+from fuseplan.schedule.layout import Contraction, Layout, SpecMaker, contraction_axes, free_axes, group_layout
 from fuseplan.schedule.nests.cpu import tileable
 from fuseplan.schedule.nests.multipass import passes_of
 from fuseplan.schedule.nests.offered import Nests
@@ -48,7 +48,8 @@ def kernel_nests(
 ) -> Iterator[KernelSpec]:
     """The kernels of the group to price, in a fixed order."""
     layout = group_layout(graph, nodes, axes, edge)
-    dots = _contractions(graph, nodes, axes.node_axes)
+    members = zip((graph.nodes[n] for n in nodes), axes.node_axes, strict=True)
+    dots = [contraction_axes(*m) for m in members if m[0].kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
     can_address = addressing(layout, backend, lifts=True)
     inner = _inner(graph, nodes, axes, edge) if backend_of(backend).loops_inside else set()
     for roles in _roles(layout, axes, dots, inner, backend_of(backend)):
@@ -61,13 +62,6 @@ def kernel_nests(
         for tiles in itertools.product(*_tiles(layout.sizes, roles, dots, backend)):
             if can_address(tiles) and all(dot.is_flat(tiles) for dot in dots):
                 yield make_spec(tiles)
-
-
-def _contractions(graph: Graph, nodes: tuple[int, ...], node_axes: tuple[NodeAxes, ...]) -> list[Contraction]:
-    members = zip((graph.nodes[n] for n in nodes), node_axes, strict=True)
-    return [
-        contraction_axes(node, own) for node, own in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
-    ]
 
 
 def _inner(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> set[int]:
@@ -88,7 +82,7 @@ def _roles(
 ) -> Iterator[tuple[AxisRole, ...]]:
     """Roles of the axes: for each axis that can be the stream, with the other contracted axes whole or in
     inner loops; and without a stream if all contractions contract one axis."""
-    free = {a for a in range(len(axes.sizes)) if _is_free(a, layout, axes)}
+    free = free_axes(layout, axes)
     one_depth = len({dot.depth for dot in dots}) == 1
     tiled = free if one_depth else tileable(layout, axes)
     batch = {a for dot in dots for a in dot.batch}
@@ -113,11 +107,6 @@ def _roles(
             yield tuple(roles)
     if one_depth:
         yield tuple(AxisRole.PARALLEL if a in free else AxisRole.RESIDENT for a in range(len(axes.sizes)))
-
-
-def _is_free(a: int, layout: Layout, axes: GroupAxes) -> bool:
-    """Whether tiles of an axis can be computed independently of each other."""
-    return not axes.reduced[a] and not axes.whole[a] and all(a in w.axis_set for w in layout.writes)
 
 
 def _tiles(

@@ -20,7 +20,7 @@ from costmodel.loops import NestWork, nest_work
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
-from fuseplan.schedule.layout import Layout, SpecMaker, group_layout
+from fuseplan.schedule.layout import Layout, SpecMaker, free_axes, group_layout
 from fuseplan.schedule.nests.multipass import Limit, LimitError, program_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes
@@ -53,7 +53,7 @@ def nests(
     recompute least."""
     layout = group_layout(graph, nodes, axes, edge)
     tiled = tileable(layout, axes)
-    free = {a for a in tiled if all(a in w.axis_set for w in layout.writes) and not axes.reduced[a]}
+    free = tiled & free_axes(layout, axes)
     options = [
         _tiles(layout.sizes[a], a in free) if a in tiled else (layout.sizes[a],)
         for a in range(len(axes.sizes))
