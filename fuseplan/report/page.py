@@ -83,10 +83,9 @@ class Page:
 
 def write_plan_page(plan: FusionPlan, path: str | PathLike[str], title: str = "") -> None:
     """See ``Plan.to_html``."""
-    target = check_writable(path)
     plans = (plan,) if plan.planner == "unfused" else (unfused_plan(plan), plan)
     name = title or f"{len(plan.graph.nodes)} operations"
-    write_page(Page(title or f"A plan for {plan.device.name}", (Study(name, plans),)), target)
+    write_page(Page(title or f"A plan for {plan.device.name}", (Study(name, plans),)), path)
 
 
 def write_page(page: Page, path: str | PathLike[str]) -> Path:
