@@ -1,27 +1,23 @@
-"""Plan small graphs exactly under a limit of memory (shortest path), and repair larger plans part by part.
+"""Plan small graphs exactly under a limit of memory: a shortest path over sets of executed nodes.
 
 The temporaries that are live after some nodes have run depend on those nodes and not on how they were
 grouped. So the fastest kernels under a limit are a shortest path over sets of nodes, on which each step, a
 kernel, fits beside the live bytes. The least peak is that of the path whose highest step is lowest. A bitcast
 that is a kernel by itself renames a buffer instead of filling one; all choices of such bitcasts are tried.
-
-``repair`` is a large neighbourhood search: it plans a few kernels around the peak anew by ``Region``, while
-all other kernels keep their nodes and their position.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import combinations
 from operator import add
 
 from costmodel.graph import Graph
 from costmodel.memory import is_bitcast
-from fuseplan.memory.liveness import needs_of
 from fuseplan.plan.fusion_plan import Kernel, tile_bytes
-from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
-from fuseplan.search.components import crossable_edges
+from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.search.components import crossable_edges, data_edges, effect_edges
 from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import Work
@@ -35,21 +31,14 @@ Cost = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class ExactOptions:
-    """Limits of the exact searches."""
+    """Limits of the exact search."""
 
     max_nodes: int = 40
     """A larger graph is not searched exactly."""
     max_steps: int = 3_000_000
-    """Steps of the search of a whole graph: a second, or the pricing of 6,000 groups."""
+    """Steps of the search: a second, or the pricing of 6,000 groups."""
     max_bitcasts: int = 6
     """Bitcasts that may be kernels of their own: of n, 2**n choices are searched."""
-    repair_nodes: int = 24
-    """Nodes of one part that ``repair`` plans anew."""
-    repair_steps: int = 400_000
-    """Steps of the search of one part: a fifth of a second."""
-    repair_bitcasts: int = 4
-    repair_rounds: int = 40
-    """Parts that are replaced in one plan."""
 
 
 DEFAULTS = ExactOptions()
@@ -57,7 +46,7 @@ DEFAULTS = ExactOptions()
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """Nodes that may be a kernel; masks have a bit for each node of the region."""
+    """Nodes that may be a kernel; masks have a bit for each node."""
 
     kernel: Kernel
     mask: int
@@ -106,8 +95,7 @@ _Extend = Callable[[Cost, _Group, int], Cost | None]
 class _ShortestPaths:
     """Shortest paths over sets of executed nodes out of ``n``; nodes of the mask ``bitcasts`` are kernels.
 
-    ``base_bytes`` are live throughout. ``buffers`` has the bytes of each other buffer, its producer's bit
-    (0: it is live at the start), and its readers' bits, with bit ``n`` for readers after the region.
+    ``buffers`` has the bytes of each buffer, its producer's bit, and its readers' bits.
     """
 
     def __init__(
@@ -115,11 +103,10 @@ class _ShortestPaths:
         groups: Sequence[_Group],
         n: int,
         budget: StepBudget,
-        base_bytes: int,
         buffers: list[tuple[int, int, int]],
         bitcasts: int,
     ) -> None:
-        self._budget, self._base_bytes, self._buffers = budget, base_bytes, buffers
+        self._budget, self._buffers = budget, buffers
         self._everything = (1 << n) - 1
         self._steps = [
             (g, self._written_bytes(g.mask) + tile_bytes(g.kernel))
@@ -131,11 +118,7 @@ class _ShortestPaths:
         return sum(size for size, producer, readers in self._buffers if producer & mask and readers & ~mask)
 
     def _live_bytes(self, done: int) -> int:
-        return self._base_bytes + sum(
-            size
-            for size, producer, readers in self._buffers
-            if (not producer or producer & done) and readers & ~done
-        )
+        return sum(size for size, producer, readers in self._buffers if producer & done and readers & ~done)
 
     def best(self, start: Cost, extend: _Extend) -> Path | None:
         """The cheapest path to all nodes, by costs that ``extend(cost, group, bytes in use)`` adds up."""
@@ -167,44 +150,22 @@ class _ShortestPaths:
         return Path(tuple(reversed(kernels)), total)
 
 
-class Region:
-    """All ways to group and order ``nodes`` of a graph, none of which is grouped with another node.
-
-    Args:
-        nodes: ascending.
-        earlier: the nodes that run before the first of ``nodes``; all others run after the last.
-        renamed: the bitcasts among the other nodes that are kernels of their own.
-        max_bitcasts: bitcasts among ``nodes`` that may be kernels of their own.
-        siblings: pairs of ``nodes`` that may share a kernel because they read one array.
+class _Groupings:
+    """All ways to group and order the nodes of a graph.
 
     Raises:
         TooLargeError: there are too many groups, or bitcasts, for the steps allowed.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        book: PriceBook,
-        nodes: Nodes,
-        budget: StepBudget,
-        *,
-        max_bitcasts: int,
-        earlier: Set[int] = frozenset(),
-        renamed: Set[int] = frozenset(),
-        siblings: Sequence[tuple[int, int]] = (),
-    ) -> None:
-        self._siblings = siblings
-        self._graph, self._nodes, self._budget = graph, nodes, budget
-        self._place = {n: i for i, n in enumerate(nodes)}
+    def __init__(self, graph: Graph, book: PriceBook, budget: StepBudget, max_bitcasts: int) -> None:
+        self._graph, self._budget = graph, budget
         groups = self._find_groups(book)
         alone = [g.mask for g in groups if g.renames and g.mask.bit_count() == 1]
         if len(alone) > max_bitcasts:
             raise TooLargeError
         choices = (sum(some) for n in range(len(alone) + 1) for some in combinations(alone, n))
-        self._paths = [
-            _ShortestPaths(groups, len(nodes), budget, *self._buffers(choice, earlier, renamed), choice)
-            for choice in choices
-        ]
+        n = len(graph.nodes)
+        self._paths = [_ShortestPaths(groups, n, budget, self._buffers(choice), choice) for choice in choices]
 
     def fastest(self, limit_bytes: int) -> Path | None:
         """The fastest kernels of which no step exceeds the limit; of equals, those that move the fewest
@@ -223,20 +184,16 @@ class Region:
 
     def _find_groups(self, book: PriceBook) -> list[_Group]:
         """Every connected, convex group that has a price."""
-        place, n = self._place, len(self._nodes)
+        graph, n = self._graph, len(self._graph.nodes)
         near, before = [0] * n, [0] * n
-        for v, node in enumerate(self._nodes):
-            for value in self._graph.nodes[node].inputs:
-                u = place.get(self._graph.values[value].producer, -1)
-                if u >= 0:
-                    near[u] |= 1 << v
-                    near[v] |= 1 << u
-                    before[v] |= 1 << u
-        for one, other in self._siblings:
-            near[place[one]] |= 1 << place[other]
-            near[place[other]] |= 1 << place[one]
-        effects = [i for i, node in enumerate(self._nodes) if self._graph.nodes[node].effects]
-        for u, v in pairwise(effects):
+        for u, v in data_edges(graph):
+            near[u] |= 1 << v
+            near[v] |= 1 << u
+            before[v] |= 1 << u
+        for one, other in crossable_edges(graph, book).siblings:
+            near[one] |= 1 << other
+            near[other] |= 1 << one
+        for u, v in effect_edges(graph):
             before[v] |= 1 << u
         above = list(before)
         for v in range(n):
@@ -248,55 +205,41 @@ class Region:
         for mask in waiting:
             for v in bits(union_at(mask, near) & ~mask):
                 larger = mask | 1 << v
-                if larger not in found and book.compatible(self._members(larger)) is None:
+                if larger not in found and book.compatible(tuple(bits(larger))) is None:
                     self._budget.spend(_STEPS_PER_GROUP)
                     found[larger] = None
                     waiting.append(larger)
-        offers = [sum(1 << place[v] for v in o) for o in book.offers if all(v in place for v in o)]
+        offers = [sum(1 << v for v in offer) for offer in book.offers]
         groups: list[_Group] = []
         for mask in dict.fromkeys([*found, *offers]):
             if union_at(mask, below) & union_at(mask, above) & ~mask:
                 continue  # not convex
-            price = book.price(self._members(mask))
+            price = book.price(tuple(bits(mask)))
             self._budget.spend(_STEPS_PER_GROUP)
             if not isinstance(price, Verdict):
-                kernel = book.kernel(self._members(mask))
-                renames = is_bitcast(self._graph, kernel.spec)
+                kernel = book.kernel(tuple(bits(mask)))
+                renames = is_bitcast(graph, kernel.spec)
                 groups.append(_Group(kernel, mask, union_at(mask, before) & ~mask, price.objectives, renames))
         return groups
 
-    def _members(self, mask: int) -> Nodes:
-        return tuple(self._nodes[i] for i in bits(mask))
-
-    def _buffers(
-        self, bitcasts: int, earlier: Set[int], renamed: Set[int]
-    ) -> tuple[int, list[tuple[int, int, int]]]:
-        """``base_bytes`` and ``buffers`` of ``_ShortestPaths``."""
-        graph, place = self._graph, self._place
+    def _buffers(self, bitcasts: int) -> list[tuple[int, int, int]]:
+        """The ``buffers`` of ``_ShortestPaths``."""
+        graph = self._graph
         buffer = list(range(len(graph.values)))
         for node in graph.nodes:
-            if node.id in renamed or (node.id in place and bitcasts >> place[node.id] & 1):
+            if bitcasts >> node.id & 1:
                 for v in node.outputs:
                     buffer[v] = buffer[node.inputs[0]]
         kept = {*graph.inputs, *(buffer[v] for v in graph.outputs)}
-        after = 1 << len(self._nodes)
         readers: dict[int, int] = {}
         for v, b in enumerate(buffer):
-            producer = graph.values[b].producer
-            if b not in kept and (producer in place or producer in earlier):
-                mask = readers.get(b, 0)
-                for n in graph.consumers[v]:
-                    mask |= 1 << place[n] if n in place else 0 if n in earlier else after
-                readers[b] = mask
-        base_bytes, buffers = 0, []
-        for b, mask in readers.items():
-            own = place.get(graph.values[b].producer, -1)
-            size = graph.values[b].nbytes
-            if own < 0 and mask == after:
-                base_bytes += size
-            elif mask and size:
-                buffers.append((size, 1 << own if own >= 0 else 0, mask))
-        return base_bytes, buffers
+            if b not in kept:
+                readers[b] = readers.get(b, 0) | sum(1 << n for n in set(graph.consumers[v]))
+        return [
+            (graph.values[b].nbytes, 1 << graph.values[b].producer, mask)
+            for b, mask in readers.items()
+            if mask and graph.values[b].nbytes
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,118 +260,11 @@ def plan_exactly(
     if len(graph.nodes) > options.max_nodes:
         return None
     try:
-        nodes = tuple(range(len(graph.nodes)))
-        book = PriceBook(graph, pricing)
-        region = Region(
-            graph,
-            book,
-            nodes,
-            StepBudget(options.max_steps, work),
-            max_bitcasts=options.max_bitcasts,
-            siblings=crossable_edges(graph, book).siblings,
-        )
-        path = region.fastest(max_peak_bytes)
+        budget = StepBudget(options.max_steps, work)
+        groupings = _Groupings(graph, PriceBook(graph, pricing), budget, options.max_bitcasts)
+        path = groupings.fastest(max_peak_bytes)
         if path is not None:
             return Exact(path.kernels, max_peak_bytes)
-        return Exact(None, region.lowest().cost[0])
-    except TooLargeError:
-        return None
-
-
-def repair(
-    graph: Graph,
-    book: PriceBook,
-    kernels: Kernels,
-    max_peak_bytes: int,
-    work: Work,
-    options: ExactOptions = DEFAULTS,
-) -> Kernels:
-    """``kernels`` with a lower peak, as far as replacing small parts lowers it towards ``max_peak_bytes``.
-
-    Each part loses the least time if it can keep to the limit, and else has the least peak. The peak does not
-    rise.
-    """
-    for _ in range(options.repair_rounds):
-        needs = needs_of(graph, kernels)
-        if max(needs, default=0) <= max_peak_bytes or work.is_over:
-            break
-        better = _lower_peak(graph, book, kernels, needs, max_peak_bytes, work, options)
-        if better is None:
-            break
-        kernels = better
-    return kernels
-
-
-def _lower_peak(
-    graph: Graph,
-    book: PriceBook,
-    kernels: Kernels,
-    needs: list[int],
-    limit: int,
-    work: Work,
-    options: ExactOptions,
-) -> Kernels | None:
-    """Plan parts around the highest step anew, small parts first, until one lowers the peak."""
-    worst = max(needs)
-    found: Kernels | None = None
-    for start, stop in _parts(kernels, needs.index(worst), options.repair_nodes):
-        region = region_of_part(graph, book, kernels, start, stop, work, options)
-        if region is None:
-            continue
-        try:
-            fitting = region.fastest(limit)
-            path = fitting or region.lowest()
-        except TooLargeError:
-            continue
-        new = (*kernels[:start], *path.kernels, *kernels[stop:])
-        after = needs_of(graph, new)
-        # Whether a bitcast is a kernel of its own also changes the buffers that are live outside.
-        inside = max(after[start : start + len(path.kernels)])
-        outside = max([*after[:start], *after[start + len(path.kernels) :]], default=0)
-        before = max([*needs[:start], *needs[stop:]], default=0)
-        if outside > max(before, limit):
-            continue
-        if fitting is not None and inside <= limit:
-            return new
-        if inside < worst and found is None:
-            found = new
-    return found
-
-
-def _parts(kernels: Kernels, top: int, max_nodes: int) -> list[tuple[int, int]]:
-    """Intervals of kernels around position ``top``, small ones first."""
-    found: list[tuple[int, int]] = []
-    for width in (1, 2, 3, 4, 6, 8, 11, 15):
-        for start in range(top - width + 1, top + 1):
-            stop = start + width
-            if start < 0 or stop > len(kernels):
-                continue
-            centred = width <= 2 or start in (top - width + 1, top - width // 2, top)
-            if centred and sum(len(k.spec.nodes) for k in kernels[start:stop]) <= max_nodes:
-                found.append((start, stop))
-    return found
-
-
-def region_of_part(
-    graph: Graph,
-    book: PriceBook,
-    kernels: Sequence[Kernel],
-    start: int,
-    stop: int,
-    work: Work,
-    options: ExactOptions = DEFAULTS,
-) -> Region | None:
-    """The nodes of ``kernels[start:stop]`` as a region; None if they have too many groups."""
-    outside = (*kernels[:start], *kernels[stop:])
-    try:
-        return Region(
-            graph,
-            book,
-            tuple(sorted(n for k in kernels[start:stop] for n in k.spec.nodes)),
-            StepBudget(options.repair_steps, work),
-            max_bitcasts=options.repair_bitcasts,
-            earlier={n for k in kernels[:start] for n in k.spec.nodes},
-            renamed={n for k in outside if is_bitcast(graph, k.spec) for n in k.spec.nodes},
-        )
+        return Exact(None, groupings.lowest().cost[0])
     except TooLargeError:
         return None

@@ -1,10 +1,9 @@
-"""Plan under a limit of peak memory: exact search, local repair, and a price on bytes kept alive.
+"""Plan under a limit of peak memory: exact search, and a price on bytes kept alive.
 
 The fastest plan of all, in its order of least peak, often fits, and then keeps its proof. Otherwise a small
-graph is searched exactly (``exact.plan_exactly``). A large plan is repaired where it exceeds the limit
-(``exact.repair``), and the planner plans again at prices with a surcharge on each byte written for later
-kernels: a Lagrange multiplier of the limit, which is raised until a plan fits and then bisected. The faster
-of these plans is the answer.
+graph is searched exactly (``exact.plan_exactly``). For a larger one, the planner plans again at prices with a
+surcharge on each byte written for later kernels: a Lagrange multiplier of the limit, which is raised until a
+plan fits and then bisected. The fastest of these plans that fits is the answer.
 
 A planner takes groups of equal structure to cost the same, so the surcharge must follow from structure. A
 value that is live at the peak puts the surcharge on the results of every node of its producer's structure.
@@ -21,7 +20,7 @@ from typing import Self
 from costmodel.graph import Graph, arrays_of
 from costmodel.kernel import KernelSpec
 from costmodel.memory import is_bitcast
-from fuseplan.memory.exact import ExactOptions, plan_exactly, repair
+from fuseplan.memory.exact import ExactOptions, plan_exactly
 from fuseplan.memory.liveness import live_ranges, plan_peak_bound, profile
 from fuseplan.memory.order import Order, OrderOptions, minimise_peak
 from fuseplan.plan.fusion_plan import Kernel
@@ -234,7 +233,7 @@ def time_of(kernels: Sequence[Kernel]) -> int:
 
 @dataclass(slots=True)
 class _SurchargeSearch:
-    """Plans at rising and then bisected surcharges, and repaired plans."""
+    """Plans at rising and then bisected surcharges."""
 
     graph: Graph
     priced: SurchargedPricing
@@ -252,7 +251,6 @@ class _SurchargeSearch:
 
     def run(self, order: Order) -> Order | None:
         """The fastest plan found that fits; ``order`` is the fastest plan of all, which does not."""
-        self._repair(order)
         self._charge(order)
         written = sum(k.cost.hbm_bytes for k in order.kernels)
         # The first surcharge on a byte is the plan's time per byte moved.
@@ -271,23 +269,7 @@ class _SurchargeSearch:
                 enough = middle
             else:
                 too_low = middle
-        if self.best is None and self.lowest is not order:
-            self._repair(self.lowest)
         return self.best
-
-    def _repair(self, order: Order) -> None:
-        if self.priced.merges_copies:  # The live bytes depend on which copies are merged.
-            return
-        kernels = repair(
-            self.graph,
-            self.priced.book,
-            order.kernels,
-            self.max_peak_bytes,
-            self.work,
-            self.options.exact,
-        )
-        if kernels != order.kernels:
-            self._keep(order_within(self.graph, kernels, self.max_peak_bytes))
 
     def _fits(self, ps_per_unit: int) -> bool:
         """Plan at this surcharge; whether the plan keeps to the limit."""

@@ -127,11 +127,6 @@ def profile(lives: Liveness, order: Sequence[int]) -> list[int]:
     return [now + lives.scratch_bytes[k] for now, k in zip(live, order, strict=True)]
 
 
-def needs_of(graph: Graph, kernels: Sequence[Kernel]) -> list[int]:
-    """The bytes of temporaries in use while each of ``kernels`` runs, in the order given."""
-    return profile(live_ranges(graph, kernels), range(len(kernels)))
-
-
 def peak(lives: Liveness, order: Sequence[int]) -> int:
     """The most bytes in use at once."""
     return max(profile(lives, order), default=0)
