@@ -48,17 +48,14 @@ def _time(
         return fuse(f, args, kwargs, options, local_platform())
 
     fused = Program(jax.jit(planned).lower(*args, **kwargs).compile())
+    ours, theirs = fused.temp_bytes, plain.temp_bytes
+    temp_ratio = ours / theirs if ours is not None and theirs else None  # jax.jit may need no temporaries
     if too_large(fused, plain, inputs) is not None:
-        return Timing(temp_bytes=fused.temp_bytes, temp_ratio=_ratio(fused.temp_bytes, plain.temp_bytes))
+        return Timing(temp_bytes=ours, temp_ratio=temp_ratio)
     times, results = race({"fused": fused, "plain": plain}, inputs)
     check_results(f"{getattr(f, '__name__', 'f')} by {options.planner!r}", results["fused"], results["plain"])
     ours_s, plain_s = (statistics.median(times[side]) for side in ("fused", "plain"))
-    return Timing(ours_s, ours_s / plain_s, fused.temp_bytes, _ratio(fused.temp_bytes, plain.temp_bytes))
-
-
-def _ratio(ours: int | None, plain: int | None) -> float | None:
-    """None where there is nothing to compare: ``jax.jit`` needs no temporaries."""
-    return ours / plain if ours is not None and plain else None
+    return Timing(ours_s, ours_s / plain_s, ours, temp_ratio)
 
 
 def default_planners(device: DeviceSpec) -> tuple[str, ...]:

@@ -92,15 +92,9 @@ def _plan_and_note_kernels(platform: str | None, traced: Traced, options: Option
     plan = plan_traced(traced, options)
     # A program with side effects is not run twice unless the error's message shows that it did not run.
     pure = not any(eqn.effects for eqn in plan.lowered.equations)
-    if pure and has_kernels(plan, platform or local_platform()):
+    if pure and has_kernels(plan, platform):
         _kernels_made.set(True)
     return plan
-
-
-def _plan_accepted(
-    platform: str | None, compile_kernel: Compile, traced: Traced, options: Options, trace_s: float = 0.0
-) -> FusionPlan:
-    return plan_accepted(traced, options, platform or local_platform(), compile_kernel, trace_s)
 
 
 class GuardedJit:
@@ -112,7 +106,7 @@ class GuardedJit:
     ) -> None:
         self._name, self._reference, self._calls = name, reference, calls
         self._fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None)), **options)
-        self._accepted = jax.jit(emitted(None, partial(_plan_accepted, None, compile_here)), **options)
+        self._accepted = jax.jit(emitted(None, partial(plan_accepted, None, compile_here)), **options)
         self._kept: dict[Hashable, Any] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -151,7 +145,7 @@ class GuardedJit:
     def plan_of(self, args: Any, kwargs: Any) -> PlanOf:
         """The planning function for calls with these shapes."""
         if self._kept and self._kept.get(self._key(args, kwargs)) is not None:
-            return partial(_plan_accepted, None, compile_here)
+            return partial(plan_accepted, None, compile_here)
         return plan_traced
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
@@ -229,7 +223,7 @@ def lower_there(
 ) -> GuardedLowered:
     """Lower for a device that may be absent: ``lower`` lowers a jitted function, ``compile_kernel`` compiles
     a kernel."""
-    plans = partial(_plan_and_note_kernels, platform), partial(_plan_accepted, platform, compile_kernel)
+    plans = partial(_plan_and_note_kernels, platform), partial(plan_accepted, platform, compile_kernel)
     attempts = [jax.jit(emitted(platform, plan_of), **options) for plan_of in plans]
     return GuardedLowered(name, [partial(lower, jitted) for jitted in (*attempts, reference)])
 

@@ -35,6 +35,7 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.search.remat.duplicates import operations_of
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
 from fuseplan.support.lru import LruCache
+from fuseplan.targets.detect import local_platform
 from fuseplan.verify.plan import check_plan
 
 _UNIT_BYTES = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": 2**30}
@@ -126,15 +127,17 @@ def compile_here(kernel: Callable[..., Any], avals: Sequence[Any]) -> object:
     return jax.jit(kernel).lower(*avals).compile()
 
 
-def has_kernels(plan: FusionPlan, platform: str) -> bool:
-    """Whether any kernel of the plan is compiled by Pallas' compilers on that platform."""
-    return plan.device.platform == platform and any(map(_is_compiled_apart, plan.kernels))
+def has_kernels(plan: FusionPlan, platform: str | None) -> bool:
+    """Whether any kernel of the plan is compiled by Pallas' compilers on that platform (None: the local)."""
+    return plan.device.platform == (platform or local_platform()) and any(
+        map(_is_compiled_apart, plan.kernels)
+    )
 
 
 def plan_accepted(
-    traced: Traced, options: Options, platform: str, compile_kernel: Compile, trace_s: float = 0.0
+    platform: str | None, compile_kernel: Compile, traced: Traced, options: Options, trace_s: float = 0.0
 ) -> FusionPlan:
-    """``plan_traced`` with kernels that the compiler accepts.
+    """``plan_traced`` with kernels that the compiler of ``platform`` (None: the local one) accepts.
 
     If some are refused, the program is replanned at most twice: with less on-chip memory, by the compiler's
     figures, or with the refused operations kept apart. Kernels that are still refused are left to XLA,

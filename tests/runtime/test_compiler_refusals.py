@@ -88,8 +88,8 @@ def compiler(monkeypatch):
         fake.plans += 1
         return real(*args)
 
-    monkeypatch.setattr(guarded, "local_platform", lambda: "gpu")
-    monkeypatch.setattr(fuseplan.api, "local_platform", lambda: "gpu")
+    for module in (guarded, replan, fuseplan.api):
+        monkeypatch.setattr(module, "local_platform", lambda: "gpu")
     monkeypatch.setattr(executor, "emit", fake.inside)
     monkeypatch.setattr(replan, "emit", fake.by_itself)
     monkeypatch.setattr(replan, "plan_traced", plan_traced)
