@@ -71,14 +71,14 @@ def can_nest(node: Node, backend: str = "loops") -> bool:
 
 def connected_groups(graph: Graph, is_large: IsLarge, backend: str = "loops") -> list[Nodes]:
     """The sets of operations that are connected by large values that one of them writes."""
-    nests = [can_nest(node, backend) for node in graph.nodes]
+    large = [v for v in graph.values if v.producer >= 0 and is_large(v.size)]
     # Consumers of a value that is written elsewhere are not linked: it is in memory anyway.
     edges = [
-        (value.producer, n)
-        for value in graph.values
-        if value.producer >= 0 and nests[value.producer] and is_large(value.size)
-        for n in graph.consumers[value.id]
-        if nests[n]
+        (v.producer, n)
+        for v in large
+        if can_nest(graph.nodes[v.producer], backend)
+        for n in graph.consumers[v.id]
+        if can_nest(graph.nodes[n], backend)
     ]
     return [tuple(nodes) for nodes in connected_sets(len(graph.nodes), edges) if len(nodes) > 1]
 
