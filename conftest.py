@@ -67,7 +67,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--update-golden", action="store_true", help="write tests/golden anew")
+    parser.addoption("--update-golden", action="store_true", help="write tests/plan/golden anew")
     parser.addoption(
         "--quick",
         action="store_true",

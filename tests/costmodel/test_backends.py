@@ -11,9 +11,10 @@ import pytest
 
 import fuseplan
 from costmodel import TEST_DEVICE
-from costmodel.backends import Backend, backend_of, register_backend, unregister_backend
+from costmodel.backends import backend_of, unregister_backend
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import OpKind
+from fuseplan.extend import Backend, register_backend
 from tests.helpers import toy_backend
 from tests.helpers.arrays import ramp
 
