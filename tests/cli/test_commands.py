@@ -271,6 +271,7 @@ def test_a_pipe_gets_plain_text_and_nothing_on_stderr():
     assert result.stdout.splitlines()[1].split()[0] == "planner"
 
 
+@pytest.mark.slow
 def test_json_is_alone_on_stdout_and_errors_on_stderr(tmp_path):
     result = process("plan", "softmax", "--device", "test", "--json")
     assert json.loads(result.stdout)["format"] == "fuseplan.plan"

@@ -82,6 +82,7 @@ def test_one_element_that_is_no_number(name, bad):
     ("dtype", "rtol"),
     [pytest.param("float16", 4e-3, marks=pytest.mark.one_python), ("bfloat16", 4e-2), ("float32", 1e-5)],
 )
+@pytest.mark.slow
 def test_floats(dtype, rtol):
     cast = lambda xs: [jnp.asarray(x, dtype) for x in xs]  # noqa: E731
     for f, args in [(masked(-np.inf), QKV), (with_gradient(attention), (*QKV, CT))]:
@@ -195,6 +196,7 @@ def test_views_that_are_not_contiguous():
 @pytest.mark.one_python
 @settings(max_examples=15)
 @given(st.data())
+@pytest.mark.slow
 def test_random_programs(data):
     """``random_programs``: chains, masks, reductions over either axis, products, softmaxes."""
     length = data.draw(st.integers(3, 9))

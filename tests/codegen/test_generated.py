@@ -50,6 +50,7 @@ def test_programs(backend):
 
 @pytest.mark.one_python
 @pytest.mark.parametrize("backend", ["cpu", "triton", "mosaic_tpu"])
+@pytest.mark.slow
 def test_derivatives(backend):
     """Derivatives of fused functions, and of kernels, are those of the program in float64."""
     compared = 0
@@ -249,6 +250,7 @@ CASES: dict[str, tuple[str, Program]] = {
 
 
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.slow
 def test_what_failed_once(name):
     backend, program = CASES[name]
     hold(program, [backend], gradient=True)

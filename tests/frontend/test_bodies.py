@@ -66,6 +66,7 @@ def test_a_body_is_planned(name):
     jax.tree.map(compare, fast(X, W), plain(X, W))
 
 
+@pytest.mark.slow
 def test_layers_that_are_fused_each_keep_little_under_a_gradient():
     def loss(h):
         return lambda x, w: (lax.scan(lambda c, w: (c + h(c @ w, c, c), None), x, w)[0] ** 2).sum()

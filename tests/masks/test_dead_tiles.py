@@ -236,6 +236,7 @@ def test_backward_pass(f):
         assert not is_safe(lowered, skips, broken)
 
 
+@pytest.mark.slow
 def test_heads_of_dot_product_attention():
     def f(q, k, v):
         return jax.nn.dot_product_attention(q, k, v, is_causal=True)

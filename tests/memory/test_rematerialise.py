@@ -145,6 +145,7 @@ def planned(percent=None, recompute=True, device="h200", f=GRADIENT, args=SHAPES
 
 
 @pytest.mark.parametrize(("device", "percent"), [("h200", 75), ("tpu_v5e", 80)])
+@pytest.mark.slow
 def test_what_does_not_fit_is_computed_again(device, percent):
     with pytest.raises(MemoryLimitError):
         planned(percent, recompute=False, device=device)

@@ -138,6 +138,7 @@ _BINARY = (jnp.add, jnp.multiply, jnp.subtract, jnp.maximum)
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=8))
+@pytest.mark.slow
 def test_random_programs(choices):
     def f(x, y):
         pool = [x[:, None] + jnp.zeros_like(y), y[None] * jnp.ones_like(x)[:, None], x[:, None] - y[None]]

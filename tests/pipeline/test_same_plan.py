@@ -45,6 +45,7 @@ def test_a_busy_machine_and_another_hash_seed_plan_the_same():
     assert idle == busy
 
 
+@pytest.mark.slow
 def test_what_is_remembered_is_what_would_be_found():
     kept = cache.SolutionCache()
     first = digests("tpu_v5e", kept)

@@ -148,6 +148,7 @@ def test_every_copy_is_kept_apart():
 @pytest.mark.parametrize(
     "constraints", [{"max_kernel_args": 6}, {"never_fuse": [("add", "mul")]}, {"max_group_size": 6}], ids=str
 )
+@pytest.mark.slow
 def test_what_constraints_leave_to_be_computed_again(constraints):
     f, args = get_workload("gpt2_block").build()
 

@@ -65,6 +65,7 @@ def test_this_cpu_is_measured_by_xla(quick):
     assert cpu.private_cache_bytes == known.cache_sizes(known.core_count())[0]
 
 
+@pytest.mark.slow
 def test_what_fails_is_assumed_and_says_why(quick, monkeypatch):
     loop = calibrate.Loop
 
@@ -290,6 +291,7 @@ def test_a_write_that_fails_leaves_the_file_as_it_was(tmp_path, monkeypatch, fai
     assert [path.name for path in calibrate.cache_file().parent.iterdir()] == [calibrate.cache_file().name]
 
 
+@pytest.mark.slow
 def test_one_core_without_sysfs_is_measured_too(quick, monkeypatch, tmp_path):
     monkeypatch.setattr(known, "core_count", lambda: 1)
     monkeypatch.setattr(known, "cache_sizes", lambda cores: (cores * 4096, 4096))
@@ -299,6 +301,7 @@ def test_one_core_without_sysfs_is_measured_too(quick, monkeypatch, tmp_path):
     assert cpu.source("private_cache_bytes_per_s").startswith("measured")
 
 
+@pytest.mark.slow
 def test_the_caller_s_trace_and_settings_do_not_matter(quick):
     """Planning happens while JAX traces, under whatever the user has set."""
 
