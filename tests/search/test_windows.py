@@ -52,7 +52,7 @@ def test_a_window_as_wide_as_the_component_finds_its_best_plan(g, max_nodes):
     assert space.total(groups).objectives == brute_force(g, Bytes(g, max_nodes=max_nodes))[0]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_windows_only_ever_improve_and_leave_a_plan_that_can_run(seed):
     g = web(30, seed, "eeeerc")
     for space in spaces(g, max_made=7):
@@ -75,7 +75,7 @@ class OddPairs(Bytes):
         return super().price(nodes)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(6))
 def test_a_window_may_cut_a_kernel_into_parts_of_no_price(seed):
     g = web(30, seed, "eeeerc")
     book = PriceBook(g, OddPairs(g, max_made=4))
@@ -91,7 +91,7 @@ def test_a_window_may_cut_a_kernel_into_parts_of_no_price(seed):
 def test_windows_find_what_the_heuristics_miss():
     """With fewer groups than there are, the optimum of all of them."""
     missed = found = 0
-    for seed in range(4):
+    for seed in range(8):
         g = web(16, seed, "eeeeerc")
         best = plan_groups(g, Bytes(g, max_made=5), Budget())
         assert best.status == "OPTIMAL"
@@ -102,7 +102,7 @@ def test_windows_find_what_the_heuristics_miss():
         assert few.bound_ps <= least
         missed += heuristic > least
         found += heuristic > least == got
-    assert missed > 0
+    assert missed >= 3
     assert found == missed
 
 
