@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 
 import jax
@@ -11,12 +12,13 @@ from costmodel.devices import get_device, with_backend
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.targets.calibrate import local_cpu, unmeasured_cpu
 
-# Parts of jax.Device.device_kind, in lower case, and the names of the devices.
+# Words of jax.Device.device_kind, in lower case, and the names of the devices.
 _KINDS = {
     "a100": "a100",
     "h100": "h100",
     "h200": "h200",
     "b200": "b200",
+    "gb200": "b200",  # the same chip
     "l4": "l4",
     "rtx 4090": "rtx4090",
     "tpu v4": "tpu_v4",
@@ -59,8 +61,8 @@ def local_device() -> DeviceSpec:
     if platform == "cpu":
         return local_cpu()
     kind = jax.devices()[0].device_kind.lower()
-    for text, name in _KINDS.items():
-        if text in kind:
+    for words, name in _KINDS.items():
+        if re.search(rf"\b{words}\b", kind):  # whole words: an L40S is no L4
             return get_device(name)
     nearest = _NEAREST.get(platform, "cpu")
     warnings.warn(
