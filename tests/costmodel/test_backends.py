@@ -15,6 +15,7 @@ from costmodel.backends import backend_of, unregister_backend
 from costmodel.device_fields import InvalidDeviceError
 from costmodel.graph import OpKind
 from fuseplan.extend import Backend, register_backend
+from fuseplan.support.errors import UnknownNameError
 from tests.helpers import toy_backend
 from tests.helpers.arrays import ramp
 
@@ -78,6 +79,16 @@ def test_a_language_without_lowerings_is_refused():
         register_backend(replace(TOY, dialect=""))
     with pytest.raises(KeyError, match="toy"):
         backend_of("toy")
+
+
+def test_a_language_without_dtypes_is_refused(monkeypatch):
+    monkeypatch.setattr("costmodel.backends.LANGUAGES", ("toy",))
+    register_backend(replace(TOY, dialect=""))
+    try:
+        with pytest.raises(UnknownNameError, match="dtypes of kernels in 'toy' are unknown"):
+            fuseplan.make_plan(gated, device="h200")(*ARGS)
+    finally:
+        unregister_backend(TOY.name)
 
 
 def test_an_unknown_backend_is_refused():

@@ -16,7 +16,6 @@ from jax import lax
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.frontend.ops import composed
 from fuseplan.frontend.ops.rule import (
-    KERNEL_DTYPES,
     MOSAIC_GPU,
     NONE,
     PALLAS,
@@ -28,6 +27,7 @@ from fuseplan.frontend.ops.rule import (
     Tile,
     bind,
     dtypes_of,
+    kernel_dtypes,
     known_dtypes,
     out_size,
     own_dims,
@@ -304,7 +304,7 @@ def _cast_supports(eqn: Equation, language: str) -> bool:
         dtypes -= composed.FLOAT8_NAMES
     if language == "mosaic_tpu":
         dtypes -= {"int8", "int16", "uint8", "uint16"}
-    return dtypes <= KERNEL_DTYPES[language]
+    return dtypes <= kernel_dtypes(language)
 
 
 def _supports_dtypes(*names: str) -> Callable[[Equation, str], bool]:

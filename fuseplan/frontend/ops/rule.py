@@ -13,7 +13,7 @@ from jax.extend import core as jex_core
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import DimMap, DimRole, Flops, OpKind
 from fuseplan.frontend.trace import Equation
-from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
 
 TRITON = frozenset({"triton"})
 MOSAIC_GPU = frozenset({"mosaic_gpu"})
@@ -101,9 +101,24 @@ def dtypes_of(eqn: Equation) -> set[str]:
     return {str(getattr(a, "dtype", "token")) for a in (*eqn.in_avals, *eqn.out_avals)}
 
 
+def kernel_dtypes(language: str) -> frozenset[str]:
+    """The dtypes for which ``language`` has arithmetic.
+
+    Raises:
+        UnknownNameError: ``KERNEL_DTYPES`` does not have the language.
+    """
+    try:
+        return KERNEL_DTYPES[language]
+    except KeyError:
+        raise UnknownNameError(
+            f"the dtypes of kernels in {language!r} are unknown, expected one of {', '.join(KERNEL_DTYPES)}: "
+            "add a new language to KERNEL_DTYPES in fuseplan/frontend/ops/rule.py"
+        ) from None
+
+
 def known_dtypes(eqn: Equation, language: str) -> bool:
     """Whether kernels in ``language`` have arithmetic for all dtypes of the equation."""
-    return dtypes_of(eqn) <= KERNEL_DTYPES[language]
+    return dtypes_of(eqn) <= kernel_dtypes(language)
 
 
 def _real(eqn: Equation) -> bool:
