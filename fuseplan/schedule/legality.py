@@ -121,8 +121,12 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
         return Verdict("shapes", f"nothing is fused onto the result of {anchor.op}", (anchor.id,))
     for node in members:
         if node.kind == OpKind.REDUCTION:
-            whose = "the result" if node.id > anchor.id else "an operand"
-            reason = f"{node.op} needs whole rows of {whose} of {anchor.op}"
+            if node in ancestors_among(members, anchor):
+                reason = f"{node.op} needs whole rows of an operand of {anchor.op}"
+            elif anchor in ancestors_among(members, node):
+                reason = f"{node.op} needs whole rows of the result of {anchor.op}"
+            else:
+                reason = f"{node.op} needs whole rows beside {anchor.op}, which has tiles of them"
             return Verdict("shapes", reason, (anchor.id, node.id))
     return None
 

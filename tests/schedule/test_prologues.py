@@ -127,3 +127,20 @@ def test_layers_with_another_reader_are_not_taken_for_equal():
     assert not any(
         exps[1] in g and plan.graph.nodes[g[-1]].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for g in groups
     )
+
+
+@pytest.mark.parametrize(
+    ("f", "reason"),
+    [
+        (lambda y, w: (y * 2).sum(1, keepdims=True) * y @ w, "whole rows of an operand of dot_general"),
+        (lambda y, w: (y @ w).sum(1), "whole rows of the result of dot_general"),
+        # The sum comes later than the product, and does not depend on it.
+        (lambda y, w: ((y * 2) @ w, (y * 2 + 1).sum(1)), "whole rows beside dot_general"),
+    ],
+)
+def test_a_reduction_is_refused_by_what_depends_on_what(f, reason):
+    graph = graph_of(f, X, W)
+    refused = Scheduler(graph, TEST_DEVICE).compatible(tuple(range(len(graph.nodes))))
+    assert refused is not None
+    assert refused.rule == "shapes"
+    assert reason in refused.reason
