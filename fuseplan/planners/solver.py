@@ -122,7 +122,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             bounds_ps = [s.bound_ps for _, s in sorted(solved.items())]
             certified = certifying_heuristic(graph, parts, starts, bounds_ps, slower)
             cache.add_slower(slower)
-    if budget.deadline_s > 0 and book.clock() >= expires_at and limit_reached(notes) is None:
+    if budget.deadline_s > 0 and book.is_past(expires_at) and limit_reached(notes) is None:
         notes.append(note(NoteKind.SEARCH_CUT, limit=book.work.ended_by))
     stats = PlanStats(
         len(graph.nodes),

@@ -210,6 +210,10 @@ class PriceBook:
         """``time.monotonic``, or infinity (past every deadline) when the counted work is spent."""
         return math.inf if self.work.is_spent else time.monotonic()
 
+    def is_past(self, t: float) -> bool:
+        """Whether ``t``, a time of ``time.monotonic``, has come, or the counted work is spent."""
+        return self.clock() >= t
+
     def is_late(self) -> bool:
         """Whether a heuristic has to end; every loop that asks for prices tests it. It is false for the first
         ``OPERATIONS_BEFORE_DEADLINE``, so that a short deadline gives the same plan on any machine."""

@@ -46,7 +46,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         wanted = [k for k in relaxation.support if is_open[k]]
         if not wanted:
             break
-        if space.book.clock() >= expires_at:
+        if space.book.is_past(expires_at):
             return Solved(best, relaxation.bound, False, cost, relaxation.duals, ended_note(space))
         # With those that the relaxation uses, the most promising: a few at a time cost less than
         # the relaxations that ask for them one by one.
@@ -54,7 +54,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
         count = LIMITS.priced_at_once + len(masks) // LIMITS.columns_per_priced
         promising = open_[np.argsort(extra[open_], kind="stable")][:count].tolist()
         for k in dict.fromkeys([*wanted, *promising]):
-            if space.book.clock() >= expires_at:
+            if space.book.is_past(expires_at):
                 break
             _price(space, masks[k], cost, unpriced)
             is_open[k] = False

@@ -109,7 +109,7 @@ def solve_component(
         return Solved([1], time_ps, True, duals=(time_ps,))
     if space.is_ideal:
         return Solved([space.everything], space.floor_ps, True)
-    if space.book.clock() >= expires_at:
+    if space.book.is_past(expires_at):
         known, name = starts.best(kind)
         told = starts.used(kind, name, ended_note(space)) if budget.deadline_s > 0 else None
         return Solved(known, space.floor_ps, False, note=told)
@@ -186,7 +186,7 @@ def _solve_space(
     found = enumerate_groups(space, limit, expires_at)
     watch.lap("enumerate")
     if crowds and not found.complete:
-        if space.book.clock() >= expires_at:
+        if space.book.is_past(expires_at):
             return Solved(best, floor_ps, False, note=ended_note(space))
         told = part_note(NoteKind.TOO_MANY_COPIES, space, most=LIMITS.max_groups_with_copies)
         return Solved(best, floor_ps, False, note=told, crowded=True)
@@ -197,7 +197,7 @@ def _solve_space(
         watch.lap("solve")
         best = result.groups
         # A plan as fast as the floor is proven without more groups.
-        if space.total(best).time_ps > floor_ps and few < most and space.book.clock() < expires_at:
+        if space.total(best).time_ps > floor_ps and few < most and not space.book.is_past(expires_at):
             found = enumerate_groups(space, most, expires_at)
             watch.lap("enumerate")
     if found.complete:
@@ -207,7 +207,7 @@ def _solve_space(
         if result.steady:
             result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
             # If the time was up, the groups need not be too many.
-            is_late = space.book.clock() >= expires_at
+            is_late = space.book.is_past(expires_at)
             too_many = part_note(NoteKind.SOME_GROUPS, space, most=most)
             result.note = ended_note(space) if is_late else too_many
     watch.lap("solve")

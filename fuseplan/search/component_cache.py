@@ -1,8 +1,10 @@
 """Recall and check the solutions of components that have been solved before.
 
-The key is a digest of everything that decides a solution. A recalled solution is checked all the same: its
-groups must partition the component, be able to run, and cost as much as they did. Otherwise the component is
-solved again and the entry replaced.
+The key (``solution_key``) is a digest of the component, of all that its prices depend on, of the planner and
+of its limit of groups. On disk it has a digest of the program, too (``cache.program_digest``). The deadline
+and the counted work are not in it: a solution that they may have cut short is not kept. A recalled solution
+is checked all the same: its groups must partition the component, be able to run, and cost as much as they
+did. Otherwise the component is solved again and the entry replaced.
 """
 
 from __future__ import annotations
@@ -146,8 +148,8 @@ def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
 
 
 def solution_key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
-    """A digest of everything that decides the solution of a component, or None if its prices depend on
-    something without a textual form."""
+    """A digest of what decides the solution of a component in one version of the program, or None if its
+    prices depend on something without a textual form."""
     component = space.component
     cache_key = space.book.cache_key(component.nodes)
     if cache_key is None:

@@ -53,7 +53,7 @@ def join(
         if not cycles:
             ordered = [ranked[g] for g in execution_order(after)]
             return ordered, outside + joint_bound, optimal, None, _joint(parts, proven, joint_bound)
-        if book.clock() >= expires_at or not optimal:
+        if book.is_past(expires_at) or not optimal:
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
         for cycle in cycles:
@@ -126,7 +126,7 @@ def _solve_jointly(
         kind, nodes = parts.instances[i]
         result = solved[kind]
         for mask, time_ps in result.columns.items():
-            if book.clock() >= expires_at:
+            if book.is_past(expires_at):
                 return None
             if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
                 price = parts.kinds[kind].price(mask)

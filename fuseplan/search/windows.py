@@ -33,7 +33,7 @@ def improve(space: Space, groups: list[Mask], bound_ps: int, expires_at: float) 
     rng = random.Random(0)
     tried: set[tuple[Mask, int]] = set()
     idle = turn = 0
-    while idle < LIMITS.max_idle_windows and space.book.clock() < expires_at:
+    while idle < LIMITS.max_idle_windows and not space.book.is_past(expires_at):
         time_ps = space.total(groups).time_ps
         if time_ps - bound_ps <= bound_ps // LIMITS.window_gap_divisor:
             break
