@@ -68,8 +68,8 @@ class DeviceSpec:
     platform: str
     """``gpu``, ``tpu`` or ``cpu``."""
     backend: str
-    """The name of the code generator of fused kernels: ``triton``, ``mosaic_gpu``, ``mosaic_tpu`` or
-    ``xla``."""
+    """The name of the code generator of fused kernels, one of ``costmodel.backends.backend_names()``. A CPU
+    has ``xla``, and its loops are kernels of ``loops`` beside it."""
     core_count: int
     hbm_capacity_bytes: int
     hbm_bytes_per_s: int

@@ -105,11 +105,11 @@ class NoteKind(Enum):
         "{operation} has no rule: {count} of them left to XLA as opaque steps "
         "(fuseplan.register_rule declares one)"
     )
-    UNCONSTRAINED = "constraints do not hold: the planner {planner!r} decides nothing"
+    UNCONSTRAINED = "constraints do not hold: the planner {planner!r} takes none"
     MUST_FUSE_IGNORED = "must_fuse does not hold: the planner 'unfused' leaves every operation by itself"
     PEAK_IGNORED = (
         "temporaries occupy {peak_bytes:bytes} at the peak, more than max_peak_bytes allows "
-        "({most_bytes:bytes}): the planner 'unfused' decides nothing"
+        "({most_bytes:bytes}): the planner 'unfused' does not search for less"
     )
 
     # The device, its compiler, and the program that a call runs.

@@ -235,10 +235,10 @@ def may_be_kernels_fault(error: Exception) -> bool:
 
 
 def warn_of_reference(name: str, error: Exception) -> None:
-    """Warn that ``jax.jit`` takes over."""
+    """Warn that ``jax.jit`` takes over after ``error``, of a compiler or of a run."""
     said = next(iter(str(error).splitlines()), type(error).__name__)
     warnings.warn(
-        f"{name}: the compiler refused the fused program, so jax.jit's own is used. It said: {said}",
+        f"{name}: the fused program does not compile or run, so jax.jit's own is used. The error: {said}",
         CompilerRefusalWarning,
         stacklevel=3,
     )

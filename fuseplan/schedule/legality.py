@@ -2,15 +2,25 @@
 
 - ``refuse``: the *monotone* rules, by which a refused group refuses every larger one, so that a search prunes
   all of them. Each operation must be one that the backend can hold (no side effects, no opaque call, no
-  reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``); a
-  contraction takes elementwise operations only, and those on its operands must not be needed elsewhere
+  reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``). A
+  contraction takes elementwise operations, broadcasts and data movement on its operands and its result, and
+  no reduction and no second contraction; what its operands are computed from must not be needed elsewhere
   (``gated``).
 - ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
+  ``scheduler.Scheduler.schedule`` asks both.
 - ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
 
-Three conditions depend on more than the group: an on-chip tile (``footprint``), kernels that do not wait for
-each other in a cycle (``fuseplan.search.grouping.break_cycles``), and scalars with many readers
-(``shared_operands``).
+Other modules refuse a group for more than its operations:
+
+- it fits on chip in no tile: ``footprint.Capacity.refuse``, and ``Scheduler.schedule`` once it is priced;
+- the user forbids it: ``fuseplan.search.constrained_pricing``;
+- a scalar ties many operations together: ``fuseplan.search.components.crossable_edges`` drops the edge
+  (``shared_operands.wide_hubs``);
+- its kernel would wait for itself: ``crossable_edges`` drops an edge beside a path that leaves the group, and
+  ``fuseplan.search.candidates`` finds convex groups only;
+- it and other groups would wait for each other: ``fuseplan.search.column_pricing`` and, across components,
+  ``fuseplan.search.joint`` forbid them together; heuristics split one of them
+  (``fuseplan.search.grouping.break_cycles``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Solve one component: price its groups by the duals of a linear relaxation, then solve the exact cover."""
+"""Solve one component as an exact cover of its nodes by its groups, with a proof.
+
+To price a group is to schedule it, which takes long; a floor under its cost is known without. A linear
+relaxation over floors and known prices tells which groups to price: those that its solution uses. The duals
+of the last relaxation exclude groups that no plan as fast as the best known can hold, and ``exact_cover``
+searches the others.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +28,16 @@ from fuseplan.support.digraph import cyclic_sets, shortest_cycle
 def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
 
-    Groups that the relaxation uses are priced until it uses none by its floor: dearer others
-    change nothing about it, so that it is then what all prices would make it. Most groups cost
-    their floor, and more are as good as others than are ever used: they are not asked for.
+    The relaxation is solved with the floors of groups that have no price yet. The groups that its solution
+    uses by their floor are priced, with a few others of low reduced cost, and it is solved again, until the
+    solution uses priced groups alone. Its value is then the same as with all prices: no price is lower than
+    its floor, so the price of a group that is not used cannot lower it. Most groups are never priced.
     """
     cost: dict[Mask, int] = {}
     unpriced: dict[Mask, int] = {}
     """Groups of which only the floor is known, each with the bytes that it moves at least."""
     for mask in columns:
-        if space.book.clock() >= expires_at:
+        if space.book.is_past(expires_at):
             return Solved(best, 0, False, note=ended_note(space))
         least_ps, nbytes = space.floors(mask) if space.known_price(mask) is None else (0, 0)
         if least_ps:

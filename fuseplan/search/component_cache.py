@@ -76,7 +76,7 @@ class ComponentCache:
     def keep(self, kind: int, solved: Solved, work: int) -> None:
         """Store a component's solution and its counted work, unless the clock may have cut it short."""
         space = self._parts.kinds[kind]
-        in_time = space.book.clock() < self._expires_at - seconds_of(MARGIN)
+        in_time = not space.book.is_past(self._expires_at - seconds_of(MARGIN))
         if kind not in self._keys or not solved.steady or not in_time:
             return
         total = space.total(solved.groups)

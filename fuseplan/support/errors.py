@@ -97,7 +97,8 @@ class FuseplanWarning(UserWarning):
 
 
 class CompilerRefusalWarning(FuseplanWarning):
-    """A device's compiler refused a fused kernel; another plan, or XLA, takes its place."""
+    """A device's compiler refused a fused kernel, or a program with kernels failed: another plan, or
+    ``jax.jit``'s program, takes its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,10 @@
 """Verify a plan without the planner that made it: legality, order, costs, and the bound.
 
-Nothing here imports a planner, the solver or OR-Tools. ``fuseplan.verify.plan`` checks the kernels;
-``fuseplan.verify.bound`` recomputes the bound from the plan's ``Proof``, and states what it trusts.
+Nothing here imports a planner, the enumeration of groups, the solver or OR-Tools. The definition of the
+search space is the planner's own: components and crossable edges (``fuseplan.search.components``),
+constraints (``fuseplan.search.constrained_pricing``) and copies (``fuseplan.search.remat``).
+``fuseplan.verify.plan`` checks the kernels; ``fuseplan.verify.bound`` recomputes the bound from the plan's
+``Proof``, and states what it trusts.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ def test_constraints_are_not_for_it():
     limits = fuseplan.Constraints(never_fuse=["exp"], max_peak_bytes=1)
     plan = make(jax.nn.softmax, SQUARE, constraints=limits)
     assert plan.constraints is None
-    assert plan.notes[-1] == "constraints do not hold: the planner 'xla' decides nothing"
+    assert plan.notes[-1] == "constraints do not hold: the planner 'xla' takes none"
     assert plan.kernels == make(jax.nn.softmax, SQUARE).kernels
 
 

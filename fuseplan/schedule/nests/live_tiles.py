@@ -1,7 +1,8 @@
 """For each pass of a nest, the tiles to visit when those that a mask makes dead are skipped.
 
-A tiled loop of a CPU tests each tile (``skips_of``). A kernel of a GPU or a TPU visits one interval of tiles
-at each position of the grid, from the first live tile to the last (``ranges_of``).
+A tiled loop of a CPU visits the live tiles alone, in ascending order (``skips_of``). A kernel of a GPU or a
+TPU visits one interval of tiles at each position of the grid, from the first live tile to the last
+(``ranges_of``).
 """
 
 from __future__ import annotations
