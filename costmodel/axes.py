@@ -91,15 +91,19 @@ def made_map(node: Node, v: int) -> DimMap:
 def compose(dim_map: DimMap, node_axes: NodeAxes) -> DimMap:
     """A node's map of a value, in terms of the group's axes."""
     return tuple(
-        node_axes[dims[0]] if len(dims) == 1 else tuple(a for d in dims for a in node_axes[d])
-        for dims in dim_map
+        [
+            node_axes[dims[0]] if len(dims) == 1 else tuple([a for d in dims for a in node_axes[d]])
+            for dims in dim_map
+        ]
     )
 
 
 def reduced_axes(node: Node, own: NodeAxes) -> set[int]:
     """The axes of a group that a node with the axes ``own`` reduces."""
+    if DimRole.REDUCED not in node.roles:
+        return set()
     roles = zip(own, node.roles, strict=True)
-    return {a for dims, role in roles if role == DimRole.REDUCED for a in dims}
+    return {a for dims, role in roles if role is DimRole.REDUCED for a in dims}
 
 
 _REDUCED, _WHOLE = 1, 2

@@ -44,8 +44,8 @@ class Floor:
         wait_ps = device.grid_step_ps if device.sequential_grid else device.hbm_latency_ps
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
         # A group with an empty array is left to XLA.
-        self.has_dims = [bool(node.dims) for node in graph.nodes]
-        self.is_empty = [0 in node.dims for node in graph.nodes]
+        self.of_arrays = frozenset([node.id for node in graph.nodes if node.dims])
+        self.of_empty_arrays = frozenset([node.id for node in graph.nodes if 0 in node.dims])
         root = list(range(len(graph.values)))
         for node in graph.nodes:
             if node.bitcast:
@@ -117,23 +117,23 @@ class Floor:
         moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
         written: set[int] = set()
-        name, origins = self._name, self.origins
+        name, origins, readers = self._name, self.origins, self.readers
         done: set[int] = set()
         anchors: list[int] = []
         for n in nodes:
-            writes = self.writes[n]
-            if not writes and not self.reads[n]:
+            writes, reads = self.writes[n], self.reads[n]
+            if not writes and not reads:
                 continue
             for v in writes:
-                if not inside.issuperset(self.readers[v]):
+                if not inside >= readers[v]:
                     written.add(name[v])
             if origins[n] in done:
                 continue
             done.add(origins[n])
             launched += 1
-            if n in self.loads and made.isdisjoint(self.reads[n]):
+            if n in self.loads and made.isdisjoint(reads):
                 anchors.append(n)
-            read.update(self.reads[n])
+            read.update(reads)
             made.update(self.made[n])
             m, v_flops, t = self.work[n]
             matrix_ps += m
@@ -143,7 +143,7 @@ class Floor:
             return 0, 0
         device = self.device
         waits = (
-            launched > 1 and any(self.has_dims[n] for n in nodes) and not any(self.is_empty[n] for n in nodes)
+            launched > 1 and not self.of_arrays.isdisjoint(nodes) and self.of_empty_arrays.isdisjoint(nodes)
         )
         padded = together and waits and device.sequential_grid
         read_bytes, write_bytes = (self.kernel_bytes,) * 2 if padded else (self.read_bytes, self.nbytes)

@@ -24,13 +24,14 @@ The accounting follows what each backend's compiler does with a block:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
 from math import prod
 from operator import mul
 from struct import Struct
+from typing import NamedTuple
 
 from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
@@ -118,11 +119,9 @@ def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool)
     return -(-size * bits // 8)
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
-    """One node of a kernel in its turn."""
+class _Step(NamedTuple):
+    """What is loaded, used up and made when one node of a kernel is computed."""
 
-    node: Node
     loads: tuple[int, ...]
     """Values from outside that are first needed in registers."""
     dying: tuple[int, ...]
@@ -132,8 +131,8 @@ class _Step:
     repeats lives until the last use of the result."""
 
 
-def _walk(nodes: Sequence[Node], loaded: Collection[int]) -> Iterator[_Step]:
-    """Yield a liveness step for each node: the values loaded, last used, and still live.
+def _walk(nodes: Sequence[Node], loaded: Collection[int]) -> list[_Step]:
+    """A liveness step for each node: the values loaded, last used, and still live.
 
     ``loaded`` are values from outside that are held in registers from the first use on. A contraction is no
     such use: it takes its operands from shared memory.
@@ -146,19 +145,25 @@ def _walk(nodes: Sequence[Node], loaded: Collection[int]) -> Iterator[_Step]:
         if is_virtual(node):
             repeated[node.outputs[0]] = repeated.get(node.inputs[0], node.inputs[0])
     waiting = set(loaded)
+    steps: list[_Step] = []
     for step, node in enumerate(nodes):
         loads: tuple[int, ...] = ()
         if waiting and not node.flops.matrix and not waiting.isdisjoint(node.inputs):
             loads = tuple([v for v in dict.fromkeys(node.inputs) if v in waiting])
             waiting.difference_update(loads)
-        dying = dict.fromkeys([r for v in node.inputs if last[r := repeated.get(v, v)] == step])
+        dying: dict[int, None] = {}
+        for v in node.inputs:
+            v = repeated.get(v, v)
+            if last[v] == step:
+                dying[v] = None
         used = () if is_virtual(node) else tuple([v for v in node.outputs if v in last])
-        yield _Step(node, loads, tuple(dying), used)
+        steps.append(_Step(loads, tuple(dying), used))
+    return steps
 
 
 def is_virtual(node: Node) -> bool:
     """Whether the node is a broadcast, which is made where it is used and occupies nothing."""
-    return node.kind == OpKind.BROADCAST and bool(node.inputs)
+    return node.kind is OpKind.BROADCAST and bool(node.inputs)
 
 
 _DIGIT_BITS = 32
@@ -182,6 +187,23 @@ class _Blocks:
         sizes = [block_bytes(axes, dim_map, bits, self._tiled) for dim_map, bits in self._kinds]
         digits = Struct(f"<{len(sizes)}I")
         return [sum(map(mul, digits.unpack(s.to_bytes(digits.size, "little")), sizes)) for s in sums]
+
+
+def largest_block(graph: Graph, accesses: Iterable[Access]) -> Callable[[Sequence[int]], int]:
+    """A function from the tile of each axis to the bytes of the largest block of ``accesses``, unpadded. A
+    kernel with these tiles needs no less, and the function costs far less than a ``KernelFootprint``."""
+    blocks = {(access.axis_set, dtypes.bits(graph.values[access.value].dtype)) for access in accesses}
+
+    def nbytes(tiles: Sequence[int]) -> int:
+        largest = 0
+        for axes, bits in blocks:
+            for a in axes:
+                bits *= tiles[a]
+            if bits > largest:
+                largest = bits
+        return largest // 8
+
+    return nbytes
 
 
 class KernelFootprint:
@@ -369,48 +391,51 @@ class KernelFootprint:
         steps: list[tuple[int, int, int]] = []
         accumulators = now = 0
         nodes = [graph.nodes[spec.nodes[i]] for i in positions]
-        for i, step in zip(positions, _walk(nodes, loaded), strict=True):
-            node, own = step.node, spec.node_axes[i]
-            for v in step.loads:
+        for i, node, (loads, dying, used) in zip(positions, nodes, _walk(nodes, loaded), strict=True):
+            own = spec.node_axes[i]
+            for v in loads:
                 live[v] = loaded[v]
                 now += loaded[v]
+            if is_virtual(node):
+                steps.append((now, now, now))
+                # A broadcast that is only written is made when it is stored, at the end.
+                continue
             before = now
             carried = self._is_carried(node, own)
-            results = () if is_virtual(node) else self._results(node, own, carried)
+            results = self._results(node, own, carried)
             made = sum([size for _, size in results])
             if carried or keeps:
                 accumulators += made
                 made = 0
             else:
                 live.update(results)
-            # A broadcast that is only written is made when it is stored, at the end.
-            freed = 0 if is_virtual(node) else sum([live.pop(v, 0) for v in step.dying])
+            freed = sum([live.pop(v, 0) for v in dying])
             during = now + made + self._scratch(node, own, made, live)
             now += made - freed
-            # A result that is only written dies once it is stored.
-            now -= sum([live.pop(v, 0) for v, _ in results if v not in step.used])
-            steps.append((before, during - (freed if node.kind == OpKind.ELEMENTWISE else 0), now))
+            if len(used) < len(results):  # A result that is only written dies once it is stored.
+                now -= sum([live.pop(v, 0) for v, _ in results if v not in used])
+            steps.append((before, during - (freed if node.kind is OpKind.ELEMENTWISE else 0), now))
         return accumulators, steps
 
     def _results(self, node: Node, own: NodeAxes, carried: bool) -> list[tuple[int, int]]:
         """The values that a node makes, each with its block. A TPU's vector unit computes in 32 bits, and
         narrower intermediates are kept so (v5e and older); so are operations composed of float32 ones."""
         wide = carried or node.flops.matrix or self._tiled or node.temporaries or self._joins(node)
-        in_rows = carried and self._spec.passes and node.kind == OpKind.REDUCTION
+        least_bits = ACCUMULATOR_BITS if wide else 0
+        in_rows = carried and self._spec.passes and node.kind is OpKind.REDUCTION
         in_rows = in_rows and self._streamed in compose(node.input_maps[0], own)[-1]
         found = []
         for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
             axes = compose(dim_map, own)
             if in_rows and axes:
                 axes = (*axes, ())  # a pass carries it as a column (codegen.mosaic_tpu.passes)
-            bits = max(self._bits(v), ACCUMULATOR_BITS if wide else 0)
-            found.append((v, self._blocks.symbol(axes, bits)))
+            found.append((v, self._blocks.symbol(axes, max(self._bits(v), least_bits))))
         return found
 
     def _scratch(self, node: Node, own: NodeAxes, made: int, live: dict[int, int]) -> int:
         """Blocks that exist only while the node is computed, ``made`` being its results."""
         scratch = node.temporaries * made
-        if self._tiled and node.kind == OpKind.INJECTIVE:
+        if self._tiled and node.kind is OpKind.INJECTIVE:
             scratch += self._stacked(node, own)
         if self._joins(node):  # the joined halves lie beside the result (frontend.ops.scans)
             scratch += made
@@ -438,7 +463,7 @@ class KernelFootprint:
 
     def _is_carried(self, node: Node, own: NodeAxes) -> bool:
         """Whether the node accumulates over the streamed axis."""
-        return self._streamed in reduced_axes(node, own)
+        return self._streamed is not None and self._streamed in reduced_axes(node, own)
 
     def _joins(self, node: Node) -> bool:
         """Whether the node is a scan that is made by joining halves."""

@@ -118,10 +118,10 @@ class Capacity:
         """
         graph = self.graph
         held = frozenset(a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a])
-        if not held:
+        if not held or (not any(axes.whole) and self.may_stream(nodes)):
             return None
         least = LeastFootprint(graph, self.device, nodes, axes, crossing)
-        if least.fits(held) or (self.may_stream(nodes) and not any(axes.whole)):
+        if least.fits(held):
             return None
         members = [(graph.nodes[n], own) for n, own in zip(nodes, axes.node_axes, strict=True)]
         # An axis that is missing from a written value proves nothing: joiners may yet tie it to

@@ -16,7 +16,7 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.onchip import Footprint, KernelFootprint, footprint
+from costmodel.onchip import Footprint, KernelFootprint, footprint, largest_block
 from costmodel.roofline import Work, estimate, work_of
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
@@ -192,6 +192,7 @@ class Scheduler(Pricing):
         if isinstance(axes, Conflict):
             return
         layout = group_layout(self.graph, nodes, axes, edge)
+        block_bytes = largest_block(self.graph, layout.reads + layout.writes)
         most = MAX_PRICED_TILINGS if self.features.choice_of_tile else 1
         for place, (roles, in_passes) in enumerate(self._roles(nodes, axes, layout)):
             make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
@@ -210,6 +211,8 @@ class Scheduler(Pricing):
                 ranked = most_promising(*kernel, list(ranked), is_wanted)
             for rank, tiles in ranked:
                 tried.append(tiles)
+                if block_bytes(tiles) > device.block_limit_bytes:
+                    continue
                 if device.sequential_grid and priced.is_dominated(tiles):
                     continue
                 spec = make_spec(tiles)
