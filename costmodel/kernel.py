@@ -101,8 +101,9 @@ class KernelSpec:
     keeps: bool = False
     """Whether the products of one pass are kept for later ones, for all of the stream, instead
     of being computed again."""
-    walked: tuple[int, ...] = ()
-    """For each pass, the number of tiles that it visits: fewer than all if a mask leaves some out."""
+    tiles_visited: tuple[int, ...] = field(default=(), metadata={"former_name": "walked"})
+    """For each pass, the number of tiles that it visits: fewer than all if a mask leaves some out. Empty if
+    every pass visits all tiles."""
     compiled: Compiled | None = None
     """The kernels that XLA made of the group, read from its program; None: each array is moved once."""
 
@@ -141,9 +142,9 @@ def evaluations(spec: KernelSpec) -> tuple[tuple[int, int], ...]:
     that its passes visit over all tiles; (1, 1) for a node outside the passes."""
     every = tile_count(spec)
     counts = [0] * len(spec.nodes)
-    for positions, walked in zip(spec.passes, tiles_walked(spec), strict=True):
+    for positions, visits in zip(spec.passes, visits_of_passes(spec), strict=True):
         for i in positions:
-            counts[i] += walked
+            counts[i] += visits
     return tuple([(count, every) if count else (1, 1) for count in counts])
 
 
@@ -152,29 +153,29 @@ def tile_count(spec: KernelSpec) -> int:
     return math.prod([axis.n_tiles for axis in spec.axes])
 
 
-def tiles_walked(spec: KernelSpec) -> tuple[int, ...]:
+def visits_of_passes(spec: KernelSpec) -> tuple[int, ...]:
     """For each pass, the number of tiles of all axes together that it visits."""
-    return spec.walked or (tile_count(spec),) * len(spec.passes)
+    return spec.tiles_visited or (tile_count(spec),) * len(spec.passes)
 
 
-def walked_share(spec: KernelSpec, passes: Sequence[int]) -> tuple[int, int]:
+def visited_share(spec: KernelSpec, passes: Sequence[int]) -> tuple[int, int]:
     """The share of the tiles that ``passes`` visit, as (numerator, denominator)."""
-    if not spec.walked or not passes:
+    if not spec.tiles_visited or not passes:
         return 1, 1
-    return sum(spec.walked[k] for k in passes), tile_count(spec) * len(passes)
+    return sum(spec.tiles_visited[k] for k in passes), tile_count(spec) * len(passes)
 
 
-def readers(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ...]]:
+def reading_passes(graph: Graph, spec: KernelSpec) -> dict[Access, tuple[int, ...]]:
     """For each access that reads, the passes whose nodes read it."""
     found: dict[Access, list[int]] = {access: [] for access in spec.reads}
     for k, positions in enumerate(spec.passes):
         for i in positions:
             node = graph.nodes[spec.nodes[i]]
             for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-                walked = found.get(Access(v, compose(dim_map, spec.node_axes[i])))
-                if walked is not None and k not in walked:
-                    walked.append(k)
-    return {access: tuple(walked) for access, walked in found.items()}
+                passes = found.get(Access(v, compose(dim_map, spec.node_axes[i])))
+                if passes is not None and k not in passes:
+                    passes.append(k)
+    return {access: tuple(passes) for access, passes in found.items()}
 
 
 @dataclass(frozen=True, slots=True)

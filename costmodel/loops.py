@@ -25,7 +25,7 @@ from costmodel import dtypes
 from costmodel.axes import NodeAxes, compose, made_map
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import DimMap, Flops, Graph, Node, OpKind
-from costmodel.kernel import Axis, Cost, KernelSpec, tiles_walked
+from costmodel.kernel import Axis, Cost, KernelSpec, visits_of_passes
 
 Axes = tuple[int, ...]
 """Some axes of a nest, ascending."""
@@ -286,7 +286,7 @@ def nest_cost(graph: Graph, spec: KernelSpec, device: DeviceSpec, work: NestWork
     what every tile moves through the nearest level of memory that holds its blocks."""
     work = work or nest_work(graph, spec)
     outer = math.prod(a.n_tiles for i, a in enumerate(spec.axes) if i != spec.streamed)
-    counts = (*tiles_walked(spec), outer)
+    counts = (*visits_of_passes(spec), outer)
     parts = zip((*work.passes, work.outside), counts, strict=True)
     tiles = [(_tile_cost(graph, spec, device, part), count) for part, count in parts]
     total = {name: sum([getattr(tile, name) * count for tile, count in tiles]) for name in _TILE_PARTS}

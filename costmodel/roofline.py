@@ -64,7 +64,7 @@ def estimate(
     transcendental_ps = time_ps(flops.transcendental, device.transcendental_per_s)
     launch_ps = device.launch_ps * (1 if spec.compiled is None else spec.compiled.launches)
     scan_ps = fresh = sums_ps = latency_ps = step_ps = 0
-    if spec.walked:  # masked tiles may be skipped only if no array has an infinity: each is scanned for one
+    if spec.tiles_visited:  # tiles may be skipped only if no array has an infinity: each is scanned for one
         scanned = {access.value for access in spec.reads}
         scan_ps = device.launch_ps * len(scanned)
         scan_ps += time_ps(sum(graph.values[v].nbytes for v in scanned), device.hbm_bytes_per_s)

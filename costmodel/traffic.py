@@ -22,7 +22,7 @@ from dataclasses import dataclass
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, Node
-from costmodel.kernel import Access, AxisRole, KernelSpec, readers, walked_share
+from costmodel.kernel import Access, AxisRole, KernelSpec, reading_passes, visited_share
 from costmodel.memory import array_bytes
 
 
@@ -54,13 +54,13 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
         return Traffic(read, written, read)
     hbm = loaded = 0
     fetched: set[int] = set()  # values that are in the cache, fetched by another access
-    walks = readers(graph, spec) if spec.passes else {}
+    passes_of = reading_passes(graph, spec) if spec.passes else {}
     for access in spec.reads:
         nbytes = array_nbytes(access)
-        passes = walks.get(access, ())
+        passes = passes_of.get(access, ())
         loads, fetches = read_counts(spec, access, nbytes, device, len(passes) or 1)
-        if spec.walked and not device.sequential_grid:  # a TPU's pipeline copies every block
-            part, whole = walked_share(spec, passes)
+        if spec.tiles_visited and not device.sequential_grid:  # a TPU's pipeline copies every block
+            part, whole = visited_share(spec, passes)
             loaded -= nbytes * loads * (whole - part) // whole
         loaded += nbytes * loads
         if nbytes <= device.cache_bytes:
@@ -74,8 +74,8 @@ def bytes_moved(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Traffic:
 def _read_bytes(graph: Graph, spec: KernelSpec, v: int) -> int:
     """Bytes of an array that a kernel compiled by XLA reads: all, or the parts that slices and gathers
     take."""
-    readers = (graph.nodes[n] for n in spec.nodes if v in graph.nodes[n].inputs)
-    return min(graph.values[v].nbytes, sum(part_bytes(graph, node, v) for node in readers))
+    reading = (graph.nodes[n] for n in spec.nodes if v in graph.nodes[n].inputs)
+    return min(graph.values[v].nbytes, sum(part_bytes(graph, node, v) for node in reading))
 
 
 def part_bytes(graph: Graph, node: Node, v: int) -> int:
@@ -88,12 +88,12 @@ def part_bytes(graph: Graph, node: Node, v: int) -> int:
 
 
 def read_counts(
-    spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec, walks: int = 1
+    spec: KernelSpec, access: Access, nbytes: int, device: DeviceSpec, n_passes: int = 1
 ) -> tuple[int, int]:
     """How often the array of ``access``, of ``nbytes``, is (loaded, fetched from HBM), in multiples of the
     array.
 
-    The two are equal on a device without a shared cache. ``walks`` is the number of passes that read it."""
+    The two are equal on a device without a shared cache. ``n_passes`` of its passes read it."""
     indexed = {a for dims in access.axes for a in dims}
     if device.sequential_grid:
         loads = pending = 1
@@ -103,16 +103,16 @@ def read_counts(
             n = axis.n_tiles
             if i in indexed:
                 if n > 1:
-                    again = walks if axis.role == AxisRole.STREAMED else 1
+                    again = n_passes if axis.role == AxisRole.STREAMED else 1
                     loads, pending = loads * pending * again, 1
             else:
                 pending *= n
         return loads, loads
     streamed = spec.streamed
-    loads = fetches = walks if streamed in indexed else 1
+    loads = fetches = n_passes if streamed in indexed else 1
     is_inner = any(spec.axes[a].role == AxisRole.INNER for a in indexed)
     if streamed is not None and streamed not in indexed and is_inner:  # not held from tile to tile
-        loads *= walks * spec.axes[streamed].n_tiles
+        loads *= n_passes * spec.axes[streamed].n_tiles
     concurrent = device.core_count
     for i in range(len(spec.axes) - 1, -1, -1):  # innermost first: neighbours run together
         axis = spec.axes[i]

@@ -239,7 +239,9 @@ class _Checks:
         counts[f"{backend}: kernels with ragged tiles"] += sum(
             any(a.ragged for a in k.spec.axes) for k in plan.kernels
         )
-        counts[f"{backend}: kernels with skipped tiles"] += sum(bool(k.spec.walked) for k in plan.kernels)
+        counts[f"{backend}: kernels with skipped tiles"] += sum(
+            bool(k.spec.tiles_visited) for k in plan.kernels
+        )
         if not own:
             return None
         run = make_runner(lowered, plan, platform="cpu", interpret=True)

@@ -55,7 +55,7 @@ class Nest:
         self.skips = skips_of(lowered, spec, program) if spec.capabilities.loop_nest else []
         self.ranges: list[TileRange | None] = [None] * len(program.passes)
         """For a GPU or TPU kernel, the tiles that each pass visits."""
-        if not spec.capabilities.loop_nest and spec.walked:
+        if not spec.capabilities.loop_nest and spec.tiles_visited:
             self.ranges = ranges_of(lowered, spec, program)
 
     @property

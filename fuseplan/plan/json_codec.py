@@ -1,7 +1,8 @@
 """Write plans as JSON and read them: field by field, then as a graph.
 
 A dataclass is an object, a tuple is a list, and a member of an enum is its name in lower case. Optional
-fields may be missing. An unknown field is an error, so that a misspelled field is not silently its default.
+fields may be missing. An unknown field is an error, so that a misspelled field is not silently its default;
+a field that was renamed is also read by its ``former_name``.
 """
 
 from __future__ import annotations
@@ -102,6 +103,13 @@ def _fields(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 @cache
+def _former_names(cls: type) -> dict[str, str]:
+    """From the former names of fields, in older files, to their names."""
+    fields = _fields(cls).items()
+    return {field.metadata["former_name"]: name for name, field in fields if "former_name" in field.metadata}
+
+
+@cache
 def _hints(cls: type) -> dict[str, Any]:
     hints = get_type_hints(cls)
     return {name: hints[name] for name in _fields(cls)}
@@ -165,6 +173,8 @@ def _decode_tuple(hints: tuple[Any, ...], value: Any, where: str) -> tuple[Any, 
 def _decode_object(cls: type, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise InvalidPlanError(f"{where}: expected an object ({cls.__name__}), got {_shown(value)}")
+    former_names = _former_names(cls)
+    value = {former_names.get(name, name): item for name, item in value.items()}
     hints = _hints(cls)
     if unknown := sorted(value.keys() - hints.keys()):
         raise InvalidPlanError(
@@ -230,18 +240,18 @@ def _check_spec(where: str, spec: KernelSpec, graph: Graph) -> None:
     for axes in spec.node_axes:
         for own in axes:
             _check_range(f"{where}.node_axes", own, len(spec.axes), "axes")
-    if (spec.keeps and not spec.capabilities.loop_nest) or (spec.walked and not spec.passes):
+    if (spec.keeps and not spec.capabilities.loop_nest) or (spec.tiles_visited and not spec.passes):
         raise InvalidPlanError(
             f"{where}: only a loop nest skips tiles or keeps products, and this is {_shown(spec.backend)}"
         )
-    walks = spec.capabilities.loop_nest or (spec.capabilities.emits_kernels and spec.streamed is not None)
-    if spec.passes and not walks:
+    may_pass = spec.capabilities.loop_nest or (spec.capabilities.emits_kernels and spec.streamed is not None)
+    if spec.passes and not may_pass:
         raise InvalidPlanError(f"{where}.passes: expected none of a kernel that streams no axis")
     if spec.capabilities.loop_nest and not spec.axes:
         raise InvalidPlanError(f"{where}.axes: expected the axes of a loop nest, got none")
     for i, nodes in enumerate(spec.passes):
         _check_range(f"{where}.passes[{i}]", nodes, len(spec.nodes), "positions in its nodes")
-    _check_range(f"{where}.walked", spec.walked, None, "", low=1)
+    _check_range(f"{where}.tiles_visited", spec.tiles_visited, None, "", low=1)
     if (made := spec.compiled) is not None:
         _check_range(f"{where}.compiled", (made.launches, made.read_bytes, made.write_bytes), None, "")
     for name in ("reads", "writes"):

@@ -73,7 +73,9 @@ def _in_passes(spec: KernelSpec) -> str:
 def skipped(spec: KernelSpec) -> str:
     """The number of tiles that masks leave out of a kernel's passes, as ``28 of 64``; empty if none."""
     every = math.prod(a.n_tiles for a in spec.axes)
-    visits = [n for n, nodes in zip(spec.walked, spec.passes, strict=True) if nodes] if spec.walked else []
+    if not spec.tiles_visited:
+        return ""
+    visits = [n for n, nodes in zip(spec.tiles_visited, spec.passes, strict=True) if nodes]
     total = every * len(visits)
     return f"{total - sum(visits):,} of {total:,}" if sum(visits) < total else ""
 

@@ -90,7 +90,7 @@ def make_runner(
 
 def left_to_xla(spec: KernelSpec) -> KernelSpec:
     """The same group without a schedule, for XLA to compile."""
-    return replace(spec, axes=(), backend="xla", passes=(), keeps=False, walked=())
+    return replace(spec, axes=(), backend="xla", passes=(), keeps=False, tiles_visited=())
 
 
 def _last_readers(outputs: Sequence[Operand], reads: list[tuple[int, ...]]) -> list[tuple[int, ...]]:

@@ -87,8 +87,8 @@ class Pricing(ABC):
         """Lower bounds of ``nodes`` as one kernel, in picoseconds and in HBM bytes moved."""
         return self.least(nodes), 0
 
-    def walked(self, n: int) -> tuple[int, ...]:
-        """The operands of node ``n`` that it reads element by element. Nodes that have one in common may
+    def full_size_operands(self, n: int) -> tuple[int, ...]:
+        """The operands of node ``n`` than which it touches no larger array. Nodes that have one in common may
         share a kernel even if no value passes between them (``fuseplan.schedule.shared_operands``)."""
         return ()
 
@@ -135,8 +135,8 @@ class PricingWrapper(Pricing):
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return self._pricing.floors(nodes)
 
-    def walked(self, n: int) -> tuple[int, ...]:
-        return self._pricing.walked(n)
+    def full_size_operands(self, n: int) -> tuple[int, ...]:
+        return self._pricing.full_size_operands(n)
 
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
         return self._pricing.cache_key(nodes, signatures)
@@ -189,7 +189,7 @@ class PriceBook:
         self._pricing = pricing
         # Not cached: these are cheap, or asked once.
         self.floor, self.least, self.floors = pricing.floor, pricing.least, pricing.floors
-        self.walked, self.renames = pricing.walked, pricing.renames
+        self.full_size_operands, self.renames = pricing.full_size_operands, pricing.renames
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()

@@ -29,7 +29,7 @@ from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.multipass import passes_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes, Pricing
-from fuseplan.schedule.shared_operands import walked
+from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, most_promising, tilings
 from fuseplan.support.errors import Verdict
@@ -89,10 +89,10 @@ class Scheduler(Pricing):
     def _floor(self) -> Floor:
         return Floor(self.graph, self.device, self.nested)
 
-    def walked(self, n: int) -> tuple[int, ...]:
-        """As ``Pricing.walked``; none for XLA, each of whose loops computes one array."""
+    def full_size_operands(self, n: int) -> tuple[int, ...]:
+        """As ``Pricing.full_size_operands``; none for XLA, each of whose loops computes one array."""
         alone = not self.device.capabilities.emits_kernels or not self.features.siblings
-        return () if alone else walked(self.graph, self.graph.nodes[n])
+        return () if alone else full_size_operands(self.graph, self.graph.nodes[n])
 
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0 if masked tiles may be skipped, so that not every operation runs."""

@@ -1,8 +1,8 @@
 """Find operations to fuse for an operand they share: siblings (readers of an array), hubs (scalars).
 
-*Siblings* read one array side by side. A kernel of both reads the array once and is launched once. An
-operation *walks* an array if it reads it and touches no larger one: then all of the array's axes are its own,
-and one tiling serves both.
+*Siblings* read one array side by side. A kernel of both reads the array once and is launched once. The
+*full-size operands* of an operation are those than which it touches no larger array: all of its axes index
+them, and one tiling serves all operations that share one.
 
 A *hub* is a set of one-element values that scalar arithmetic connects. Its *ports* are the operations on
 arrays that make or read one of them. A norm of all gradients is a hub, and so is Adam's bias correction: each
@@ -22,11 +22,12 @@ Edge = tuple[int, int]
 
 _MOST_PAIRED = 64
 """Up to so many readers of one array are all siblings of each other. Of more, each is a sibling of the next
-only, since all pairs would be too many. No array of the workloads is walked by more than 6 at a time."""
+only, since all pairs would be too many. None of the workloads' arrays is a full-size operand of
+more than 6."""
 
 
-def walked(graph: Graph, node: Node) -> tuple[int, ...]:
-    """The arrays that ``node`` walks. Contractions and operations with side effects walk none."""
+def full_size_operands(graph: Graph, node: Node) -> tuple[int, ...]:
+    """The full-size operands of ``node``; none of a contraction or an operation with side effects."""
     if node.kind > OpKind.REDUCTION or node.effects:
         return ()
     sizes = {v: graph.values[v].size for v in node.inputs + node.outputs}
@@ -37,7 +38,8 @@ def walked(graph: Graph, node: Node) -> tuple[int, ...]:
 def sibling_pairs(
     arrays: Sequence[Sequence[int]], kept: Sequence[Edge], barriers: Sequence[Edge]
 ) -> Iterator[Edge]:
-    """Pairs of siblings that no path through a barrier joins. ``arrays[n]`` are those that node ``n`` walks.
+    """Pairs of siblings that no path through a barrier joins. ``arrays[n]`` are the full-size
+    operands of node ``n``.
 
     A path through a barrier ends on a higher *level* (most barriers on any path to a node) than
     it starts: siblings are looked for on one level.
@@ -48,12 +50,12 @@ def sibling_pairs(
     steps = sorted([(v, u, 0) for u, v in kept] + [(v, u, 1) for u, v in barriers])
     for v, u, barrier in steps:
         level[v] = max(level[v], level[u] + barrier)
-    walkers: dict[tuple[int, int], list[int]] = {}
+    reading: dict[tuple[int, int], list[int]] = {}
     for n, its in enumerate(arrays):
         for v in its:
-            walkers.setdefault((v, level[n]), []).append(n)
+            reading.setdefault((v, level[n]), []).append(n)
     found: dict[Edge, None] = {}
-    for nodes in walkers.values():
+    for nodes in reading.values():
         found.update(dict.fromkeys(combinations(nodes, 2) if len(nodes) <= _MOST_PAIRED else pairwise(nodes)))
     yield from found
 

@@ -108,7 +108,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
         Verdict(rule, f"{reason} ({len(edges)} such edges)" if len(edges) > 1 else reason, edges[0])
         for (rule, reason), edges in dropped.items()
     )
-    pairs = sibling_pairs([book.walked(node.id) for node in graph.nodes], kept, barriers)
+    pairs = sibling_pairs([book.full_size_operands(node.id) for node in graph.nodes], kept, barriers)
     siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
     siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
     return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))

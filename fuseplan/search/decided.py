@@ -78,7 +78,7 @@ class _GroupSplitter:
         """For each group that was divided, why it cannot be one kernel."""
         self._known: dict[object, list[Nodes]] = {}
         self._offers = frozenset(book.offers)
-        self._ties = Ties(graph, book.walked)
+        self._ties = Ties(graph, book.full_size_operands)
         self._untied = 0
 
     def pieces(self, group: Nodes) -> list[Nodes]:

@@ -40,7 +40,7 @@ def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> N
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
     limited = ConstrainedPricing(graph, pricing, constraints)
-    ties = Ties(graph, limited.walked)
+    ties = Ties(graph, limited.full_size_operands)
     for together in constraints.together:
         verdict = _why_not_one(ties, limited, together.nodes)
         if verdict is not None:
@@ -141,9 +141,9 @@ class MustFusePricing(Pricing):
         is_below = self._below_floor.intersection(nodes)
         return self.least(nodes), 0 if is_below else self._limited.floors(self.expanded(nodes))[1]
 
-    def walked(self, n: int) -> Nodes:
-        """As ``Pricing.walked``: what any of its members walks."""
-        return tuple(dict.fromkeys(v for m in self.members[n] for v in self._limited.walked(m)))
+    def full_size_operands(self, n: int) -> Nodes:
+        """As ``Pricing.full_size_operands``: those of all of its members."""
+        return tuple(dict.fromkeys(v for m in self.members[n] for v in self._limited.full_size_operands(m)))
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         """As ``Pricing.compatible``. ``require_possible`` has checked single nodes."""

@@ -139,7 +139,8 @@ def _readers(space: Space, i: int) -> Mask:
 
 
 def _are_neighbours(space: Space, mask: Mask) -> bool:
-    """Whether each two positions are connected, by a value that one makes for the other or that both walk."""
+    """Whether each two positions are connected, by a value that one makes for the other or that is a
+    full-size operand of both."""
     return all(mask & ~(space.neighbours[i] | 1 << i) == 0 for i in bits(mask))
 
 

@@ -1,7 +1,7 @@
 """Select nodes of a graph by id, name scope or primitive, and find which of them are connected.
 
 ``resolve`` turns a user's constraints into constraints on nodes. ``Ties`` has the values that pass between
-operations, and the arrays that several operations walk.
+operations, and full-size operands of several operations.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from fuseplan.support.errors import ConstraintError
 
 
 class Ties:
-    """For each operation, its predecessors and successors, and the arrays that it walks."""
+    """For each operation, its predecessors and successors, and its full-size operands."""
 
-    def __init__(self, graph: Graph, walked: Callable[[int], Nodes] = lambda n: ()) -> None:
+    def __init__(self, graph: Graph, full_size_operands: Callable[[int], Nodes] = lambda n: ()) -> None:
         self.edges = data_edges(graph) + effect_edges(graph)
         self.after: list[list[int]] = [[] for _ in graph.nodes]
         self.before: list[list[int]] = [[] for _ in graph.nodes]
         for u, v in self.edges:
             self.after[u].append(v)
             self.before[v].append(u)
-        self._walked = [walked(node.id) for node in graph.nodes]
+        self._operands = [full_size_operands(node.id) for node in graph.nodes]
 
     def between(self, nodes: set[int]) -> set[int]:
         """``nodes`` and everything on a path between two of them."""
@@ -39,8 +39,8 @@ class Ties:
         nodes = sorted(nodes)
         place = {n: i for i, n in enumerate(nodes)}
         edges = [(i, place[m]) for n, i in place.items() for m in self.after[n] if m in place]
-        walker: dict[int, int] = {}
-        edges += [(i, walker.setdefault(v, i)) for n, i in place.items() for v in self._walked[n]]
+        first: dict[int, int] = {}
+        edges += [(i, first.setdefault(v, i)) for n, i in place.items() for v in self._operands[n]]
         return [tuple([nodes[i] for i in part]) for part in connected_sets(len(nodes), edges)]
 
 

@@ -36,7 +36,7 @@ class Regrouping:
         self.constraints = plan.constraints or Resolved()
         scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
         self.book = PriceBook(*limited(plan.graph, scheduler, self.constraints))
-        self.ties = Ties(plan.graph, self.book.walked)
+        self.ties = Ties(plan.graph, self.book.full_size_operands)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]
         self.kernel_of = {n: k for k, nodes in enumerate(self.groups) for n in nodes}
 
@@ -60,7 +60,7 @@ class Regrouping:
         if len(nodes) > 1 and len(self.ties.parts(nodes)) > 1:
             return Verdict(
                 "producer-consumer",
-                "no value passes between them, nor do they walk one array side by side",
+                "no value passes between them, nor do they read one array side by side",
                 nodes,
             )
         # A group that the rules refuse may be tiled loops: only its price tells.

@@ -20,7 +20,7 @@ from fuseplan.schedule.addressing import is_contiguous, keeps_ranks, order, regr
 from fuseplan.schedule.layout import contraction_axes, is_nest
 from fuseplan.schedule.legality import refuse, refuse_nest
 from fuseplan.schedule.nests.multipass import program_of
-from fuseplan.schedule.shared_operands import Hubs, walked
+from fuseplan.schedule.shared_operands import Hubs, full_size_operands
 from fuseplan.support.digraph import reachable
 from fuseplan.support.errors import InvalidPlanError
 
@@ -43,8 +43,8 @@ def check_kernel(
     """
     graph, device, kernel = plan.graph, plan.device, plan.kernels[k]
     where = name_of(plan, k)
-    walks = device.capabilities.walks_in_passes or not kernel.spec.passes
-    require(walks, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
+    may_pass = device.capabilities.walks_in_passes or not kernel.spec.passes
+    require(may_pass, f"{where} walks a stream in passes, as no kernel of {device.backend} does")
     if kernel.spec.compiled is None:
         _check_group(graph, kernel.spec, where, hubs if device.capabilities.emits_kernels else None)
     _check_boundary(graph, kernel.spec, results, where)
@@ -101,7 +101,7 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) 
         return
     inside = set(spec.nodes)
     near: dict[int, list[int]] = {n: [] for n in inside}
-    walker: dict[int, int] = {}
+    reader: dict[int, int] = {}
     port: dict[int, int] = {}
     for n in inside:
         node = graph.nodes[n]
@@ -109,7 +109,7 @@ def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) 
             require(False, f"{where} holds {node.op}, which must be alone")
         others = [m for v in node.inputs if (m := graph.values[v].producer) in inside]
         if hubs is not None:
-            others += [walker.setdefault(v, n) for v in walked(graph, node)]
+            others += [reader.setdefault(v, n) for v in full_size_operands(graph, node)]
             others += [port.setdefault(hub, n) for hub in hubs.at[n]]
         near[n] += others
         for other in others:
@@ -277,8 +277,8 @@ def _check_passes(graph: Graph, spec: KernelSpec, where: str) -> None:
     assert program is not None
     passes = tuple(p.loop for p in program.passes)
     require(passes == spec.passes, f"{where} claims passes {spec.passes}, expected {passes}")
-    every = math.prod(a.n_tiles for a in spec.axes)
+    every, visits = math.prod(a.n_tiles for a in spec.axes), spec.tiles_visited
     require(
-        not spec.walked or (len(spec.walked) == len(passes) and all(1 <= n <= every for n in spec.walked)),
-        f"{where} claims to walk {spec.walked} of {every} tiles in {len(passes)} passes",
+        not visits or (len(visits) == len(passes) and all(1 <= n <= every for n in visits)),
+        f"{where} claims to visit {visits} of {every} tiles in {len(passes)} passes",
     )

@@ -117,7 +117,7 @@ def verify_plan(
     except NotCheckedError as error:
         status, reason = NOT_CHECKED, str(error)
     else:
-        if plan.program is None and any(kernel.spec.walked for kernel in plan.kernels):
+        if plan.program is None and any(kernel.spec.tiles_visited for kernel in plan.kernels):
             reason = "how many tiles its masks leave out is taken from the file"
         if bound_ps is None:
             reason = f"the planner {plan.planner!r} claims no bound: a faster plan may exist"

@@ -65,8 +65,8 @@ def in_kernels(f, args, device):
 
 def in_ranges(lowered, specs):
     """Those of which a mask leaves out tiles, without these."""
-    walks = [tiles_visited_in_ranges(lowered, spec, program_of(lowered.graph, spec)) for spec in specs]
-    return [replace(spec, walked=walked) for spec, walked in zip(specs, walks, strict=True) if walked]
+    visits = [tiles_visited_in_ranges(lowered, spec, program_of(lowered.graph, spec)) for spec in specs]
+    return [replace(spec, tiles_visited=count) for spec, count in zip(specs, visits, strict=True) if count]
 
 
 def evaluated(lowered, args):
@@ -181,7 +181,9 @@ def test_tiles_behind_a_mask_are_left_out(name, device, small_tiles):
     values = evaluated(lowered, args)
     for spec in ranged:
         check(spec, lowered, values)
-        estimates = [estimate(lowered.graph, s, get_device(device)) for s in (spec, replace(spec, walked=()))]
+        estimates = [
+            estimate(lowered.graph, s, get_device(device)) for s in (spec, replace(spec, tiles_visited=()))
+        ]
         assert estimates[0].flops.matrix < estimates[1].flops.matrix
 
 
@@ -237,7 +239,7 @@ def assert_no_scores(plan, kernels):
     assert all(k.spec.passes for k in products)
     # A TPU's pipeline copies every block: what its copies bound gains nothing by walking less.
     some = all if plan.device.platform == "gpu" else any
-    assert some(k.spec.walked for k in products)
+    assert some(k.spec.tiles_visited for k in products)
     written = [plan.graph.values[w.value].size for k in plan.kernels for w in k.spec.writes]
     assert max(written) < 4096 * 4096
     assert plan.status == "OPTIMAL"

@@ -70,7 +70,7 @@ def test_launch_is_launches_alone(name, device):
 
 def test_looking_for_infinities_is_no_launch_of_the_kernel():
     kernel = max(made("causal_attention", "h200").kernels, key=lambda k: k.cost.scan_ps)
-    assert kernel.spec.walked
+    assert kernel.spec.tiles_visited
     read = {a.value for a in kernel.spec.reads}
     assert kernel.cost.scan_ps > len(read) * get_device("h200").launch_ps
     assert kernel.cost.launch_ps == get_device("h200").launch_ps

@@ -19,7 +19,7 @@ from costmodel.graph import Graph, Node, OpKind, Value, make_graph
 from costmodel.kernel import Access, Cost, KernelSpec
 from fuseplan import Kernel
 from fuseplan.schedule.pricing import PriceBook, Pricing
-from fuseplan.schedule.shared_operands import walked
+from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.search.components import crossable_edges
 from fuseplan.support.errors import Verdict
 
@@ -84,7 +84,9 @@ class Bytes(Pricing):
         fuses_siblings: bool = False,
     ) -> None:
         self.graph = graph
-        self.walked = lambda n: walked(graph, graph.nodes[n]) if fuses_siblings else ()
+        self.full_size_operands = lambda n: (
+            full_size_operands(graph, graph.nodes[n]) if fuses_siblings else ()
+        )
         self.max_nodes = max_nodes
         self.max_made = max_made
         self.foresees = foresees
@@ -206,7 +208,7 @@ def brute_force(  # type: ignore[no-untyped-def]
 
 def siblings_of(graph: Graph, pricing) -> tuple[tuple[int, int], ...]:  # type: ignore[no-untyped-def]
     """The pairs that may share a kernel for what both read."""
-    if not hasattr(pricing, "walked"):
+    if not hasattr(pricing, "full_size_operands"):
         return ()
     return crossable_edges(graph, PriceBook(graph, pricing)).siblings
 

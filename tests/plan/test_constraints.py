@@ -123,7 +123,7 @@ def filters(draw, g, pricing):
 
 def siblings_within(g, pricing, limits):
     """The pairs that planners see, of the nodes that atoms stand for; without atoms, where they cannot be,
-    all that walk one array."""
+    all that share a full-size operand."""
     try:
         require_possible(limits, g, pricing)
     except ConstraintError:
@@ -135,7 +135,7 @@ def siblings_within(g, pricing, limits):
 
 
 def shares(pricing, m, n):
-    return not set(pricing.walked(m)).isdisjoint(pricing.walked(n))
+    return not set(pricing.full_size_operands(m)).isdisjoint(pricing.full_size_operands(n))
 
 
 def check_against_brute_force(g, pricing, wanted):
@@ -185,7 +185,7 @@ def test_the_solver_is_optimal_with_siblings_too(g, data):
 def test_what_the_best_plan_obeys_changes_nothing(wanted, device):
     x, y = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((4096, 1024), (8,)))
 
-    def f(x, y):  # sin and exp walk x
+    def f(x, y):  # sin and exp read x side by side
         return jnp.tanh(jnp.sin(x)), jnp.exp(x), jnp.cos(y)
 
     free = fuseplan.make_plan(f, device=device)(x, y)
@@ -592,7 +592,7 @@ def test_a_nest_that_skips_tiles_costs_less_than_its_operations_would():
 
     shapes = (jax.ShapeDtypeStruct((512, 512), "float32"),) * 3
     (kernel,) = make("solver", CPU, causal, shapes, must_fuse=["all"]).kernels
-    assert kernel.spec.walked
+    assert kernel.spec.tiles_visited
     lowered = lower(trace(causal, *shapes))
     scheduler = Scheduler(lowered.graph, CPU, lowered)
     limits = resolve(Constraints(must_fuse=["all"]), lowered)

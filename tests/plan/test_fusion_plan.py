@@ -466,12 +466,12 @@ def test_the_table_tells_how_a_nest_is_tiled_and_what_it_skips(nest_plan):
 
 def test_skipped_tiles_are_those_of_passes_that_walk():
     axes = (Axis(64, AxisRole.PARALLEL, 8), Axis(100, AxisRole.STREAMED, 10))
-    passes, walked = ((0,), (), (1,)), (60, 80, 80)
-    spec = KernelSpec((0, 1), axes, (), (), (), backend="loops", passes=passes, walked=walked)
+    passes, visits = ((0,), (), (1,)), (60, 80, 80)
+    spec = KernelSpec((0, 1), axes, (), (), (), backend="loops", passes=passes, tiles_visited=visits)
     assert skipped(spec) == "20 of 160"
     assert loops_line(spec) == "loops over tiles of 8 of 64 × 10 of 100, in 2 passes, 20 of 160 skipped"
     assert "in 2 passes that keep products, 20" in loops_line(replace(spec, keeps=True))
-    for nothing in (replace(spec, walked=()), replace(spec, walked=(80, 1, 80))):
+    for nothing in (replace(spec, tiles_visited=()), replace(spec, tiles_visited=(80, 1, 80))):
         assert skipped(nothing) == ""
         assert loops_line(nothing).endswith("in 2 passes")
 
@@ -539,8 +539,14 @@ def test_every_debug_level_prints_a_nest(nest_plan, monkeypatch, capsys, tmp_pat
 def test_a_nest_round_trips(nest_plan):
     again = Plan.from_json(nest_plan.to_json())
     assert again == nest_plan
-    assert nest_of(again).walked == nest_of(nest_plan).walked != ()
+    assert nest_of(again).tiles_visited == nest_of(nest_plan).tiles_visited != ()
     assert again.to_json() == nest_plan.to_json()
+
+
+def test_a_renamed_field_is_read_by_its_former_name(nest_plan):
+    text = nest_plan.to_json()
+    assert '"tiles_visited"' in text
+    assert Plan.from_json(text.replace('"tiles_visited"', '"walked"')) == nest_plan
 
 
 NEST_MUTATIONS = {
@@ -550,14 +556,14 @@ NEST_MUTATIONS = {
     "a negative position": (lambda p: nest_of(p)["passes"][0].append(-1), r"passes\[0\]: .* got -1"),
     "a pass less": (lambda p: nest_of(p).update(passes=[]), "only a loop nest skips tiles"),
     "another pass": (lambda p: nest_of(p)["passes"][0].pop(), "claims passes"),
-    "no tiles walked": (lambda p: nest_of(p).update(walked=[0]), "walked: expected at least 1, got 0"),
-    "fewer tiles walked": (
-        lambda p: nest_of(p).update(walked=[1] * len(nest_of(p)["walked"])), "claims .* but costs",
+    "no tiles visited": (lambda p: nest_of(p).update(tiles_visited=[0]), "expected at least 1, got 0"),
+    "fewer tiles visited": (
+        lambda p: nest_of(p).update(tiles_visited=[1] * len(nest_of(p)["passes"])), "claims .* but costs",
     ),
     "more tiles than there are": (
-        lambda p: nest_of(p).update(walked=[10**6] * len(nest_of(p)["walked"])), "claims to walk",
+        lambda p: nest_of(p).update(tiles_visited=[10**6] * len(nest_of(p)["passes"])), "claims to visit",
     ),
-    "walks of another number of passes": (lambda p: nest_of(p)["walked"].append(1), "claims to walk"),
+    "visits of another pass": (lambda p: nest_of(p)["tiles_visited"].append(1), "claims to visit"),
     "another tile": (lambda p: nest_of(p)["axes"][0].update(tile=7), "claims"),
     "a tile of nothing": (lambda p: nest_of(p)["axes"][0].update(tile=0), "tile: expected at least 1"),
     "no axes": (

@@ -45,8 +45,8 @@ def test_rows_and_columns_are_no_siblings():
     assert pairs(graph("orc", [[], [0], [0]])) == ()
 
 
-def test_an_operation_walks_only_its_largest_arrays():
-    # Both read the row of 64, but 3 walks an array of 128 x 128 with it.
+def test_siblings_share_an_operand_of_full_size():
+    # Both read the row of 64, but 3 reads an array of 128 x 128 with it.
     g = graph("oree", [[], [0], [1], [1, 0]])
     assert pairs(g) == ((1, 3),)
 
@@ -115,7 +115,7 @@ def test_explain_knows_siblings(device):
     options = Options(get_device(device), features=Features(siblings=False))
     apart = plan_lowered(lower(trace(two_sums, X)), options)[1].explain(first, second)
     assert not apart.together
-    assert "walk one array side by side" in str(apart)
+    assert "read one array side by side" in str(apart)
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])

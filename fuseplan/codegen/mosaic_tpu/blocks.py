@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from costmodel.graph import DimMap, Graph
-from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape, pass_count, readers
+from costmodel.kernel import Access, AxisRole, KernelSpec, block_shape, pass_count, reading_passes
 from costmodel.memory import is_lifted, outer_shape
 
 PASS = -1
@@ -43,7 +43,7 @@ def semantics(spec: KernelSpec) -> list[Any]:
 
 def read_specs(graph: Graph, spec: KernelSpec) -> list[Any]:
     """The block spec of each read."""
-    needed = readers(graph, spec)
+    needed = reading_passes(graph, spec)
     return [_block_spec(spec, r, needed[r]) for r in spec.reads]
 
 

@@ -53,7 +53,7 @@ class _BlockRefs:
         # A program index is a traced zero also in a grid of one.
         self.program = pl.program_id(0)
         # With a causal mask the last programs visit the most tiles, so they start first.
-        tile = math.prod(spec.grid) - 1 - self.program if spec.walked else self.program
+        tile = math.prod(spec.grid) - 1 - self.program if spec.tiles_visited else self.program
         self.position = grid_position(spec, tile)
 
     def load(self, access: Access, position: Sequence[Any]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from costmodel.kernel import KernelSpec, tile_count, tiles_walked
+from costmodel.kernel import KernelSpec, tile_count, visits_of_passes
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.dead_tiles import Skips, find_skips
 from fuseplan.masks.index_ranges import IndexArithmetic
@@ -47,7 +47,7 @@ def tiles_visited(
 ) -> tuple[int, ...]:
     """For each pass of a tiled loop, how many tiles it visits if the data allow all skips."""
     counts = []
-    for skips, every in zip(skips_of(lowered, spec, program, index), tiles_walked(spec), strict=True):
+    for skips, every in zip(skips_of(lowered, spec, program, index), visits_of_passes(spec), strict=True):
         part = 1.0 if skips is None else float(skips.live.mean())
         counts.append(max(round(every * part), 1))
     return tuple(counts)

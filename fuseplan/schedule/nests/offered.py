@@ -135,7 +135,7 @@ class Nests(ABC):
         program = program_of(self.graph, spec)
         assert program is not None
         visited = tiles_visited if spec.capabilities.loop_nest else tiles_visited_in_ranges
-        spec = replace(spec, walked=visited(self.lowered, spec, program, self._index))
+        spec = replace(spec, tiles_visited=visited(self.lowered, spec, program, self._index))
         return Kernel(spec, estimate(self.graph, spec, self.device))
 
     def mask_makers(self, nodes: Nodes) -> Nodes:

@@ -57,9 +57,9 @@ class DuplicatePricing(Pricing):
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return self._floor.parts(nodes, together=True)
 
-    def walked(self, n: int) -> tuple[int, ...]:
-        """As ``Pricing.walked``: copies of an array are one."""
-        return self._scheduler.walked(self._node[n])
+    def full_size_operands(self, n: int) -> tuple[int, ...]:
+        """As ``Pricing.full_size_operands``: copies of an array are one."""
+        return self._scheduler.full_size_operands(self._node[n])
 
     def renames(self, n: int) -> bool:
         return self._scheduler.renames(self._node[n])
