@@ -1,7 +1,7 @@
 """Emit a kernel of a plan as a function of arrays, one module for each backend.
 
 In: a ``KernelSpec`` and the lowered program. Out: a function of the arrays that the kernel reads. ``tile``,
-``single_pass`` and ``multipass`` are shared by all backends. Open ``single_pass`` first.
+``single_pass`` and ``pass_evaluator`` are shared by all backends. Open ``single_pass`` first.
 """
 
 from __future__ import annotations

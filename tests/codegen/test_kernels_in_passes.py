@@ -21,7 +21,7 @@ from costmodel.traffic import bytes_moved
 from fuseplan import Plan
 from fuseplan.codegen.mosaic_tpu import blocks as mosaic_blocks
 from fuseplan.codegen.mosaic_tpu.kernel import passes_of_writes
-from fuseplan.codegen.multipass import Nest
+from fuseplan.codegen.pass_evaluator import Nest
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.runtime.executor import make_runner

@@ -18,7 +18,7 @@ from jax import lax
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
-from fuseplan.codegen.multipass import Nest, PassEvaluator, Results, TileOrder, Totals
+from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, TileOrder, Totals
 from fuseplan.codegen.single_pass import Blocks
 from fuseplan.codegen.tile import Position, ShiftedTile, Step, first_index, uncovered
 from fuseplan.frontend.lower import Lowered

@@ -22,7 +22,7 @@ from costmodel.kernel import Access, KernelSpec
 from costmodel.memory import LANES
 from fuseplan.codegen.mosaic_tpu import blocks as tpu_blocks
 from fuseplan.codegen.mosaic_tpu.blocks import PASS
-from fuseplan.codegen.multipass import Nest, PassEvaluator, Results
+from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results
 from fuseplan.codegen.single_pass import (
     Blocks,
     Body,

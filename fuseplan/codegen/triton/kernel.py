@@ -21,7 +21,7 @@ from costmodel.axes import compose
 from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from costmodel.onchip import STAGES, KernelFootprint
-from fuseplan.codegen.multipass import Nest, PassEvaluator, Results, Totals
+from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, Totals
 from fuseplan.codegen.single_pass import live_ins, make_body, run_in_registers
 from fuseplan.codegen.tile import (
     Position,

@@ -21,7 +21,7 @@ from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import Layout, SpecMaker, free_axes, group_layout
-from fuseplan.schedule.nests.multipass import Limit, LimitError, program_of
+from fuseplan.schedule.nests.multipass import TimeLimit, TooSlowError, program_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import addressing
@@ -47,7 +47,7 @@ Order = tuple[int, int]
 
 
 def nests(
-    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, limit: Limit
+    graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary, limit: TimeLimit
 ) -> Iterator[tuple[Order, KernelSpec, NestWork]]:
     """The nests of the group that may keep to the limit, those of the fewest streamed axes first, since they
     recompute least."""
@@ -77,7 +77,7 @@ def _makers(
     axes: GroupAxes,
     layout: Layout,
     roles: tuple[AxisRole, ...],
-    limit: Limit,
+    limit: TimeLimit,
 ) -> Iterator[SpecMaker]:
     """Makers of specs with these roles: for each axis that can be the stream, with contractions recomputed in
     each pass and, where that makes a difference, stored."""
@@ -87,7 +87,7 @@ def _makers(
             make_spec = SpecMaker(nodes, axes, layout, roles, "loops", stream, keeps)
             try:
                 program = program_of(graph, make_spec(axes.sizes), limit)
-            except LimitError:
+            except TooSlowError:
                 continue
             if program is None or (keeps and not any(p.kept for p in program.passes)):
                 break
@@ -141,7 +141,7 @@ class CpuNests(Nests):
     ) -> Kernel | None:
         # A masked nest may evaluate few of its tiles, so its time has no lower bound here.
         bounded = not self.masked(nodes)
-        limit = Limit(
+        limit = TimeLimit(
             self._least_ps(nodes), _equal_ps(below_ps) if bounded and below_ps is not None else None
         )
         priced = []

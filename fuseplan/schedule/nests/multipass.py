@@ -48,7 +48,7 @@ class Program:
     shifts: dict[int, Shift]
 
 
-class Limit:
+class TimeLimit:
     """The time above which a nest is discarded; it is lowered whenever a faster nest is found."""
 
     def __init__(self, least_ps: Sequence[int], ps: int | None = None) -> None:
@@ -57,11 +57,11 @@ class Limit:
         self.least_ps, self.ps = least_ps, ps
 
 
-class LimitError(Exception):
+class TooSlowError(Exception):
     """The passes take longer than the limit."""
 
 
-def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Program | None:
+def program_of(graph: Graph, spec: KernelSpec, limit: TimeLimit | None = None) -> Program | None:
     """The passes of a nest along its innermost streamed axis. If it ``keeps`` contractions, they are stored
     for later passes instead of being recomputed.
 
@@ -71,7 +71,7 @@ def program_of(graph: Graph, spec: KernelSpec, limit: Limit | None = None) -> Pr
         (``fuseplan.frontend.compared``), but each pass has its own.
 
     Raises:
-        LimitError: the passes take longer than the limit. Each pass recomputes its operands, so many passes
+        TooSlowError: the passes take longer than the limit. Each pass recomputes its operands, so many passes
             evaluate far more nodes than the group has.
     """
     return _PassBuilder(graph, spec).program(spec, limit)
@@ -87,7 +87,7 @@ def passes_of(graph: Graph, spec: KernelSpec) -> tuple[tuple[int, ...], ...] | N
 class _PassBuilder(OnlineRescaling):
     """Determines, node by node, the pass in which each value is final, and its scale before that."""
 
-    def program(self, spec: KernelSpec, limit: Limit | None) -> Program | None:
+    def program(self, spec: KernelSpec, limit: TimeLimit | None) -> Program | None:
         written = frozenset(w.value for w in spec.writes)
         for i, node in enumerate(self.nodes):
             if any(self.outer(self.producer[v]) for v in node.inputs if v in self.producer):
@@ -109,7 +109,7 @@ class _PassBuilder(OnlineRescaling):
             if limit is not None and limit.ps is not None:
                 least_ps += sum([limit.least_ps[i] for i in passes[-1].loop])
                 if least_ps > limit.ps:
-                    raise LimitError
+                    raise TooSlowError
             if spec.keeps:
                 known.update(i for i in passes[-1].loop if self._is_product(i, at))
         if len(passes) > 1 and self._compares_apart(passes):
