@@ -105,7 +105,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     kernels = tuple(book.kernel(group) for group in ordered)
     watch.lap("join")
     notes = _summed([s.note for s in solved.values() if s.note])
-    hubs = [v for v in parts.crossable.refusals if v.rule == "producer-consumer"]
+    hubs = [v for v in parts.crossable.refusals if v.rule == "hub"]
     if hubs:
         # The floor of every plan of the graph, whether searched or not.
         least_ps = book.floor(tuple(range(len(graph.nodes))))

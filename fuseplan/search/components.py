@@ -176,7 +176,7 @@ def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
                 reason = (
                     f"a scalar that ties {hubs.ports[v]} operations together is passed between their kernels"
                 )
-                dropped[edge] = Verdict("producer-consumer", reason, edge)
+                dropped[edge] = Verdict("hub", reason, edge)
             else:
                 by_array.add(edge)
         for edge in by_array:

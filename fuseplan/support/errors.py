@@ -105,10 +105,22 @@ class CompilerRefusalWarning(FuseplanWarning):
 class Verdict:
     """Why a group is refused: the rule that it breaks, the reason in words, and the operations at fault.
 
-    ``rule`` is one of ``producer-consumer``, ``cycle``, ``shapes``, ``side-effects``, ``on-chip``,
-    ``opaque``, ``backend``, ``constraint``, ``nest`` (the operations belong to loops that are faster than any
-    other group) and ``guard`` (the sizes are not those of the plan). Code compares rules, never reasons. A
-    reason has no number of a node or value but in a user's own words: equal groups share it.
+    ``rule`` is one of:
+
+    - ``producer-consumer``: nothing connects the operations;
+    - ``hub``: only a scalar that ties many operations together does;
+    - ``cycle``: kernels would wait for each other, or one for itself;
+    - ``shapes``: no tiling serves all of the operations;
+    - ``side-effects``: an operation has side effects, and is a kernel of its own;
+    - ``opaque``: XLA runs an operation as a step of its own;
+    - ``backend``: kernels of the device's backend cannot contain the operations, or cannot exchange an array;
+    - ``on-chip``: no tile fits on chip;
+    - ``constraint``: the user's constraints forbid it;
+    - ``nest``: the operations belong to loops that are faster than any other group;
+    - ``guard``: the sizes are not those that the groups were decided for.
+
+    Code compares rules, never reasons. A reason has no number of a node or value but in a user's own words:
+    equal groups share it.
     """
 
     rule: str
