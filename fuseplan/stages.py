@@ -18,7 +18,7 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.notes import AnyNote, NoteKind, note, worded
 from fuseplan.plan.options import Options
-from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner
+from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
@@ -241,7 +241,7 @@ def _with_limits(plan: FusionPlan, limits: Resolved) -> FusionPlan:
         notes.append(note(NoteKind.MUST_FUSE_IGNORED))
         limits = replace(limits, together=())
     most = limits.max_peak_bytes
-    if most is not None and decides_nothing(plan.planner) and plan.peak_bytes > most:
+    if most is not None and has_fixed_kernels(plan.planner) and plan.peak_bytes > most:
         notes.append(note(NoteKind.PEAK_IGNORED, peak_bytes=plan.peak_bytes, most_bytes=most))
         limits = replace(limits, max_peak_bytes=None)
     return replace(plan, constraints=limits, notes=(*plan.notes, *map(str, notes)))
@@ -251,7 +251,7 @@ def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
     """The planner within the constraints: operations that must share a kernel are contracted to one node
     before the search for a plan that needs less memory."""
     plan_groups: PlanGroups = partial(_answer, options.planner)
-    if limits is None or decides_nothing(options.planner):
+    if limits is None or has_fixed_kernels(options.planner):
         return plan_groups
     if limits.max_peak_bytes is not None:
         plan_groups = partial(plan_within, plan_groups=plan_groups, max_peak_bytes=limits.max_peak_bytes)

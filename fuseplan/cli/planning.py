@@ -38,7 +38,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
-from fuseplan.planners import decides_nothing
+from fuseplan.planners import has_fixed_kernels
 from fuseplan.public_plan import Plan
 from fuseplan.report.comparison import Compared, Timing, baseline_of, divergence_lines, gains_text, speed_up
 from fuseplan.report.frames import compare_frame, records
@@ -266,7 +266,7 @@ def _gains(rows: Sequence[Compared]) -> _Printable:
             "" if row.rewriting_gains is None else times_text(row.rewriting_gains),
         )
         for row in rows
-        if row.plan is not None and not decides_nothing(row.planner)
+        if row.plan is not None and not has_fixed_kernels(row.planner)
     ]
 
 

@@ -21,7 +21,7 @@ from fuseplan.passes.recompute_streams import along_streams, with_less_memory
 from fuseplan.passes.split_reductions import split_sums
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.plan.options import Options
-from fuseplan.planners import decides_nothing
+from fuseplan.planners import has_fixed_kernels
 from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
@@ -78,8 +78,8 @@ def is_faster_as_traced(lowered: Lowered, options: Options, time_ps: float, expi
 
 
 def may_rewrite(options: Options) -> bool:
-    """Whether the planner decides anything, and may plan other programs than the one as traced."""
-    return options.features.rewrites and not decides_nothing(options.planner)
+    """Whether the planner may plan other programs than the one as traced."""
+    return options.features.rewrites and not has_fixed_kernels(options.planner)
 
 
 def may_recompute(options: Options) -> bool:

@@ -93,8 +93,9 @@ def get_planner(name: str) -> PlanGroups:
     raise UnknownNameError(f"no planner is called {name!r}; there are {', '.join(_PLANNERS)}.{did_you_mean}")
 
 
-def decides_nothing(name: str) -> bool:
-    """Whether the planner of that name ignores prices and constraints."""
+def has_fixed_kernels(name: str) -> bool:
+    """Whether the planner of that name has the kernels that the program has anyway: one for each operation,
+    or those of another compiler. Neither prices nor constraints change them."""
     return name == "unfused" or isinstance(get_planner(name), ProgramPlanner)
 
 
@@ -115,8 +116,8 @@ __all__ = [
     "Grouping",
     "PlanGroups",
     "ProgramPlanner",
-    "decides_nothing",
     "get_planner",
+    "has_fixed_kernels",
     "is_built_in",
     "planner_names",
     "register_planner",

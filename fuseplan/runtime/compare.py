@@ -14,7 +14,7 @@ from costmodel.device import DeviceSpec
 from fuseplan.frontend.lower import Lowered
 from fuseplan.pipeline import plan_best
 from fuseplan.plan.options import Options
-from fuseplan.planners import ProgramPlanner, decides_nothing, get_planner, planner_names
+from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels, planner_names
 from fuseplan.planners.xla import has_compiler
 from fuseplan.report.comparison import Compared, Timing
 from fuseplan.runtime.autoselect import Inputs, Program, race, too_large
@@ -76,7 +76,7 @@ def compare_plan(lowered: Lowered, options: Options) -> Compared:
         kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
         reason = textwrap.shorten(kind + str(error), 300, placeholder=" …")  # the message may be a page
         return Compared(options.planner, None, reason=reason)
-    if decides_nothing(options.planner) or not options.features.rewrites:
+    if has_fixed_kernels(options.planner) or not options.features.rewrites:
         return Compared(options.planner, plan, plan.objective_ps)
     as_traced = replace(options, features=replace(options.features, rewrites=False))
     try:

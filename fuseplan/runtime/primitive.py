@@ -21,7 +21,7 @@ from fuseplan.frontend.trace import Flat, FlatFunction, Primitive, Traced, evalu
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
-from fuseplan.planners import decides_nothing
+from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
@@ -136,7 +136,7 @@ class Call:
 def planned(flat: Flat, settings: Settings) -> FusionPlan:
     """The plan of a program."""
     options = settings.options
-    if not decides_nothing(options.planner):  # else the plan does not depend on device figures
+    if not has_fixed_kernels(options.planner):  # which depend on no figures of the device
         options = with_figures(options)
     if settings.derived and options.constraints is not None:
         there = of_derivative(options.constraints, lower(flat))

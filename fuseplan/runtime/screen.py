@@ -20,7 +20,7 @@ from fuseplan.passes.array_to_columns import by_columns
 from fuseplan.passes.recompute_large import recompute
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
-from fuseplan.planners import decides_nothing, is_built_in
+from fuseplan.planners import has_fixed_kernels, is_built_in
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.offered import least_bytes
@@ -43,7 +43,7 @@ def may_loop(flat: Flat, options: Options) -> bool:
     and branches are not examined."""
     if not is_screened(options):
         return True
-    if decides_nothing(options.planner) or not options.features.loop_nests:
+    if has_fixed_kernels(options.planner) or not options.features.loop_nests:
         return False
     min_bytes = least_bytes(options.device)
     if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
