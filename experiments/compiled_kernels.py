@@ -19,7 +19,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.pipeline import plan_function
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
-from fuseplan.runtime.executor import left_to_xla
+from fuseplan.runtime.executor import spec_of_xla
 from fuseplan.runtime.replan import read_refusal, structure_key
 from fuseplan.schedule.structure import Signatures
 from fuseplan.settings import make_options
@@ -94,7 +94,7 @@ def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) 
         return
     yield replace(row, no_cycles=f"of XLA's own: {ENDED}"), False
     try:
-        xla = tpu_report(emit(left_to_xla(spec), lowered), avals, device.name, row.in_hbm)
+        xla = tpu_report(emit(spec_of_xla(spec), lowered), avals, device.name, row.in_hbm)
     except Exception as error:  # Ours is what is asked about.
         yield replace(row, no_cycles=f"of XLA's own: {read_refusal(error).said}"), True
         return

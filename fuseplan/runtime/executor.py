@@ -68,7 +68,7 @@ def make_runner(
     part = part or Part(plan.kernels, lowered.graph.inputs, lowered.outputs)
     steps = []
     for kernel in part.kernels:
-        spec = kernel.spec if native else left_to_xla(kernel.spec)
+        spec = kernel.spec if native else spec_of_xla(kernel.spec)
         reads = tuple(dict.fromkeys(a.value for a in spec.reads))
         writes = tuple(a.value for a in spec.writes)
         kernel_of = emit(spec, lowered, interpret=interpret)
@@ -88,7 +88,7 @@ def make_runner(
     return run
 
 
-def left_to_xla(spec: KernelSpec) -> KernelSpec:
+def spec_of_xla(spec: KernelSpec) -> KernelSpec:
     """The same group without a schedule, for XLA to compile."""
     return replace(spec, axes=(), backend="xla", passes=(), keeps=False, tiles_visited=())
 

@@ -162,7 +162,7 @@ def plan_accepted(
             with contextlib.suppress(FuseplanError):  # the user's constraints contradict the tightened ones
                 again = plan_traced(traced, tightened)
         if again is None:
-            plan = _left_to_xla(plan, {kernel.spec.nodes for kernel, _ in refused})
+            plan = _plan_without_kernels(plan, {kernel.spec.nodes for kernel, _ in refused})
             notes.append(str(note(NoteKind.REFUSED_LEFT, count=len(refused))))
             break
         plan = again
@@ -254,8 +254,8 @@ def _kept_apart(graph: Graph, kernel: Kernel, refusal: Refusal) -> Iterator[Any]
     yield from unknown or ([(first, last)] if first != last else [])
 
 
-def _left_to_xla(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
-    """The plan with each operation of the refused kernels left to XLA as a kernel of its own."""
+def _plan_without_kernels(plan: FusionPlan, refused: set[tuple[int, ...]]) -> FusionPlan:
+    """The plan in which XLA compiles each operation of the refused kernels by itself."""
     scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
     kernels: list[Kernel] = []
     for kernel in plan.kernels:

@@ -20,7 +20,7 @@ from costmodel import (
     peak_bytes,
 )
 from costmodel.onchip import block_bytes, concurrent_tiles
-from tests.helpers.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
+from tests.helpers.graphs import TPU, GraphBuilder, matmul, spec_of_xla, tiled_matmul
 
 pytestmark = pytest.mark.one_python
 
@@ -249,7 +249,7 @@ def test_an_xla_loop_holds_its_blocks_once() -> None:
 
 def test_a_group_left_to_xla_always_fits() -> None:
     graph = matmul(4096, 4096, 4096)
-    assert footprint(graph, left_to_xla(graph, 0), TEST_DEVICE) == Footprint(0)
+    assert footprint(graph, spec_of_xla(graph, 0), TEST_DEVICE) == Footprint(0)
 
 
 def test_a_larger_tile_never_needs_less() -> None:
@@ -275,7 +275,7 @@ class TestPeakBytes:
         return b.build(x)
 
     def kernels(self, graph: Graph, *groups: tuple[int, ...]) -> list[KernelSpec]:
-        return [left_to_xla(graph, *group) for group in groups]
+        return [spec_of_xla(graph, *group) for group in groups]
 
     def test_inputs_and_outputs_are_not_temporaries(self) -> None:
         graph = self.chain(1)

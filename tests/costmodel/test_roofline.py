@@ -27,7 +27,7 @@ from costmodel import (
 )
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from tests.helpers.graphs import TPU, GraphBuilder, left_to_xla, matmul, tiled_matmul
+from tests.helpers.graphs import TPU, GraphBuilder, matmul, spec_of_xla, tiled_matmul
 
 pytestmark = pytest.mark.one_python
 
@@ -71,7 +71,7 @@ def prologue(
 class TestWhatDominates:
     def test_a_large_add_is_dominated_by_hbm_bandwidth(self) -> None:
         graph = add(4096, 1024)
-        cost = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+        cost = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
         assert cost.hbm_read_bytes == 2 * 4096 * 1024 * 4
         assert cost.hbm_write_bytes == 4096 * 1024 * 4
         assert cost.memory_ps == 50_331_648
@@ -80,13 +80,13 @@ class TestWhatDominates:
 
     def test_a_small_add_is_launch_bound(self) -> None:
         graph = add(16, 16)
-        cost = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+        cost = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
         assert cost.bound_by == "launch"
         assert cost.time_ps == LAUNCH_PS + 3 * 16 * 16 * 4
 
     def test_a_large_matmul_is_dominated_by_the_matrix_units(self) -> None:
         graph = matmul(4096, 4096, 4096)
-        cost = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+        cost = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
         assert cost.flops == Flops(matrix=2 * 4096**3)
         # 4,096 tiles of 64 x 64 on 100 cores: 41 waves, of a flop a picosecond and core.
         assert cost.matrix_ps == 41 * 2 * 64 * 64 * 4096
@@ -95,7 +95,7 @@ class TestWhatDominates:
     def test_a_library_matmul_obeys_the_laws_of_a_fused_one(self) -> None:
         # Priced at its peak it would never be worth fusing anything to a matmul.
         graph = matmul(1024, 1024, 1024)
-        library = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+        library = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
         ours = estimate(graph, tiled_matmul(graph, 128, 128, 64), TEST_DEVICE)
         assert library.matrix_ps >= -(-2 * 1024**3 // 100)
         assert library.time_ps <= ours.time_ps
@@ -103,13 +103,13 @@ class TestWhatDominates:
 
     def test_bfloat16_doubles_the_matrix_rate_and_halves_the_bytes(self) -> None:
         wide, narrow = matmul(1024, 1024, 1024), matmul(1024, 1024, 1024, "bfloat16")
-        a, b = (estimate(g, left_to_xla(g, 0), TEST_DEVICE) for g in (wide, narrow))
+        a, b = (estimate(g, spec_of_xla(g, 0), TEST_DEVICE) for g in (wide, narrow))
         assert a.matrix_ps == pytest.approx(2 * b.matrix_ps, abs=2)
         assert a.hbm_bytes == 2 * b.hbm_bytes
 
     def test_a_thin_matmul_is_memory_bound_below_the_ridge_point(self) -> None:
         graph = matmul(1, 4096, 4096, "bfloat16")
-        assert estimate(graph, left_to_xla(graph, 0), TEST_DEVICE).bound_by == "memory"
+        assert estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE).bound_by == "memory"
 
     def test_exponentials_are_bound_by_the_special_function_units(self) -> None:
         b = GraphBuilder()
@@ -117,7 +117,7 @@ class TestWhatDominates:
         for _ in range(40):
             x = b.elementwise(x, op="exp")
         graph = b.build(x)
-        cost = estimate(graph, left_to_xla(graph, *range(40)), TEST_DEVICE)
+        cost = estimate(graph, spec_of_xla(graph, *range(40)), TEST_DEVICE)
         assert cost.transcendental_ps == 40 * 1024 * 1024 // 2
         assert cost.bound_by == "vector"
 
@@ -127,32 +127,32 @@ class TestWhatDominates:
     def test_a_bitcast_is_free(self) -> None:
         b = GraphBuilder()
         graph = b.build(b.reshape(b.input((64, 64)), (4096,)))
-        cost = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+        cost = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
         assert cost == Cost()
         assert cost.bound_by == "free"
 
     def test_a_bitcast_beside_real_work_is_not_the_whole_kernel(self) -> None:
         b = GraphBuilder()
         graph = b.build(b.elementwise(b.reshape(b.input((64, 64)), (4096,)), op="neg"))
-        assert estimate(graph, left_to_xla(graph, 0, 1), TEST_DEVICE).launch_ps == LAUNCH_PS
+        assert estimate(graph, spec_of_xla(graph, 0, 1), TEST_DEVICE).launch_ps == LAUNCH_PS
 
     def test_an_empty_array_costs_only_its_launch(self) -> None:
         graph = add(0, 16)
-        assert estimate(graph, left_to_xla(graph, 0), TEST_DEVICE).time_ps == LAUNCH_PS
+        assert estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE).time_ps == LAUNCH_PS
 
     def test_fusing_two_adds_saves_a_launch_and_the_intermediate_twice(self) -> None:
         b = GraphBuilder()
         x = b.input((4096, 1024))
         graph = b.build(b.elementwise(b.elementwise(x, op="neg"), op="abs"))
-        apart = sum(estimate(graph, left_to_xla(graph, n), TEST_DEVICE).time_ps for n in (0, 1))
-        together = estimate(graph, left_to_xla(graph, 0, 1), TEST_DEVICE).time_ps
+        apart = sum(estimate(graph, spec_of_xla(graph, n), TEST_DEVICE).time_ps for n in (0, 1))
+        together = estimate(graph, spec_of_xla(graph, 0, 1), TEST_DEVICE).time_ps
         assert apart - together == LAUNCH_PS + 2 * 4096 * 1024 * 4
 
     def test_a_value_read_by_two_nodes_is_read_once(self) -> None:
         b = GraphBuilder()
         x = b.input((1024, 1024))
         graph = b.build(b.elementwise(x, op="neg"), b.elementwise(x, op="abs"))
-        assert estimate(graph, left_to_xla(graph, 0, 1), TEST_DEVICE).hbm_read_bytes == 4 * 1024**2
+        assert estimate(graph, spec_of_xla(graph, 0, 1), TEST_DEVICE).hbm_read_bytes == 4 * 1024**2
 
 
 class TestReReads:
@@ -218,7 +218,7 @@ class TestParts:
     def read_bytes(f: Callable[..., jax.Array], *args: jax.ShapeDtypeStruct) -> int:
         graph = lower(trace(f, *args)).graph
         (node,) = (node for node in graph.nodes if node.takes_part)
-        return bytes_moved(graph, left_to_xla(graph, node.id), TEST_DEVICE).hbm_read_bytes
+        return bytes_moved(graph, spec_of_xla(graph, node.id), TEST_DEVICE).hbm_read_bytes
 
     def test_of_what_is_sliced(self) -> None:
         x = jax.ShapeDtypeStruct((1000, 128), "float32")
@@ -279,7 +279,7 @@ class TestSequentialGrid:
         spec = KernelSpec((0,), axes, (own,), (Access(0, maps),), (Access(1, maps),), "mosaic_tpu")
         moved = bytes_moved(graph, spec, TPU)
         assert moved.hbm_read_bytes == moved.hbm_write_bytes == moved.loaded_bytes == padded
-        ours = bytes_moved(graph, left_to_xla(graph, 0), TPU)
+        ours = bytes_moved(graph, spec_of_xla(graph, 0), TPU)
         assert ours.hbm_read_bytes == ours.hbm_write_bytes == graph.values[0].nbytes
 
     def test_single_rows_that_are_addressed_are_not(self) -> None:
@@ -398,6 +398,6 @@ def test_more_of_anything_never_costs_less(name: str) -> None:
 
 def test_times_are_integers_rounded_up() -> None:
     graph = add(3, 1)
-    cost = estimate(graph, left_to_xla(graph, 0), TEST_DEVICE)
+    cost = estimate(graph, spec_of_xla(graph, 0), TEST_DEVICE)
     assert cost.vector_ps == 1  # 0.3 ps
     assert all(type(getattr(cost, f)) is int for f in ("memory_ps", "vector_ps", "matrix_ps", "cache_ps"))

@@ -182,7 +182,7 @@ def tiled_matmul(graph: Graph, bm: int, bn: int, bk: int, backend: str = "triton
     )  # fmt: skip
 
 
-def left_to_xla(graph: Graph, *nodes: int) -> KernelSpec:
+def spec_of_xla(graph: Graph, *nodes: int) -> KernelSpec:
     """A kernel of XLA's own making: every live-in read, every live-out written."""
     made = {v for n in nodes for v in graph.nodes[n].outputs}
     used = dict.fromkeys(v for n in nodes for v in graph.nodes[n].inputs if v not in made)
