@@ -5,7 +5,7 @@
   reshape that ``addressing`` refuses); the operations must have common axes (``costmodel.axes``). A
   contraction takes elementwise operations, broadcasts and data movement on its operands and its result, and
   no reduction and no second contraction; what its operands are computed from must not be needed elsewhere
-  (``gated``).
+  (``possible_prologues``).
 - ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
   ``scheduler.Scheduler.schedule`` asks both.
 - ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
@@ -34,8 +34,8 @@ from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
 
-Gates = Sequence[bool] | Mapping[int, bool]
-"""By node, whether it is ``gated``."""
+Prologues = Sequence[bool] | Mapping[int, bool]
+"""By node, whether it may be a prologue, as ``possible_prologues`` says."""
 
 
 def refuse(
@@ -43,12 +43,12 @@ def refuse(
     backend: str,
     nodes: tuple[int, ...],
     axes_of: Callable[[tuple[int, ...]], GroupAxes | Conflict],
-    is_gated: Gates,
+    prologues: Prologues,
     features: Features = ALL_FEATURES,
 ) -> Verdict | None:
     """Why ``nodes`` (ascending ids) can share no kernel in one pass of ``backend``, or None; monotone.
 
-    ``axes_of`` gives a group's axes (``costmodel.axes.unify``); ``is_gated`` is ``gated(graph)``.
+    ``axes_of`` gives a group's axes (``costmodel.axes.unify``), ``prologues`` are the ``possible_prologues``.
     """
     members = [graph.nodes[n] for n in nodes]
     if len(members) == 1:
@@ -62,7 +62,7 @@ def refuse(
     if isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
-    return None if anchor is None else _refuse_prologue(members, anchor, axes, is_gated)
+    return None if anchor is None else _refuse_prologue(members, anchor, axes, prologues)
 
 
 def refuse_nest(
@@ -176,7 +176,7 @@ def _shared_operands(members: list[Node]) -> Verdict | None:
     return None
 
 
-def gated(graph: Graph) -> tuple[bool, ...]:
+def possible_prologues(graph: Graph) -> tuple[bool, ...]:
     """For each node, whether it may be a *prologue*: an operation whose result becomes an operand of a
     contraction in the same kernel.
 
@@ -190,20 +190,20 @@ def gated(graph: Graph) -> tuple[bool, ...]:
     fusing = {b for b in map(backend_of, backend_names()) if b.is_compiled_apart and b.fuses_operands}
     kernels = {backend.name for backend in fusing}
     outputs = set(graph.outputs)
-    gates: list[int | None] = [None] * len(graph.nodes)
+    ends_in: list[int | None] = [None] * len(graph.nodes)  # the contraction that all paths lead to
     for node in reversed(graph.nodes):
         if node.kind > OpKind.INJECTIVE or node.effects or not kernels.intersection(node.backends):
             continue
         if not outputs.isdisjoint(node.outputs):
             continue
         reached = {
-            r if graph.nodes[r].kind == OpKind.OUT_ELEMENTWISE_FUSABLE else gates[r]
+            r if graph.nodes[r].kind == OpKind.OUT_ELEMENTWISE_FUSABLE else ends_in[r]
             for v in node.outputs
             for r in graph.consumers[v]
         }
         if len(reached) == 1:
-            gates[node.id] = reached.pop()
-    return tuple(gate is not None for gate in gates)
+            ends_in[node.id] = reached.pop()
+    return tuple(end is not None for end in ends_in)
 
 
 def ancestors_among(members: Sequence[Node], anchor: Node) -> list[Node]:
@@ -229,7 +229,7 @@ def _inside(members: Sequence[Node], anchor: Node, axes: GroupAxes) -> list[Node
 
 
 def _refuse_prologue(
-    members: Sequence[Node], anchor: Node, axes: GroupAxes, is_gated: Gates
+    members: Sequence[Node], anchor: Node, axes: GroupAxes, prologues: Prologues
 ) -> Verdict | None:
     """Why the operands of ``anchor`` cannot be computed with it in one kernel, or None.
 
@@ -242,7 +242,7 @@ def _refuse_prologue(
         reason = f"a value would be needed by {anchor.op} and beside it along different axes"
         return Verdict("shapes", reason, (anchor.id,))
     for node in _inside(members, anchor, axes):
-        if not is_gated[node.id]:
+        if not prologues[node.id]:
             return Verdict(
                 "shapes",
                 f"{node.op} is needed elsewhere too: inside {anchor.op} it would be made once a tile and "
@@ -256,7 +256,7 @@ def refuse_leak(
     members: Sequence[Node], anchor: Node, axes: GroupAxes, writes: Sequence[int]
 ) -> Verdict | None:
     """Why a result computed inside ``anchor``'s loop is needed outside of it, or None; for groups of copies,
-    each of which is computed for some readers only, so that ``gated`` does not decide it."""
+    each of which is computed for some readers only, so that ``possible_prologues`` do not decide it."""
     inside = _inside(members, anchor, axes)
     inner = {node.id for node in inside}
     made = {v for node in inside for v in node.outputs}

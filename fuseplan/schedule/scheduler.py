@@ -23,7 +23,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
-from fuseplan.schedule.legality import Gates, gated, refuse, refuse_exchange, refuse_results
+from fuseplan.schedule.legality import Prologues, possible_prologues, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.multipass import passes_of
@@ -62,7 +62,7 @@ class Scheduler(Pricing):
         self.capacity = Capacity(graph, device) if emits_kernels else None
         make_nests = KernelNests if emits_kernels else CpuNests
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
-        self._gated = gated(graph)
+        self._prologues = possible_prologues(graph)
         self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
 
     @cached_property
@@ -107,14 +107,14 @@ class Scheduler(Pricing):
     def _may_skip(self, nodes: Nodes) -> bool:
         return self._nests is not None and self._nests.skips(nodes)
 
-    def compatible(self, nodes: Nodes, is_gated: Gates | None = None) -> Verdict | None:
-        """As ``Pricing.compatible``. ``is_gated`` is ``legality.gated``, or its value for some copies."""
+    def compatible(self, nodes: Nodes, prologues: Prologues | None = None) -> Verdict | None:
+        """As ``Pricing.compatible``. ``prologues``: those of some copies, if not the graph's own."""
         settled = next((n for n in nodes if n in self.settled), None)
         if settled is not None and len(nodes) > 1:
             reason = f"{self.graph.nodes[settled].op} belongs to loops that are faster than all others"
             return Verdict("nest", reason, (settled,))
-        gates = self._gated if is_gated is None else is_gated
-        return refuse(self.graph, self.device.backend, nodes, self.axes, gates, self.features)
+        prologues = self._prologues if prologues is None else prologues
+        return refuse(self.graph, self.device.backend, nodes, self.axes, prologues, self.features)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         if self.capacity is None:
@@ -130,22 +130,23 @@ class Scheduler(Pricing):
         take no longer than the lower bound, the first is taken.
         """
         edge = boundary(self.graph, nodes)
-        return self.schedule(nodes, edge, self._gated, self._floor.one_kernel(nodes) if len(nodes) > 1 else 0)
+        floor_ps = self._floor.one_kernel(nodes) if len(nodes) > 1 else 0
+        return self.schedule(nodes, edge, self._prologues, floor_ps)
 
-    def schedule(self, nodes: Nodes, edge: Boundary, is_gated: Gates, floor_ps: int) -> Kernel | Verdict:
+    def schedule(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         if len(nodes) == 1:
-            return self._left_to_xla(nodes, edge)
+            return self._kernel_of_xla(nodes, edge)
         if (refused := refuse_results(nodes, edge, self.features)) is not None:
             return refused
-        refused = self._refuse(nodes, edge, is_gated)
+        refused = self._refuse(nodes, edge, prologues)
         if refused is not None:
             nests = self._nests
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
         axes = self.axes(nodes)
         empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
-            return self._left_to_xla(nodes, edge)
+            return self._kernel_of_xla(nodes, edge)
         best: Kernel | None = None
         best_key: tuple[int, int, int, Rank] | None = None
         tried: list[Tiles] = []
@@ -243,7 +244,7 @@ class Scheduler(Pricing):
     def in_one_tile(self, nodes: Nodes) -> Kernel | Verdict:
         """The kernel of ``nodes`` with every axis whole on one core, or why there is none."""
         edge = boundary(self.graph, nodes)
-        refused = refuse_results(nodes, edge, self.features) or self._refuse(nodes, edge, self._gated)
+        refused = refuse_results(nodes, edge, self.features) or self._refuse(nodes, edge, self._prologues)
         if refused is not None:
             return refused
         axes = self.axes(nodes)
@@ -262,8 +263,8 @@ class Scheduler(Pricing):
         """The schedules of the group to price, in a fixed order."""
         return (spec for _, spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
 
-    def _refuse(self, nodes: Nodes, edge: Boundary, is_gated: Gates) -> Verdict | None:
-        return self.compatible(nodes, is_gated) or refuse_exchange(
+    def _refuse(self, nodes: Nodes, edge: Boundary, prologues: Prologues) -> Verdict | None:
+        return self.compatible(nodes, prologues) or refuse_exchange(
             self.graph, self.device.backend, nodes, edge
         )
 
@@ -311,7 +312,7 @@ class Scheduler(Pricing):
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
-    def _left_to_xla(self, nodes: Nodes, edge: Boundary) -> Kernel:
+    def _kernel_of_xla(self, nodes: Nodes, edge: Boundary) -> Kernel:
         spec = whole_array_spec(self.graph, nodes, edge)
         return Kernel(spec, estimate(self.graph, spec, self.device))
 

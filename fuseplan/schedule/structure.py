@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from costmodel.graph import Graph, Node, copies_of
-from fuseplan.schedule.legality import gated
+from fuseplan.schedule.legality import possible_prologues
 
 Key = tuple[int, ...]
 
@@ -45,7 +45,7 @@ class Signatures:
             known.setdefault(
                 (_but_place(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
             )
-            for node, inside in zip(graph.nodes, gated(graph), strict=True)
+            for node, inside in zip(graph.nodes, possible_prologues(graph), strict=True)
         ]
         self._contents, self._arrays = list(known), list(shapes)
         self._is_output = graph.results

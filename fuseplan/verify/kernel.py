@@ -26,7 +26,12 @@ from fuseplan.support.errors import InvalidPlanError
 
 
 def check_kernel(
-    plan: FusionPlan, k: int, results: frozenset[int], unifier: Unifier, is_gated: Sequence[bool], hubs: Hubs
+    plan: FusionPlan,
+    k: int,
+    results: frozenset[int],
+    unifier: Unifier,
+    prologues: Sequence[bool],
+    hubs: Hubs,
 ) -> None:
     """Check kernel ``k`` of ``plan``.
 
@@ -35,7 +40,7 @@ def check_kernel(
         k: the position of the kernel.
         results: the results of the function.
         unifier: of the plan's graph.
-        is_gated: for each node, whether it may be computed inside a contraction (``legality.gated``).
+        prologues: for each node, whether it may be computed inside a contraction (``possible_prologues``).
         hubs: the high-fan-out scalars of the graph.
 
     Raises:
@@ -67,7 +72,7 @@ def check_kernel(
         whole = not kernel.spec.capabilities.emits_kernels and not kernel.spec.axes
         require(whole, f"{where} is XLA's own and has a schedule of ours")
         return
-    refused = refuse(graph, device.backend, nodes, unifier, is_gated)
+    refused = refuse(graph, device.backend, nodes, unifier, prologues)
     if is_nest(graph, kernel.spec):
         require(
             refused is not None or kernel.spec.capabilities.loop_nest,

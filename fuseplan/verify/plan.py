@@ -23,7 +23,7 @@ from fuseplan.frontend.compared import copies_apart
 from fuseplan.memory.allocation import ALIGNMENT_BYTES, Buffer, place_buffers
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction, read_plan
-from fuseplan.schedule.legality import gated
+from fuseplan.schedule.legality import possible_prologues
 from fuseplan.schedule.shared_operands import Hubs, wide_hubs
 from fuseplan.support.digraph import reachable
 from fuseplan.support.errors import InvalidPlanError
@@ -42,14 +42,14 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
     kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     _check_order(plan, kernel_of)
     _check_comparisons(plan, kernel_of)
-    is_gated, hubs = gated(plan.graph), wide_hubs(plan.graph)
-    key_of = _CheckKey(plan.graph, is_gated, hubs)
+    prologues, hubs = possible_prologues(plan.graph), wide_hubs(plan.graph)
+    key_of = _CheckKey(plan.graph, prologues, hubs)
     unifier = Unifier(plan.graph)
     checked: set[Any] = set()
     for k, kernel in enumerate(plan.kernels):
         key = key_of(kernel)
         if key not in checked:
-            check_kernel(plan, k, key_of.results, unifier, is_gated, hubs)
+            check_kernel(plan, k, key_of.results, unifier, prologues, hubs)
             checked.add(key)
     _check_bound(plan)
     _check_constraints(plan, kernel_of)
@@ -67,7 +67,7 @@ class _CheckKey:
     _of_node = attrgetter(*(f.name for f in fields(Node) if f.name not in _NOT_CHECKED))
     _of_spec = attrgetter(*(f.name for f in fields(KernelSpec) if f.name not in ("nodes", "reads", "writes")))
 
-    def __init__(self, graph: Graph, is_gated: Sequence[bool], hubs: Hubs) -> None:
+    def __init__(self, graph: Graph, prologues: Sequence[bool], hubs: Hubs) -> None:
         self.graph, self.hubs = graph, hubs
         self.results = frozenset(graph.outputs)
         shapes: dict[Any, int] = {}
@@ -78,7 +78,7 @@ class _CheckKey:
             known.setdefault(
                 (of_node(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
             )
-            for node, inside in zip(graph.nodes, is_gated, strict=True)
+            for node, inside in zip(graph.nodes, prologues, strict=True)
         ]
 
     def __call__(self, kernel: Kernel) -> tuple[Any, ...]:

@@ -14,7 +14,7 @@ from fuseplan import Kernel
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
-from fuseplan.schedule.legality import ancestors_among, gated
+from fuseplan.schedule.legality import ancestors_among, possible_prologues
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.settings import make_options
 from fuseplan.support.errors import Verdict
@@ -39,14 +39,14 @@ def whole(f, *args, device=TEST_DEVICE, features=None):
     return scheduler.price(tuple(range(len(graph.nodes))))
 
 
-def test_what_is_gated():
+def test_what_may_be_a_prologue():
     def f(x, y, w, r):
         left = jnp.tanh(jnp.exp(x) * r)  # exp, mul and tanh end in the product
         shared = jnp.exp(y)  # read by the product and by a sum
         return left @ (w * 2 + shared), shared.sum(), jnp.cos(x)
 
     graph = graph_of(f, X, W, W, ROW)
-    found = {(graph.nodes[n].op, graph.nodes[n].inputs) for n, g in enumerate(gated(graph)) if g}
+    found = {(graph.nodes[n].op, graph.nodes[n].inputs) for n, g in enumerate(possible_prologues(graph)) if g}
     ops = sorted(op for op, _ in found)
     assert ops == ["add", "exp", "mul", "mul", "tanh"]
     assert ("exp", (graph.inputs[0],)) in found
@@ -57,7 +57,7 @@ def test_two_products_of_one_operand_write_it():
     b = GraphBuilder()
     x = b.elementwise(b.input((128, 128)), op="exp")
     graph = b.build(b.matmul(x, b.input((128, 128))), b.matmul(b.input((128, 128)), x))
-    assert not any(gated(graph))
+    assert not any(possible_prologues(graph))
     verdict = Scheduler(graph, TEST_DEVICE).compatible((0, 1))
     assert verdict is not None
     assert "needed elsewhere too" in verdict.reason

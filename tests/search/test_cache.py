@@ -210,8 +210,8 @@ def test_what_matters_changes_the_key(monkeypatch):
     ):
         changed = (dataclasses.replace(g.nodes[0], **{name: value}), *g.nodes[1:])
         others[name] = keys_of(dataclasses.replace(g, nodes=changed))
-    monkeypatch.setattr("fuseplan.schedule.structure.gated", lambda g: (True,) * len(g.nodes))
-    others["gated"] = keys_of(g)
+    monkeypatch.setattr("fuseplan.schedule.structure.possible_prologues", lambda g: (True,) * len(g.nodes))
+    others["prologues"] = keys_of(g)
     assert [name for name, found in others.items() if key in found] == []
     found = [k for keys in others.values() for k in keys]
     assert len(found) == len(set(found)) == len(others)

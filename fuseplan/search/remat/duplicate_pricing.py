@@ -18,7 +18,7 @@ from costmodel.kernel import Access
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import is_nest
-from fuseplan.schedule.legality import gated, refuse_leak
+from fuseplan.schedule.legality import possible_prologues, refuse_leak
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
@@ -36,7 +36,7 @@ class DuplicatePricing(Pricing):
         self.capacity = Capacity(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
         self._scheduler = scheduler
-        self._gated = gated(copies.graph)
+        self._prologues = possible_prologues(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
         self.offers = copies.lifted(scheduler.offers)
@@ -65,7 +65,7 @@ class DuplicatePricing(Pricing):
         return self._scheduler.renames(self._node[n])
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
-        refused = self._scheduler.compatible(self._once(nodes), self._gates(nodes))
+        refused = self._scheduler.compatible(self._once(nodes), self._prologues_among(nodes))
         return None if refused is None else self._here(nodes, refused)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
@@ -75,7 +75,9 @@ class DuplicatePricing(Pricing):
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         once, edge = self._once(nodes), self._boundary(nodes)
-        answer = self._scheduler.schedule(once, edge, self._gates(nodes), self._floor.one_kernel(nodes))
+        answer = self._scheduler.schedule(
+            once, edge, self._prologues_among(nodes), self._floor.one_kernel(nodes)
+        )
         if isinstance(answer, Verdict):
             return self._here(nodes, answer)
         refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)
@@ -108,13 +110,13 @@ class DuplicatePricing(Pricing):
         """The operations of a group, each once, as nodes of the whole graph."""
         return tuple(sorted({self._node[n] for n in nodes}))
 
-    def _gates(self, nodes: Nodes) -> dict[int, bool]:
+    def _prologues_among(self, nodes: Nodes) -> dict[int, bool]:
         """For each operation, whether all uses of its copies in the group pass through one contraction. A
         group that needs the value beside the contraction too has no price."""
-        gates: dict[int, bool] = {}
+        prologues: dict[int, bool] = {}
         for n in nodes:
-            gates[self._node[n]] = self._gated[n] and gates.get(self._node[n], True)
-        return gates
+            prologues[self._node[n]] = self._prologues[n] and prologues.get(self._node[n], True)
+        return prologues
 
     def _boundary(self, nodes: Nodes) -> Boundary:
         edge, value = boundary(self.graph, nodes), self._value
