@@ -44,7 +44,7 @@ def _groups(book: PriceBook, objective: Objective) -> Iterator[Nodes]:
     parts = decompose(book.graph, book)
     found = [
         [piece for colour in colours(space, objective) for piece in convex(space, colour)]
-        for space in parts.kinds
+        for space in parts.spaces
     ]
     for kind, nodes in parts.instances:
         yield from (group for group in place(found[kind], nodes) if len(group) > 1)

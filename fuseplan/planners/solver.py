@@ -58,45 +58,45 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     expires_at = watch.started + budget.deadline_s - tail_s
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or Work(limit_of(budget.whole_s))
-    starts = HeuristicPlans(parts.kinds, budget.known)
+    starts = HeuristicPlans(parts.spaces, budget.known)
     cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)
     # Small components first: a large one that reaches the deadline then costs no other its proof.
-    smallest_first = sorted(range(len(parts.kinds)), key=lambda k: parts.kinds[k].n)
-    for kind in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
-        if not cache.has(kind):
-            starts.best(kind)
+    smallest_first = sorted(range(len(parts.spaces)), key=lambda k: parts.spaces[k].n)
+    for part in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
+        if not cache.has(part):
+            starts.best(part)
     watch.lap("heuristics")
     solved: dict[int, Solved] = {}
 
-    def solve(kind: int) -> None:
+    def solve(part: int) -> None:
         before = book.work.spent
-        starts.best(kind)
-        book.work.spend(starts.work[kind])
-        solved[kind] = solve_component(kind, starts, budget, expires_at, watch)
+        starts.best(part)
+        book.work.spend(starts.work[part])
+        solved[part] = solve_component(part, starts, budget, expires_at, watch)
         with book.work.uncounted():
-            cache.keep(kind, solved[kind], book.work.spent - before)
+            cache.keep(part, solved[part], book.work.spent - before)
 
-    for kind in smallest_first:
-        known = cache.recall(kind)
+    for part in smallest_first:
+        known = cache.recall(part)
         if known is None:
-            solve(kind)
+            solve(part)
         else:
             groups, duals = list(known.groups), known.duals
-            solved[kind] = Solved(
+            solved[part] = Solved(
                 groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
             )
     cache.close()
     refusals = cache.refusals()  # before others ask for groups that the search did not
     watch.lap("cache")
 
-    def complete(kind: int) -> bool:
-        """Find all columns of a kind; whether its plan is proven."""
-        entry = cache.recalled.pop(kind, None)
+    def complete(part: int) -> bool:
+        """Find all columns of a part; whether its plan is proven."""
+        entry = cache.recalled.pop(part, None)
         if entry is not None:
             with book.work.uncounted():  # It was counted when it was recalled.
                 book.work.spent -= entry.work
-                solve(kind)
-        return solved[kind].optimal
+                solve(part)
+        return solved[part].optimal
 
     certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
     ordered, bound_ps, optimal, joint_note, joint = join(
@@ -127,10 +127,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     stats = PlanStats(
         len(graph.nodes),
         len(parts.instances),
-        len(parts.kinds),
+        len(parts.spaces),
         sum(
-            cache.recalled[kind].candidates if kind in cache.recalled else max(len(s.columns), 1)
-            for kind, s in solved.items()
+            cache.recalled[part].candidates if part in cache.recalled else max(len(s.columns), 1)
+            for part, s in solved.items()
         ),
         tuple(watch.seconds.items()),
         certified,
@@ -145,7 +145,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         stats,
         replace(certificate, joint=joint),
         frozenset(
-            n for kind, nodes in parts.instances if kind in solved and solved[kind].crowded for n in nodes
+            n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
         ),
     )
 

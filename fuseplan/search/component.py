@@ -54,71 +54,71 @@ class HeuristicPlans:
         self.given: dict[int, list[Mask]] = {}
         """The plans known before, of components that have copies."""
         group_of = {n: group for group in known for n in group}
-        for kind, space in enumerate(spaces if known else ()):
+        for part, space in enumerate(spaces if known else ()):
             if space.duplicate_rules is None:  # It is solved as it was.
                 continue
             groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
             if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
-                self.given[kind] = [space.mask(group) for group in groups]
+                self.given[part] = [space.mask(group) for group in groups]
 
-    def plan(self, kind: int, name: str) -> list[Mask]:
+    def plan(self, part: int, name: str) -> list[Mask]:
         """The plan of one heuristic for a component."""
-        if (kind, name) not in self._made:
-            work = self.spaces[kind].book.work
+        if (part, name) not in self._made:
+            work = self.spaces[part].book.work
             with work.uncounted():
                 before = work.spent
-                self._made[kind, name] = heuristic_groups(self.spaces[kind], HEURISTICS[name])
-                self.work[kind] += work.spent - before
-            if self.spaces[kind].book.was_late:
-                self._cut.add((kind, name))
-        return self._made[kind, name]
+                self._made[part, name] = heuristic_groups(self.spaces[part], HEURISTICS[name])
+                self.work[part] += work.spent - before
+            if self.spaces[part].book.was_late:
+                self._cut.add((part, name))
+        return self._made[part, name]
 
-    def used(self, kind: int, name: str, unproven: Note) -> Note:
+    def used(self, part: int, name: str, unproven: Note) -> Note:
         """The note ``unproven`` of a component, with the heuristic ``name`` whose plan is used."""
-        partial = (kind, name) in self._cut
+        partial = (part, name) in self._cut
         which = NoteKind.UNPROVEN_PARTIAL if partial else NoteKind.UNPROVEN_HEURISTIC
         return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
 
-    def known(self, kind: int) -> list[Mask] | None:
+    def known(self, part: int) -> list[Mask] | None:
         """The plan known before, or the best heuristic plan if they have been made; else None."""
-        if kind in self.given:
-            return self.given[kind]
-        made = [(kind, name) in self._made for name in HEURISTICS]
+        if part in self.given:
+            return self.given[part]
+        made = [(part, name) in self._made for name in HEURISTICS]
         # Where the deadline cut the first heuristic short, the others are not made.
-        return self.best(kind)[0] if all(made) or (made[0] and self.spaces[kind].book.was_late) else None
+        return self.best(part)[0] if all(made) or (made[0] and self.spaces[part].book.was_late) else None
 
-    def best(self, kind: int) -> tuple[list[Mask], str]:
+    def best(self, part: int) -> tuple[list[Mask], str]:
         """The plan known before, or the best heuristic plan, and the name of its planner."""
-        if kind in self.given:
-            return self.given[kind], "the first search"
-        space = self.spaces[kind]
+        if part in self.given:
+            return self.given[part], "the first search"
+        space = self.spaces[part]
         first, second = HEURISTICS
-        found = self.plan(kind, first)
-        if not space.book.was_late and space.total(self.plan(kind, second)) < space.total(found):
-            return self.plan(kind, second), second
+        found = self.plan(part, first)
+        if not space.book.was_late and space.total(self.plan(part, second)) < space.total(found):
+            return self.plan(part, second), second
         return found, first
 
 
 def solve_component(
-    kind: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: StageTimer
+    part: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: StageTimer
 ) -> Solved:
     """Solve a component after presolve, and translate the solution back."""
-    space = starts.spaces[kind]
+    space = starts.spaces[part]
     if space.n == 1:
         time_ps = space.total([1]).time_ps
         return Solved([1], time_ps, True, duals=(time_ps,))
     if space.is_ideal:
         return Solved([space.everything], space.floor_ps, True)
     if space.book.is_past(expires_at):
-        known, name = starts.best(kind)
-        told = starts.used(kind, name, ended_note(space)) if budget.deadline_s > 0 else None
+        known, name = starts.best(part)
+        told = starts.used(part, name, ended_note(space)) if budget.deadline_s > 0 else None
         return Solved(known, space.floor_ps, False, note=told)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
-    given = starts.known(kind)
+    given = starts.known(part)
     folded = _folded(space, given, small) if given is not None else None
 
     def heuristic() -> list[Mask] | None:
-        return _folded(space, starts.best(kind)[0], small)
+        return _folded(space, starts.best(part)[0], small)
 
     solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
     if small is not space:
@@ -130,10 +130,10 @@ def solve_component(
         solved.duals = tuple(duals) if solved.duals else ()
     if not solved.optimal:
         # A plan that is not proven is no slower than the heuristics' plans, as far as these were made.
-        known, name = starts.best(kind)
+        known, name = starts.best(part)
         solved.groups = better(space, solved.groups, known)
         if solved.groups == known and solved.note is not None and solved.note.kind is NoteKind.UNPROVEN:
-            solved.note = starts.used(kind, name, solved.note)
+            solved.note = starts.used(part, name, solved.note)
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # The plan reaches the bound, however it was found.
             solved.optimal, solved.note, solved.columns, solved.duals = True, None, {}, ()
@@ -237,18 +237,18 @@ def certifying_heuristic(
     """The name of the simplest heuristic whose plan takes no longer than ``bounds_ps``, one for each distinct
     component; empty if there is none. It is tried on the largest components first. ``slower`` has, by
     component, the heuristics known to be slower there, and is extended."""
-    if any(space.book.was_late for space in parts.kinds):
+    if any(space.book.was_late for space in parts.spaces):
         return ""  # The heuristics' own plans are not known.
-    largest_first = sorted(range(len(bounds_ps)), key=lambda kind: -parts.kinds[kind].n)
+    largest_first = sorted(range(len(bounds_ps)), key=lambda part: -parts.spaces[part].n)
     for name in reversed(HEURISTICS):
         if any(name in names for names in slower.values()):
             continue
         for k in largest_first:
-            if parts.kinds[k].total(starts.plan(k, name)).time_ps > bounds_ps[k]:
+            if parts.spaces[k].total(starts.plan(k, name)).time_ps > bounds_ps[k]:
                 slower.setdefault(k, set()).add(name)
                 break
         else:
-            placed = [g for kind, nodes in parts.instances for g in place(starts.plan(kind, name), nodes)]
+            placed = [g for part, nodes in parts.instances for g in place(starts.plan(part, name), nodes)]
             if not cyclic_sets(order_groups(graph, placed)[1]):
                 return name
     return ""
@@ -261,12 +261,12 @@ def make_proof(parts: Decomposition, known: Sequence[tuple[int, tuple[int, ...]]
     Raises:
         AssertionError: it has prices, and not one for each operation of a component.
     """
-    for space, (_, prices) in zip(parts.kinds, known, strict=True):
+    for space, (_, prices) in zip(parts.spaces, known, strict=True):
         n_nodes = len(space.component.nodes)
         assert len(prices) in (0, n_nodes), f"{len(prices)} prices for {n_nodes} operations"
-    first_nodes: list[list[int]] = [[] for _ in parts.kinds]
-    for kind, nodes in parts.instances:
-        first_nodes[kind].append(nodes[0])
+    first_nodes: list[list[int]] = [[] for _ in parts.spaces]
+    for part, nodes in parts.instances:
+        first_nodes[part].append(nodes[0])
     return Proof(
         tuple(
             Part(
@@ -275,6 +275,6 @@ def make_proof(parts: Decomposition, known: Sequence[tuple[int, tuple[int, ...]]
                 # A floor is simpler to check than prices that do not reach it.
                 () if sum(prices) < bound_ps == space.floor_ps else prices,
             )
-            for (bound_ps, prices), first, space in zip(known, first_nodes, parts.kinds, strict=True)
+            for (bound_ps, prices), first, space in zip(known, first_nodes, parts.spaces, strict=True)
         )
     )

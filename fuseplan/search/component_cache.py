@@ -25,7 +25,7 @@ from fuseplan.support.work import MARGIN, seconds_of
 
 
 class ComponentCache:
-    """Reads and writes the cached solutions of the distinct components (kinds) of one planning."""
+    """Reads and writes the cached solutions of the parts (distinct components) of one planning."""
 
     def __init__(
         self,
@@ -41,22 +41,22 @@ class ComponentCache:
         self._cache = cache.current() if budget.deadline_s > 0 else None
         self._keys: dict[int, bytes] = {}
         if self._cache is not None:
-            for kind, space in enumerate(parts.kinds):
+            for part, space in enumerate(parts.spaces):
                 # A component of one operation needs no search.
-                key = solution_key(space, planner, budget, given.get(kind)) if space.n > 1 else None
+                key = solution_key(space, planner, budget, given.get(part)) if space.n > 1 else None
                 if key is not None:
-                    self._keys[kind] = key
+                    self._keys[part] = key
         found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}
-        self._found = {kind: found[key] for kind, key in self._keys.items() if key in found}
+        self._found = {part: found[key] for part, key in self._keys.items() if key in found}
         self._new: dict[int, Entry] = {}
         self.recalled: dict[int, Entry] = {}
-        """By kind, the entries that are used."""
+        """By part, the entries that are used."""
 
-    def recall(self, kind: int) -> Entry | None:
-        """The remembered solution of a kind, with its note renumbered for this graph. None if there is none,
+    def recall(self, part: int) -> Entry | None:
+        """The remembered solution of a part, with its note renumbered for this graph. None if there is none,
         or if finding it anew would take more counted work than the search has left."""
-        entry = self._found.pop(kind, None)
-        space = self._parts.kinds[kind]
+        entry = self._found.pop(part, None)
+        space = self._parts.spaces[part]
         work = space.book.work
         if entry is None or work.spent + entry.work >= work.limit:
             return None
@@ -66,18 +66,18 @@ class ComponentCache:
         if problem:
             cache.note(f"a solution is ignored: {problem}")
             return None
-        self.recalled[kind] = entry
+        self.recalled[part] = entry
         return replace(entry, note=_moved(entry.note, space.component.nodes.__getitem__))
 
-    def has(self, kind: int) -> bool:
-        """Whether there is a solution of a kind that has not been recalled yet."""
-        return kind in self._found
+    def has(self, part: int) -> bool:
+        """Whether there is a solution of a part that has not been recalled yet."""
+        return part in self._found
 
-    def keep(self, kind: int, solved: Solved, work: int) -> None:
+    def keep(self, part: int, solved: Solved, work: int) -> None:
         """Store a component's solution and its counted work, unless the clock may have cut it short."""
-        space = self._parts.kinds[kind]
+        space = self._parts.spaces[part]
         in_time = not space.book.is_past(self._expires_at - seconds_of(MARGIN))
-        if kind not in self._keys or not solved.steady or not in_time:
+        if part not in self._keys or not solved.steady or not in_time:
             return
         total = space.total(solved.groups)
         found = smallest_refusals(space)
@@ -95,29 +95,29 @@ class ComponentCache:
             work=work,
         )
         if not _misfit(space, entry):
-            self._new[kind] = entry
+            self._new[part] = entry
 
     def close(self) -> None:
         """Write the new solutions, in one step."""
-        self._solved.update(self._keys[kind] for kind in self._new)
+        self._solved.update(self._keys[part] for part in self._new)
         if self._cache is not None and self._new:
-            self._cache.keep({self._keys[kind]: entry for kind, entry in self._new.items()})
+            self._cache.keep({self._keys[part]: entry for part, entry in self._new.items()})
 
     def n_from_earlier_plans(self) -> int:
-        """How many kinds have a solution that this planning did not find itself."""
-        return sum(self._keys[kind] not in self._solved for kind in self.recalled)
+        """How many parts have a solution that this planning did not find itself."""
+        return sum(self._keys[part] not in self._solved for part in self.recalled)
 
     def slower(self) -> dict[int, set[str]]:
-        """By kind, the heuristics that are remembered as slower. Only the plan's notes depend on it."""
-        return {kind: set(entry.slower) for kind, entry in self.recalled.items() if entry.slower}
+        """By part, the heuristics that are remembered as slower. Only the plan's notes depend on it."""
+        return {part: set(entry.slower) for part, entry in self.recalled.items() if entry.slower}
 
     def add_slower(self, slower: Mapping[int, set[str]]) -> None:
         """Remember which heuristics are slower."""
         known = {**self.recalled, **self._new}
         more = {
-            self._keys[kind]: replace(known[kind], slower=tuple(sorted(names)))
-            for kind, names in slower.items()
-            if kind in known and names - set(known[kind].slower)
+            self._keys[part]: replace(known[part], slower=tuple(sorted(names)))
+            for part, names in slower.items()
+            if part in known and names - set(known[part].slower)
         }
         if self._cache is not None and more:
             self._cache.keep(more)
@@ -125,9 +125,9 @@ class ComponentCache:
     def refusals(self) -> tuple[Verdict, ...]:
         """For each component and rule, the smallest group that was refused when priced."""
         found: list[Verdict] = []
-        for kind, space in enumerate(self._parts.kinds):
-            if kind in self.recalled:
-                refused = self.recalled[kind].refusals
+        for part, space in enumerate(self._parts.spaces):
+            if part in self.recalled:
+                refused = self.recalled[part].refusals
                 found += [Verdict(rule, reason, space.nodes(mask)) for mask, rule, reason in refused]
             else:
                 smallest = smallest_refusals(space).values()

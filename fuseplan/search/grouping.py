@@ -109,26 +109,26 @@ def left_s(expires_at: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Decomposition:
-    """A graph in components: ``kinds[k]`` has the space of the k-th distinct component, and
-    ``instances`` lists, for every component, its kind and its nodes."""
+    """A graph in components. Those of equal structure are one *part* (as in ``Proof``), which is solved once:
+    ``spaces[k]`` is the space of part ``k``, ``instances`` has the part and the nodes of each component."""
 
     crossable: Crossable
-    kinds: tuple[Space, ...]
+    spaces: tuple[Space, ...]
     instances: tuple[tuple[int, Nodes], ...]
 
 
 def decompose(graph: Graph, book: PriceBook) -> Decomposition:
-    """Partition the graph; equal components share a kind."""
+    """Partition the graph; equal components share a part."""
     crossable = crossable_edges(graph, book)
     known: dict[tuple, int] = {}
     examples: list[Component] = []
     instances: list[tuple[int, Nodes]] = []
     for component in components(graph, crossable):
         key = component_key(book.signatures, component)
-        kind = known.setdefault(key, len(known))
-        if kind == len(examples):
+        part = known.setdefault(key, len(known))
+        if part == len(examples):
             examples.append(component)
-        instances.append((kind, component.nodes))
+        instances.append((part, component.nodes))
     return Decomposition(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
 
 

@@ -62,16 +62,16 @@ def _plan_apart(
     book.work = budget.work or book.work
     parts = decompose(graph, book)
     watch.lap("partition")
-    merged = [heuristic_groups(space, merge) for space in parts.kinds]
+    merged = [heuristic_groups(space, merge) for space in parts.spaces]
     watch.lap("merge")
-    groups = [g for kind, nodes in parts.instances for g in place(merged[kind], nodes)]
+    groups = [g for part, nodes in parts.instances for g in place(merged[part], nodes)]
     ordered, broken = break_cycles(graph, book, groups)
     kernels = tuple(book.kernel(g) for g in ordered)
     watch.lap("join")
     notes = [note(NoteKind.CYCLES_SPLIT, count=broken)] if broken else []
     notes += [note(NoteKind.MERGES_CUT, limit=Limit.DEADLINE)] if book.was_late else []
     stats = PlanStats(
-        len(graph.nodes), len(parts.instances), len(parts.kinds), book.n_priced, tuple(watch.seconds.items())
+        len(graph.nodes), len(parts.instances), len(parts.spaces), book.n_priced, tuple(watch.seconds.items())
     )
     refusals = parts.crossable.refusals
     return Grouping(kernels, refusals=refusals, notes=tuple(notes), stats=stats)

@@ -36,10 +36,10 @@ def join(
     complete: Callable[[int], bool],
 ) -> tuple[list[Nodes], int, bool, Note | None, Joint | None]:
     """Groups in execution order, the bound, whether the plan is proven optimal, a note if not, and the proof
-    about components that were solved together. ``complete`` enumerates the columns of a kind whose solution
+    about components that were solved together. ``complete`` enumerates the columns of a part whose solution
     came from the cache, which holds no columns."""
-    chosen = [place(solved[kind].groups, nodes) for kind, nodes in parts.instances]
-    bounds = [solved[kind].bound_ps for kind, _ in parts.instances]
+    chosen = [place(solved[part].groups, nodes) for part, nodes in parts.instances]
+    bounds = [solved[part].bound_ps for part, _ in parts.instances]
     optimal = all(s.optimal for s in solved.values())
     involved: set[int] = set()
     cuts: list[tuple[Nodes, ...]] = []
@@ -60,7 +60,7 @@ def join(
             circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
             cuts.append(circle)
             involved.update(instance_of[group[0]] for group in circle)
-        if not all(complete(kind) for kind in sorted({parts.instances[i][0] for i in involved})):
+        if not all(complete(part) for part in sorted({parts.instances[i][0] for i in involved})):
             break
         # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
         hint: dict[int, list[Nodes]] = {i: [] for i in involved}
@@ -81,7 +81,7 @@ def join(
     fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
     for name in HEURISTICS:
         # A heuristic's own groups may have fewer cycles, and lose less.
-        others = [place(starts.plan(kind, name), nodes) for kind, nodes in parts.instances]
+        others = [place(starts.plan(part, name), nodes) for part, nodes in parts.instances]
         apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
         if sum_prices(book, apart) < sum_prices(book, fallback):
             fallback, broken = apart, count
@@ -109,27 +109,27 @@ def _solve_jointly(
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:
-        kind = parts.instances[i][0]
-        if not solved[kind].columns:
+        part = parts.instances[i][0]
+        if not solved[part].columns:
             # Its plan was proven without enumerating its groups.
-            space = parts.kinds[kind]
+            space = parts.spaces[part]
             found = enumerate_groups(space, LIMITS.max_groups, expires_at)
             if not found.complete:
                 return None
-            solved[kind].columns = {mask: space.floor(mask) for mask in found.groups}
-            solved[kind].duals = (0,) * space.n
-        if not solved[kind].duals:  # only some of its groups are known
+            solved[part].columns = {mask: space.floor(mask) for mask in found.groups}
+            solved[part].duals = (0,) * space.n
+        if not solved[part].duals:  # only some of its groups are known
             return None
-        gap -= sum(solved[kind].duals)
+        gap -= sum(solved[part].duals)
     columns: dict[Nodes, tuple[int, int, int]] = {}
     for i in sorted(hint):
-        kind, nodes = parts.instances[i]
-        result = solved[kind]
+        part, nodes = parts.instances[i]
+        result = solved[part]
         for mask, time_ps in result.columns.items():
             if book.is_past(expires_at):
                 return None
             if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
-                price = parts.kinds[kind].price(mask)
+                price = parts.spaces[part].price(mask)
                 if isinstance(price, Price):
                     columns[place([mask], nodes)[0]] = price.objectives
     for group in known:

@@ -194,7 +194,7 @@ def test_a_whole_plan_in_no_time_is_the_better_heuristic():
 def test_enumeration_looks_at_the_clock_between_groups_too(monkeypatch):
     g = graph("e" * 12, [[], *([0] for _ in range(11))], outputs=[0])
     book = PriceBook(g, Bytes(g))
-    (space,) = decompose(g, book).kinds
+    (space,) = decompose(g, book).spaces
     clock = Clock(3)
     monkeypatch.setattr(book, "clock", clock)
     found = enumerate_groups(space, 10**9, 10.0)

@@ -36,7 +36,7 @@ def test_planning_keeps_its_deadline(name):
 def spaces(program, device="h200"):
     lowered = lower(trace(program[0], *program[1]))
     scheduler = Scheduler(lowered.graph, make_options(device).device, lowered)
-    return decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds
+    return decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).spaces
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def some_partitions(count):
         n = rng.randint(4, 14)
         preds = [rng.sample(range(i), min(i, rng.randint(0, 3))) for i in range(n)]
         g = graph("".join(rng.choice("eeeeraoc") for _ in range(n)), preds, outputs=[rng.randrange(n)])
-        for space in decompose(g, PriceBook(g, Bytes(g))).kinds:
+        for space in decompose(g, PriceBook(g, Bytes(g))).spaces:
             owner = [rng.randrange(1, 5) for _ in range(space.n)]
             yield (
                 space,

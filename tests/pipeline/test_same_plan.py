@@ -152,7 +152,7 @@ def large():
 
 def solved_with(limit, monkeypatch, speed):
     g = large()
-    (space,) = decompose(g, PriceBook(g, Bytes(g, 5, 4))).kinds
+    (space,) = decompose(g, PriceBook(g, Bytes(g, 5, 4))).spaces
     space.book.work = Work(limit)
     ticks = iter(range(10**9))
     monkeypatch.setattr(time, "monotonic", lambda: next(ticks) * speed)

@@ -243,7 +243,7 @@ def test_absorbing_moves_loses_no_plan_that_obeys(f, apart):
     pricing = ConstrainedPricing(lowered.graph, Scheduler(lowered.graph, CPU, lowered), limits)
     atoms = MustFusePricing(lowered.graph, pricing)
     assert atoms.absorbs_moves
-    for space in decompose(atoms.graph, PriceBook(atoms.graph, atoms)).kinds:
+    for space in decompose(atoms.graph, PriceBook(atoms.graph, atoms)).spaces:
         assert cheapest(absorb_moves(space)) == cheapest(space)
 
 

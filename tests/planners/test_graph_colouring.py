@@ -23,7 +23,7 @@ X = jax.ShapeDtypeStruct((1024, 1024), "float32")
 
 
 def spaces(g):
-    return decompose(g, PriceBook(g, Bytes(g))).kinds
+    return decompose(g, PriceBook(g, Bytes(g))).spaces
 
 
 def groups(g, objective="bytes"):

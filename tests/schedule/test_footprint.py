@@ -113,7 +113,7 @@ def test_what_fits_by_masks_fits(name, device):
     graph = lower(trace(f, *args)).graph
     book = PriceBook(graph, Scheduler(graph, device))
     asked = roomy = 0
-    for space in decompose(graph, book).kinds:
+    for space in decompose(graph, book).spaces:
         for mask in enumerate_groups(space, 300).groups:
             crossing = space.crossing(mask)
             nodes = space.nodes(mask)

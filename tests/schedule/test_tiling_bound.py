@@ -34,7 +34,7 @@ def legal_groups(name, device, seed=0, per_part=40, small=False):
     scheduler = Scheduler(graph, device)
     rng = random.Random(seed)
     groups = []
-    for space in decompose(graph, PriceBook(graph, scheduler)).kinds:
+    for space in decompose(graph, PriceBook(graph, scheduler)).spaces:
         some = [space.nodes(mask) for mask in enumerate_groups(space, 2_000).groups]
         groups += rng.sample(some, min(per_part, len(some)))
     return scheduler, groups

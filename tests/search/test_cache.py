@@ -73,7 +73,7 @@ def keys_of(g, pricing=None, **budget):
     parts = decompose(g, PriceBook(g, pricing or Scheduler(g, TEST_DEVICE)))
     found = (
         remembered.solution_key(space, "solver", Budget(**budget), None)
-        for space in parts.kinds
+        for space in parts.spaces
         if space.n > 1
     )
     return list(found)
@@ -187,7 +187,7 @@ def test_what_matters_changes_the_key(monkeypatch):
         "max_groups": keys_of(g, max_groups=7),
     }
     parts = decompose(g, PriceBook(g, Scheduler(g, TEST_DEVICE)))
-    others["planner"] = [remembered.solution_key(parts.kinds[0], "other", Budget(), None)]
+    others["planner"] = [remembered.solution_key(parts.spaces[0], "other", Budget(), None)]
     # With all rates that may be absent, so that one more or less is in the range of each field.
     rates = ("private_cache_bytes_per_s", "fresh_bytes_per_s", "reduction_per_s")
     complete = dataclasses.replace(TEST_DEVICE, **dict.fromkeys(rates, 10**12))

@@ -68,7 +68,7 @@ def test_what_is_too_large_as_it_is_is_no_group(name, device, monkeypatch):
     g = lower(trace(f, *args)).graph
 
     def found():
-        kinds = decompose(g, PriceBook(g, Scheduler(g, get_device(device)))).kinds
+        kinds = decompose(g, PriceBook(g, Scheduler(g, get_device(device)))).spaces
         return {(space.n, mask): space for space in kinds for mask in enumerate_groups(space, 10**6).groups}
 
     groups = found()
@@ -182,7 +182,7 @@ def test_absorbing_moves_loses_nothing(name):
     absorbs, f, *args = ON_XLA[name]
     lowered = lower(trace(f, *args))
     scheduler = Scheduler(lowered.graph, get_device("cpu"), lowered)
-    spaces = [s for s in decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).kinds if s.n > 1]
+    spaces = [s for s in decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).spaces if s.n > 1]
     smaller = [absorb_moves(space) for space in spaces]
     assert any(b.n < a.n for a, b in zip(spaces, smaller, strict=True)) == absorbs
     for a, b in zip(spaces, smaller, strict=True):
@@ -200,7 +200,7 @@ def test_what_is_absorbed():
     book = PriceBook(lowered.graph, Scheduler(lowered.graph, get_device("cpu")))
     found = [
         [lowered.graph.nodes[n].op for n in nodes]
-        for space in decompose(lowered.graph, book).kinds
+        for space in decompose(lowered.graph, book).spaces
         for nodes in absorb_moves(space).members
     ]
     assert sorted(found) == sorted(

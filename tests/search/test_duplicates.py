@@ -76,7 +76,7 @@ def test_groups_of_copies_are_those_of_the_definition(g):
     parts = decompose(graph, PriceBook(graph, pricing))
     pairs = parts.crossable.siblings
     after = edges_after(graph)
-    for space in parts.kinds:
+    for space in parts.spaces:
         found = {space.nodes(mask) for mask in enumerate_groups(space, 10**6).groups}
         for nodes in found:
             assert by_hand.is_searched(set(nodes))
@@ -104,7 +104,7 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
     copies = split(g, roots_of(g, h200))
     book = PriceBook(copies.graph, DuplicatePricing(copies, Scheduler(g, h200)))
     by_hand = ByHand(copies.graph, h200)
-    (space,) = (s for s in decompose(copies.graph, book).kinds if s.duplicate_rules is not None)
+    (space,) = (s for s in decompose(copies.graph, book).spaces if s.duplicate_rules is not None)
     small = absorb_renames(space)
     assert small.n < space.n
 

@@ -522,6 +522,6 @@ def test_a_price_is_given_to_each_operation_where_a_proof_is_made():
     g = graph("eere", [[], [0], [1], [2]])
     pricing = Bytes(g)
     parts = decompose(g, PriceBook(g, pricing))
-    bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.kinds]
+    bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.spaces]
     with pytest.raises(AssertionError, match="prices for"):
         make_proof(parts, bad)
