@@ -26,9 +26,9 @@ from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
-from fuseplan.runtime.guarded import CallSignatures, GuardedJit, lower_there
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf
+from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
 from fuseplan.runtime.screen import may_loop_anywhere, runs_as_jax
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
@@ -123,7 +123,7 @@ class JitFused:
         self._planning = (device, planner, deadline_s, strict, constraints)
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
-        self._jitted = GuardedJit(
+        self._jitted = RecoveringJit(
             self._name, self._emitted_for, self._reference, CallSignatures(f, jit_options), jit_options
         )
         self._choices: Choices | None = None

@@ -23,7 +23,7 @@ import jax
 
 from costmodel.timing import in_turns
 from fuseplan.report.debug import report_measurement
-from fuseplan.runtime.guarded import CallSignatures
+from fuseplan.runtime.recovering import CallSignatures
 from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
 
 Side = Literal["fused", "plain"]

@@ -49,7 +49,7 @@ class Disk:
         wanted, found = list(keys), {}
         if not self._is_there():
             return {}
-        with self._guarded(), self._connected() as db:
+        with self._contained(), self._connected() as db:
             for i in range(0, len(wanted), _CHUNK):
                 part = wanted[i : i + _CHUNK]
                 marks = ",".join("?" * len(part))
@@ -68,7 +68,7 @@ class Disk:
             (key, now, data, checksum_of(key, data))
             for key, data in ((key, text.encode()) for key, text in texts.items())
         ]
-        with self._guarded():
+        with self._contained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self._connected() as db, db:
                 db.execute("BEGIN IMMEDIATE")
@@ -86,7 +86,7 @@ class Disk:
         """How many texts there are; 0 if that cannot be told."""
         found = 0
         if self._is_there():
-            with self._guarded(), self._connected() as db:
+            with self._contained(), self._connected() as db:
                 (found,) = db.execute("SELECT COUNT(*) FROM solved").fetchone()
         return found
 
@@ -112,7 +112,7 @@ class Disk:
         return [self.path.with_name(self.path.name + suffix) for suffix in _SUFFIXES]
 
     @contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _contained(self) -> Iterator[None]:
         """Whatever fails inside ends there."""
         try:
             yield

@@ -8,7 +8,7 @@ import pytest
 
 import fuseplan
 from fuseplan.pipeline import plan_traced
-from fuseplan.runtime import guarded
+from fuseplan.runtime import recovering
 from fuseplan.workloads import WORKLOADS, get_workload
 from tests.helpers.cutting_cases import (
     qkv,
@@ -40,7 +40,7 @@ def plans(monkeypatch):
         found.append(plan)
         return plan
 
-    monkeypatch.setattr(guarded, "plan_traced", planned)
+    monkeypatch.setattr(recovering, "plan_traced", planned)
     return found
 
 

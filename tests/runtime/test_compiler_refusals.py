@@ -15,7 +15,7 @@ from jax.interpreters import mlir
 
 import fuseplan
 from fuseplan.codegen import emit
-from fuseplan.runtime import executor, guarded, replan
+from fuseplan.runtime import executor, recovering, replan
 from fuseplan.runtime.replan import is_refusal, read_refusal
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 from tests.helpers.arrays import ramp
@@ -88,7 +88,7 @@ def compiler(monkeypatch):
         fake.plans += 1
         return real(*args)
 
-    for module in (guarded, replan, fuseplan.api):
+    for module in (recovering, replan, fuseplan.api):
         monkeypatch.setattr(module, "local_platform", lambda: "gpu")
     monkeypatch.setattr(executor, "emit", fake.inside)
     monkeypatch.setattr(replan, "emit", fake.by_itself)

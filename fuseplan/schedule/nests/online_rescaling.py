@@ -16,8 +16,8 @@ from costmodel.graph import DimMap, Graph, Node
 from costmodel.kernel import KernelSpec
 
 _EXACT = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
-# Between the maximum of x and the value subtracted from x: identities, and guards against infinities.
-_GUARDS = _EXACT | {"stop_gradient", "copy", "copy_p", "max", "select_n", "is_finite", "convert_element_type"}
+# Between the maximum of x and the value subtracted from x: identities, and what replaces infinities.
+_FINITE = _EXACT | {"stop_gradient", "copy", "copy_p", "max", "select_n", "is_finite", "convert_element_type"}
 # Operations through which a factor that does not depend on the stream can be pulled out.
 _LINEAR = _EXACT | {"neg", "convert_element_type", "copy", "copy_p"}
 _EXPONENT_BITS = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
@@ -142,19 +142,20 @@ class OnlineRescaling:
         return self.usable(v), Scale()
 
     def _shifted(self, node: Node) -> tuple[int, Scale] | None:
-        """As ``scaled``, for ``exp(x - f(max(x)))`` with guards ``f``: the first pass that can compute x."""
+        """As ``scaled``, for ``exp(x - f(max(x)))``, where ``f`` keeps the maximum finite: the first pass that
+        can compute x."""
         i = self.producer.get(node.inputs[0])
         if i is None or self.nodes[i].op != "sub" or len(self.nodes[i].inputs) != 2:
             return None
         x, shift = self.nodes[i].inputs
-        top = self._guarded_maximum(shift)
+        top = self._finite_maximum(shift)
         if top is None or self._read(top, 0) != self._read(i, 0) or self.runs[top] != self.usable(x):
             return None
         self.shifts[shift] = Shift(top, self._chain(shift))
         return self.runs[top], Scale(shift)
 
-    def _guarded_maximum(self, v: int) -> int | None:
-        """The only maximum over the stream that ``v`` follows from, by guards; else None."""
+    def _finite_maximum(self, v: int) -> int | None:
+        """The only maximum over the stream that ``v`` follows from, by ``_FINITE`` operations; else None."""
         tops: set[int] = set()
         seen: set[int] = set()
         queue = [v]
@@ -168,7 +169,7 @@ class OnlineRescaling:
             node = self.nodes[i]
             if node.op == "reduce_max" and self.reduced[i] == {self.stream}:
                 tops.add(i)
-            elif self.carries(i) or (node.inputs and node.op not in _GUARDS):
+            elif self.carries(i) or (node.inputs and node.op not in _FINITE):
                 return None
             else:
                 queue += node.inputs

@@ -97,7 +97,7 @@ def _plan_and_note_kernels(platform: str | None, traced: Traced, options: Option
     return plan
 
 
-class GuardedJit:
+class RecoveringJit:
     """``jax.jit`` of a fused function that recovers from refused kernels, with the interface of
     ``jax.jit``."""
 
@@ -154,13 +154,13 @@ class GuardedJit:
         on_cpu = local_platform() == "cpu"
         return (self._fused if on_cpu else self._accepted).trace(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> GuardedLowered:
+    def lower(self, *args: Any, **kwargs: Any) -> RecoveringLowered:
         """As ``jax.jit(f).lower``."""
         attempts = [self._fused, self._accepted, self._reference]
         kept = self._kept.get(self._key(args, kwargs)) if self._kept else None
         if kept is not None:
             attempts = attempts[attempts.index(kept) :]
-        return GuardedLowered(self._name, [partial(jitted.lower, *args, **kwargs) for jitted in attempts])
+        return RecoveringLowered(self._name, [partial(jitted.lower, *args, **kwargs) for jitted in attempts])
 
     def clear_cache(self) -> None:
         """As ``jax.jit(f).clear_cache()``."""
@@ -169,7 +169,7 @@ class GuardedJit:
             jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
-class GuardedLowered(jax.stages.Lowered):
+class RecoveringLowered(jax.stages.Lowered):
     """A ``jax.stages.Lowered`` whose ``compile`` recovers when the compiler refuses kernels."""
 
     def __init__(self, name: str, attempts: Sequence[Callable[[], Any]]) -> None:
@@ -220,12 +220,12 @@ def lower_there(
     lower: Callable[[Any], Any],
     compile_kernel: Compile,
     options: dict[str, Any],
-) -> GuardedLowered:
+) -> RecoveringLowered:
     """Lower for a device that may be absent: ``lower`` lowers a jitted function, ``compile_kernel`` compiles
     a kernel."""
     plans = partial(_plan_and_note_kernels, platform), partial(plan_accepted, platform, compile_kernel)
     attempts = [jax.jit(emitted(platform, plan_of), **options) for plan_of in plans]
-    return GuardedLowered(name, [partial(lower, jitted) for jitted in (*attempts, reference)])
+    return RecoveringLowered(name, [partial(lower, jitted) for jitted in (*attempts, reference)])
 
 
 def may_be_kernels_fault(error: Exception) -> bool:
