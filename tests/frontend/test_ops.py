@@ -8,10 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.extend import Rule, register_rule, rules
 from fuseplan.frontend.lower import lower
+from fuseplan.frontend.ops import rule_of
 from fuseplan.frontend.ops.movement import common_factors
 from fuseplan.frontend.trace import trace
 from fuseplan.runtime.executor import make_runner
@@ -32,6 +34,11 @@ BATCH = jax.ShapeDtypeStruct((7, 4, 6), "float32")
 
 def nodes(f, *args):
     return lower(trace(f, *args)).graph.nodes
+
+
+def on_one_shard(f):
+    mesh = jax.make_mesh((1,), ("one",))
+    return jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
 
 
 # By hand: an element is one operation of its unit; a sum of n has n - 1; 2 m n k for a matmul.
@@ -74,7 +81,39 @@ FLOPS = {
         (X,),
         Flops(transcendental=24),
     ),
+    # One trip: the body, a sum of 24 and a comparison.
+    "while": (
+        lambda x: lax.while_loop(lambda c: c.sum() < 9, jnp.exp, x),
+        (X,),
+        Flops(vector=23 + 1, transcendental=24),
+    ),
+    "call of a shard": (lambda x: on_one_shard(jnp.exp)(x), (X,), Flops(transcendental=24)),
+    # Three steps for a row of six: log2, rounded up. An argmax compares each element once.
+    "cumulative sum": (lambda x: lax.cumsum(x, 1), (X,), Flops(vector=24 * 3)),
+    "sort": (lambda x: lax.sort(x), (X,), Flops(vector=24 * 3)),
+    "argmax": (lambda x: lax.argmax(x, 1, "int32"), (X,), Flops(vector=24)),
+    "top_k": (lambda x: lax.top_k(x, 2), (X,), Flops(vector=24)),
+    "scatter": (lambda x: x.at[jnp.array([0, 2])].set(x[:2]), (X,), Flops(vector=2 * 6)),
+    "fft": (lambda x: jnp.fft.fft(x), (jax.ShapeDtypeStruct((4, 8), "float32"),), Flops(vector=5 * 32 * 3)),
+    "random bits": (
+        lambda x: jax.random.bits(jax.random.key(0), (5,)) + x.astype("uint32")[0, :5],
+        (X,),
+        Flops(vector=56 * 5),
+    ),
 }
+
+# Collectives, which stand only inside of a shard's part, and a fused function inside of another.
+NOT_COUNTED = {
+    "psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter", "fused",
+}  # fmt: skip
+
+
+def test_every_formula_of_flops_is_counted_by_hand():
+    """A formula is the code of ``Rule.flops``: elementwise rules, which differ in numbers, share one."""
+    traced = [lower(trace(f, *args)) for f, args, _ in FLOPS.values()]
+    counted = {rule_of(eqn).flops.__code__ for lowered in traced for eqn in lowered.equations}
+    missing = {name for name, rule in rules().items() if rule.flops.__code__ not in counted}
+    assert missing == NOT_COUNTED, "add a case to FLOPS for each new formula"
 
 
 @pytest.mark.parametrize("name", FLOPS)

@@ -142,8 +142,8 @@ class OnlineRescaling:
         return self.usable(v), Scale()
 
     def _shifted(self, node: Node) -> tuple[int, Scale] | None:
-        """As ``scaled``, for ``exp(x - f(max(x)))``, where ``f`` keeps the maximum finite: the first pass that
-        can compute x."""
+        """As ``scaled``, for ``exp(x - f(max(x)))``, where ``f`` keeps the maximum finite: the first pass
+        that can compute x."""
         i = self.producer.get(node.inputs[0])
         if i is None or self.nodes[i].op != "sub" or len(self.nodes[i].inputs) != 2:
             return None
