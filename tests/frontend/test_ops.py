@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from jax.sharding import PartitionSpec
+from jax.sharding import AxisType, PartitionSpec
 
 from costmodel.graph import DimRole, Flops, OpKind
 from fuseplan.extend import Rule, register_rule, rules
@@ -37,7 +37,7 @@ def nodes(f, *args):
 
 
 def on_one_shard(f):
-    mesh = jax.make_mesh((1,), ("one",))
+    mesh = jax.make_mesh((1,), ("one",), axis_types=(AxisType.Auto,), devices=jax.devices()[:1])
     return jax.shard_map(f, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
 
 
