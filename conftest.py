@@ -30,9 +30,9 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture(autouse=True)
 def _own_cache() -> Iterator[None]:
     """Each test plans anew, whatever others have planned before it."""
-    from fuseplan.search.cache import SolutionCache, using
+    from fuseplan.search.cache import SolutionCache, using_cache
 
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         yield
 
 

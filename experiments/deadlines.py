@@ -24,7 +24,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_best
 from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.search import cache
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.settings import make_options
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
@@ -198,7 +198,7 @@ def runs(program: Program, devices: Sequence[str], deadlines_s: Sequence[float])
     for device in devices:
         for deadline_s in deadlines_s:
             options = make_options(device, deadline_s=deadline_s)
-            with cache.using(cache.SolutionCache()), mock.patch.object(time, "monotonic", time.process_time):
+            with using_cache(SolutionCache()), mock.patch.object(time, "monotonic", time.process_time):
                 before = time.process_time()
                 plan = plan_best(lowered, options)
                 after = time.process_time()

@@ -37,7 +37,8 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
     cache = _first_of("fuseplan.search.cache", "fuseplan.memo")
     spec = described_cpu() if device == "cpu" else device
     empty = (getattr(cache, "SolutionCache", None) or cache.Memo)()
-    with cache.using(empty):
+    using_cache = getattr(cache, "using_cache", None) or cache.using
+    with using_cache(empty):
         try:
             plan = fuseplan.make_plan(f, device=spec, planner=planner, deadline_s=DEADLINE_S)(*args)
         except fuseplan.FuseplanError as error:

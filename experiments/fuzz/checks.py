@@ -33,7 +33,7 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.runtime.executor import make_runner
 from fuseplan.schedule import tilings as tiles
 from fuseplan.schedule.nests import cpu as nest
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.settings import make_options
 from fuseplan.verify.report import verify_plan
 
@@ -157,7 +157,7 @@ def check_program(
     """
     report = Report()
     tiling = small_tiles() if small else nullcontext()
-    with jax.enable_x64(program.x64), using(SolutionCache()), np.errstate(all="ignore"), tiling:
+    with jax.enable_x64(program.x64), using_cache(SolutionCache()), np.errstate(all="ignore"), tiling:
         _Checks(program, report, "solver" if solver else "best_first").run(backends, gradient, small)
     return report
 

@@ -16,7 +16,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.options import Options
 from fuseplan.report.text import bound_text
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.support.format import seconds_text
 
 _FOLDED = {
@@ -70,7 +70,7 @@ def time_plan(
     steps.start(f"planning {name}")
     started = time.perf_counter()
     traced = trace(f, *args)
-    with using(SolutionCache()):  # without cached solutions of earlier plans
+    with using_cache(SolutionCache()):  # without cached solutions of earlier plans
         plan = plan_traced(traced, options, time.perf_counter() - started)
     total_s = time.perf_counter() - started
     steps.done()

@@ -21,7 +21,7 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.report.text import bound_text
 from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.support.errors import Verdict
 from fuseplan.support.format import seconds_text, time_text
 from fuseplan.support.work import StageTimer
@@ -166,7 +166,7 @@ def bench_solver(
     def plan(text: str, traced: Traced, option: Options) -> tuple[FusionPlan, float]:
         steps.start(f"{name}: {text}")
         clock, started = StageTimer(), time.perf_counter()
-        with using(SolutionCache()):  # without cached solutions of earlier plans
+        with using_cache(SolutionCache()):  # without cached solutions of earlier plans
             lowered = clock.time("lower", lambda: lower(traced, strict=option.strict))
             made = plan_best(lowered, option, clock)
         steps.done()
@@ -237,7 +237,7 @@ def _count_priced(traced: Traced, options: Options) -> int:
     """Distinct groups that are scheduled and priced; the planning is one of its own."""
     lowered = lower(traced, strict=options.strict)
     counted = _Counted(Scheduler(lowered.graph, options.device, lowered, options.features))
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         get_planner(options.planner)(lowered.graph, counted, Budget(options.deadline_s))
     return counted.count
 

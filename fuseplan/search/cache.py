@@ -172,7 +172,7 @@ def open_disk(path: Path) -> Disk | None:
 
 
 @contextmanager
-def using(cache: SolutionCache | None) -> Iterator[SolutionCache | None]:
+def using_cache(cache: SolutionCache | None) -> Iterator[SolutionCache | None]:
     """Plan with another cache in this context: ``SolutionCache()`` starts empty and writes no file; None is
     the cache of the environment."""
     token = _used.set(cache)

@@ -17,7 +17,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from tests.helpers.body_programs import PROGRAMS, build, signatures
 
 CPU = described_cpu()
@@ -50,7 +50,7 @@ def test_signatures_follow_from_what_bodies_say(name):
 def test_two_plannings_write_the_same(name):
     def written():
         f, args = build(name)
-        with using(SolutionCache()):
+        with using_cache(SolutionCache()):
             plan = fuseplan.make_plan(f, device="h200")(*args)
         return [(n.op, n.signature) for n in plan.graph.nodes]
 

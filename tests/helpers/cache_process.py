@@ -9,7 +9,7 @@ from costmodel.graph import Graph
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search import cache_sqlite
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.cache_sqlite import Disk
 from tests.helpers.graphs import GraphBuilder
 
@@ -39,6 +39,6 @@ def work(path: Path, own: int, count: int) -> None:
         read = disk.read([f"{own} {j}".encode() for j in range(k + 1)])
         assert len(read) == k + 1, (k, said)
     g = chain()
-    with using(SolutionCache(disk)):
+    with using_cache(SolutionCache(disk)):
         get_planner("solver")(g, Scheduler(g, TEST_DEVICE), Budget())
     assert not said, said

@@ -60,7 +60,7 @@ def planned(
     """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has."""
     f, args = PROGRAMS[name]()
     options = make_options(device, "solver", deadline_s, constraints=_limits(name))
-    with cache.using(cache.SolutionCache() if kept is None else kept):
+    with cache.using_cache(cache.SolutionCache() if kept is None else kept):
         try:
             return plan_function(f, args, {}, options)[1]
         except MemoryLimitError as error:
@@ -70,7 +70,7 @@ def planned(
 def planned_together(budget: Budget | None = None) -> Grouping:
     """Kernels of components that wait for each other."""
     g = graph(*CIRCLE)
-    with cache.using(cache.SolutionCache()):
+    with cache.using_cache(cache.SolutionCache()):
         return get_planner("solver")(g, Bytes(g), budget or Budget())
 
 

@@ -32,7 +32,7 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
 from fuseplan.search import cache, cache_sqlite
 from fuseplan.search import component_cache as remembered
-from fuseplan.search.cache import Entry, SolutionCache, using
+from fuseplan.search.cache import Entry, SolutionCache, using_cache
 from fuseplan.search.cache_sqlite import Disk
 from fuseplan.search.grouping import decompose
 from fuseplan.search.must_fuse import plan_constrained
@@ -88,9 +88,9 @@ def test_a_remembered_plan_is_the_plan(device):
     for name in WORKLOADS[device is CPU :]:
         f, args = get_workload(name).build("float32", small=device is not CPU)
         plan = fuseplan.make_plan(f, device=device)
-        with using(SolutionCache()):
+        with using_cache(SolutionCache()):
             first, again = plan(*args), plan(*args)
-        with using(shared):  # which knows of other workloads
+        with using_cache(shared):  # which knows of other workloads
             third = plan(*args)
         assert first.stats.remembered == 0 < again.stats.remembered
         assert plain(first) == plain(again) == plain(third)
@@ -102,9 +102,9 @@ SHARED = SolutionCache(max_entries=300)
 
 def both(plan):
     """Plan without a cache, with one of many plans, and once more with that."""
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         fresh = plan()
-    with using(SHARED):
+    with using_cache(SHARED):
         return fresh, plan(), plan()
 
 
@@ -127,7 +127,7 @@ def test_graphs_whose_groups_wait_for_each_other_are_planned_the_same(g, max_nod
 def test_what_is_solved_jointly_is_the_same():
     # The smallest graph whose best groups wait for each other.
     g = graph("eeooee", [[], [], [0], [1], [0, 3], [1, 2]])
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         first, again = (SOLVE(g, Known(g), Budget()) for _ in range(2))
     assert plain(first) == plain(again)
     assert again.stats.remembered == 0  # their columns are needed, and found anew
@@ -266,7 +266,7 @@ def test_masks_from_outside_of_a_component_are_part_of_its_key():
 
 def test_a_pricing_that_does_not_say_what_it_follows_from_is_not_remembered():
     g = layers(2)
-    with using(SolutionCache()) as m:
+    with using_cache(SolutionCache()) as m:
         assert SOLVE(g, Bytes(g), Budget()).stats.remembered == 0
         assert SOLVE(g, Bytes(g), Budget()).stats.remembered == 0
         assert len(m) == 0
@@ -274,7 +274,7 @@ def test_a_pricing_that_does_not_say_what_it_follows_from_is_not_remembered():
 
 def test_what_the_deadline_ended_is_not_remembered(monkeypatch):
     g = chain()
-    with using(SolutionCache()) as m:
+    with using_cache(SolutionCache()) as m:
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=0))
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(deadline_s=1e-9))
         assert len(m) == 0
@@ -295,7 +295,7 @@ def disk_or_memory(request, tmp_path):
 
 def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
     f, args = get_workload("lstm_cell").build(small=True)
-    with using(disk_or_memory()):
+    with using_cache(disk_or_memory()):
         first = fuseplan.make_plan(f, device="h200")(*args)
     assert (first.status, first.stats.certified) == ("OPTIMAL", "")
 
@@ -303,7 +303,7 @@ def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
         raise AssertionError("a heuristic is asked again")
 
     monkeypatch.setattr("fuseplan.search.component.heuristic_groups", fail)
-    with using(disk_or_memory()):
+    with using_cache(disk_or_memory()):
         assert plain(fuseplan.make_plan(f, device="h200")(*args)) == plain(first)
 
 
@@ -314,14 +314,14 @@ def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
     g = chain()
     monkeypatch.setattr("fuseplan.search.component.search", missing)
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
-    with using(SolutionCache()) as m, pytest.warns(fuseplan.FuseplanWarning):
+    with using_cache(SolutionCache()) as m, pytest.warns(fuseplan.FuseplanWarning):
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
     assert len(m) == 0
 
 
 def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
-    with using(SolutionCache()) as m:
+    with using_cache(SolutionCache()) as m:
         for before, expected in ((0, "(n0)"), (3, "(n3)")):
             g = chain(before=before)
             plan = SOLVE(g, Scheduler(g, TEST_DEVICE), Budget(max_groups=2))
@@ -367,13 +367,13 @@ def disk(tmp_path):
 def planned(disk):
     """Plan in what might be another process: nothing is in memory."""
     g = chain()
-    with using(SolutionCache(disk)):
+    with using_cache(SolutionCache(disk)):
         return SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
 
 
 def assert_recovers(disk):
     """Planning is not disturbed, and the next planning finds what this one has written."""
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         expected = plain(planned(None))
     damaged = planned(disk)
     assert (plain(damaged), damaged.stats.remembered) == (expected, 0)
@@ -498,7 +498,7 @@ def test_without_sources_nothing_is_read_or_written(disk, monkeypatch):
 def test_any_flipped_byte_is_survived(disk):
     data = disk.path.read_bytes()
     rng = random.Random(0)
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         expected = plain(planned(None))
     for _ in range(25):
         damaged = bytearray(data)
@@ -588,7 +588,7 @@ def by_environment(tmp_path, monkeypatch):
     """The cache that the environment asks for, in a cache folder of its own."""
     cache._memory.clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    with using(None):
+    with using_cache(None):
         yield monkeypatch
     cache._memory.clear()
 

@@ -20,7 +20,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search.cache import SolutionCache, using
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.limits import LIMITS
@@ -281,7 +281,7 @@ def test_a_deadline_leaves_the_plan_without(monkeypatch):
         "until",
         lambda budget, _: dataclasses.replace(budget, deadline_s=1e-6, asked_s=budget.whole_s),
     )
-    with using(SolutionCache()):
+    with using_cache(SolutionCache()):
         plan = planned("gpt2_block")
     assert (plan.objective_ps, plan.status) == (once.objective_ps, "FEASIBLE")
     assert plan.bound_ps < plan.objective_ps
