@@ -46,6 +46,10 @@ class Backend:
     """Candidate tiles of the contracted axis."""
     held_tiles: tuple[int, ...] = ()
     """Further candidate tiles for a contraction with its whole contracted axis on chip."""
+    pass_tiles: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192, 32768)
+    """Candidate tiles of an axis that a kernel walks in several passes: it is a row too long for the chip,
+    and each step waits for its loads, so that long tiles gain. Of a nest of loops, the candidate tiles of
+    every axis longer than the first of them."""
     least_dot_tile: int = 1
     """The smallest tile of an axis of a contraction; a shorter axis is padded and masked."""
     accumulates_in_memory: bool = False
@@ -181,6 +185,12 @@ for _backend in (
         walks_in_passes=False,
     ),
     Backend("xla", "fuseplan.codegen.xla", emits_kernels=False),
-    Backend("loops", "fuseplan.codegen.cpu_loops.kernel", loop_nest=True),
+    Backend(
+        "loops",
+        "fuseplan.codegen.cpu_loops.kernel",
+        loop_nest=True,
+        # A matrix product of smaller tiles is dominated by overhead; larger tiles gain nothing.
+        pass_tiles=(64, 128, 256, 512, 1024, 2048, 4096),
+    ),
 ):
     register_backend(_backend)

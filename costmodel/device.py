@@ -112,6 +112,9 @@ class DeviceSpec:
     handoff_ps: int = 6_000_000
     """The time in which a CPU hands a kernel to all cores and waits for them. The default is measured on two
     cores (jax 0.10): 5 us in a loop of similar kernels, up to 20 us where two thread pools alternate."""
+    large_bytes: int = 0
+    """Bytes of an intermediate from which on a kernel gains by keeping it on chip, tile by tile. 0 stands for
+    twice the private caches, and at least 2 MiB."""
     sources: tuple[tuple[str, str], ...] = ()
     """Pairs of a field and the source of its figure. The rate of one dtype is ``matrix_flops_per_s.DTYPE``.
     The source of a figure that is neither measured nor published starts with ``assumed``."""
@@ -129,6 +132,17 @@ class DeviceSpec:
             ('cache_bytes_per_s',)
         """
         return tuple(name for name, text in self.sources if text.startswith("assumed"))
+
+    @property
+    def least_large_bytes(self) -> int:
+        """``large_bytes``, or what 0 stands for.
+
+        Example:
+            >>> from costmodel.devices import get_device
+            >>> get_device("h200").least_large_bytes
+            2097152
+        """
+        return self.large_bytes or 2 * max(self.private_cache_bytes, 2**20)
 
     @property
     def block_limit_bytes(self) -> int:

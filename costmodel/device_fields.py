@@ -183,6 +183,7 @@ FIELDS: Mapping[str, Whole | Text | Flag | Pairs] = {
     "grid_step_ps": _overhead("1 µs is 10**6; used for a sequential grid only"),
     "hbm_latency_ps": _overhead("1 µs is 10**6; used for a GPU only"),
     "handoff_ps": _overhead("1 µs is 10**6; used for a CPU only"),
+    "large_bytes": _size(0, "2 MiB are 2 * 2**20; 0 stands for what follows from the private caches"),
     "sources": Pairs(Text("say where the number comes from"), 'write (("launch_ps", "datasheet, page 3"),)'),
 }
 """The accepted values of each field of ``DeviceSpec``. Every field must have an entry."""

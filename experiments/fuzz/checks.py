@@ -7,7 +7,6 @@ intermediates are offered to loops and streams.
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -31,8 +30,6 @@ from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.runtime.executor import make_runner
-from fuseplan.schedule import tilings as tiles
-from fuseplan.schedule.nests import cpu as nest
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.settings import make_options
 from fuseplan.verify.report import verify_plan
@@ -45,6 +42,7 @@ QUICKLY: dict[str, Any] = {
 """Compile with little LLVM optimization, which would take most of the time; XLA's own passes all run."""
 
 _KIB = 1024
+_LARGE_BYTES = 512
 
 TINY_CPU = DeviceSpec(
     name="tiny_cpu",
@@ -65,6 +63,7 @@ TINY_CPU = DeviceSpec(
     private_cache_bytes=_KIB,
     private_cache_bytes_per_s=10**12,
     step_ps=1_000,
+    large_bytes=_LARGE_BYTES,
 )
 
 
@@ -75,38 +74,28 @@ def _tiny(name: str, onchip_bytes: int, register_bytes: int) -> DeviceSpec:
         onchip_bytes=onchip_bytes,
         register_bytes=register_bytes,
         cache_bytes=min(get_device(name).cache_bytes, 2 * _KIB),
+        large_bytes=_LARGE_BYTES,
     )
 
 
-_LARGE_BYTES = 512
-
-_SMALL_TILES: tuple[tuple[Any, str, Any], ...] = ((nest, "TILES", (8, 16)), (tiles, "PASS_TILES", (4, 8, 32)))
-_SMALL_MATMULS: dict[str, dict[str, Any]] = {
-    "triton": {"matmul_tiles": (16, 32), "depth_tiles": (16,)},
-    "mosaic_gpu": {"matmul_tiles": (64, 128), "depth_tiles": (64,)},
-    "mosaic_tpu": {"matmul_tiles": (8, 16), "depth_tiles": (8, 16)},
+_SMALL_PASSES: dict[str, Any] = {"pass_tiles": (4, 8, 32), "max_whole_axis": 16, "one_step_depth": 4}
+_SMALL_TILES: dict[str, dict[str, Any]] = {
+    "loops": {"pass_tiles": (8, 16)},
+    "triton": {"matmul_tiles": (16, 32), "depth_tiles": (16,), **_SMALL_PASSES},
+    "mosaic_gpu": {"matmul_tiles": (64, 128), "depth_tiles": (64,), **_SMALL_PASSES},
+    "mosaic_tpu": {"matmul_tiles": (8, 16), "depth_tiles": (8, 16), **_SMALL_PASSES},
 }
 
 
 @contextmanager
 def small_tiles() -> Iterator[None]:
-    """Make tiles a few elements long, and call half a kilobyte large: small programs then have many tiles."""
-    ours = [module for name, module in sys.modules.items() if name.startswith("fuseplan.")]
-    large = [(m, "least_bytes", lambda device: _LARGE_BYTES) for m in ours if hasattr(m, "least_bytes")]
-    changed = [*_SMALL_TILES, *large]
-    before = [(module, name, getattr(module, name)) for module, name, _ in changed]
-    backends = [backend_of(name) for name in _SMALL_MATMULS]
-    for module, name, value in changed:
-        setattr(module, name, value)
+    """Make tiles a few elements long: small programs then have many tiles."""
+    backends = [backend_of(name) for name in _SMALL_TILES]
     for backend in backends:
-        register_backend(
-            replace(backend, max_whole_axis=16, one_step_depth=4, **_SMALL_MATMULS[backend.name])
-        )
+        register_backend(replace(backend, **_SMALL_TILES[backend.name]))
     try:
         yield
     finally:
-        for module, name, value in before:
-            setattr(module, name, value)
         for backend in backends:
             register_backend(backend)
 

@@ -26,7 +26,6 @@ from fuseplan.passes.recompute_large import Copies, chain_of, rewritten, stages
 from fuseplan.passes.split_reductions import along_several, in_steps
 from fuseplan.plan.options import Features
 from fuseplan.schedule.nests.accelerator import KernelNests
-from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.nests.regions import IsLarge, can_nest, connected_groups, is_index_arithmetic, levels
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
@@ -79,7 +78,7 @@ class _Streams:
         copies: Copies = {}
         taken: set[int] = set()
         steps: list[int] = []
-        for is_large in levels(graph, least_bytes(self.device)):
+        for is_large in levels(graph, self.device.least_large_bytes):
             for group in connected_groups(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
                     continue

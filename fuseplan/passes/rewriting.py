@@ -22,7 +22,6 @@ from fuseplan.passes.split_reductions import split_sums
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels
-from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
 from fuseplan.search.must_fuse import require_possible
@@ -49,7 +48,7 @@ def rewritten_programs(
         found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
         notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if work.is_over else ()
         return [_possible(found, options) or lowered], notes
-    min_bytes = least_bytes(options.device)
+    min_bytes = options.device.least_large_bytes
     base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
     if not (options.features.recompute and options.features.loop_nests):
         return [base], ()

@@ -32,7 +32,6 @@ from fuseplan.frontend.rewrite import Rewriter, part
 from fuseplan.frontend.trace import Equation, Literal, trace
 from fuseplan.passes.estimate import quick_ps
 from fuseplan.plan.options import Features
-from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import reachable
@@ -106,8 +105,8 @@ class _Splits:
             node = graph.nodes[queue.pop(0)]
             if node.flops.matrix:
                 continue
-            near = _neighbours(graph, node.inputs, least_bytes(self.device))
-            near += _neighbours(graph, node.outputs, least_bytes(self.device))
+            near = _neighbours(graph, node.inputs, self.device.least_large_bytes)
+            near += _neighbours(graph, node.outputs, self.device.least_large_bytes)
             queue += [m for m in dict.fromkeys(near) if m not in found]
             found.update(near)
         if all(graph.values[v].size == 1 for v in graph.nodes[n].outputs):

@@ -23,7 +23,6 @@ from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels, is_built_in
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.schedule.nests.cpu import CpuNests
-from fuseplan.schedule.nests.offered import least_bytes
 from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
 from fuseplan.settings import with_figures
 
@@ -45,7 +44,7 @@ def may_loop(flat: Flat, options: Options) -> bool:
         return True
     if has_fixed_kernels(options.planner) or not options.features.loop_nests:
         return False
-    min_bytes = least_bytes(options.device)
+    min_bytes = options.device.least_large_bytes
     if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
         return False
     lowered = lower(flat)

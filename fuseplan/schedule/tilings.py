@@ -33,10 +33,7 @@ TRANSPOSE_TILES = (32, 64, 128, 512)
 ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
 """Those of the innermost other parallel axes."""
 STREAM_TILES = (8, 64, 256, 1024)
-"""Those of a stream walked once."""
-PASS_TILES = (8, 32, 128, 512, 2048, 8192, 32768)
-"""Those of a stream walked in several passes: it is a row too long for the chip, and each step waits for its
-loads, so that long tiles gain."""
+"""Those of a stream walked once; ``Backend.pass_tiles`` are those of one walked in several passes."""
 SHORT_AXIS = 32
 """A parallel axis of at most this extent is whole or has tiles of one, and is tiled together with the
 next."""
@@ -63,7 +60,7 @@ def tilings(
     options = _options(layout, roles, backend)
     if in_passes:
         stream = roles.index(AxisRole.STREAMED)
-        options[stream] = tuple(t for t in PASS_TILES if t < layout.sizes[stream])
+        options[stream] = tuple(t for t in backend_of(backend).pass_tiles if t < layout.sizes[stream])
     found = False
     most = backend_of(backend).most_elements
     for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):

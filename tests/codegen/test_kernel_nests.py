@@ -26,7 +26,6 @@ from fuseplan.passes import recompute_streams as streams
 from fuseplan.passes.recompute_streams import along_streams, with_less_memory
 from fuseplan.plan.options import ALL_FEATURES
 from fuseplan.schedule import tilings as tiles
-from fuseplan.schedule.nests import offered
 from fuseplan.schedule.nests.accelerator import kernel_nests
 from fuseplan.schedule.nests.live_tiles import tiles_visited_in_ranges
 from fuseplan.schedule.nests.multipass import program_of
@@ -46,6 +45,11 @@ NAMES = [
     *("gradient of attention", "gradient of grouped", "gradient of masked", "gradient of gaussian"),
 ]
 MASKED = ("sliding", "masked -inf", "gradient of masked")
+
+
+def tiny(name):
+    """A device for which small values are large."""
+    return replace(get_device(name), large_bytes=LARGE_BYTES)
 
 
 def in_kernels(f, args, device):
@@ -87,9 +91,7 @@ def in_float32(args):
 
 @pytest.fixture
 def small_tiles(monkeypatch):
-    """What is large is small, and so are tiles."""
-    for module in (offered, streams):
-        monkeypatch.setattr(module, "least_bytes", lambda device: LARGE_BYTES)
+    """Tiles are small."""
     monkeypatch.setattr(tiles, "LANES", 1)
     monkeypatch.setattr(tiles, "SUBLANES", 1)
     known = [backend_of(name) for name in ("triton", "mosaic_tpu")]
@@ -110,7 +112,7 @@ ON_TPUS = [name for name in NAMES if name != "gradient of grouped"]
 def test_agrees(name, device, small_tiles):
     f, args = CASES[name]
     args = in_float32(args)
-    lowered, specs = in_kernels(f, args, get_device(device))
+    lowered, specs = in_kernels(f, args, tiny(device))
     assert any(spec.axes[spec.streamed].n_tiles > 1 for spec in specs), "no stream was walked"
     values = evaluated(lowered, args)
     for spec in specs:
@@ -141,7 +143,7 @@ def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
     monkeypatch.setattr(streams, "quick_ps", lambda lowered, *_, **__: -len(lowered.graph.nodes))
     f, args = SHARED_KEYS[name]
     args = in_float32(args)
-    lowered, specs = in_kernels(f, args, get_device(device))
+    lowered, specs = in_kernels(f, args, tiny(device))
     assert max(spec.axes[spec.streamed].size for spec in specs) == N
     by_keys = [s for s in specs if s.axes[s.streamed].size == M]
     assert {len(s.writes) for s in by_keys} == {2}, "both gradients are of one kernel"
@@ -159,7 +161,7 @@ def test_programs_that_need_less_memory(name, small_tiles):
     f, args = CASES[name]
     args = in_float32(args)
     lowered = lower(trace(f, *args))
-    programs = list(with_less_memory(lowered, get_device("h200"), ALL_FEATURES))
+    programs = list(with_less_memory(lowered, tiny("h200"), ALL_FEATURES))
     counts = [sum(n.flops.matrix > 0 for n in p.graph.nodes) for p in (lowered, *programs)]
     assert counts[0] == counts[1] < counts[2]
     for program in programs:
@@ -175,7 +177,7 @@ def test_programs_that_need_less_memory(name, small_tiles):
 def test_tiles_behind_a_mask_are_left_out(name, device, small_tiles):
     f, args = CASES[name]
     args = in_float32(args)
-    lowered, specs = in_kernels(f, args, get_device(device))
+    lowered, specs = in_kernels(f, args, tiny(device))
     ranged = in_ranges(lowered, specs)
     assert ranged, "no tile was left out"
     values = evaluated(lowered, args)
@@ -194,7 +196,7 @@ def classes(x, w):
 def test_features_are_contracted_tile_by_tile(small_tiles):
     """A row that is too long to be held while its classes are streamed."""
     args = in_float32((normal(150, 140), normal(140, 170)))
-    device = get_device("h200")
+    device = tiny("h200")
     lowered, specs = in_kernels(classes, args, device)
     inner = [s for s in specs if any(a.role == AxisRole.INNER and a.n_tiles > 1 for a in s.axes)]
     assert inner, "no kernel contracts tile by tile"
@@ -210,7 +212,7 @@ def test_an_infinity_behind_a_mask_is_seen(operand, device, small_tiles):
     f, args = CASES["masked -inf"]
     args = [np.array(x) for x in in_float32(args)]
     args[operand][:, -1] = np.inf
-    lowered, specs = in_kernels(f, tuple(args), get_device(device))
+    lowered, specs = in_kernels(f, tuple(args), tiny(device))
     values = evaluated(lowered, tuple(args))
     for spec in in_ranges(lowered, specs):
         check(spec, lowered, values)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from costmodel.axes import GroupAxes
+from costmodel.backends import backend_of
 from costmodel.device import DeviceSpec, time_ps
 from costmodel.graph import Boundary, Graph, OpKind
 from costmodel.kernel import Access, AxisRole, KernelSpec
@@ -25,10 +26,6 @@ from fuseplan.schedule.nests.multipass import TimeLimit, TooSlowError, program_o
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import addressing
-
-TILES = (64, 128, 256, 512, 1024, 2048, 4096)
-"""Tiles of an axis longer than the first of them. A matrix product of smaller tiles is dominated by overhead;
-larger tiles gain nothing."""
 
 LARGE_FRACTION = 2
 """The axes of intermediates of at least half the largest one's size are tiled."""
@@ -108,9 +105,10 @@ def tileable(layout: Layout, axes: GroupAxes) -> set[int]:
 
 def _tiles(size: int, free: bool) -> tuple[int, ...]:
     """Tiles of an axis, and the whole axis; a short axis has tiles of one or is whole."""
-    if size <= TILES[0]:
+    tiles = backend_of("loops").pass_tiles
+    if size <= tiles[0]:
         return (1, size) if free else (size,)
-    return (*(t for t in TILES if t < size), size)
+    return (*(t for t in tiles if t < size), size)
 
 
 def _role(a: int, tile: int, size: int, free: set[int]) -> AxisRole:

@@ -27,12 +27,6 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import reachable
 
 
-def least_bytes(device: DeviceSpec) -> int:
-    """Bytes of an intermediate that exceeds a core's private caches, so that a nest gains by keeping it
-    there."""
-    return 2 * max(device.private_cache_bytes, 1 << 20)
-
-
 class Nests(ABC):
     """Nests of the groups of one graph on one device.
 
@@ -72,7 +66,7 @@ class Nests(ABC):
         return False
 
     def _groups(self) -> Iterable[Nodes]:
-        return regions(self.graph, least_bytes(self.device), self.backend)
+        return regions(self.graph, self.device.least_large_bytes, self.backend)
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:
