@@ -30,7 +30,7 @@ from pathlib import Path
 from costmodel.devices import DEVICES
 from experiments.rows import results_lines
 from fuseplan.planners import planner_names
-from fuseplan.report.comparison import FACTOR, are_apart
+from fuseplan.report.comparison import DIVERGENCE_FACTOR, are_apart
 from fuseplan.support.format import bytes_text, factor_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -388,7 +388,7 @@ def _cpu(rows: list[Record]) -> str:
                 _known(_number(row, "speedup"), lambda x: f"{x:.2f}×")
                 + ("" if math.isnan(low + high) else f" ({low:.2f}–{high:.2f})"),
                 " → ".join(temps),
-                _known(modelled, _digits) + (f" (off by more than {FACTOR:g}×)" if far else ""),
+                _known(modelled, _digits) + (f" (off by more than {DIVERGENCE_FACTOR:g}×)" if far else ""),
             ]
         )
     head = [

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from costmodel.device import DeviceSpec
-from fuseplan.frontend.lower import lower
+from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing
-from fuseplan.pipeline import plan_function
+from fuseplan.pipeline import plan_best, plan_function
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
@@ -261,7 +261,7 @@ def _require_function(caller: str, f: Any, remedy: str = "") -> None:
 
 
 def make_plan(
-    f: Callable[..., Any],
+    f: Callable[..., Any] | Lowered,
     *,
     device: str | DeviceSpec | None = None,
     planner: str = "solver",
@@ -272,7 +272,12 @@ def make_plan(
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
-    ``features`` switches parts of the planner off, for ablations.
+    ``f`` may also be a program that ``fuseplan.extend.lower`` has made, to plan it several times; the
+    function then takes no arguments. ``features`` switches parts of the planner off, for ablations.
+
+    Raises:
+        FuseplanError: an unknown device or planner, or another invalid option.
+        UnsupportedOperationError: at a call, with ``strict=True``, a primitive without a rule.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -281,8 +286,14 @@ def make_plan(
         >>> len(plan.kernels), plan.status
         (1, 'OPTIMAL')
     """
-    _require_function("fuseplan.make_plan", f)
+    if not isinstance(f, Lowered):
+        _require_function("fuseplan.make_plan", f)
+    elif strict:
+        raise InvalidArgumentError("strict is an option of fuseplan.extend.lower, which made this program")
     options = make_options(device, planner, deadline_s, strict, constraints, features)
+    if isinstance(f, Lowered):
+        program = f
+        return lambda: Plan.of(plan_best(program, options))
 
     @functools.wraps(f)
     def planned(*args: Any, **kwargs: Any) -> Plan:
@@ -292,7 +303,7 @@ def make_plan(
 
 
 def compare(
-    f: Callable[..., Any],
+    f: Callable[..., Any] | Lowered,
     *,
     device: str | DeviceSpec | None = None,
     planners: Sequence[str] | None = None,
@@ -316,6 +327,8 @@ def compare(
     - ``status``, ``notes``: ``NONE`` and the reason if there is no plan.
     - ``assumed``: the figures of the device that are neither measured nor published.
 
+    ``f`` may also be a program that ``fuseplan.extend.lower`` has made; the function then takes no arguments.
+
     With ``measure=True`` each program is also run here, in turns with that of ``jax.jit``, and its results
     are checked against those. This adds the columns ``measured_us, measured_ratio, temp_bytes, temp_ratio``
     (ratios to ``jax.jit`` in the same run; NaN where nothing was measured). XLA fuses operations that a plan
@@ -335,12 +348,18 @@ def compare(
         >>> frame.kernels.tolist()
         [9, 3, 1]
     """
-    _require_function("fuseplan.compare", f)
+    if not isinstance(f, Lowered):
+        _require_function("fuseplan.compare", f)
+    elif measure:
+        raise InvalidArgumentError("measure=True runs the function: pass it instead of its lowered program")
     names = [planners] if isinstance(planners, str) else planners
     names = default_planners(resolve_device(device)) if names is None else tuple(names)
     if not names:
         raise InvalidArgumentError("planners expects one or more names, got none; leave it out for all")
     options = [make_options(device, name, deadline_s, False, constraints, features) for name in names]
+    if isinstance(f, Lowered):
+        program = f
+        return lambda: compare_frame([compare_plan(program, option) for option in options])
 
     @functools.wraps(f)
     def compared(*args: Any, **kwargs: Any) -> pd.DataFrame:

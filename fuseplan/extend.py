@@ -1,10 +1,22 @@
-"""Extend fuseplan: the public names for adding operations, planners, devices and backends.
+"""Extend and study fuseplan: the public names for adding operations, planners, devices and backends, and for
+looking inside a plan.
+
+To extend:
 
 - an operation: ``register_rule`` with a ``Rule``, or ``elementwise`` for elementwise ones;
 - a planner: ``register_planner`` with a function from a graph, prices and a budget to a ``Grouping``, such as
   ``plan_decided`` of a function that returns groups of nodes;
 - a device: a ``DeviceSpec``, passed as ``device=``;
 - a backend: ``register_backend`` with a ``Backend``, whose ``emitter`` is the module that makes its kernels.
+
+To study:
+
+- a program: ``lower(trace(f, *args))``, a ``Lowered``, which ``fuseplan.make_plan`` and ``fuseplan.compare``
+  plan as often as one likes; ``using_cache(SolutionCache())`` plans without what earlier plans have found;
+- a kernel of a plan: ``emit(kernel.spec, plan.lowered)`` is a function of arrays, and ``kernel_name`` its
+  name in profiles;
+- a compiler: ``compile_for`` compiles a function for a device that is not present, or raises
+  ``MissingCompilerError``, and ``read_refusal`` finds the reason in the error that a compiler raises.
 
 Example:
     >>> import jax, jax.numpy as jnp, fuseplan
@@ -24,9 +36,13 @@ from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from costmodel.graph import DimRole, Flops, Graph, Node, OpKind, Value
 from costmodel.kernel import Access, Axis, AxisRole, Cost, KernelSpec
+from fuseplan.codegen import emit
+from fuseplan.codegen.tile import kernel_name
+from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.ops import register_rule, rules
 from fuseplan.frontend.ops.elementwise import elementwise
 from fuseplan.frontend.ops.rule import Reduction, Rule, Space, Tile
+from fuseplan.frontend.trace import trace
 from fuseplan.plan.fusion_plan import Kernel, PlanStats
 from fuseplan.planners import (
     ProgramPlanner,
@@ -36,10 +52,13 @@ from fuseplan.planners import (
     planner_names,
     register_planner,
 )
+from fuseplan.runtime.replan import read_refusal
 from fuseplan.schedule.pricing import PriceBook, Pricing, PricingWrapper
+from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups
 from fuseplan.support.errors import Verdict
+from fuseplan.targets.compile_only import MissingCompilerError, compile_for
 
 __all__ = [
     "Access",
@@ -55,6 +74,8 @@ __all__ = [
     "Grouping",
     "Kernel",
     "KernelSpec",
+    "Lowered",
+    "MissingCompilerError",
     "Node",
     "OpKind",
     "PlanGroups",
@@ -65,21 +86,29 @@ __all__ = [
     "ProgramPlanner",
     "Reduction",
     "Rule",
+    "SolutionCache",
     "Space",
     "Tile",
     "Value",
     "Verdict",
     "backend_names",
     "backend_of",
+    "compile_for",
     "elementwise",
+    "emit",
     "get_device",
     "get_planner",
     "graph_colouring",
+    "kernel_name",
+    "lower",
     "nnc_tensorexpr",
     "plan_decided",
     "planner_names",
+    "read_refusal",
     "register_backend",
     "register_planner",
     "register_rule",
     "rules",
+    "trace",
+    "using_cache",
 ]

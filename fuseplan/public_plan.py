@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,8 @@ from fuseplan.report import text
 from fuseplan.report.frames import kernels_frame  # pandas takes a while to import
 from fuseplan.report.page import write_plan_page
 from fuseplan.runtime.executor import make_runner
+from fuseplan.runtime.replan import structure_key
+from fuseplan.schedule.structure import Signatures
 from fuseplan.targets.detect import local_platform
 from fuseplan.verify.plan import checked_plan_from_json, plan_buffers
 from fuseplan.verify.report import Verification, verify_plan
@@ -60,6 +63,16 @@ class Plan(FusionPlan):
         """The size of the arena of ``buffers``: ``peak_bytes`` plus alignment and gaps."""
         return arena_bytes(self.buffers)
 
+    @property
+    def equal_kernels(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of the kernels, in groups that do the same with other arrays; ordered by the first
+        number of each group."""
+        signatures = Signatures(self.graph)
+        groups: dict[Hashable, list[int]] = {}
+        for k, kernel in enumerate(self.kernels):
+            groups.setdefault(structure_key(kernel.spec, signatures), []).append(k)
+        return tuple(map(tuple, groups.values()))
+
     def __str__(self) -> str:
         """A table in 80 columns with a line for each kernel; equal kernels of a long plan share a line."""
         return text.kernel_table(self)
@@ -96,10 +109,11 @@ class Plan(FusionPlan):
         """
         return cls.of(checked_plan_from_json(text))
 
-    def run(self, *args: Any) -> Any:
+    def run(self, *args: Any, interpret: bool = False) -> Any:
         """Run the plan's kernels here on arrays like the arguments of the planned function.
 
         Kernels for another platform than JAX's default one are left to XLA, which gives the same results.
+        With ``interpret=True`` they run in Pallas' interpreter instead, on any platform, slowly.
 
         Returns:
             the function's result.
@@ -116,7 +130,7 @@ class Plan(FusionPlan):
         wanted = [f"{value.dtype}{list(value.shape)}" for value in expected]
         if given != wanted:
             raise TypeError(f"expected arrays {', '.join(wanted)}, got {', '.join(given) or 'none'}")
-        run = make_runner(program, self, platform=local_platform())
+        run = make_runner(program, self, platform=local_platform(), interpret=interpret)
         results = jax.jit(run)(*program.consts, *arrays)
         return results if program.out_tree is None else jax.tree.unflatten(program.out_tree, results)
 

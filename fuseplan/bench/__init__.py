@@ -1,5 +1,53 @@
-"""Measure planning time, plan quality, and speed on this CPU, for ``fuseplan bench``.
+"""The tools of a study, and the measurements of ``fuseplan bench``: planning time, plan quality, and speed on
+this CPU.
 
 In: functions and their arguments. Out: rows (dictionaries) and tables of 80 columns. Open ``planning``,
 ``solver`` or ``cpu``, named as the commands are.
+
+The tools:
+
+- time: ``in_turns`` samples programs side by side, until there are enough ``rounds``;
+- check: ``in_float64`` evaluates a program, and ``largest_difference`` compares results;
+- compare: ``divergence_lines`` lists the measured times that ``are_apart`` from the modelled ones, by more
+  than ``DIVERGENCE_FACTOR``;
+- show: ``progress``, ``print_table``, ``columns``, and ``bytes_text``, ``factor_text`` and ``time_text``;
+- keep: ``machine_columns`` and ``csv_of`` for rows, and ``check_writable`` and ``write_text``, which replaces
+  a file in one step.
+
+Example:
+    >>> print(csv_of([{"workload": "softmax", "time": time_text(1234.5)}]), end="")
+    workload,time
+    softmax,"1,234"
 """
+
+from __future__ import annotations
+
+from costmodel.timing import in_turns, rounds
+from fuseplan.bench.float64 import in_float64
+from fuseplan.bench.machine import machine_columns
+from fuseplan.bench.planning import csv_of
+from fuseplan.console import print_table, progress
+from fuseplan.report.comparison import DIVERGENCE_FACTOR, are_apart, divergence_lines
+from fuseplan.runtime.tolerance import largest_difference
+from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.support.format import bytes_text, columns, factor_text, time_text
+
+__all__ = [
+    "DIVERGENCE_FACTOR",
+    "are_apart",
+    "bytes_text",
+    "check_writable",
+    "columns",
+    "csv_of",
+    "divergence_lines",
+    "factor_text",
+    "in_float64",
+    "in_turns",
+    "largest_difference",
+    "machine_columns",
+    "print_table",
+    "progress",
+    "rounds",
+    "time_text",
+    "write_text",
+]

@@ -92,7 +92,7 @@ def gains_text(rows: Sequence[Compared]) -> str:
     return " ".join(found)
 
 
-FACTOR = 2.0
+DIVERGENCE_FACTOR = 2.0
 """The ratio of two times above which they are reported. So far apart, the plan with the best modelled time
 need not be the fastest."""
 
@@ -107,7 +107,7 @@ _LEFT_OUT = {
 
 
 def are_apart(modelled: float | None, measured: float | None) -> bool:
-    """Whether two times are known (not None, 0 or NaN) and differ by more than ``FACTOR``.
+    """Whether two times are known (not None, 0 or NaN) and differ by more than ``DIVERGENCE_FACTOR``.
 
     Example:
         >>> are_apart(1.0, 2.5), are_apart(1.0, float("nan"))
@@ -115,12 +115,12 @@ def are_apart(modelled: float | None, measured: float | None) -> bool:
     """
     if not modelled or not measured:
         return False
-    return max(measured / modelled, modelled / measured) > FACTOR
+    return max(measured / modelled, modelled / measured) > DIVERGENCE_FACTOR
 
 
 def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], platform: str) -> list[str]:
-    """One sentence with the rows whose two times differ by more than ``FACTOR``, and one with the effects
-    that the model leaves out; empty if there are no such rows.
+    """One sentence with the rows whose two times differ by more than ``DIVERGENCE_FACTOR``, and one with the
+    effects that the model leaves out; empty if there are no such rows.
 
     Args:
         rows: a name, and the modelled and the measured time in one unit; None or NaN if unknown.
@@ -137,6 +137,6 @@ def divergence_lines(rows: Iterable[tuple[str, float | None, float | None]], pla
     ]
     if not apart:
         return []
-    where = f"where they are more than a factor of {FACTOR:g} apart"
+    where = f"where they are more than a factor of {DIVERGENCE_FACTOR:g} apart"
     lines = [f"Measured over modelled time, {where}: {', '.join(apart)}."]
     return [*lines, f"{_LEFT_OUT[platform]}."] if platform in _LEFT_OUT else lines

@@ -42,6 +42,7 @@ def compare_frame(rows: Sequence[Compared], timings: Sequence[Timing] | None = N
         {
             **_columns(row, baseline),
             "planner": row.planner,
+            "notes": "; ".join(row.notes),
             "unrewritten_us": math.nan if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
             "baseline": "" if baseline is None else baseline.planner,
         }
@@ -60,14 +61,13 @@ def _columns(row: Compared, baseline: FusionPlan | None) -> dict[str, Any]:
     """The columns that follow from the plan of ``row``; NaN where there is none."""
     plan = row.plan
     if plan is None:
-        return {**dict.fromkeys(_COMPARE, math.nan), "status": NO_PLAN, "notes": row.reason, "assumed": ""}
+        return {**dict.fromkeys(_COMPARE, math.nan), "status": NO_PLAN, "assumed": ""}
     return {
         **figures(plan),
         "bound_us": _number(plan.bound_us),
         "gap": _number(plan.gap),
         "planning_s": plan.planning_s,
         "ratio": math.nan if baseline is None else plan.objective_ps / baseline.objective_ps,
-        "notes": "; ".join(plan.notes),
         "assumed": ", ".join(plan.device.assumed),
     }
 

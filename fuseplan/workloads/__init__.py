@@ -1,7 +1,9 @@
 """The named programs that tests, benchmarks, reports and the command line plan.
 
 A workload is a program in JAX and the shapes of its arguments, in full size and in a small, ragged size,
-which few tiles divide. Open ``functions`` for the programs and ``workload`` for the type.
+which few tiles divide. ``get_workload`` finds one by its name; ``WORKLOADS`` are the general ones, and
+``PUBLISHED`` those of published models. ``Workload`` and ``of_shapes`` define others: its ``Program`` and the
+shapes are what is ``Built``. Open ``functions`` for the programs and ``workload`` for the type.
 
 Example:
     >>> f, args = get_workload("softmax").build(small=True)
@@ -27,13 +29,14 @@ from fuseplan.workloads.workload import (
     LINEAR_CLASSES,
     MLP,
     Built,
+    Program,
     Workload,
     array,
     make_args,
     of_shapes,
 )
 
-__all__ = ["WORKLOADS", "Workload", "get_workload", "make_args"]
+__all__ = ["PUBLISHED", "WORKLOADS", "Built", "Program", "Workload", "get_workload", "make_args", "of_shapes"]
 
 
 def get_workload(name: str) -> Workload:

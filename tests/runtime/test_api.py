@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import fuseplan
+from fuseplan import extend
 from fuseplan.support.errors import FuseplanError, InvalidArgumentError, UnknownNameError
 from tests.helpers.arrays import normal
 
@@ -284,6 +285,47 @@ def test_compare_has_a_row_a_planner():
     frame = fuseplan.compare(layernorm, device="test", planners=("unfused", "greedy", "solver"))(X, S, B)
     assert list(frame["planner"]) == ["unfused", "greedy", "solver"]
     assert frame["time_us"].is_monotonic_decreasing
+
+
+def test_a_lowered_program_is_planned_as_often_as_one_likes():
+    program = extend.lower(extend.trace(layernorm, X, S, B))
+    names = ("greedy", "solver")
+    plans = [fuseplan.make_plan(program, device="test", planner=name)() for name in names]
+    for name, plan in zip(names, plans, strict=True):
+        other = fuseplan.make_plan(layernorm, device="test", planner=name)(X, S, B)
+        assert (plan.kernels, plan.bound_ps, plan.proof) == (other.kernels, other.bound_ps, other.proof)
+    np.testing.assert_allclose(plans[1].run(X, S, B), layernorm(X, S, B), rtol=1e-4, atol=1e-5)
+    frames = [
+        fuseplan.compare(f, device="test", planners=names)(*args)
+        for f, args in ((program, ()), (layernorm, (X, S, B)))
+    ]
+    one, other = (frame.drop(columns="planning_s") for frame in frames)
+    assert one.equals(other)
+    with pytest.raises(InvalidArgumentError, match="pass it instead of its lowered program"):
+        fuseplan.compare(program, measure=True)
+    with pytest.raises(InvalidArgumentError, match=r"strict is an option of fuseplan\.extend\.lower"):
+        fuseplan.make_plan(program, strict=True)
+
+
+def test_a_plan_runs_in_the_interpreter():
+    plan = fuseplan.make_plan(layernorm, device="h200")(X, S, B)
+    (kernel,) = plan.kernels
+    assert kernel.spec.backend == "triton"
+    for interpret in (False, True):
+        run = functools.partial(plan.run, interpret=interpret)
+        assert ("pallas_call" in str(jax.make_jaxpr(run)(X, S, B))) == interpret
+    np.testing.assert_allclose(plan.run(X, S, B, interpret=True), layernorm(X, S, B), rtol=1e-4, atol=1e-5)
+
+
+def test_equal_kernels_do_the_same_with_other_arrays():
+    def layers(x):
+        for _ in range(3):
+            x = jnp.tanh(x @ x)
+        return jnp.sin(x @ x)
+
+    plan = fuseplan.make_plan(layers, device="h200", planner="unfused")(jnp.ones((256, 256)))
+    groups = [[plan.to_frame().ops[k] for k in group] for group in plan.equal_kernels]
+    assert groups == [["dot_general"] * 4, ["tanh"] * 3, ["sin"]]
 
 
 def test_kernels_of_an_absent_device_run_as_xla():
