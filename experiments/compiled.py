@@ -19,12 +19,9 @@ from pathlib import Path
 import pandas as pd
 
 from experiments.compiled_processes import LIMIT_S, Work, all_rows
-from experiments.compiled_rows import Row, Task, compiler_versions, kept_rows, records
+from experiments.compiled_rows import DEADLINE_S, Row, Task, compiler_versions, kept_rows, records
 from experiments.compiled_tables import cycles_csv, cycles_table, summary
-from fuseplan.bench.planning import csv_of
-from fuseplan.console import progress
-from fuseplan.plan.options import DEFAULT_DEADLINE_S
-from fuseplan.support.atomic_file import check_writable, write_text
+from fuseplan.bench import check_writable, csv_of, progress, write_text
 from fuseplan.workloads import WORKLOADS
 
 DEVICES = ("h200", "h200:mosaic_gpu", "tpu_v5e", "tpu_v6e")
@@ -116,7 +113,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--without", default="", metavar="NAME,…", help="workloads to leave out")
     parser.add_argument("--devices", default=",".join(DEVICES))
     parser.add_argument("--dtypes", default=",".join(DTYPES))
-    parser.add_argument("--deadline-s", type=float, default=DEFAULT_DEADLINE_S, help="of each planning")
+    parser.add_argument("--deadline-s", type=float, default=DEADLINE_S, help="of each planning")
     parser.add_argument("--limit-s", type=float, default=LIMIT_S, help="of each kernel's estimate")
     parser.add_argument("--no-cycles", dest="cycles", action="store_false", help="compile only")
     return parser

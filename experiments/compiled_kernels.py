@@ -3,53 +3,43 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 
 import jax
 
-from costmodel.device import DeviceSpec
-from costmodel.kernel import KernelSpec
-from experiments.compiled_rows import ENDED, NOT_ASKED, Row, Task, compiler_versions
+import fuseplan
+from costmodel import DeviceSpec, KernelSpec
+from experiments.compiled_rows import DEADLINE_S, ENDED, NOT_ASKED, Row, Task, compiler_versions
 from experiments.compiler_reports import TpuReport, gpu_report, tpu_report
-from fuseplan.codegen import emit
-from fuseplan.codegen.single_pass import live_ins
-from fuseplan.codegen.tile import kernel_name
-from fuseplan.frontend.lower import Lowered
-from fuseplan.pipeline import plan_function
-from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.plan.options import DEFAULT_DEADLINE_S
-from fuseplan.runtime.executor import spec_of_xla
-from fuseplan.runtime.replan import read_refusal, structure_key
-from fuseplan.schedule.structure import Signatures
-from fuseplan.settings import make_options
+from fuseplan.extend import Lowered, emit, kernel_name, read_refusal
 from fuseplan.workloads import get_workload
 
 
-def rows_of(task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0) -> Iterator[Row]:
+def rows_of(task: Task, deadline_s: float = DEADLINE_S, first: int = 0) -> Iterator[Row]:
     """A row for each distinct kernel of the workload's plan in full size, from the ``first`` on."""
     return (row for row, is_known in steps_of(task, deadline_s, first) if is_known)
 
 
 def steps_of(
-    task: Task, deadline_s: float = DEFAULT_DEADLINE_S, first: int = 0, in_hbm: bool = False
+    task: Task, deadline_s: float = DEADLINE_S, first: int = 0, in_hbm: bool = False
 ) -> Iterator[tuple[Row, bool]]:
     """``rows_of`` (arrays all ``in_hbm``, if need be), and each row before its kernel is compiled, and
     before XLA's for the same: what is to be said where the compiler ends the process. Whether all is known
     stands beside it."""
     workload, device, dtype = task
     f, args = get_workload(workload).build(dtype=dtype)
-    plan = plan_function(f, args, {}, make_options(device, deadline_s=deadline_s))
+    plan = fuseplan.make_plan(f, device=device, deadline_s=deadline_s)(*args)
     lowered = plan.lowered
-    kinds = _distinct(plan)
-    for k, count in kinds[first:]:
+    kinds = [ks for ks in plan.equal_kernels if plan.kernels[ks[0]].spec.backend != "xla"]
+    for k, *others in kinds[first:]:
         kernel = plan.kernels[k]
         spec = kernel.spec
         row = Row(
             *task,
             k,
             len(kinds),
-            count,
+            1 + len(others),
             kernel_name(spec, lowered),
             len(spec.nodes),
             "×".join(f"{a.tile}/{a.size}{a.role.name[0].lower()}" for a in spec.axes),
@@ -67,18 +57,9 @@ def steps_of(
             yield replace(found, compile_s=time.perf_counter() - started), is_known
 
 
-def _distinct(plan: FusionPlan) -> list[tuple[int, int]]:
-    """The first kernel of each kind that is not XLA's, and how many there are."""
-    signatures = Signatures(plan.graph)
-    kinds: dict[Hashable, list[int]] = {}
-    for k, kernel in enumerate(plan.kernels):
-        if kernel.spec.backend != "xla":
-            kinds.setdefault(structure_key(kernel.spec, signatures), []).append(k)
-    return [(ks[0], len(ks)) for ks in kinds.values()]
-
-
 def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) -> Iterator[tuple[Row, bool]]:
-    avals = [jax.ShapeDtypeStruct(lowered.avals[v].shape, lowered.avals[v].dtype) for v in live_ins(spec)]
+    read = [lowered.avals[v] for v in dict.fromkeys(r.value for r in spec.reads)]
+    avals = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in read]
     try:
         if device.platform == "gpu":
             report = gpu_report(emit(spec, lowered), avals, device.name)[row.name]
@@ -94,7 +75,7 @@ def _compiled(row: Row, spec: KernelSpec, lowered: Lowered, device: DeviceSpec) 
         return
     yield replace(row, no_cycles=f"of XLA's own: {ENDED}"), False
     try:
-        xla = tpu_report(emit(spec_of_xla(spec), lowered), avals, device.name, row.in_hbm)
+        xla = tpu_report(emit(replace(spec, backend="xla"), lowered), avals, device.name, row.in_hbm)
     except Exception as error:  # Ours is what is asked about.
         yield replace(row, no_cycles=f"of XLA's own: {read_refusal(error).said}"), True
         return

@@ -13,6 +13,9 @@ from experiments.rows import parsed
 Task = tuple[str, str, str]
 """A workload, a device and a dtype."""
 
+DEADLINE_S = 20.0
+"""Of each planning: fuseplan's own default."""
+
 NOT_ASKED = "not asked for"
 ENDED = "the compiler ended the process"
 

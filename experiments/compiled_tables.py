@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 
-from fuseplan.bench.machine import machine_columns
+from fuseplan.bench import machine_columns
 
 CYCLES_HEAD = """\
 # Cycles of the planned kernels, and of XLA's own for the same operations, by libtpu's static profile:

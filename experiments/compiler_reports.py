@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuseplan.targets.compile_only import MissingCompilerError, compile_for
+from fuseplan.extend import MissingCompilerError, compile_for
 
 _ARCHITECTURE = {"h200": "sm_90a", "h100": "sm_90a"}
 _PROFILE_FLAGS = "--xla_tpu_check_llo_types=false --xla_jf_dump_static_llo_profile_to="

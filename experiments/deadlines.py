@@ -20,12 +20,8 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 
-from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import trace
-from fuseplan.pipeline import plan_best
-from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.search.cache import SolutionCache, using_cache
-from fuseplan.settings import make_options
+import fuseplan
+from fuseplan.extend import SolutionCache, lower, trace, using_cache
 
 Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
@@ -179,7 +175,7 @@ class Run:
     lower_s: float
     plan_s: float
     deadline_s: float
-    plan: FusionPlan
+    plan: fuseplan.Plan
 
     @property
     def over_s(self) -> float:
@@ -197,10 +193,10 @@ def runs(program: Program, devices: Sequence[str], deadlines_s: Sequence[float])
     lowered_at = time.process_time()
     for device in devices:
         for deadline_s in deadlines_s:
-            options = make_options(device, deadline_s=deadline_s)
+            planned = fuseplan.make_plan(lowered, device=device, deadline_s=deadline_s)
             with using_cache(SolutionCache()), mock.patch.object(time, "monotonic", time.process_time):
                 before = time.process_time()
-                plan = plan_best(lowered, options)
+                plan = planned()
                 after = time.process_time()
             yield Run(traced - started, lowered_at - traced, after - before, deadline_s, plan)
 

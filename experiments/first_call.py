@@ -24,7 +24,6 @@ import jax
 
 import fuseplan
 from experiments.first_call_programs import missing, programs
-from fuseplan.settings import make_options
 
 _WARM_CALLS = 300
 
@@ -53,7 +52,7 @@ def main() -> None:
 
 def measure(build: Callable[[], Any], turns: int) -> dict[str, Any]:
     """The figures of one program: medians over ``turns``."""
-    make_options("cpu")  # The CPU is measured once for all programs, and kept in a file.
+    fuseplan.devices()  # The CPU is measured once for all programs, and kept in a file.
     jits: dict[str, Any] = {"jax": jax.jit, "fuseplan": fuseplan.jit}
     seen: dict[str, list[tuple[float, float]]] = {side: [] for side in jits}
     for turn in range(turns + 1):

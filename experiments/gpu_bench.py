@@ -20,6 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,25 +31,22 @@ import jax
 import jax.numpy as jnp
 
 import fuseplan
-from costmodel.timing import in_turns, rounds
 from experiments import gpu_clock
 from experiments.gpu_cases import CASES, OF_COPY, GpuCase, least_bytes
 from experiments.gpu_rows import Row, head_line, kept_rows, row_line, summary_lines
 from experiments.gpu_torch import MAKERS, import_torch, to_torch
-from fuseplan.bench.float64 import in_float64
-from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import csv_of
-from fuseplan.console import progress
-from fuseplan.pipeline import plan_function
-from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.plan.kernel_names import kernel_name
-from fuseplan.runtime.executor import make_runner
-from fuseplan.runtime.tolerance import largest_difference
-from fuseplan.settings import make_options
-from fuseplan.support.atomic_file import write_text
-from fuseplan.support.errors import FuseplanWarning, MismatchError
-from fuseplan.targets.detect import local_platform
-from fuseplan.workloads.workload import make_args
+from fuseplan import FuseplanWarning, MismatchError, Plan
+from fuseplan.bench import (
+    csv_of,
+    in_float64,
+    in_turns,
+    largest_difference,
+    machine_columns,
+    progress,
+    rounds,
+    write_text,
+)
+from fuseplan.workloads import make_args
 
 _LIMITS = {"bfloat16": 0.15, "float32": 5e-3}
 """The largest difference from float64, over the root mean square, that rounding explains: bfloat16
@@ -92,7 +90,7 @@ class Bench:
     """One run: the machine, its clock, and the copy that everything is measured beside."""
 
     def __init__(self, repeats: int = 9, with_torch: bool = True, timer: str = "auto") -> None:
-        self.on_gpu = local_platform() == "gpu"
+        self.on_gpu = jax.default_backend() in ("gpu", "cuda", "rocm")
         self.repeats = repeats if self.on_gpu else 1
         self.torch: Any = import_torch() if with_torch and self.on_gpu else None
         self.machine = _machine(self.torch)
@@ -156,16 +154,11 @@ class Bench:
         if case.total_flops and self.on_gpu:
             found["tflops"] = case.total_flops / seconds / 1e12
 
-    def _ours(self, f: Callable[..., Any], args: Any, found: dict[str, Any]) -> tuple[Any, FusionPlan]:
+    def _ours(self, f: Callable[..., Any], args: Any, found: dict[str, Any]) -> tuple[Any, Plan]:
         """Our program, compiled, and its plan; in the interpreter where there is no GPU."""
         if not self.on_gpu:
-            plan = plan_function(f, args, {}, make_options("h100"))
-            lowered = plan.lowered
-            run = make_runner(lowered, plan, platform="cpu", interpret=True)
-            tree = jax.tree.structure(jax.eval_shape(f, *args))
-            return jax.jit(
-                lambda *given: jax.tree.unflatten(tree, run(*lowered.consts, *jax.tree.leaves(given)))
-            ), plan
+            plan = fuseplan.make_plan(f, device="h100")(*args)
+            return jax.jit(partial(plan.run, interpret=True)), plan
         fast = fuseplan.jit(f)
         plan = fast.plan(*args)
         started = time.perf_counter()
@@ -218,8 +211,8 @@ def _try(found: dict[str, Any], what: str, step: Callable[[], object]) -> bool:
         return False
 
 
-def _plan_columns(plan: FusionPlan) -> dict[str, Any]:
-    parts = [(kernel_name(plan.graph, k.spec.nodes), k.spec.backend, k.cost.time_us) for k in plan.kernels]
+def _plan_columns(plan: Plan) -> dict[str, Any]:
+    parts = plan.to_frame()[["name", "backend", "time_us"]].itertuples(index=False)
     return {
         "plan_s": plan.planning_s,
         "plan_status": plan.status,

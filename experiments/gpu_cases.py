@@ -13,9 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from fuseplan.workloads import attention, functions, get_workload
-from fuseplan.workloads.functions import EPSILON
-from fuseplan.workloads.workload import Built, Program, Workload, of_shapes
+from fuseplan.workloads import Built, Program, Workload, get_workload, of_shapes
 
 OF_COPY = 0.9
 """Of the bandwidth of a copy, what a kernel bound by memory is to reach."""
@@ -23,6 +21,8 @@ OF_CUDNN = 0.7
 """Of cuDNN's speed, what attention is to reach."""
 NEVER_BELOW = 0.98
 """Of ``jax.jit``'s speed, whatever the workload."""
+EPSILON = 1e-5
+"""Of the normalisations, as in the workloads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +59,16 @@ def least_bytes(f: Program, args: Any) -> int:
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in leaves)
 
 
+def _program(name: str) -> Program:
+    return get_workload(name).build()[0]
+
+
+_LAYERNORM, _RMSNORM, _GELU_BIAS = map(_program, ("layernorm", "rmsnorm", "gelu_bias"))
+
+
 def layernorm_vjp(x: Array, scale: Array, bias: Array, cotangent: Array) -> tuple[Array, Any]:
     """LayerNorm and its three gradients."""
-    y, pull = jax.vjp(functions.layernorm, x, scale, bias)
+    y, pull = jax.vjp(_LAYERNORM, x, scale, bias)
     return y, pull(cotangent)
 
 
@@ -76,12 +83,12 @@ def layernorm_columns(x: Array, scale: Array, bias: Array) -> Array:
 def residual_rmsnorm(x: Array, branch: Array, scale: Array) -> tuple[Array, Array]:
     """Add a branch to the residual stream and normalise: both results are kept."""
     y = x + branch
-    return y, functions.rmsnorm(y, scale)
+    return y, _RMSNORM(y, scale)
 
 
 def linear_gelu(x: Array, p: dict[str, Array]) -> Array:
     """``gelu(x[M, N] @ w[N, F] + b[F])``."""
-    return functions.gelu_bias(x @ p["w"], p["b"])
+    return _GELU_BIAS(x @ p["w"], p["b"])
 
 
 def _product(x: Array, p: dict[str, Array]) -> Array:
@@ -107,8 +114,9 @@ _HEADS = {"batch": 2, "tokens": 4096, "heads": 16, "width": 128}
 _SMALL_HEADS = {"batch": 1, "tokens": 40, "heads": 2, "width": 16}
 
 
-def _attention(name: str, f: Program, count: int) -> Workload:
-    return Workload(name, "", _HEADS, _SMALL_HEADS, of_shapes(f, *("batch tokens heads width",) * count))
+def _attention(name: str, count: int) -> Workload:
+    shapes = ("batch tokens heads width",) * count
+    return Workload(name, "", _HEADS, _SMALL_HEADS, of_shapes(_program(name), *shapes))
 
 
 def _causal_flops(products: int, batch: int, tokens: int, heads: int, width: int) -> int:
@@ -159,7 +167,7 @@ _ALL = (
     ),
     GpuCase(
         "causal_attention",
-        _attention("causal_attention", functions.causal_attention, 3),
+        _attention("causal_attention", 3),
         _HEADS,
         partial(_causal_flops, 2),
         library="cuDNN",
@@ -168,7 +176,7 @@ _ALL = (
     ),
     GpuCase(
         "causal_attention_vjp",
-        _attention("causal_attention_vjp", attention.causal_attention_vjp, 4),
+        _attention("causal_attention_vjp", 4),
         _HEADS,
         partial(_causal_flops, 7),
         library="cuDNN",

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.gpu_cases import NEVER_BELOW, OF_COPY, OF_CUDNN
-from fuseplan.report.comparison import divergence_lines
-from fuseplan.support.format import columns
+from fuseplan.bench import columns, divergence_lines
 
 
 @dataclass(frozen=True, slots=True)

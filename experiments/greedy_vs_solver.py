@@ -13,6 +13,7 @@ it. No device is needed; the rows of ``xla`` need the extra ``aot``.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 import time
 from collections.abc import Sequence
@@ -20,28 +21,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import fuseplan
 from experiments.planner_tables import plot, short_table, tables
 from experiments.rows import RowFile
-from fuseplan.bench.machine import machine_columns
-from fuseplan.console import print_table, progress
-from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import trace
-from fuseplan.plan.options import DEFAULT_DEADLINE_S, Options
-from fuseplan.planners import planner_names
-from fuseplan.report.comparison import NO_PLAN
-from fuseplan.report.frames import figures
-from fuseplan.runtime.compare import compare_plan
-from fuseplan.settings import make_options
-from fuseplan.support.atomic_file import check_writable, write_text
-from fuseplan.support.errors import FuseplanError
-from fuseplan.workloads import WORKLOADS, get_workload
-from fuseplan.workloads.published import PUBLISHED
+from fuseplan import FuseplanError, planner_names
+from fuseplan.bench import check_writable, machine_columns, print_table, progress, write_text
+from fuseplan.extend import Lowered, lower, trace
+from fuseplan.workloads import PUBLISHED, WORKLOADS, get_workload
 
 DEVICES = ("h200", "a100", "tpu_v5e", "tpu_v6e", "cpu")
 MORE = ("alibi_attention", "grouped_attention", "grouped_attention_vjp", "window_attention", "lstm_cell",
         "shallow_water", "euler_fluxes", "nbody")  # fmt: skip
 ZOO = (*(name for name in WORKLOADS if name != "gpt2_train_24"), *MORE, *PUBLISHED)
 """A deep training step is left out: its layers are those of the one of four."""
+DEADLINE_S = 20.0
+"""Of each planning: fuseplan's own default."""
 RESULTS = Path(__file__).parent / "results" / "greedy_vs_solver.csv"
 
 
@@ -66,7 +60,7 @@ class Row:
     planning_s: float | None = None
     notes: str = ""
     """What the plan says of itself; of no plan, why there is none."""
-    deadline_s: float = DEFAULT_DEADLINE_S
+    deadline_s: float = DEADLINE_S
     date: str = ""
     """When the row was made."""
     versions: str = ""
@@ -83,11 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     versions, today = _versions(), time.strftime("%Y-%m-%d")
     try:
         names = [get_workload(name).name for name in options.workloads.split(",")]
-        chosen = {
-            (device, planner): make_options(device, planner, options.deadline)
-            for device in options.devices.split(",")
-            for planner in options.planners.split(",")
-        }
+        chosen = list(itertools.product(options.devices.split(","), options.planners.split(",")))
+        for device, planner in chosen:  # a wrong name costs no planning
+            fuseplan.make_plan(abs, device=device, planner=planner, deadline_s=options.deadline)
         options.out.parent.mkdir(parents=True, exist_ok=True)
         check_writable(options.out)
         file = RowFile(options.out, Row, lambda r: (r.versions, r.deadline_s) == (versions, options.deadline))
@@ -108,7 +100,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 if lowered is None or lowered[0] != (name, dtype):
                     f, args = get_workload(name).build(dtype)
                     lowered = (name, dtype), lower(trace(f, *args))
-                found = _found(lowered[1], chosen[device, planner])
+                found = _found(lowered[1], device, planner, options.deadline)
                 task = {"workload": name, "device": device, "dtype": dtype, "planner": planner}
                 file.add(Row(**task, **found, deadline_s=options.deadline, date=today, versions=versions))
             steps.done()
@@ -124,24 +116,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _found(lowered: Lowered, options: Options) -> dict[str, Any]:
+_COMPARED = ("kernels", "time_us", "unrewritten_us", "hbm_bytes", "peak_bytes", "recomputed_flops", "status",
+             "bound_us", "planning_s", "notes")  # fmt: skip
+"""The columns of ``fuseplan.compare`` that are kept."""
+
+
+def _found(lowered: Lowered, device: str, planner: str, deadline_s: float) -> dict[str, Any]:
     found: dict[str, Any] = {"operations": len(lowered.graph.nodes)}
     try:
-        row = compare_plan(lowered, options)
+        frame = fuseplan.compare(lowered, device=device, planners=[planner], deadline_s=deadline_s)()
     except Exception as error:  # Hours of other rows are worth more than a traceback.
         kind = "" if isinstance(error, FuseplanError) else f"{type(error).__name__}: "
-        return found | {"status": NO_PLAN, "notes": kind + " ".join(str(error).split())}
-    if row.plan is None:
-        return found | {"status": NO_PLAN, "notes": row.reason}
-    return (
-        found
-        | figures(row.plan)
-        | {
-            "unrewritten_us": None if row.unrewritten_ps is None else row.unrewritten_ps / 1e6,
-            "planning_s": row.plan.planning_s,
-            "notes": "; ".join(row.notes),
-        }
-    )
+        return found | {"status": "NONE", "notes": kind + " ".join(str(error).split())}
+    (row,) = frame.to_dict("records")
+    return found | {name: None if row[name] != row[name] else row[name] for name in _COMPARED}
 
 
 def _dates(rows: Sequence[Row]) -> str:
@@ -165,7 +153,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dtypes", default="float32", metavar="DTYPE,…")
     parser.add_argument("--planners", default=",".join(planner_names()), metavar="NAME,…")
     parser.add_argument("--workloads", default=",".join(ZOO), metavar="NAME,…")
-    parser.add_argument("--deadline", type=float, default=DEFAULT_DEADLINE_S, metavar="SECONDS")
+    parser.add_argument("--deadline", type=float, default=DEADLINE_S, metavar="SECONDS")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE.csv")
     return parser
 

@@ -31,11 +31,10 @@ def facts_of(workload: str, device: str, planner: str) -> dict[str, Any]:
     """All of a plan that a user can see, but for the seconds that planning took."""
     # Here, not above: which checkout they come from is decided by the process.
     import fuseplan
-    from costmodel.calibrate import described_cpu
 
     f, args = _first_of("fuseplan.workloads", "experiments.workloads").get_workload(workload).build()
     cache = _first_of("fuseplan.search.cache", "fuseplan.memo")
-    spec = described_cpu() if device == "cpu" else device
+    spec = _first_of("costmodel.calibrate").described_cpu() if device == "cpu" else device
     empty = (getattr(cache, "SolutionCache", None) or cache.Memo)()
     using_cache = getattr(cache, "using_cache", None) or cache.using
     with using_cache(empty):

@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from fuseplan.report.frames import records
-from fuseplan.support.atomic_file import write_text
-from fuseplan.support.format import time_text
+from fuseplan.bench import time_text, write_text
 
 AS_FAST = 1.001
 """Plans within a thousandth are as fast."""
@@ -111,7 +109,7 @@ def tables(rows: Sequence[Any], command: str, versions: str, date: str) -> str:
     if not faster.empty:
         lines = [
             [row["workload"], row["device"], row["dtype"], row["planner"], f"{row['over_solver']:.3f}"]
-            for row in records(faster)
+            for row in faster.to_dict("records")
         ]
         text += [
             "## Faster than the solver's plan",
@@ -150,7 +148,7 @@ def _cell(own: pd.DataFrame, planner: str) -> str:
 
 def _reasons(missing: pd.DataFrame) -> str:
     counts: dict[tuple[str, str, str], list[str]] = {}
-    for row in records(missing):
+    for row in missing.to_dict("records"):
         counts.setdefault((row["planner"], row["device"], row["notes"]), []).append(row["workload"])
     return "\n".join(
         f"- {planner} on {device}, {len(names)} workloads ({names[0]} …): {notes}"

@@ -27,11 +27,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from costmodel.devices import DEVICES
+from costmodel import DEVICES
 from experiments.rows import results_lines
-from fuseplan.planners import planner_names
-from fuseplan.report.comparison import DIVERGENCE_FACTOR, are_apart
-from fuseplan.support.format import bytes_text, factor_text, time_text
+from fuseplan import planner_names
+from fuseplan.bench import DIVERGENCE_FACTOR, are_apart, bytes_text, factor_text, time_text
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "experiments" / "results"

@@ -17,21 +17,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from costmodel.device import DeviceSpec
-from costmodel.devices import DEVICES, backends_of, get_device
+import fuseplan
+from costmodel import DEVICES, DeviceSpec, backends_of, get_device
 from experiments.greedy_vs_solver import ZOO
 from experiments.rows import RowFile
-from fuseplan.bench.machine import machine_columns
-from fuseplan.console import print_table, progress
-from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import trace
-from fuseplan.pipeline import plan_best
-from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.plan.json_codec import plan_to_json, read_plan
-from fuseplan.plan.options import Options
-from fuseplan.support.errors import FuseplanError
-from fuseplan.verify.report import REFUTED, VERIFIED, verify_plan
+from fuseplan import FuseplanError, InvalidPlanError, Plan
+from fuseplan.bench import machine_columns, print_table, progress
+from fuseplan.extend import Lowered, lower, trace
 from fuseplan.workloads import get_workload
+
+REFUTED = "refuted"
+"""The status of a plan that is wrong."""
 
 DEADLINE_S = 3_600.0
 """Of one plan: none of them may be cut short because other processes run."""
@@ -81,24 +77,27 @@ def verify_one(lowered: Lowered, device: DeviceSpec, deadline_s: float = DEADLIN
     """The columns of ``Row`` that a plan of ``lowered`` for ``device`` has, once it was written and read."""
     started = time.process_time()
     try:
-        plan = plan_best(lowered, Options(device, "solver", deadline_s))
+        plan = fuseplan.make_plan(lowered, device=device, deadline_s=deadline_s)()
     except FuseplanError as error:
         return _columns("none", "none", " ".join(str(error).split()), 0, time.process_time() - started, 0.0)
     planned = time.process_time()
-    text = plan_to_json(plan)
-    again = read_plan(text)
-    found = verify_plan(again)
+    try:
+        again = Plan.from_json(plan.to_json())
+    except InvalidPlanError as error:
+        seconds = planned - started, time.process_time() - planned
+        return _columns(plan.status, REFUTED, " ".join(str(error).split()), 0, *seconds)
+    found = again.verify()
     checked = time.process_time()
-    if found.status == VERIFIED and found.bound_us is None:
+    if found and found.bound_us is None:
         found = replace(found, status=REFUTED, reason="the solver gave no bound")
-    if found.status == VERIFIED and not _same(again, plan):
+    if found and not _same(again, plan):
         found = replace(found, status=REFUTED, reason="the file holds another plan")
     return _columns(
         plan.status, found.status, found.reason, found.groups, planned - started, checked - planned
     )
 
 
-def _same(one: FusionPlan, other: FusionPlan) -> bool:
+def _same(one: Plan, other: Plan) -> bool:
     return (one.kernels, one.bound_ps, one.status, one.proof) == (
         other.kernels, other.bound_ps, other.status, other.proof,
     )  # fmt: skip

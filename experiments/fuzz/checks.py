@@ -19,20 +19,11 @@ import jax
 import numpy as np
 
 import fuseplan
-from costmodel.backends import backend_of, register_backend
-from costmodel.device import DeviceSpec
-from costmodel.devices import get_device
+from costmodel import DeviceSpec, get_device
 from experiments.fuzz.operations import OPERATIONS
 from experiments.fuzz.program import Program, is_float
 from experiments.fuzz.reference import MORE_SAMPLES, Expected, difference, evaluate, expected_results
-from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.trace import trace
-from fuseplan.pipeline import plan_traced
-from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.runtime.executor import make_runner
-from fuseplan.search.cache import SolutionCache, using_cache
-from fuseplan.settings import make_options
-from fuseplan.verify.report import verify_plan
+from fuseplan.extend import SolutionCache, backend_of, register_backend, using_cache
 
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -190,32 +181,29 @@ class _Checks:
     def _planned(
         self, backend: str, device: DeviceSpec, f: Any, arguments: list[Any], expected: list[Expected]
     ) -> None:
-        planned = self._plan(f"plan for {device.name}", backend, device, f, arguments)
-        if planned is not None:
-            run, flat = planned
-            self._compare(f"kernels of {device.name}", lambda: run_quickly(run, *flat), expected)
+        run = self._plan(f"plan for {device.name}", backend, device, f, arguments)
+        if run is not None:
+            self._compare(f"kernels of {device.name}", partial(run_quickly, run, *arguments), expected)
 
     def _planned_derivative(self, backend: str, device: DeviceSpec, derivative: _Derivative) -> None:
         pulled_back, arguments = derivative.pulled_back(self.f), derivative.arguments
         name = f"derivative for {device.name}"
-        planned = self._plan(name, backend, device, pulled_back, arguments)
-        if planned is not None:
-            run, flat = planned
-            self._derivatives(name, derivative, lambda *_: run(*flat))
+        run = self._plan(name, backend, device, pulled_back, arguments)
+        if run is not None:
+            self._derivatives(name, derivative, run)
 
     def _plan(
         self, name: str, backend: str, device: DeviceSpec, f: Any, arguments: list[Any]
-    ) -> tuple[Callable[..., Any], list[Any]] | None:
-        """The plan's kernels as a function, and what it is called with; None where it failed, or where all
-        is left to XLA, as ``jax.jit`` has it."""
+    ) -> Callable[..., Any] | None:
+        """The plan's kernels as a function; None where it failed, or where all is left to XLA, as ``jax.jit``
+        has it."""
         counts = self.report.counts
         try:
-            plan = plan_traced(trace(f, *arguments), make_options(device, self.planner))
-            lowered = plan.lowered
+            plan = fuseplan.make_plan(f, device=device, planner=self.planner)(*arguments)
         except Exception as error:
             self._fail(name, "crash", _said(error))
             return None
-        self._verify(name, lowered, plan)
+        self._verify(name, plan)
         backends = Counter(k.spec.backend for k in plan.kernels)
         own = backends.total() - backends["xla"]
         counts[f"{backend}: plans by {self.planner}"] += 1
@@ -231,14 +219,11 @@ class _Checks:
         counts[f"{backend}: kernels with skipped tiles"] += sum(
             bool(k.spec.tiles_visited) for k in plan.kernels
         )
-        if not own:
-            return None
-        run = make_runner(lowered, plan, platform="cpu", interpret=True)
-        return run, [*lowered.consts, *jax.tree.leaves(arguments)]
+        return partial(plan.run, interpret=True) if own else None
 
-    def _verify(self, name: str, lowered: Lowered, plan: FusionPlan) -> None:
+    def _verify(self, name: str, plan: fuseplan.Plan) -> None:
         try:
-            verification = verify_plan(plan)
+            verification = plan.verify()
         except Exception as error:
             self._fail(f"verify the {name}", "crash", _said(error))
             return

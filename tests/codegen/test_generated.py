@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+import fuseplan
 from experiments.fuzz import checks
 from experiments.fuzz.checks import check_program
 from experiments.fuzz.generate import generate, random_program
@@ -88,13 +89,12 @@ def test_a_wrong_kernel_is_found_and_shrunk(monkeypatch):
     """A plan's runner that loses a term is a failure, and what has no part in it is shrunk away."""
     more = (Step("sin", (0,)), Step("sum", (1,), ((1,), False)), Step("cos", (0,)))
     program = Program(SUM.inputs, more, (2, 3))
-    right = checks.make_runner
+    right = fuseplan.Plan.run
 
-    def wrong(lowered, plan, **how):
-        run = right(lowered, plan, **how)
-        return lambda *flat: [x + 1e-2 if x.ndim == 1 else x for x in run(*flat)]
+    def wrong(plan, *args, **how):
+        return [x + 1e-2 if x.ndim == 1 else x for x in right(plan, *args, **how)]
 
-    monkeypatch.setattr(checks, "make_runner", wrong)
+    monkeypatch.setattr(fuseplan.Plan, "run", wrong)
     fails = lambda p: any(f.kind == "wrong" for f in check_program(p, ["triton"], False).failures)  # noqa: E731
     assert fails(program)
     # A sum alone is no kernel of ours.

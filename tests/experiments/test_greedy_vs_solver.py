@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import fuseplan
 from experiments import greedy_vs_solver
 from experiments.greedy_vs_solver import ZOO, Row, main
 from experiments.planner_tables import frame_of, short_table, tables
@@ -103,12 +104,12 @@ def test_a_row_a_plan_and_what_is_there_is_not_planned_again(tmp_path, monkeypat
 
 
 def test_what_cannot_be_planned_is_a_row_with_the_reason(tmp_path, monkeypatch):
-    def refuse(lowered, options):
-        if options.planner == "solver":
+    def refuse(program, *, planners, **options):
+        if planners == ["solver"]:
             raise KeyError("a bug")
         raise InvalidArgumentError("no compiler\nfor it")
 
-    monkeypatch.setattr(greedy_vs_solver, "compare_plan", refuse)
+    monkeypatch.setattr(fuseplan, "compare", refuse)
     path = tmp_path / "rows.csv"
     run(path)
     row = RowFile(path, Row).rows[0]
