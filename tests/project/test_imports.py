@@ -2,6 +2,7 @@
 
 import ast
 import graphlib
+import importlib
 import subprocess
 import sys
 import tomllib
@@ -141,6 +142,89 @@ def test_every_public_name_is_found_where_it_is_said_to_be():
     assert set(fuseplan.__all__) <= set(dir(fuseplan))
     with pytest.raises(AttributeError, match="module 'fuseplan' has no attribute 'nosuch'"):
         fuseplan.nosuch  # noqa: B018
+
+
+PUBLIC = {
+    name: frozenset(importlib.import_module(name).__all__)
+    for name in ("costmodel", "fuseplan", "fuseplan.bench", "fuseplan.extend", "fuseplan.workloads")
+}
+"""The modules that a user imports, and their names."""
+
+
+def private_uses(source: str) -> Iterator[str]:
+    """What a file uses of the library beside ``PUBLIC``: imports, attributes of the imported modules, and
+    texts that name a module, such as the argument of ``importlib.import_module``."""
+    tree = ast.parse(source)
+    modules: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in filter(lambda alias: is_ours(alias.name), node.names):
+                first = alias.name.split(".")[0]
+                modules[alias.asname or first] = alias.name if alias.asname else first
+                if alias.name not in PUBLIC:
+                    yield alias.name
+        elif isinstance(node, ast.ImportFrom) and is_ours(node.module or ""):
+            for alias in node.names:
+                name = f"{node.module}.{alias.name}"
+                if name in PUBLIC:
+                    modules[alias.asname or alias.name] = name
+                elif alias.name not in PUBLIC.get(node.module or "", ()):
+                    yield name
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and is_ours(node.value):
+            path = ROOT.joinpath(*node.value.split("."))
+            if node.value not in PUBLIC and (path.is_dir() or path.with_suffix(".py").is_file()):
+                yield node.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            first, _, rest = dotted(node.value).partition(".")
+            owner = ".".join(filter(None, (modules.get(first, ""), rest)))
+            if owner in PUBLIC and f"{owner}.{node.attr}" not in PUBLIC and node.attr not in PUBLIC[owner]:
+                yield f"{owner}.{node.attr}"
+
+
+def is_ours(module: str) -> bool:
+    return module.split(".")[0] in ("costmodel", "fuseplan")
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import fuseplan.pipeline", "fuseplan.pipeline"),
+        ("from fuseplan.pipeline import plan_best", "fuseplan.pipeline.plan_best"),
+        ("def f():\n    from costmodel.axes import unify", "costmodel.axes.unify"),
+        ("from fuseplan import pipeline", "fuseplan.pipeline"),
+        ("from fuseplan.workloads import functions", "fuseplan.workloads.functions"),
+        ("import fuseplan\nfuseplan.settings.make_options()", "fuseplan.settings"),
+        ("import fuseplan.extend as e\ne.PriceBook\ne.Scheduler", "fuseplan.extend.Scheduler"),
+        ("from fuseplan import extend\nextend.Scheduler", "fuseplan.extend.Scheduler"),
+        ("importlib.import_module('fuseplan.search.cache')", "fuseplan.search.cache"),
+    ],
+)
+def test_every_way_to_reach_a_private_name_is_seen(source, found):
+    assert list(private_uses(source)) == [found]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import fuseplan\nfuseplan.make_plan",
+        "import fuseplan.extend\nfuseplan.extend.lower\nfuseplan.jit",
+        "from fuseplan import Plan, extend\nextend.lower",
+        "from costmodel import DeviceSpec\nimport jax\njax.jit",
+        'def f():\n    """``fuseplan.pipeline``"""',
+    ],
+)
+def test_public_names_may_be_used(source):
+    assert not list(private_uses(source))
+
+
+def test_studies_import_what_users_import():
+    """``plan_differences`` loads modules of checkouts of any age by their names, and imports no other."""
+    by_name = {"experiments/plan_differences.py": {"costmodel.calibrate", "fuseplan.search.cache"}}
+    for path in (ROOT / "experiments").rglob("*.py"):
+        name = path.relative_to(ROOT).as_posix()
+        found = set(private_uses(path.read_text())) - by_name.get(name, set())
+        assert not found, f"{name} uses {sorted(found)}; public are {', '.join(PUBLIC)}, by their __all__"
 
 
 def module_imports(path: Path) -> Iterator[str]:
