@@ -33,20 +33,21 @@ def padded_size(size: int, second: int, minor: int, rows: int) -> int:
 
 def array_bytes(spec: KernelSpec, access: Access, value: Value) -> int:
     """Bytes of the array behind ``access`` as it crosses the boundary of a Mosaic kernel."""
-    return _padded_bytes(value, is_lifted(spec, access))
+    return array_bytes_if(value, is_lifted(spec, access))
 
 
 def least_array_bytes(value: Value) -> int:
     """Lower bound of ``array_bytes`` for any kernel."""
     return min(
-        _padded_bytes(value, lifted) for lifted in ((False, True) if len(value.shape) > 1 else (False,))
+        array_bytes_if(value, lifted) for lifted in ((False, True) if len(value.shape) > 1 else (False,))
     )
 
 
 @lru_cache(maxsize=10_000)
-def _padded_bytes(value: Value, lifted: bool) -> int:
-    """Bytes of an array after padding. A tile of few rows has as many as the next power of two, and at least
-    those of one word of a narrow type. A scalar lies in scalar memory, unpadded."""
+def array_bytes_if(value: Value, lifted: bool) -> int:
+    """Bytes of an array after padding, ``lifted`` or not (``is_lifted``). A tile of few rows has as many as
+    the next power of two, and at least those of one word of a narrow type. A scalar lies in scalar memory,
+    unpadded."""
     if not value.shape:
         return value.nbytes
     *_, second, minor = shape = outer_shape(value.shape, lifted)

@@ -33,6 +33,9 @@ from operator import mul
 from struct import Struct
 from typing import NamedTuple
 
+import numpy as np
+import numpy.typing as npt
+
 from costmodel import dtypes
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.device import DeviceSpec
@@ -58,6 +61,9 @@ def warpgroups(rows: int) -> int:
     """How many warpgroups of Mosaic GPU compute a tile of a contraction of so many rows: each has
     a multiple of 64 (wgmma.m64n8k16). Any other tile is computed by one warpgroup."""
     return 1 if rows % 128 else 2
+
+
+Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,10 +95,14 @@ def footprint(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> Footprint:
     return KernelFootprint(graph, spec, device.sequential_grid)(spec.axes)
 
 
+MOST_TILES_PER_CORE = 16
+"""Tiles that one core runs at a time at most."""
+
+
 def concurrent_tiles(need: Footprint, device: DeviceSpec) -> int:
     """Tiles of this footprint that share one core at a time. At most 16 blocks of four
     warps fill a GPU core's 64 warp slots (CUDA C++ programming guide, compute capability)."""
-    limit = 16
+    limit = MOST_TILES_PER_CORE
     if need.onchip_bytes:
         limit = min(limit, device.onchip_bytes // need.onchip_bytes)
     if need.register_bytes and device.register_bytes:
@@ -188,6 +198,13 @@ class _Blocks:
         digits = Struct(f"<{len(sizes)}I")
         return [sum(map(mul, digits.unpack(s.to_bytes(digits.size, "little")), sizes)) for s in sums]
 
+    def of_tilings(self, tiles: Counts, sums: Sequence[int]) -> Counts:
+        """The bytes of each of ``sums`` with each row of ``tiles``."""
+        sizes = [_blocks_bytes(tiles, dim_map, bits, self._tiled) for dim_map, bits in self._kinds]
+        digits = Struct(f"<{len(sizes)}I")
+        counts = np.array([digits.unpack(s.to_bytes(digits.size, "little")) for s in sums], dtype=np.int64)
+        return np.stack(sizes, axis=1) @ counts.T
+
 
 def largest_block(graph: Graph, accesses: Iterable[Access]) -> Callable[[Sequence[int]], int]:
     """A function from the tile of each axis to the bytes of the largest block of ``accesses``, unpadded. A
@@ -204,6 +221,22 @@ def largest_block(graph: Graph, accesses: Iterable[Access]) -> Callable[[Sequenc
         return largest // 8
 
     return nbytes
+
+
+def _blocks_bytes(tiles: Counts, dim_map: DimMap, bits: int, tiled: bool) -> Counts:
+    """As ``block_bytes``, with each row of ``tiles``."""
+    size = minor = second = np.ones(len(tiles), dtype=np.int64)
+    for dims in dim_map:
+        second, minor = minor, tiles[:, list(dims)].prod(axis=1)
+        size = size * minor
+    if tiled and dim_map:
+        rows = max(SUBLANES * WORD_BITS // max(bits, 1), 1)
+        if len(dim_map) == 1:
+            size = -(-size // (rows * LANES)) * rows * LANES
+        else:
+            minor_up, second_up = -(-minor // LANES) * LANES, -(-second // rows) * rows
+            size = size // np.maximum(minor * second, 1) * minor_up * second_up
+    return -(-size * bits // 8)
 
 
 class KernelFootprint:
@@ -252,6 +285,20 @@ class KernelFootprint:
             beside = _ADDRESS_BYTES if count == 1 else 0
             registers = (registers + beside) * _WARPGROUP_SHARE // count
         return Footprint(nbytes[0], registers)
+
+    def of_tilings(self, tiles: Counts) -> tuple[Counts, Counts]:
+        """The bytes on chip and in registers with each row of ``tiles``, which has a tile for each axis."""
+        if not self._sums:
+            return np.zeros((2, len(tiles)), dtype=np.int64)[0], np.zeros(len(tiles), dtype=np.int64)
+        nbytes = self._blocks.of_tilings(tiles, self._sums)
+        if not self._can.in_registers:
+            return nbytes.max(axis=1), np.zeros(len(tiles), dtype=np.int64)
+        registers = nbytes[:, 1:].max(axis=1)
+        if self._can.warpgroup_blocks:
+            two = np.zeros(len(tiles), dtype=bool) if self._rows is None else tiles[:, self._rows] % 128 == 0
+            count = np.where(two, 2, 1)
+            registers = (registers + np.where(two, 0, _ADDRESS_BYTES)) * _WARPGROUP_SHARE // count
+        return nbytes[:, 0], registers
 
     def over_time(self, axes: tuple[Axis, ...]) -> tuple[int, list[tuple[int, int]]]:
         """Of a kernel in one pass, the bytes that are there throughout, and for each node the most bytes

@@ -29,7 +29,7 @@ class Features:
     """An axis that is reduced, but not by a contraction, is streamed where no block has to hold all of it, in
     several passes if one is not enough."""
     choice_of_tile: bool = True
-    """The tile is the cheapest of several, not the largest that fits."""
+    """The tile is the cheapest of all, not the largest that fits."""
     loop_nests: bool = True
     """On the CPU, loops over tiles hold large intermediates one tile at a time."""
     recompute: bool = True

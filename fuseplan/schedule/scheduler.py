@@ -11,13 +11,16 @@ from collections.abc import Callable, Iterator
 from copy import copy
 from functools import cached_property, lru_cache
 
+import numpy as np
+
 from costmodel.axes import Conflict, GroupAxes, Unifier
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.onchip import Footprint, KernelFootprint, footprint, largest_block
+from costmodel.onchip import KernelFootprint, footprint, largest_block
 from costmodel.roofline import Work, estimate, work_of
+from costmodel.tiling_costs import tiling_costs
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
@@ -31,15 +34,65 @@ from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
-from fuseplan.schedule.tilings import DepthDominance, Rank, Tiles, most_promising, tilings
+from fuseplan.schedule.tilings import Rank, Tiles, tilings
 from fuseplan.support.errors import Verdict
 
 CACHED_AXES = 1_000
 """Groups whose axes are cached: a search asks for a group's legality, size and price in turn."""
 
-MAX_PRICED_TILINGS = 4
-"""Tilings that are priced of a group without a contraction, the largest that fit: larger blocks never read
-more."""
+
+class _Form:
+    """The schedules of a group that differ in their tiles alone. ``tilings`` are the tiles, largest first."""
+
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, layout: Layout, make_spec: SpecMaker, tilings: list[Tiles]
+    ) -> None:
+        self._graph, self._device, self._make_spec = graph, device, make_spec
+        self.tilings = tilings
+        block_bytes = largest_block(graph, layout.reads + layout.writes)
+        self._possible = [k for k, t in enumerate(tilings) if block_bytes(t) <= device.block_limit_bytes]
+
+    @cached_property
+    def _some_spec(self) -> KernelSpec:
+        return self._make_spec(self.tilings[self._possible[0]])
+
+    @cached_property
+    def work(self) -> Work:
+        return work_of(self._graph, self._some_spec)
+
+    @cached_property
+    def _footprint(self) -> KernelFootprint:
+        return KernelFootprint(self._graph, self._some_spec, self._device.sequential_grid)
+
+    def costs(self, floor_ps: int, choice_of_tile: bool) -> Iterator[tuple[int, int, int, int]]:
+        """Picoseconds, bytes of HBM and on chip, and the tiling, of each that fits. Without
+        ``choice_of_tile``, or where it takes ``floor_ps``, of the largest alone."""
+        largest = next((k for k in self._possible if self._fits(k)), None)
+        if largest is None:
+            return
+        cost = self.kernel(largest).cost
+        if not choice_of_tile or (cost.time_ps <= floor_ps and not self.work.products):
+            yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, largest
+            return
+        order = [a for a, _, _ in self._make_spec.order]
+        rows = np.array([self.tilings[k] for k in self._possible], dtype=np.int64)[:, order]
+        found = tiling_costs(self._graph, self._some_spec, self._device, rows, self._footprint, self.work)
+        every = zip(found.time_ps, found.hbm_bytes, found.onchip_bytes, found.rows, strict=True)
+        for time_ps, hbm_bytes, onchip_bytes, row in every:
+            yield time_ps, hbm_bytes, onchip_bytes, self._possible[row]
+
+    def _fits(self, k: int) -> bool:
+        return self._footprint(self._make_spec(self.tilings[k]).axes).fits(self._device)
+
+    def kernel(self, k: int) -> Kernel:
+        """The kernel with the tiling ``k``."""
+        spec = self._make_spec(self.tilings[k])
+        cost = estimate(self._graph, spec, self._device, self._footprint(spec.axes), self.work)
+        return Kernel(spec, cost)
+
+    def specs(self) -> Iterator[KernelSpec]:
+        """Those that fit on chip."""
+        return (self._make_spec(self.tilings[k]) for k in self._possible if self._fits(k))
 
 
 class Scheduler(Pricing):
@@ -126,8 +179,8 @@ class Scheduler(Pricing):
         """The fastest kernel of ``nodes`` (ascending ids), or why there is none.
 
         XLA compiles a single node, one with bitcasts around it, and a group with an empty array. Ties are
-        broken by memory traffic, then by on-chip bytes, then by the order of enumeration; of kernels that
-        take no longer than the lower bound, the first is taken.
+        broken by memory traffic; then, on a sequential grid by the order of enumeration, else by on-chip
+        bytes. Of kernels that take no longer than the lower bound, the first is taken.
         """
         edge = boundary(self.graph, nodes)
         floor_ps = self._floor.one_kernel(nodes) if len(nodes) > 1 else 0
@@ -147,86 +200,41 @@ class Scheduler(Pricing):
         empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
         if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
             return self._kernel_of_xla(nodes, edge)
-        best: Kernel | None = None
-        best_key: tuple[int, int, int, Rank] | None = None
-        tried: list[Tiles] = []
-        numbered: object = None
-        work = Work((), ())
-
-        def is_wanted(least_ps: float, rank: Rank) -> bool:
-            if best_key is None:
-                return True
-            # Of kernels at the lower bound, the first.
-            return least_ps <= best_key[0] and (best_key[0] > floor_ps or rank < best_key[3])
-
-        for rank, spec, need in self._fitting(nodes, edge, tried, is_wanted):
-            if spec.node_axes is not numbered:  # Schedules with equal roles share their work.
-                numbered, work = spec.node_axes, work_of(self.graph, spec)
-            cost = estimate(self.graph, spec, self.device, need, work)
-            key = (cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, rank)
-            if cost.time_ps <= floor_ps:
-                key = (cost.time_ps, 0, 0, rank)
-            if best_key is None or key < best_key:
-                best, best_key = Kernel(spec, cost), key
-            if cost.time_ps <= floor_ps and not work.products:
+        if not self.device.capabilities.emits_kernels:
+            return self._kernel_of_xla(nodes, edge)
+        assert isinstance(axes, GroupAxes), "a group without common axes is refused"
+        best: tuple[int, int, int, Rank] | None = None
+        kernel_of: Callable[[int], Kernel] | None = None
+        is_addressable = False
+        in_order = self.device.sequential_grid
+        has_products = any(self.graph.nodes[n].flops.matrix for n in nodes)
+        for place, form in enumerate(self._forms(nodes, axes, edge)):
+            is_addressable = is_addressable or bool(form.tilings)
+            for time_ps, hbm_bytes, onchip_bytes, k in form.costs(floor_ps, self.features.choice_of_tile):
+                # Of kernels at the lower bound, the first. Other ties: on a sequential grid the largest
+                # first, in the fewest steps; else the smallest, of which more share a core.
+                others = (0, 0) if time_ps <= floor_ps else (hbm_bytes, 0 if in_order else onchip_bytes)
+                key = (time_ps, *others, (place, k))
+                if best is None or key < best:
+                    best, kernel_of = key, form.kernel
+            if best is not None and best[0] <= floor_ps and not has_products:
                 break  # Later schedules have higher ranks.
-        return best or self._without_schedule(nodes, edge, bool(tried))
+        if best is None or kernel_of is None:
+            return self._without_schedule(nodes, edge, is_addressable)
+        return kernel_of(best[3][1])
 
-    def _fitting(
-        self,
-        nodes: Nodes,
-        edge: Boundary,
-        tried: list[Tiles],
-        is_wanted: Callable[[float, Rank], bool] | None = None,
-    ) -> Iterator[tuple[Rank, KernelSpec, Footprint]]:
-        """The schedules that fit on chip, each with its rank in a fixed order and its footprint.
-
-        With ``is_wanted(lower bound in picoseconds, rank)``, the schedules of a contraction come by ascending
-        lower bound, and only those for which it holds. Every tiling considered is appended to ``tried``.
-        """
-        device = self.device
-        if not device.capabilities.emits_kernels:
-            spec = whole_array_spec(self.graph, nodes, edge)
-            yield (0, 0), spec, footprint(self.graph, spec, device)
-            return
-        axes = self.axes(nodes)
-        if isinstance(axes, Conflict):
-            return
+    def _forms(self, nodes: Nodes, axes: GroupAxes, edge: Boundary) -> Iterator[_Form]:
+        """The schedules of a group, by the roles of its axes."""
         layout = group_layout(self.graph, nodes, axes, edge)
-        block_bytes = largest_block(self.graph, layout.reads + layout.writes)
-        most = MAX_PRICED_TILINGS if self.features.choice_of_tile else 1
-        for place, (roles, in_passes) in enumerate(self._roles(nodes, axes, layout)):
-            make_spec = SpecMaker(nodes, axes, layout, roles, device.backend)
+        for roles, in_passes in self._roles(nodes, axes, layout):
+            make_spec = SpecMaker(nodes, axes, layout, roles, self.device.backend)
             if in_passes:
                 passes = passes_of(self.graph, make_spec(axes.sizes))
                 if passes is None:
                     continue
                 make_spec.passes = passes
-            kernel_footprint: KernelFootprint | None = None
-            found = 0
-            priced = DepthDominance(layout, roles)
-            every = enumerate(tilings(layout, roles, device.backend, in_passes))
-            ranked: Iterator[tuple[Rank, Tiles]] = (((place, k), tiles) for k, tiles in every)
-            if layout.contraction is not None and is_wanted is not None and most > 1:
-                kernel = (self.graph, device, nodes, axes, layout, roles)
-                ranked = most_promising(*kernel, list(ranked), is_wanted)
-            for rank, tiles in ranked:
-                tried.append(tiles)
-                if block_bytes(tiles) > device.block_limit_bytes:
-                    continue
-                if device.sequential_grid and priced.is_dominated(tiles):
-                    continue
-                spec = make_spec(tiles)
-                kernel_footprint = kernel_footprint or KernelFootprint(
-                    self.graph, spec, device.sequential_grid
-                )
-                need = kernel_footprint(spec.axes)
-                if need.fits(device):
-                    yield rank, spec, need
-                    priced.add(tiles)
-                    found += 1
-                    if found == most and (layout.contraction is None or most == 1):
-                        break
+            every = list(tilings(layout, roles, self.device.backend, in_passes))
+            yield _Form(self.graph, self.device, layout, make_spec, every)
 
     def _roles(
         self, nodes: Nodes, axes: GroupAxes, layout: Layout
@@ -261,7 +269,11 @@ class Scheduler(Pricing):
 
     def schedules(self, nodes: Nodes) -> Iterator[KernelSpec]:
         """The schedules of the group to price, in a fixed order."""
-        return (spec for _, spec, _ in self._fitting(nodes, boundary(self.graph, nodes), []))
+        edge = boundary(self.graph, nodes)
+        axes = self.axes(nodes)
+        if isinstance(axes, GroupAxes):
+            for form in self._forms(nodes, axes, edge):
+                yield from form.specs()
 
     def _refuse(self, nodes: Nodes, edge: Boundary, prologues: Prologues) -> Verdict | None:
         return self.compatible(nodes, prologues) or refuse_exchange(

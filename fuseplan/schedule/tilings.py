@@ -1,9 +1,7 @@
-"""Enumerate the tilings of a group that a backend can address, and bound the time of each from below.
+"""Enumerate the tilings of a group that a backend can address.
 
-A tiling has a tile extent for each axis of the group. ``tilings`` yields them largest block first. A group
-around a contraction has dozens of tilings, so ``most_promising`` sorts them by a lower bound on their time,
-which costs as much for all of them as pricing one. The bound counts the reads and the matrix units' work,
-with padding and idle cores, by the model of ``costmodel.roofline`` and ``costmodel.traffic``.
+A tiling has a tile extent for each axis of the group. ``tilings`` yields them largest block first; the
+scheduler prices all of them at once (``costmodel.tiling_costs``).
 """
 
 from __future__ import annotations
@@ -14,13 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-import numpy as np
-import numpy.typing as npt
-
-from costmodel.axes import GroupAxes, NodeAxes
 from costmodel.backends import backend_of
-from costmodel.device import DeviceSpec
-from costmodel.graph import DimMap, Graph, Node
+from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
@@ -37,13 +30,10 @@ STREAM_TILES = (8, 64, 256, 1024)
 SHORT_AXIS = 32
 """A parallel axis of at most this extent is whole or has tiles of one, and is tiled together with the
 next."""
-
-_ROUNDING = 1e-9
-"""Relative rounding error of the lower bound in floating point; the cost model computes in integers."""
+MOST_SHORT_AXES = 10
+"""Of more short axes than that, the outer ones have tiles of one: each doubles the number of tilings."""
 
 Tiles = tuple[int, ...]
-Times = npt.NDArray[np.float64]
-Counts = npt.NDArray[np.int64]
 Rank = tuple[int, int]
 """The rank of a schedule in a fixed order: that of its roles, and that of its tiles among theirs."""
 
@@ -100,38 +90,12 @@ def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles
             yield tiles
 
 
-class DepthDominance:
-    """Dominance between tilings of a contraction that differ only in the depth of a step: on a sequential
-    grid the deeper one reads the same in fewer steps, and so costs no more unless it pads more."""
-
-    def __init__(self, layout: Layout, roles: tuple[AxisRole, ...]) -> None:
-        streamed = AxisRole.STREAMED in roles and layout.contraction is not None
-        self._depth = roles.index(AxisRole.STREAMED) if streamed else -1
-        self._size = layout.sizes[self._depth] if streamed else 0
-        self._padded: dict[Tiles, int] = {}
-
-    def is_dominated(self, tiles: Tiles) -> bool:
-        """Whether a tiling was added that differs in a deeper step only, and pads no more."""
-        others, padded = self._split(tiles)
-        return self._padded.get(others, padded + 1) <= padded
-
-    def add(self, tiles: Tiles) -> None:
-        """Record a tiling that was priced; deeper ones are added first."""
-        others, padded = self._split(tiles)
-        self._padded[others] = min(self._padded.get(others, padded), padded)
-
-    def _split(self, tiles: Tiles) -> tuple[Tiles, int]:
-        depth = self._depth
-        if depth < 0:
-            return tiles, 0
-        tile = tiles[depth]
-        return (*tiles[:depth], *tiles[depth + 1 :]), -(-self._size // tile) * tile
-
-
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
     contiguous = _contiguous_axes(layout)
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous]
     tiled = _innermost(layout, rows)
+    others = [a for a in reversed(rows) if a not in tiled and layout.sizes[a] <= SHORT_AXIS]
+    short = others[: max(MOST_SHORT_AXES - len(tiled), 0)]
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
@@ -144,7 +108,7 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
         elif a in tiled:
             options.append(_up_to(size, ROW_TILES, backend))
         else:
-            options.append((1, whole_tile(size, backend)) if size <= SHORT_AXIS else (1,))
+            options.append((1, whole_tile(size, backend)) if a in short else (1,))
     return options
 
 
@@ -216,7 +180,7 @@ def _innermost(layout: Layout, axes: list[int]) -> list[int]:
     order = [a for dims in layout.writes[0].axes for a in dims]
     inner = [a for a in reversed(order) if a in axes]
     short = next((i for i, a in enumerate(inner) if layout.sizes[a] > SHORT_AXIS), len(inner))
-    return inner[: short + 1]
+    return inner[: min(short, MOST_SHORT_AXES) + 1]
 
 
 def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
@@ -291,92 +255,3 @@ def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool
         if block != extent and block % quantum:
             return False
     return True
-
-
-def most_promising(
-    graph: Graph,
-    device: DeviceSpec,
-    nodes: tuple[int, ...],
-    axes: GroupAxes,
-    layout: Layout,
-    roles: tuple[AxisRole, ...],
-    ranked: list[tuple[Rank, Tiles]],
-    is_wanted: Callable[[float, Rank], bool],
-) -> Iterator[tuple[Rank, Tiles]]:
-    """Tilings of a contraction by ascending lower bound, of those for which ``is_wanted(bound in picoseconds,
-    rank)`` holds when they are reached."""
-    if ranked:
-        members = (graph.nodes[n] for n in nodes)
-        anchor = next(m for m in zip(members, axes.node_axes, strict=True) if m[0].flops.matrix)
-        tilings = np.array([tiles for _, tiles in ranked], dtype=np.int64)
-        least_ps = least_times_ps(graph, device, layout, roles, anchor, tilings)
-        for k in np.argsort(least_ps, kind="stable").tolist():
-            if is_wanted(least_ps[k], ranked[k][0]):
-                yield ranked[k]
-
-
-def least_times_ps(
-    graph: Graph,
-    device: DeviceSpec,
-    layout: Layout,
-    roles: tuple[AxisRole, ...],
-    anchor: tuple[Node, NodeAxes],
-    tilings: Counts,
-) -> Times:
-    """A lower bound in picoseconds for each row of ``tilings``, which has a tile for each axis.
-
-    ``anchor`` is the contraction with its axes.
-    """
-    sizes = np.array(layout.sizes, dtype=np.int64)
-    n_tiles = -(-sizes // tilings)
-    parallel = [a for a, role in enumerate(roles) if role == AxisRole.PARALLEL]
-    tiles = n_tiles[:, parallel].prod(axis=1)
-    cores = device.core_count
-    idle = cores / np.minimum(tiles, cores)
-    waves = -(-tiles // cores)
-    node, own = anchor
-    flops = _executed(node, own, parallel, sizes, tilings, n_tiles) * (waves * cores / tiles)
-    matrix_ps = flops * _ps_each(device.matrix_rate(graph.values[node.inputs[0]].dtype))
-    reads = ((graph.values[access.value].nbytes, access.axis_set) for access in layout.reads)
-    if device.sequential_grid:
-        streamed = [a for a, role in enumerate(roles) if role == AxisRole.STREAMED]
-        grid = parallel + streamed
-        loaded = sum(nbytes * _fetches(n_tiles, grid, axes) for nbytes, axes in reads)
-        step_ps = waves * n_tiles[:, streamed].prod(axis=1) * device.grid_step_ps
-        read_ps = np.maximum(loaded * idle * _ps_each(device.hbm_bytes_per_s), step_ps)
-    else:
-        loaded = sum(
-            nbytes * n_tiles[:, [a for a in parallel if a not in axes]].prod(axis=1) for nbytes, axes in reads
-        )
-        read_ps = loaded * idle * _ps_each(device.cache_bytes_per_s)
-    return (device.launch_ps + np.maximum(matrix_ps, read_ps)) * (1 - _ROUNDING)
-
-
-def _ps_each(rate: int) -> float:
-    return 1e12 / rate if rate else 0.0  # a rate of 0 is no limit
-
-
-def _executed(
-    node: Node, own: NodeAxes, parallel: list[int], sizes: Counts, tilings: Counts, n_tiles: Counts
-) -> Times:
-    """Flops of the matrix units: over padded extents, and repeated for every tile of other parallel axes."""
-    carried = [a for axes in own for a in axes]
-    others = [a for a in parallel if a not in carried]
-    padded = n_tiles[:, carried] * tilings[:, carried]
-    repeats = padded.prod(axis=1) * (n_tiles[:, others].prod(axis=1) / math.prod(sizes[carried].tolist()))
-    return node.flops.matrix * repeats
-
-
-def _fetches(n_tiles: Counts, grid: list[int], indexed: frozenset[int]) -> Counts:
-    """How often a sequential grid fetches an array with the axes ``indexed`` (``costmodel.traffic``)."""
-    fetches = np.ones(len(n_tiles), dtype=np.int64)
-    pending = fetches
-    for a in grid:
-        count = n_tiles[:, a]
-        if a in indexed:
-            changes = count > 1
-            fetches = np.where(changes, fetches * pending, fetches)
-            pending = np.where(changes, 1, pending)
-        else:
-            pending = pending * count
-    return fetches

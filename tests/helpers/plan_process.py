@@ -55,9 +55,11 @@ def _limits(name: str) -> Constraints | None:
 
 
 def planned(
-    name: str, device: str, deadline_s: float = 20.0, kept: cache.SolutionCache | None = None
+    name: str, device: str, deadline_s: float = 90.0, kept: cache.SolutionCache | None = None
 ) -> Answer:
-    """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has."""
+    """The plan of a program, or why it has none; with nothing remembered, or what ``kept`` has.
+
+    The slowest takes ten seconds: limits of counted work end its search, and the deadline must not."""
     f, args = PROGRAMS[name]()
     options = make_options(device, "solver", deadline_s, constraints=_limits(name))
     with cache.using_cache(cache.SolutionCache() if kept is None else kept):
