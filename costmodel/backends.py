@@ -47,9 +47,9 @@ class Backend:
     held_tiles: tuple[int, ...] = ()
     """Further candidate tiles for a contraction with its whole contracted axis on chip."""
     pass_tiles: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192, 32768)
-    """Candidate tiles of an axis that a kernel walks in several passes: it is a row too long for the chip,
-    and each step waits for its loads, so that long tiles gain. Of a nest of loops, the candidate tiles of
-    every axis longer than the first of them."""
+    """Candidate tiles of an axis that a kernel reads in several passes: its rows are too long for the chip.
+    They are long, since each step waits for its loads. In a nest of loops, the candidate tiles of every axis
+    that is longer than the first of them."""
     least_dot_tile: int = 1
     """The smallest tile of an axis of a contraction; a shorter axis is padded and masked."""
     accumulates_in_memory: bool = False

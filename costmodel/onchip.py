@@ -288,11 +288,12 @@ class KernelFootprint:
 
     def of_tilings(self, tiles: Counts) -> tuple[Counts, Counts]:
         """The bytes on chip and in registers with each row of ``tiles``, which has a tile for each axis."""
+        nothing = np.zeros(len(tiles), dtype=np.int64)
         if not self._sums:
-            return np.zeros((2, len(tiles)), dtype=np.int64)[0], np.zeros(len(tiles), dtype=np.int64)
+            return nothing, nothing
         nbytes = self._blocks.of_tilings(tiles, self._sums)
         if not self._can.in_registers:
-            return nbytes.max(axis=1), np.zeros(len(tiles), dtype=np.int64)
+            return nbytes.max(axis=1), nothing
         registers = nbytes[:, 1:].max(axis=1)
         if self._can.warpgroup_blocks:
             two = np.zeros(len(tiles), dtype=bool) if self._rows is None else tiles[:, self._rows] % 128 == 0

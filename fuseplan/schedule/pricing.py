@@ -88,7 +88,7 @@ class Pricing(ABC):
         return self.least(nodes), 0
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
-        """The operands of node ``n`` than which it touches no larger array. Nodes that have one in common may
+        """The largest operands of node ``n``, if its results are no larger. Nodes that have one in common may
         share a kernel even if no value passes between them (``fuseplan.schedule.shared_operands``)."""
         return ()
 

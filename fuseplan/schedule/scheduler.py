@@ -67,10 +67,10 @@ class _Form:
     def costs(self, floor_ps: int, choice_of_tile: bool) -> Iterator[tuple[int, int, int, int]]:
         """Picoseconds, bytes of HBM and on chip, and the tiling, of each that fits. Without
         ``choice_of_tile``, or where it takes ``floor_ps``, of the largest alone."""
-        largest = next((k for k in self._possible if self._fits(k)), None)
-        if largest is None:
+        if self._largest is None:
             return
-        cost = self.kernel(largest).cost
+        largest, kernel = self._largest
+        cost = kernel.cost
         if not choice_of_tile or (cost.time_ps <= floor_ps and not self.work.products):
             yield cost.time_ps, cost.hbm_bytes, cost.onchip_bytes, largest
             return
@@ -84,8 +84,17 @@ class _Form:
     def _fits(self, k: int) -> bool:
         return self._footprint(self._make_spec(self.tilings[k]).axes).fits(self._device)
 
+    @cached_property
+    def _largest(self) -> tuple[int, Kernel] | None:
+        """The first tiling that fits, with its kernel. Most groups reach their lower bound with it."""
+        found = next((k for k in self._possible if self._fits(k)), None)
+        return None if found is None else (found, self._kernel(found))
+
     def kernel(self, k: int) -> Kernel:
         """The kernel with the tiling ``k``."""
+        return self._largest[1] if self._largest is not None and self._largest[0] == k else self._kernel(k)
+
+    def _kernel(self, k: int) -> Kernel:
         spec = self._make_spec(self.tilings[k])
         cost = estimate(self._graph, spec, self._device, self._footprint(spec.axes), self.work)
         return Kernel(spec, cost)
@@ -211,8 +220,9 @@ class Scheduler(Pricing):
         for place, form in enumerate(self._forms(nodes, axes, edge)):
             is_addressable = is_addressable or bool(form.tilings)
             for time_ps, hbm_bytes, onchip_bytes, k in form.costs(floor_ps, self.features.choice_of_tile):
-                # Of kernels at the lower bound, the first. Other ties: on a sequential grid the largest
-                # first, in the fewest steps; else the smallest, of which more share a core.
+                # The first kernel at the lower bound wins. Other ties: on a sequential grid, the first
+                # kernel, as larger blocks come first and need fewer steps; on a parallel grid, the one with
+                # the smallest blocks, as more of them share a core.
                 others = (0, 0) if time_ps <= floor_ps else (hbm_bytes, 0 if in_order else onchip_bytes)
                 key = (time_ps, *others, (place, k))
                 if best is None or key < best:

@@ -1,8 +1,8 @@
 """Find operations to fuse for an operand they share: siblings (readers of an array), hubs (scalars).
 
 *Siblings* read one array side by side. A kernel of both reads the array once and is launched once. The
-*full-size operands* of an operation are those than which it touches no larger array: all of its axes index
-them, and one tiling serves all operations that share one.
+*full-size operands* of an operation are the largest arrays that it reads, where its results are no larger:
+all of its axes index them, and one tiling serves all operations that share one.
 
 A *hub* is a set of one-element values that scalar arithmetic connects. Its *ports* are the operations on
 arrays that make or read one of them. A norm of all gradients is a hub, and so is Adam's bias correction: each

@@ -29,8 +29,8 @@ pytestmark = pytest.mark.one_python
 def test_planning_keeps_its_deadline(name):
     for run in runs(SMALL[name](), DEVICES, (0.0, 0.3)):
         check_plan(run.plan)
-        # A second more: beside other processes the same work takes up to twice the CPU time.
-        assert run.over_s < 1.0, f"{run.plan_s:.2f} s of CPU under a deadline of {run.deadline_s} s"
+        # Twice the half second: beside other processes the same work takes more CPU time.
+        assert run.over_s < 0.5, f"{run.plan_s:.2f} s of CPU under a deadline of {run.deadline_s} s"
 
 
 def spaces(program, device="h200"):
