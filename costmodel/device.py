@@ -27,7 +27,7 @@ _MATRIX_FALLBACK = (
 )
 
 
-_PS_PER_S = 10**12
+PS_PER_S = 10**12
 
 
 def time_ps(amount: int, rate: int) -> int:
@@ -39,12 +39,12 @@ def time_ps(amount: int, rate: int) -> int:
         >>> time_ps(3, 2), time_ps(1, 3 * 10**12), time_ps(5, 0)
         (1500000000000, 1, 0)
     """
-    return -(-amount * _PS_PER_S // rate) if rate else 0
+    return -(-amount * PS_PER_S // rate) if rate else 0
 
 
 def bytes_in(time: int, bytes_per_s: int) -> int:
     """The bytes that move in ``time`` picoseconds."""
-    return time * bytes_per_s // _PS_PER_S
+    return time * bytes_per_s // PS_PER_S
 
 
 class UnknownDeviceError(ValueError):

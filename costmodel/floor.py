@@ -57,7 +57,8 @@ class Floor:
         self.kernel_bytes = self.read_bytes
         """For each array, the least bytes that a tiled kernel moves of it."""
         self.origins = graph.origins or range(len(graph.nodes))
-        self._name = name = arrays_of(graph)
+        self.name = name = arrays_of(graph)
+        """For each value, the array that it is: copies of an operation make one."""
         if device.sequential_grid:
             self.kernel_bytes = [sys.maxsize] * len(graph.values)
             for v, value in enumerate(graph.values):  # the least over all layouts that a bitcast gives it
@@ -75,7 +76,7 @@ class Floor:
         self.made: list[tuple[int, ...]] = []
         self.work: list[tuple[int, int, int]] = []
         self.loads: dict[int, ContractionLoads] = {}
-        self._beside: dict[int, dict[int, int]] = {}
+        self.beside: dict[int, dict[int, int]] = {}
         """By contraction and elementwise reader, the bits of the reader's result."""
         alike: dict[object, ContractionLoads] = {}
         for node in graph.nodes:
@@ -95,7 +96,7 @@ class Floor:
                 if key not in alike:
                     alike[key] = ContractionLoads(graph, node, device)
                 self.loads[node.id] = alike[key]
-                self._beside[node.id] = {
+                self.beside[node.id] = {
                     n: dtypes.bits(graph.values[graph.nodes[n].outputs[0]].dtype)
                     for n in graph.consumers[node.outputs[0]]
                     if graph.nodes[n].kind == OpKind.ELEMENTWISE
@@ -117,7 +118,7 @@ class Floor:
         moved = matrix_ps = vector = transcendental = launched = 0
         read: set[int] = set()
         written: set[int] = set()
-        name, origins, readers = self._name, self.origins, self.readers
+        name, origins, readers = self.name, self.origins, self.readers
         done: set[int] = set()
         anchors: list[int] = []
         for n in nodes:
@@ -163,7 +164,7 @@ class Floor:
             beside = (read - made).difference(*(self.reads[n] for n in anchors))
             loads = sum(self.read_bytes[v] for v in beside)
             for n in anchors:
-                bits = max([b for reader, b in self._beside[n].items() if reader in inside], default=0)
+                bits = max([b for reader, b in self.beside[n].items() if reader in inside], default=0)
                 tiled = together and launched > 1
                 loads += self.loads[n].tiled(bits) if tiled else self.loads[n].anyhow
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))

@@ -18,6 +18,7 @@ from typing import Self
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, copies_of
 from costmodel.kernel import Access
+from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.structure import Key, Signatures, Structure
@@ -87,6 +88,11 @@ class Pricing(ABC):
         """Lower bounds of ``nodes`` as one kernel, in picoseconds and in HBM bytes moved."""
         return self.least(nodes), 0
 
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        """Lower bounds on kernels of which only some members are known; None if there are none. A position
+        stands for the nodes in its element of ``members``. None may hold copies of another's."""
+        return None
+
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         """The largest operands of node ``n``, if its results are no larger. Nodes that have one in common may
         share a kernel even if no value passes between them (``fuseplan.schedule.shared_operands``)."""
@@ -134,6 +140,9 @@ class PricingWrapper(Pricing):
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return self._pricing.floors(nodes)
+
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        return self._pricing.partial_floor(members)
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         return self._pricing.full_size_operands(n)
@@ -189,6 +198,7 @@ class PriceBook:
         self._pricing = pricing
         # Not cached: these are cheap, or asked once.
         self.floor, self.least, self.floors = pricing.floor, pricing.least, pricing.floors
+        self.partial_floor = pricing.partial_floor
         self.full_size_operands, self.renames = pricing.full_size_operands, pricing.renames
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled

@@ -7,7 +7,7 @@ tile must fit on chip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 
@@ -19,6 +19,7 @@ from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
 from costmodel.onchip import KernelFootprint, footprint, largest_block
+from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
 from costmodel.tiling_costs import tiling_costs
 from fuseplan.frontend.lower import Lowered
@@ -165,6 +166,11 @@ class Scheduler(Pricing):
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return (0, 0) if self._may_skip(nodes) else self._floor.parts(nodes, together=True)
+
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        skips = self._may_skip(tuple(sorted(n for nodes in members for n in nodes)))
+        return None if skips else PartialFloor(self._floor, members)
 
     def _may_skip(self, nodes: Nodes) -> bool:
         return self._nests is not None and self._nests.skips(nodes)

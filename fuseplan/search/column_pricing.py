@@ -79,7 +79,7 @@ def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: 
     # A group whose reduced cost exceeds the gap is in no plan as fast as the best known.
     gap = space.total(best).time_ps - relaxation.bound
     left = [m for m, more in zip(masks, extra.tolist(), strict=True) if more <= gap and m in cost]
-    return _prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
+    return prove(space, left, cost, unpriced, relaxation.duals, relaxation.bound, best, expires_at)
 
 
 def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask, int]) -> None:
@@ -91,7 +91,7 @@ def _price(space: Space, mask: Mask, cost: dict[Mask, int], unpriced: dict[Mask,
         cost.pop(mask, None)
 
 
-def _prove(
+def prove(
     space: Space,
     alive: list[Mask],
     cost: dict[Mask, int],
@@ -101,8 +101,10 @@ def _prove(
     best: list[Mask],
     expires_at: float,
 ) -> Solved:
-    """Search the groups that are left, pricing those that are chosen by their floor and cutting
-    off cycles until there is neither."""
+    """The cheapest partition into the groups ``alive``, or ``best``; no other group is in a plan that fast.
+
+    Groups that are chosen by their floor are priced, and cycles cut off, until there is neither.
+    """
     alive = list(dict.fromkeys([*alive, *best]))
     for mask in best:  # a heuristic's group need not be among the columns
         cost.setdefault(mask, space.total([mask]).time_ps)

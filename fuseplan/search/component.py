@@ -9,6 +9,7 @@ from fuseplan.plan.fusion_plan import Part, Proof
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.column_generation import solve_by_columns
 from fuseplan.search.column_pricing import search
 from fuseplan.search.grouping import (
     FAILURES,
@@ -198,6 +199,10 @@ def _solve_space(
         best = result.groups
         # A plan as fast as the floor is proven without more groups.
         if space.total(best).time_ps > floor_ps and few < most and not space.book.is_past(expires_at):
+            by_columns = _by_columns(space, best, floor_ps, expires_at)
+            watch.lap("solve")
+            if by_columns is not None:
+                return by_columns
             found = enumerate_groups(space, most, expires_at)
             watch.lap("enumerate")
     if found.complete:
@@ -216,6 +221,24 @@ def _solve_space(
         result.optimal, result.note = True, None
         if not found.complete:  # A joint search needs all columns.
             result.columns, result.duals = {}, ()
+    return result
+
+
+def _by_columns(space: Space, best: list[Mask], floor_ps: int, expires_at: float) -> Solved | None:
+    """The best partition that column generation finds; None where it cannot be used."""
+    if space.duplicate_rules is not None or space.n > LIMITS.max_dense_positions:
+        return None
+    floor = space.book.partial_floor(space.members)
+    if floor is None:
+        return None
+    try:
+        result = solve_by_columns(space, floor, best, expires_at)
+    except FAILURES as error:
+        return Solved(best, floor_ps, False, note=failure(error), steady=False)
+    if result.bound_ps < floor_ps:
+        result.bound_ps, result.duals = floor_ps, ()
+    if not result.optimal and not space.book.is_past(expires_at):
+        result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     return result
 
 

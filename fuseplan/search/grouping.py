@@ -194,12 +194,14 @@ class Solved:
     bound_ps: int
     optimal: bool
     columns: dict[Mask, int] = field(default_factory=dict)
-    """Every legal group that has not been refused, with its time or a floor under it."""
+    """Legal groups, each with its time or a floor under it."""
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: Note | None = None
     steady: bool = True
     """Whether solving it once more gives the same: no solver was missing or failed."""
+    lists_all: bool = True
+    """Whether ``columns`` are all legal groups that have not been refused, if there are any."""
     crowded: bool = False
     """Whether it has too many groups for copies of operations to be worth their search."""
 

@@ -110,14 +110,14 @@ def _solve_jointly(
     gap = sum_prices(book, known).time_ps
     for i in hint:
         part = parts.instances[i][0]
-        if not solved[part].columns:
+        if not solved[part].columns or not solved[part].lists_all:
             # Its plan was proven without enumerating its groups.
             space = parts.spaces[part]
             found = enumerate_groups(space, LIMITS.max_groups, expires_at)
             if not found.complete:
                 return None
             solved[part].columns = {mask: space.floor(mask) for mask in found.groups}
-            solved[part].duals = (0,) * space.n
+            solved[part].duals, solved[part].lists_all = (0,) * space.n, True
         if not solved[part].duals:  # only some of its groups are known
             return None
         gap -= sum(solved[part].duals)

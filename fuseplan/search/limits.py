@@ -21,6 +21,15 @@ class SearchLimits:
     and all of them where XLA's loops are offered. A training step's largest component has half as many."""
     max_groups_with_copies: int = 6_000
     """Candidate groups of a component with copies; of one with more, no operation is computed twice."""
+    max_partial_groups: int = 40_000
+    """Partial groups of one component that column generation bounds."""
+    max_dense_positions: int = 1_500
+    """Positions of a component that column generation is tried on: its tables grow with their square."""
+    max_new_columns: int = 60
+    """Groups that enter between two solutions of the linear program."""
+    slack_divisor: int = 200
+    """Column generation first ends where no group saves more than this part of its members' prices: half a
+    percent. That takes far fewer rounds than to end where none saves anything."""
     max_cuts: int = 20
     """Cycles that are forbidden before groups that wait for each other are taken apart. No graph of the tests
     needs more than 3."""

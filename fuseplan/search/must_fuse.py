@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, boundary, make_graph
+from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.constraints import Nodes, Resolved, Together
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import renumbered
@@ -140,6 +141,11 @@ class MustFusePricing(Pricing):
         """As ``Pricing.floors``; 0 bytes where a contracted node is a loop nest below the floor."""
         is_below = self._below_floor.intersection(nodes)
         return self.least(nodes), 0 if is_below else self._limited.floors(self.expanded(nodes))[1]
+
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        """As ``Pricing.partial_floor``; None where a contracted node is a loop nest below the floor."""
+        is_below = any(self._below_floor.intersection(nodes) for nodes in members)
+        return None if is_below else self._limited.partial_floor([self.expanded(m) for m in members])
 
     def full_size_operands(self, n: int) -> Nodes:
         """As ``Pricing.full_size_operands``: those of all of its members."""

@@ -89,6 +89,10 @@ class Work:
         of XLA never are."""
         self.spent += n_nodes if loops else 80 + 11 * n_nodes
 
+    def spend_partial_groups(self, count: int, n_positions: int) -> None:
+        """Count the work of bounding ``count`` partial groups in a component of ``n_positions``."""
+        self.spent += count * (25 + n_positions * n_positions // 400)
+
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Leave ``spent`` as it was before: for what is asked or not by what an earlier plan left behind, on

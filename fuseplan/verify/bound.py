@@ -150,7 +150,8 @@ class Counts:
     components: int = 0
     distinct: int = 0
     groups: int = 0
-    """Legal groups of the distinct components, each compared with the prices of its nodes."""
+    """Legal groups of the distinct components that may cost less than the prices of their nodes, as far as
+    lower bounds tell. Each is compared with these prices."""
     priced: int = 0
     """Of these, the groups whose lower bound was not enough, so that the scheduler priced them."""
     covers: int = 0
@@ -246,7 +247,7 @@ class _Verifier:
                 return
         gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
         groups = Groups(claim.component, self._book)
-        for count, mask in enumerate(groups, 1):
+        for count, mask in enumerate(groups.below(prices, max(gap, room, 0)), 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
             inside = groups.members(mask)

@@ -7,6 +7,10 @@ This is written independently of ``fuseplan.search.candidates``: the two share t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+import numpy as np
+import numpy.typing as npt
 
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import Nodes, PriceBook
@@ -16,6 +20,11 @@ from fuseplan.support.bitset import bits, union_at
 _LEARNT = 200
 """The number of refused and of allowed sets that are kept for each rule. Searching more takes longer than the
 rule."""
+
+
+_LISTED = 50_000
+"""Groups of a component that are listed before bounds are used, some seconds of work. To bound a partial
+group takes ten times as long as to list one."""
 
 
 class Groups:
@@ -90,9 +99,86 @@ class Groups:
                     continue
                 if not self._rules.refuses(grown) and self._may_fit(grown, self._question(grown, out)):
                     waiting.append((grown, out, 0))
+        yield from self._offered()
+
+    def below(self, prices: Sequence[int], room_ps: int) -> Iterator[int]:
+        """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
+        some others: all groups, if they are few.
+
+        Else a partial group (some nodes are in, others out, the rest open) is left out where a lower bound
+        excludes all groups that come of it. From its dearest member on, the dearest open node is decided.
+        """
+        few = list(islice(self, _LISTED))
+        floor = None if self._copies else self.book.partial_floor([(node,) for node in self.nodes])
+        if len(few) < _LISTED or floor is None:
+            yield from few if len(few) < _LISTED else self
+            return
+        order = sorted(range(self.n), key=lambda i: (-prices[i], i))
+        cliques = self._cliques([i for i in order if prices[i] > 0])
+        before = 0
+        for seed in order:
+            if prices[seed] == 0 and room_ps <= 0:
+                break  # No kernel takes less than nothing.
+            waiting = [(1 << seed, before)]
+            before |= 1 << seed
+            while waiting:
+                group, out = waiting.pop()
+                group = self._closed(group)
+                out |= union_at(group, self._apart)
+                for reach in (self._below, self._above):
+                    # Whatever lies beyond an excluded node on a path from the group would bring it in.
+                    out |= union_at(out & union_at(group, reach), reach)
+                if group & out:
+                    continue
+                possible = self._connected(1 << seed, ~out)
+                if group & ~possible:
+                    continue
+                open_ = possible & ~group
+                most = sum(prices[i] for i in bits(group))
+                most += sum(max([prices[i] for i in bits(clique & open_)], default=0) for clique in cliques)
+                (least,) = floor(self._row(group), self._row(possible))
+                if least >= most + room_ps:
+                    continue
+                # XLA runs a single node, whatever the rules say.
+                refused = group & (group - 1) and (
+                    self._rules.refuses(group) or not self._may_fit(group, self._question(group, ~possible))
+                )
+                if refused:
+                    continue
+                if not open_:
+                    yield group
+                    continue
+                new = max(bits(open_), key=lambda i: (prices[i], -i))
+                waiting += [(group, out | 1 << new), (group | 1 << new, out)]
+        yield from self._offered()
+
+    def _offered(self) -> Iterator[int]:
         for nodes in self.book.offers:
             if self._position.keys() >= set(nodes):
                 yield sum(1 << self._position[node] for node in nodes)
+
+    def _cliques(self, positions: Sequence[int]) -> list[int]:
+        """A partition of ``positions`` into sets of which a group holds one node each at most."""
+        cliques: list[int] = []
+        for i in positions:
+            for k, clique in enumerate(cliques):
+                if not clique & ~self._apart[i]:
+                    cliques[k] |= 1 << i
+                    break
+            else:
+                cliques.append(1 << i)
+        return cliques
+
+    def _connected(self, start: int, among: int) -> int:
+        """The positions that crossable edges and siblings ``among`` these connect with ``start``."""
+        found = new = start
+        while new:
+            new = union_at(new, self._near) & among & ~found
+            found |= new
+        return found
+
+    def _row(self, mask: int) -> npt.NDArray[np.bool_]:
+        return np.array([[mask >> i & 1 for i in range(self.n)]], dtype=bool)
 
     def _closed(self, group: int) -> int:
         """The smallest convex group that contains ``group`` and the copies that its members read."""

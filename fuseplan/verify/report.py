@@ -53,7 +53,8 @@ class Verification:
     components: int
     distinct_components: int
     groups: int
-    """Legal groups of the distinct components, each compared with the prices of its nodes."""
+    """Legal groups of the distinct components that may cost less than the prices of their nodes, as far as
+    lower bounds tell. Each is compared with these prices."""
     groups_priced: int
     """Of these, the groups that the scheduler priced."""
     covers: int

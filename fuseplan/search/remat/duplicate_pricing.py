@@ -6,7 +6,7 @@ each once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -15,6 +15,7 @@ from costmodel.axes import Conflict
 from costmodel.floor import Floor
 from costmodel.graph import Boundary, OpKind, boundary
 from costmodel.kernel import Access
+from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import is_nest
@@ -56,6 +57,9 @@ class DuplicatePricing(Pricing):
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return self._floor.parts(nodes, together=True)
+
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        return PartialFloor(self._floor, members)
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.full_size_operands``: copies of an array are one."""

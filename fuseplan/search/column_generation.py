@@ -1,0 +1,162 @@
+"""Solve a component that has too many groups to list: column generation, with a bound at any time.
+
+A linear program covers all positions by groups at the least cost; at first it has few groups. Its dual prices
+tell which others could improve it: those that cost less than the prices of their members together, which
+``group_search`` finds. Where there are none, no plan costs less than all prices together (Gilmore and Gomory,
+"A linear programming approach to the cutting-stock problem", 1961). Then the groups that cost little more
+than their members are listed, and the cheapest exact cover by them is the best plan of all.
+
+The rows of the linear program ask for each position at least once: then no price is negative, and the prices
+settle in fewer rounds than with equations.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from costmodel.partial_floor import Figures, PartialFloor
+from fuseplan.schedule.pricing import Price
+from fuseplan.search.column_pricing import prove
+from fuseplan.search.group_search import GroupSearch
+from fuseplan.search.grouping import Solved, ended_note
+from fuseplan.search.heuristics import better
+from fuseplan.search.limits import LIMITS
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits
+
+
+def solve_by_columns(
+    space: Space,
+    floor: PartialFloor,
+    best: list[Mask],
+    expires_at: float,
+    max_partial_groups: int = LIMITS.max_partial_groups,
+) -> Solved:
+    """The best partition found of ``space``, no worse than ``best``, with prices that prove its bound.
+
+    It is optimal, or a limit came first: then the prices are those that are proven up to there.
+    ``max_partial_groups`` bounds the search for groups.
+
+    Raises:
+        RuntimeError: OR-Tools failed.
+    """
+    known = dict.fromkeys([*best, *space.singles, *space.offers])
+    prices = {mask: space.price(mask) for mask in known}
+    columns = _Columns(space, {m: p.time_ps for m, p in prices.items() if isinstance(p, Price)})
+    search = _Search(GroupSearch(space, floor), columns, expires_at, max_partial_groups)
+    converged = search.converge(LIMITS.slack_divisor)
+    best = _cover(search, best)
+    if converged and space.total(best).time_ps > search.bound_ps:
+        converged = search.converge(None)
+        best = _cover(search, best)
+    bound_ps, duals = search.bound_ps, search.duals
+    room = space.total(best).time_ps - bound_ps
+    # A group in a plan as fast as the best known costs at most the gap more than its members.
+    near = search.near(room) if converged else None
+    if near is not None:
+        times_ps = {**columns.times_ps, **near}
+        # Offered groups are columns, and none of those that the search finds.
+        worth = {mask: sum(duals[i] for i in bits(mask)) for mask in times_ps}
+        alive = [mask for mask, time_ps in times_ps.items() if time_ps - worth[mask] <= room]
+        found = prove(space, alive, times_ps, {}, duals, bound_ps, best, expires_at)
+        found.lists_all = False
+        return found
+    ended = None if room == 0 else ended_note(space, space.book.is_past(expires_at))
+    return Solved(best, bound_ps, room == 0, duals=duals, note=ended, lists_all=False)
+
+
+class _Columns:
+    """The linear program over the groups known, each with its time."""
+
+    def __init__(self, space: Space, times_ps: dict[Mask, int]) -> None:
+        from ortools.linear_solver import pywraplp
+
+        self._optimal = pywraplp.Solver.OPTIMAL
+        self._lp = pywraplp.Solver.CreateSolver("GLOP")
+        if self._lp is None:
+            raise RuntimeError("this build of OR-Tools has no GLOP")
+        parameters = f"use_preprocessing: false max_deterministic_time: {LIMITS.solver_work_s}"
+        if not self._lp.SetSolverSpecificParametersAsString(parameters):
+            raise RuntimeError("this build of GLOP does not count its work")
+        self._rows = [self._lp.Constraint(1.0, self._lp.infinity()) for _ in range(space.n)]
+        self._objective = self._lp.Objective()
+        self._objective.SetMinimization()
+        self._unit = max(1, *times_ps.values())
+        self.times_ps: dict[Mask, int] = {}
+        for mask, time_ps in times_ps.items():
+            self.add(mask, time_ps)
+
+    def add(self, mask: Mask, time_ps: int) -> None:
+        """Add a group."""
+        x = self._lp.NumVar(0.0, self._lp.infinity(), "")
+        for i in bits(mask):
+            self._rows[i].SetCoefficient(x, 1.0)
+        self._objective.SetCoefficient(x, time_ps / self._unit)
+        self.times_ps[mask] = time_ps
+
+    def prices(self, left_s: float) -> Figures | None:
+        """The dual price of each position in picoseconds, none negative; None if it is not solved in time."""
+        if left_s < float("inf"):
+            self._lp.SetTimeLimit(max(1, int(1000 * left_s)))
+        if self._lp.Solve() != self._optimal:
+            return None
+        return np.array([max(row.dual_value(), 0.0) * self._unit for row in self._rows])
+
+
+class _Search:
+    """Rounds of the linear program and of the search for groups that improve it."""
+
+    def __init__(self, search: GroupSearch, columns: _Columns, expires_at: float, most: int) -> None:
+        self.space, self.columns = search.space, columns
+        self._search, self.expires_at = search, expires_at
+        self._left = most
+        self.duals: tuple[int, ...] = (0,) * search.space.n
+        """Prices in picoseconds, with which no group costs less than its members."""
+
+    @property
+    def bound_ps(self) -> int:
+        """Picoseconds that no plan beats."""
+        return sum(self.duals)
+
+    def converge(self, slack_divisor: int | None) -> bool:
+        """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
+        reached."""
+        share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
+        while self._left > 0 and not self.space.book.is_past(self.expires_at):
+            exact = self.columns.prices(self.expires_at - self.space.book.clock())
+            if exact is None:
+                return False
+            prices = np.floor(exact * share)
+            found = self._search.below(
+                prices, most=LIMITS.max_new_columns, max_visited=self._left, expires_at=self.expires_at
+            )
+            self._left -= found.visited
+            proven = np.floor(prices * found.share)
+            if proven.sum() > self.bound_ps:
+                self.duals = tuple(map(int, proven))
+            new = [mask for mask in found.times_ps if mask not in self.columns.times_ps]
+            if not new:
+                return found.complete
+            for mask in new:
+                self.columns.add(mask, found.times_ps[mask])
+        return False
+
+    def near(self, room_ps: int) -> dict[Mask, int] | None:
+        """All groups that take at most ``room_ps`` longer than the prices of their members; None if these are
+        too many."""
+        prices = np.array(self.duals, dtype=np.float64)
+        found = self._search.below(
+            prices,
+            room=room_ps + 1,
+            most=LIMITS.max_groups_first,
+            max_visited=max(self._left, 0),
+            expires_at=self.expires_at,
+        )
+        return found.times_ps if found.complete else None
+
+
+def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
+    """The best partition by the groups known, if it can run and is better than ``best``."""
+    space, times_ps = search.space, search.columns.times_ps
+    found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
+    return better(space, best, found.groups)

@@ -1,0 +1,179 @@
+"""Column generation against full enumeration, on random programs; its bound wherever it ends."""
+
+import random
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from costmodel.devices import get_device
+from costmodel.floor import Floor
+from costmodel.partial_floor import PartialFloor
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.pricing import Price, PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.column_generation import solve_by_columns
+from fuseplan.search.column_pricing import search
+from fuseplan.search.group_search import GroupSearch, sets
+from fuseplan.search.grouping import decompose
+from fuseplan.support.bitset import bits
+from fuseplan.verify.groups import Groups
+
+pytestmark = pytest.mark.one_python
+
+NEVER = float("inf")
+CASES = [(seed, device) for seed in range(5) for device in ("h200", "tpu_v5e", "rtx4090")]
+
+
+def random_program(seed, length=9):
+    """A web of elementwise operations, row and column reductions, products, slices and masks."""
+    rng = random.Random(seed)
+
+    def program(x, y, w):
+        live = [x, y]
+        for _ in range(length):
+            a, b = (live[max(len(live) - rng.randrange(1, 6), 0)] for _ in "ab")
+            kind = rng.choice("eeeebbbrrcmsk")
+            live.append(
+                {
+                    "e": lambda a, b: jnp.tanh(a),
+                    "b": lambda a, b: a * 0.5 + b,
+                    "r": lambda a, b: a - a.sum(1, keepdims=True),
+                    "c": lambda a, b: a / (1 + jnp.square(b).mean(0)),
+                    "m": lambda a, b: (a @ w) + b,
+                    "s": lambda a, b: jnp.concatenate([a[:100], b[100:]]),
+                    "k": lambda a, b: jnp.where(a > b, a, 0),
+                }[kind](a, b)
+            )
+        return live[-1], live[-2].sum(0)
+
+    sizes = rng.choice([(512, 256), (2048, 1024), (96, 8)])
+    shapes = [sizes, sizes, (sizes[1], sizes[1])]
+    return program, [jax.ShapeDtypeStruct(shape, "float32") for shape in shapes]
+
+
+def spaces(seed, device, length=9):
+    program, args = random_program(seed, length)
+    lowered = lower(trace(program, *args))
+    scheduler = Scheduler(lowered.graph, get_device(device), lowered)
+    return decompose(lowered.graph, PriceBook(lowered.graph, scheduler)).spaces
+
+
+def large_space(seed, device):
+    return max(spaces(seed, device), key=lambda space: space.n)
+
+
+def legal_prices(space):
+    found = enumerate_groups(space, 20_000)
+    assert found.complete
+    prices = {mask: space.price(mask) for mask in found.groups}
+    return {mask: price.time_ps for mask, price in prices.items() if isinstance(price, Price)}
+
+
+def random_prices(space, rng, scale):
+    singles = [space.price(1 << i).time_ps for i in range(space.n)]
+    return np.floor([rng.choice([0, rng.random(), rng.random()]) * scale * time for time in singles])
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_partial_floors_bound_every_group_between(seed, device):
+    rng = random.Random(seed)
+    for space in spaces(seed, device):
+        floor = Floor(space.book.graph, get_device(device))
+        partial = PartialFloor(floor, space.members)
+        groups = [rng.getrandbits(space.n) | 1 << rng.randrange(space.n) for _ in range(60)]
+        known = [mask & rng.getrandbits(space.n) for mask in groups]
+        possible = [mask | rng.getrandbits(space.n) for mask in groups]
+        of_groups = sets(groups, space.n)
+        exact = partial(of_groups, of_groups)
+        between = partial(sets(known, space.n), sets(possible, space.n))
+        for mask, same, lower_ps in zip(groups, exact.tolist(), between.tolist(), strict=True):
+            one_kernel = floor.one_kernel(space.nodes(mask))
+            assert lower_ps <= same <= one_kernel
+            assert same >= one_kernel * (1 - 1e-9) - 4
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_the_search_finds_exactly_the_groups_that_cost_less_than_their_members(seed, device):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    found_any = False
+    for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000), (0.2, 10_000_000)):
+        prices = random_prices(space, rng, scale)
+        groups = GroupSearch(space, space.book.partial_floor(space.members))
+        found = groups.below(prices, room=room)
+        assert found.complete
+        expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum() + room}
+        assert found.times_ps == expected
+        found_any |= bool(expected)
+    assert found_any
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_where_the_search_ends_early_its_share_of_the_prices_is_still_proven(seed, device):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    prices = random_prices(space, rng, 1.0)
+    groups = GroupSearch(space, space.book.partial_floor(space.members))
+    for limit in (0, 1, 300, 1_000):
+        found = groups.below(prices, max_visited=limit)
+        proven = np.floor(prices * found.share)
+        assert all(time >= proven[bits(mask)].sum() for mask, time in legal.items())
+    assert found.share.max() > 0
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_the_plan_is_the_one_that_enumeration_proves(seed, device):
+    space = large_space(seed, device)
+    legal = legal_prices(space)
+    best = search(space, tuple(dict.fromkeys([*legal, *space.offers])), space.singles, NEVER)
+    solved = solve_by_columns(space, space.book.partial_floor(space.members), space.singles, NEVER)
+    assert best.optimal
+    assert solved.optimal
+    assert space.total(solved.groups) == space.total(best.groups)
+    assert solved.bound_ps == space.total(best.groups).time_ps
+    assert all(time >= sum(solved.duals[i] for i in bits(mask)) for mask, time in legal.items())
+
+
+@pytest.mark.parametrize("limit", [0, 50, 400])
+def test_an_early_end_leaves_a_plan_and_a_bound_below_it(limit):
+    space = large_space(3, "h200")
+    legal = legal_prices(space)
+    optimum = search(space, tuple(legal), space.singles, NEVER).bound_ps
+    solved = solve_by_columns(
+        space, space.book.partial_floor(space.members), space.singles, NEVER, max_partial_groups=limit
+    )
+    assert solved.bound_ps <= optimum <= space.total(solved.groups).time_ps
+    assert all(time >= sum(solved.duals[i] for i in bits(mask)) for mask, time in legal.items())
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:9])
+def test_the_verifier_lists_every_group_that_may_cost_less(seed, device, monkeypatch):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    monkeypatch.setattr("fuseplan.verify.groups._LISTED", 1)
+    for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000)):
+        prices = [int(p) for p in random_prices(space, rng, scale)]
+        listed = list(Groups(space.component, space.book).below(prices, room))
+        assert len(listed) == len(set(listed))
+        assert set(listed) >= {m for m, t in legal.items() if t < sum(prices[i] for i in bits(m)) + room}
+        assert not any(
+            isinstance(space.price(m), Price) for m in set(listed) - set(legal) - set(space.offers)
+        )
+
+
+@pytest.mark.slow
+def test_a_program_of_too_many_groups_to_list_is_proven_optimal_and_verified():
+    def lennard_jones(r):
+        d = r[:, None] - r[None]
+        q = (d**2).sum(-1) + jnp.eye(len(r))
+        return (4 * (q**-6 - q**-3) * (1 - jnp.eye(len(r)))).sum() / 2
+
+    points = jax.ShapeDtypeStruct((2_000, 3), "float32")
+    plan = fuseplan.make_plan(jax.grad(lennard_jones), device="h200", deadline_s=90.0)(points)
+    assert plan.status == "OPTIMAL"
+    assert plan.verify().status == "verified"
