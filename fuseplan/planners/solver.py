@@ -5,6 +5,9 @@ groups are never scheduled: a group enters with a *floor* under its cost, and th
 relaxation tell which groups could be part of a plan no slower than the best known. Only those are priced, the
 relaxation is solved again, and in the end the few that remain are searched exhaustively.
 
+A component that has too many groups to list is solved by column generation
+(``fuseplan.search.column_generation``): a branch and bound finds the groups that its duals ask for.
+
 Only the order of execution couples components. Groups that form a cycle are forbidden together, and the
 components involved are solved again, jointly.
 

@@ -1,7 +1,8 @@
 """Enumerate the legal groups of a component, for the verifier.
 
-This is written independently of ``fuseplan.search.candidates``: the two share the rules
-(``Pricing.compatible``, ``Pricing.oversized``) alone.
+This is written independently of ``fuseplan.search.candidates`` and ``fuseplan.search.group_search``. They
+share the rules (``Pricing.compatible``, ``Pricing.oversized``) and the lower bounds
+(``Pricing.partial_floor``) alone.
 """
 
 from __future__ import annotations
