@@ -2,7 +2,8 @@
 
 In: a graph and a ``schedule.pricing.Pricing``. Out: a ``grouping.Grouping``: kernels, bound and proof.
 ``components`` splits the graph, ``space`` and ``candidates`` list the legal groups of one part, ``presolve``
-makes it smaller, ``set_partitioning`` solves it (integers in, integers out), ``joint`` puts the parts in
-order. ``column_generation`` solves a part with too many groups to list. ``remat`` searches plans that compute a value in several kernels, ``horizontal`` kernels of unrelated
-small operations. Open ``grouping`` first, then ``component``.
+makes it smaller, ``set_partitioning`` solves it (integers in, integers out), ``column_generation`` solves one
+that has too many groups to list, and ``joint`` puts the parts in order. ``remat`` searches plans that compute
+a value in several kernels, ``horizontal`` kernels of unrelated small operations.
+Open ``grouping`` first, then ``component``.
 """

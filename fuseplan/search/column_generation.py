@@ -21,6 +21,7 @@ from fuseplan.search.group_search import GroupSearch
 from fuseplan.search.grouping import Solved, ended_note
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
+from fuseplan.search.set_partitioning import Covering
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
 
@@ -69,38 +70,20 @@ class _Columns:
     """The linear program over the groups known, each with its time."""
 
     def __init__(self, space: Space, times_ps: dict[Mask, int]) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self._optimal = pywraplp.Solver.OPTIMAL
-        self._lp = pywraplp.Solver.CreateSolver("GLOP")
-        if self._lp is None:
-            raise RuntimeError("this build of OR-Tools has no GLOP")
-        parameters = f"use_preprocessing: false max_deterministic_time: {LIMITS.solver_work_s}"
-        if not self._lp.SetSolverSpecificParametersAsString(parameters):
-            raise RuntimeError("this build of GLOP does not count its work")
-        self._rows = [self._lp.Constraint(1.0, self._lp.infinity()) for _ in range(space.n)]
-        self._objective = self._lp.Objective()
-        self._objective.SetMinimization()
-        self._unit = max(1, *times_ps.values())
+        self._covering = Covering(space.n)
         self.times_ps: dict[Mask, int] = {}
         for mask, time_ps in times_ps.items():
             self.add(mask, time_ps)
 
     def add(self, mask: Mask, time_ps: int) -> None:
         """Add a group."""
-        x = self._lp.NumVar(0.0, self._lp.infinity(), "")
-        for i in bits(mask):
-            self._rows[i].SetCoefficient(x, 1.0)
-        self._objective.SetCoefficient(x, time_ps / self._unit)
+        self._covering.add(bits(mask), time_ps)
         self.times_ps[mask] = time_ps
 
-    def prices(self, left_s: float) -> Figures | None:
+    def prices(self, limit_s: float) -> Figures | None:
         """The dual price of each position in picoseconds, none negative; None if it is not solved in time."""
-        if left_s < float("inf"):
-            self._lp.SetTimeLimit(max(1, int(1000 * left_s)))
-        if self._lp.Solve() != self._optimal:
-            return None
-        return np.array([max(row.dual_value(), 0.0) * self._unit for row in self._rows])
+        duals = self._covering.duals(limit_s)
+        return None if duals is None else np.array(duals)
 
 
 class _Search:

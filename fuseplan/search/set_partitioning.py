@@ -112,18 +112,10 @@ class Relaxation:
     """
 
     def __init__(self, sets: Sequence[Sequence[int]], costs: Sequence[int], n_items: int) -> None:
-        from ortools.linear_solver import pywraplp
-
-        self._optimal = pywraplp.Solver.OPTIMAL
-        self._unfinished = (None, pywraplp.Solver.FEASIBLE, pywraplp.Solver.NOT_SOLVED)
+        self._lp = _make_glop()
+        self._optimal = self._lp.OPTIMAL
+        self._unfinished = (None, self._lp.FEASIBLE, self._lp.NOT_SOLVED)
         """The states of a relaxation that a limit cut short."""
-        self._lp = pywraplp.Solver.CreateSolver("GLOP")
-        if self._lp is None:
-            raise RuntimeError("this build of OR-Tools has no GLOP")
-        # Presolve would forget the basis, from which the next solution is a few pivots away.
-        parameters = f"use_preprocessing: false max_deterministic_time: {LIMITS.solver_work_s}"
-        if not self._lp.SetSolverSpecificParametersAsString(parameters):
-            raise RuntimeError("this build of GLOP does not count its work")
         self._rows = [self._lp.Constraint(1.0, 1.0) for _ in range(n_items)]
         self._objective = self._lp.Objective()
         self._objective.SetMinimization()
@@ -212,6 +204,49 @@ class Relaxation:
 
     def _item_sums(self, prices: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return np.add.reduceat(prices[self._items], self._starts)
+
+
+class Covering:
+    """The linear relaxation of covering items, each at least once, by sets that become known one by one."""
+
+    def __init__(self, n_items: int) -> None:
+        self._lp = _make_glop()
+        self._rows = [self._lp.Constraint(1.0, self._lp.infinity()) for _ in range(n_items)]
+        self._objective = self._lp.Objective()
+        self._objective.SetMinimization()
+
+    def add(self, items: Sequence[int], cost: int) -> None:
+        """Add a set."""
+        x = self._lp.NumVar(0.0, self._lp.infinity(), "")
+        for i in items:
+            self._rows[i].SetCoefficient(x, 1.0)
+        self._objective.SetCoefficient(x, cost / _COVERING_UNIT)
+
+    def duals(self, limit_s: float) -> list[float] | None:
+        """A price for each item, none negative; None if it is not solved in ``limit_s`` seconds."""
+        if limit_s < math.inf:
+            self._lp.SetTimeLimit(max(1, int(1000 * max(limit_s, 0))))
+        if self._lp.Solve() != self._lp.OPTIMAL:
+            return None
+        return [max(row.dual_value(), 0.0) * _COVERING_UNIT for row in self._rows]
+
+
+_COVERING_UNIT = 10**6
+"""Costs are divided by it: GLOP's tolerances are absolute, about a millionth."""
+
+
+def _make_glop() -> Any:
+    """A linear program for GLOP, which counts its work."""
+    from ortools.linear_solver import pywraplp
+
+    lp = pywraplp.Solver.CreateSolver("GLOP")
+    if lp is None:
+        raise RuntimeError("this build of OR-Tools has no GLOP")
+    # Presolve would forget the basis, from which the next solution is a few pivots away.
+    parameters = f"use_preprocessing: false max_deterministic_time: {LIMITS.solver_work_s}"
+    if not lp.SetSolverSpecificParametersAsString(parameters):
+        raise RuntimeError("this build of GLOP does not count its work")
+    return lp
 
 
 def _check(instance: Instance) -> None:
