@@ -12,6 +12,8 @@ settle in fewer rounds than with equations.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from costmodel.partial_floor import Figures, PartialFloor
@@ -31,21 +33,25 @@ def solve_by_columns(
     floor: PartialFloor,
     best: list[Mask],
     expires_at: float,
-    max_partial_groups: int = LIMITS.max_partial_groups,
+    max_work: int = LIMITS.max_column_work,
+    known: Iterable[Mask] = (),
+    first_work: int | None = None,
 ) -> Solved:
     """The best partition found of ``space``, no worse than ``best``, with prices that prove its bound.
 
     It is optimal, or a limit came first: then the prices are those that are proven up to there.
-    ``max_partial_groups`` bounds the search for groups.
+    ``max_work`` bounds the search for groups, in units of counted work. ``known`` are groups to start from.
+    After ``first_work`` units it ends unless it has converged to a small gap by then.
 
     Raises:
         RuntimeError: OR-Tools failed.
     """
-    known = dict.fromkeys([*best, *space.singles, *space.offers])
-    prices = {mask: space.price(mask) for mask in known}
+    prices = {mask: space.price(mask) for mask in (*best, *space.singles, *space.offers, *known)}
     columns = _Columns(space, {m: p.time_ps for m, p in prices.items() if isinstance(p, Price)})
-    search = _Search(GroupSearch(space, floor), columns, expires_at, max_partial_groups)
+    first_work = max_work if first_work is None else first_work
+    search = _Search(GroupSearch(space, floor), columns, expires_at, first_work)
     converged = search.converge(LIMITS.slack_divisor)
+    search.extend(max_work - first_work)
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         converged = search.converge(None)
@@ -63,7 +69,7 @@ def solve_by_columns(
         found.lists_all = False
         return found
     ended = None if room == 0 else ended_note(space, space.book.is_past(expires_at))
-    return Solved(best, bound_ps, room == 0, duals=duals, note=ended, lists_all=False)
+    return Solved(best, bound_ps, room == 0, columns.times_ps, duals, ended, lists_all=False)
 
 
 class _Columns:
@@ -89,12 +95,21 @@ class _Columns:
 class _Search:
     """Rounds of the linear program and of the search for groups that improve it."""
 
-    def __init__(self, search: GroupSearch, columns: _Columns, expires_at: float, most: int) -> None:
+    def __init__(self, search: GroupSearch, columns: _Columns, expires_at: float, max_work: int) -> None:
         self.space, self.columns = search.space, columns
         self._search, self.expires_at = search, expires_at
-        self._left = most
+        self._limit = search.space.book.work.spent + max_work
         self.duals: tuple[int, ...] = (0,) * search.space.n
         """Prices in picoseconds, with which no group costs less than its members."""
+
+    def extend(self, work: int) -> None:
+        """Allow more units of work."""
+        self._limit += work
+
+    @property
+    def _left(self) -> int:
+        """Units of work."""
+        return max(self._limit - self.space.book.work.spent, 0)
 
     @property
     def bound_ps(self) -> int:
@@ -111,9 +126,8 @@ class _Search:
                 return False
             prices = np.floor(exact * share)
             found = self._search.below(
-                prices, most=LIMITS.max_new_columns, max_visited=self._left, expires_at=self.expires_at
+                prices, most=LIMITS.max_new_columns, max_work=self._left, expires_at=self.expires_at
             )
-            self._left -= found.visited
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:
                 self.duals = tuple(map(int, proven))
@@ -132,7 +146,7 @@ class _Search:
             prices,
             room=room_ps + 1,
             most=LIMITS.max_groups_first,
-            max_visited=max(self._left, 0),
+            max_work=self._left,
             expires_at=self.expires_at,
         )
         return found.times_ps if found.complete else None

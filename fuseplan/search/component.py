@@ -1,4 +1,5 @@
-"""Solve one distinct component: heuristic plans, presolve, enumeration, set partitioning, or windows."""
+"""Solve one distinct component: heuristic plans, presolve, then a cover by all of its groups, or by those that
+column generation finds, or windows."""
 
 from __future__ import annotations
 
@@ -199,18 +200,27 @@ def _solve_space(
         best = result.groups
         # A plan as fast as the floor is proven without more groups.
         if space.total(best).time_ps > floor_ps and few < most and not space.book.is_past(expires_at):
-            by_columns = _by_columns(space, best, floor_ps, expires_at)
+            result = _by_columns(space, result, expires_at, LIMITS.first_column_work)
             watch.lap("solve")
-            if by_columns is not None:
-                return by_columns
+            if result.optimal:
+                return result
+            best = result.groups
             found = enumerate_groups(space, most, expires_at)
             watch.lap("enumerate")
     if found.complete:
         result = _search(space, [*best, *always, *found.groups], best, expires_at)
     else:
-        result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
+        if result.lists_all:  # of these few columns
+            result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
+        if result.steady and not space.book.is_past(expires_at):
+            result = _by_columns(space, result, expires_at)
+        if result.optimal:
+            return result
+        if result.bound_ps < floor_ps:
+            result.bound_ps, result.duals = floor_ps, ()
         if result.steady:
-            result.groups = best if of_loops else improve(space, best, floor_ps, expires_at)
+            best = result.groups
+            result.groups = best if of_loops else improve(space, best, result.bound_ps, expires_at)
             # If the time was up, the groups need not be too many.
             is_late = space.book.is_past(expires_at)
             too_many = part_note(NoteKind.SOME_GROUPS, space, most=most)
@@ -224,22 +234,23 @@ def _solve_space(
     return result
 
 
-def _by_columns(space: Space, best: list[Mask], floor_ps: int, expires_at: float) -> Solved | None:
-    """The best partition that column generation finds; None where it cannot be used."""
+def _by_columns(space: Space, known: Solved, expires_at: float, first_work: int | None = None) -> Solved:
+    """What column generation finds from the plan ``known`` on; ``known`` where it cannot be used."""
     if space.duplicate_rules is not None or space.n > LIMITS.max_dense_positions:
-        return None
+        return known
+    if space.book.absorbs_moves:  # XLA divides such a component into loops itself.
+        return known
     floor = space.book.partial_floor(space.members)
-    if floor is None:
-        return None
+    if floor is None or not known.steady:
+        return known
     try:
-        result = solve_by_columns(space, floor, best, expires_at)
+        columns = () if known.lists_all else known.columns
+        found = solve_by_columns(space, floor, known.groups, expires_at, known=columns, first_work=first_work)
     except FAILURES as error:
-        return Solved(best, floor_ps, False, note=failure(error), steady=False)
-    if result.bound_ps < floor_ps:
-        result.bound_ps, result.duals = floor_ps, ()
-    if not result.optimal and not space.book.is_past(expires_at):
-        result.groups = improve(space, result.groups, result.bound_ps, expires_at)
-    return result
+        return Solved(known.groups, 0, False, note=failure(error), steady=False)
+    if not known.lists_all and known.bound_ps > found.bound_ps:
+        found.bound_ps, found.duals = known.bound_ps, known.duals
+    return found
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:

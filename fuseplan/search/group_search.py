@@ -37,8 +37,6 @@ class Found:
     """Whether these are all."""
     share: Figures = field(default_factory=lambda: np.ones(0))
     """For each position, the part of its price with which no group costs less than its members."""
-    visited: int = 0
-    """Partial groups that were looked at."""
 
 
 @dataclass(slots=True)
@@ -92,7 +90,7 @@ class GroupSearch:
         prices: Figures,
         room: int = 0,
         most: int = 1 << 62,
-        max_visited: int = 1 << 62,
+        max_work: int = 1 << 62,
         expires_at: float = float("inf"),
     ) -> Found:
         """The groups that take less than ``room`` picoseconds more than their positions' ``prices`` together.
@@ -101,18 +99,22 @@ class GroupSearch:
             prices: picoseconds for each position, none negative.
             room: picoseconds.
             most: end when so many have been found.
-            max_visited: end after so many partial groups.
+            max_work: end after so many units of counted work.
             expires_at: end at this time of the book's ``clock``, in seconds.
         """
         space, found = self.space, Found()
+        limit = space.book.work.spent + max_work
         cliques = _Cliques(self.conflicts, prices)
         waiting = [self._roots(prices, with_free=room > 0)]
         while waiting:
-            if len(found.times_ps) >= most or found.visited >= max_visited or space.book.is_past(expires_at):
+            if (
+                len(found.times_ps) >= most
+                or space.book.work.spent >= limit
+                or space.book.is_past(expires_at)
+            ):
                 found.complete = False
                 break
             partial = _take(waiting)
-            found.visited += len(partial)
             space.book.work.spend_partial_groups(len(partial), space.n)
             partial, open_ = self._propagate(partial)
             worth = partial.known @ prices

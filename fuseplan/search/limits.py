@@ -21,8 +21,11 @@ class SearchLimits:
     and all of them where XLA's loops are offered. A training step's largest component has half as many."""
     max_groups_with_copies: int = 6_000
     """Candidate groups of a component with copies; of one with more, no operation is computed twice."""
-    max_partial_groups: int = 40_000
-    """Partial groups of one component that column generation bounds."""
+    first_column_work: int = 2_000_000
+    """Units of work in which column generation must come to a small gap before the groups of a component are
+    listed up to ``max_groups``."""
+    max_column_work: int = 8_000_000
+    """Units of work of column generation in one component."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60
