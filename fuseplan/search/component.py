@@ -1,5 +1,4 @@
-"""Solve one distinct component: heuristic plans, presolve, then a cover by all of its groups, or by those that
-column generation finds, or windows."""
+"""Solve one distinct component by all of its groups, by those that column generation finds, or by windows."""
 
 from __future__ import annotations
 
