@@ -137,7 +137,7 @@ def solve_component(
             solved.note = starts.used(part, name, solved.note)
         if solved.bound_ps == space.total(solved.groups).time_ps:
             # The plan reaches the bound, however it was found.
-            solved.optimal, solved.note, solved.columns, solved.duals = True, None, {}, ()
+            solved.optimal, solved.note, solved.columns = True, None, {}
     return solved
 
 
@@ -197,6 +197,8 @@ def _solve_space(
         result = _search(space, [*best, *always], best, expires_at)
         watch.lap("solve")
         best = result.groups
+        # What is proven of these few groups is not proven of all.
+        result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
         # A plan as fast as the floor is proven without more groups.
         if space.total(best).time_ps > floor_ps and few < most and not space.book.is_past(expires_at):
             result = _by_columns(space, result, expires_at, LIMITS.first_column_work)
@@ -209,14 +211,10 @@ def _solve_space(
     if found.complete:
         result = _search(space, [*best, *always, *found.groups], best, expires_at)
     else:
-        if result.lists_all:  # of these few columns
-            result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
-        if result.steady and not space.book.is_past(expires_at):
+        if not space.book.is_past(expires_at):
             result = _by_columns(space, result, expires_at)
         if result.optimal:
             return result
-        if result.bound_ps < floor_ps:
-            result.bound_ps, result.duals = floor_ps, ()
         if result.steady:
             best = result.groups
             result.groups = best if of_loops else improve(space, best, result.bound_ps, expires_at)
@@ -229,25 +227,25 @@ def _solve_space(
     if result.bound_ps == space.total(result.groups).time_ps:
         result.optimal, result.note = True, None
         if not found.complete:  # A joint search needs all columns.
-            result.columns, result.duals = {}, ()
+            result.columns = {}
     return result
 
 
 def _by_columns(space: Space, known: Solved, expires_at: float, first_work: int | None = None) -> Solved:
-    """What column generation finds from the plan ``known`` on; ``known`` where it cannot be used."""
-    if space.duplicate_rules is not None or space.n > LIMITS.max_dense_positions:
+    """What column generation finds from the plan ``known`` on; ``known`` itself where it cannot be used."""
+    # XLA divides a component of its own loops itself.
+    if space.duplicate_rules is not None or space.book.absorbs_moves or not known.steady:
         return known
-    if space.book.absorbs_moves:  # XLA divides such a component into loops itself.
-        return known
-    floor = space.book.partial_floor(space.members)
-    if floor is None or not known.steady:
+    floor = space.book.partial_floor(space.members) if space.n <= LIMITS.max_dense_positions else None
+    if floor is None:
         return known
     try:
-        columns = () if known.lists_all else known.columns
-        found = solve_by_columns(space, floor, known.groups, expires_at, known=columns, first_work=first_work)
+        found = solve_by_columns(
+            space, floor, known.groups, expires_at, known=known.columns, first_work=first_work
+        )
     except FAILURES as error:
-        return Solved(known.groups, 0, False, note=failure(error), steady=False)
-    if not known.lists_all and known.bound_ps > found.bound_ps:
+        return Solved(known.groups, known.bound_ps, False, note=failure(error), steady=False)
+    if known.bound_ps > found.bound_ps:
         found.bound_ps, found.duals = known.bound_ps, known.duals
     return found
 

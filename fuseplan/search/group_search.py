@@ -245,8 +245,8 @@ class GroupSearch:
             wider = [
                 (
                     mask
-                    | self._beyond(mask & space.below[i], space.below)
-                    | self._beyond(mask & self._above_masks[i], self._above_masks)
+                    | union_at(mask & space.below[i], space.below)
+                    | union_at(mask & self._above_masks[i], self._above_masks)
                 )
                 & ~(1 << i)
                 for i, mask in enumerate(found)
@@ -255,10 +255,6 @@ class GroupSearch:
             if wider == found:
                 return found
             found = wider
-
-    @staticmethod
-    def _beyond(mask: Mask, reach: Sequence[Mask]) -> Mask:
-        return union_at(mask, reach)
 
 
 class _Cliques:
