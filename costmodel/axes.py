@@ -8,7 +8,7 @@ its two different blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import DimMap, DimRole, Graph, Node
@@ -104,6 +104,47 @@ def reduced_axes(node: Node, own: NodeAxes) -> set[int]:
         return set()
     roles = zip(own, node.roles, strict=True)
     return {a for dims, role in roles if role is DimRole.REDUCED for a in dims}
+
+
+Classes = list[list[int]]
+"""For each node of a graph, the class of each of its dimensions."""
+
+
+def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
+    """Classes of dimensions that values connect which ``nodes`` make or read. Every dimension of
+    another node is a class of its own.
+
+    Dimensions of different classes are different axes in every group of ``nodes``.
+    """
+    first: list[int] = []
+    count = 0
+    for node in graph.nodes:
+        first.append(count)
+        count += len(node.dims)
+    seen: dict[int, tuple[int, DimMap]] = {}
+    pairs: list[tuple[int, int]] = []
+    for node in nodes:
+        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+            other, known = seen.setdefault(v, (node.id, dim_map))
+            if other != node.id:
+                pairs += [
+                    (first[other] + a, first[node.id] + b)
+                    for left, right in zip(known, dim_map, strict=True)
+                    for a in left
+                    for b in right
+                ]
+    parent = list(range(count))
+
+    def root(slot: int) -> int:
+        while parent[slot] != slot:
+            parent[slot] = slot = parent[parent[slot]]
+        return slot
+
+    for a, b in pairs:
+        one, other = sorted((root(a), root(b)))
+        parent[other] = one
+    classes = [root(slot) for slot in range(count)]
+    return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
 
 
 _REDUCED, _WHOLE = 1, 2

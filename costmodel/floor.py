@@ -39,7 +39,7 @@ class Floor:
     def __init__(
         self, graph: Graph, device: DeviceSpec, nested: Mapping[int, tuple[int, int]] | None = None
     ) -> None:
-        self.device = device
+        self.graph, self.device = graph, device
         nested = nested or {}
         wait_ps = device.grid_step_ps if device.sequential_grid else device.hbm_latency_ps
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
@@ -54,11 +54,15 @@ class Floor:
         self.nbytes = [value.nbytes for value in graph.values]
         self.read_bytes = list(self.nbytes)
         """For each array, the least bytes that a reader reads of it."""
-        self.kernel_bytes = self.read_bytes
-        """For each array, the least bytes that a tiled kernel moves of it."""
+        self.is_tiled = device.capabilities.emits_kernels
+        """Whether a kernel of several operations on arrays is tiled."""
+        self.kernel_bytes = self.nbytes
+        """For each array, the least bytes that a tiled kernel moves of it: it reads all of its operands."""
         self.origins = graph.origins or range(len(graph.nodes))
         self.name = name = arrays_of(graph)
         """For each value, the array that it is: copies of an operation make one."""
+        self.array_of = [name[u] for u in root]
+        """For each value, the array that it is or renames."""
         if device.sequential_grid:
             self.kernel_bytes = [sys.maxsize] * len(graph.values)
             for v, value in enumerate(graph.values):  # the least over all layouts that a bitcast gives it
@@ -146,8 +150,8 @@ class Floor:
         waits = (
             launched > 1 and not self.of_arrays.isdisjoint(nodes) and self.of_empty_arrays.isdisjoint(nodes)
         )
-        padded = together and waits and device.sequential_grid
-        read_bytes, write_bytes = (self.kernel_bytes,) * 2 if padded else (self.read_bytes, self.nbytes)
+        is_tiled = together and waits and self.is_tiled
+        read_bytes, write_bytes = (self.kernel_bytes,) * 2 if is_tiled else (self.read_bytes, self.nbytes)
         for v in read - made:
             moved += read_bytes[v]
         for v in written:
@@ -162,7 +166,7 @@ class Floor:
                 memory_ps = max(memory_ps, self.wait_ps)
         if anchors:
             beside = (read - made).difference(*(self.reads[n] for n in anchors))
-            loads = sum(self.read_bytes[v] for v in beside)
+            loads = sum(read_bytes[v] for v in beside)
             for n in anchors:
                 bits = max([b for reader, b in self.beside[n].items() if reader in inside], default=0)
                 tiled = together and launched > 1

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from costmodel.axes import made_map
 from costmodel.device import PS_PER_S
 from costmodel.floor import Floor
-
-Sets: TypeAlias = Any
-"""An array of bool: sets of positions, each a row, with a column for each position."""
-Figures = npt.NDArray[np.float64]
-"""A figure for each set. Those below 2**53 are exact."""
+from costmodel.graph import DimRole, OpKind
+from costmodel.parallelism import Figures, Parallelism, Sets
 
 _QUOTIENT = 1 - 1e-12
 """A quotient of figures, times this, is no more than the exact one."""
@@ -26,7 +24,12 @@ class PartialFloor:
     The terms are those of ``Floor.one_kernel``; each counts what is certain of all these kernels. An array is
     read if a known member reads it and no possible member makes it. It is written if a known member makes it,
     and a reader of it cannot join. All known members execute their flops. If both sets are equal, the bound
-    is ``Floor.one_kernel``, rounded down by a picosecond or two.
+    is no less than ``Floor.one_kernel``, but for a picosecond or two of rounding.
+
+    On a GPU it also counts idle cores (``Parallelism``). A kernel of t tiles keeps min(t, cores) of them
+    busy. A member runs once more for each tile of an axis that it does not have, so it takes at least as long
+    as if it alone kept the others idle: cores / min(T, cores) times as long as on all cores, with T tiles
+    along its own axes. The same holds of what its tiles load through the shared cache.
 
     Args:
         floor: of the whole graph.
@@ -53,12 +56,39 @@ class PartialFloor:
         names = [floor.name[v] for v, _ in written]
         self._write_bytes = np.array([floor.nbytes[v] for v in names], dtype=np.float64)
         self._tiled_write_bytes = np.array([floor.kernel_bytes[v] for v in names], dtype=np.float64)
-        self._work = np.array([_total([floor.work[m] for m in nodes]) for nodes in working], dtype=np.float64)
+        each = [(i, m) for i, nodes in enumerate(working) for m in nodes]
+        self._worker = np.array([i for i, _ in each], dtype=np.intp)
+        self._work = np.array([floor.work[m] for _, m in each], dtype=np.float64).reshape(len(each), 3)
         self._executed = np.array([len(nodes) for nodes in working], dtype=np.float32)
         self._of_arrays, self._of_empty_arrays = (
             np.array([not some.isdisjoint(nodes) for nodes in members], dtype=bool)
             for some in (floor.of_arrays, floor.of_empty_arrays)
         )
+        graph, can = floor.graph, floor.device.capabilities
+        makers = [(graph.nodes[graph.values[v].producer], v) for v, _ in written]
+        maps = [(node.id, made_map(node, v)) for node, v in makers]
+        p = Parallelism(graph, self._position, maps, can.least_dot_tile)
+        self._parallelism = None
+        if floor.is_tiled and not floor.device.sequential_grid:
+            self._parallelism = p
+            self._own = _Products([p.slots(m, range(len(graph.nodes[m].dims))) for _, m in each])
+            loads = sorted(
+                (self._column[u], i, tuple(p.slots(m, [d for dims in in_map for d in dims])))
+                for i, m in each
+                for v, in_map in zip(graph.nodes[m].inputs, graph.nodes[m].input_maps, strict=True)
+                for u in [floor.array_of[v]]
+            )
+            self._loaded, self._first_load = np.unique([k for k, _, _ in loads], return_index=True)
+            self._loader = np.array([i for _, i, _ in loads], dtype=np.intp)
+            self._indexed = _Products([slots for _, _, slots in loads])
+        self._least_steps = []
+        """By position of a contraction, the steps along the axis that is contracted."""
+        for i, m in each if floor.is_tiled else ():
+            node = graph.nodes[m]
+            depth = [d for d, role in enumerate(node.roles) if role == DimRole.REDUCED]
+            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE and len(depth) == 1 and p.is_uniform(m, depth[0]):
+                most = max(*can.depth_tiles, can.least_dot_tile)
+                self._least_steps.append((i, -(-node.dims[depth[0]] // most)))
         self._contractions = [(i, m) for i, nodes in enumerate(working) for m in nodes if m in floor.loads]
 
     def __call__(self, known: Sets, possible: Sets) -> Figures:
@@ -71,29 +101,60 @@ class PartialFloor:
         executed = some @ self._executed
         waits = (executed > 1) & (known @ self._of_arrays) & ~(possible @ self._of_empty_arrays)
         moved = np.where(
-            waits & device.sequential_grid,
+            waits & floor.is_tiled,
             read @ self._kernel_bytes + written @ self._tiled_write_bytes,
             read @ np.minimum(self._read_bytes, self._kernel_bytes)
             + written @ np.minimum(self._write_bytes, self._tiled_write_bytes),
         )
-        matrix_ps, vector, transcendental = (known @ self._work).T
+        idle_work, idle_loads = self._idle(known, written, waits)
+        work = known[:, self._worker] * idle_work
+        matrix_ps, vector, transcendental = (work @ self._work).T
         compute_ps = _time_ps(vector, device.vector_flops_per_s)
         compute_ps = compute_ps + _time_ps(transcendental, device.transcendental_per_s)
         memory_ps = _time_ps(moved, device.hbm_bytes_per_s)
         if device.sequential_grid:
-            compute_ps = compute_ps + waits * floor.wait_ps
+            compute_ps = compute_ps + waits * self._steps(known) * floor.wait_ps
         else:
-            memory_ps = np.maximum(memory_ps, waits * floor.wait_ps)
-        loads = self._loads(known, possible, read, executed > 1)
+            memory_ps = np.maximum(memory_ps, waits * np.maximum(self._steps(known) // 2, 1) * floor.wait_ps)
+        least_bytes = np.where((waits & floor.is_tiled)[:, None], self._kernel_bytes, self._read_bytes)
+        loads = np.maximum(
+            self._loads(known, possible, read * least_bytes, executed > 1),
+            (read * least_bytes * idle_loads).sum(axis=1),
+        )
         slowest = np.maximum(memory_ps, _time_ps(loads, device.cache_bytes_per_s))
         slowest = np.maximum(np.maximum(slowest, matrix_ps), compute_ps)
         return np.where(executed > 0, np.floor(device.launch_ps + slowest), 0)
 
-    def _loads(self, known: Sets, possible: Sets, read: Sets, tiled: Sets) -> Figures:
-        """The bytes that pass the shared cache where a contraction of arrays from outside is known."""
+    def _idle(self, known: Sets, written: Sets, tiled: Sets) -> tuple[Any, Any]:
+        """How many times as long as on all cores it takes at least: for each row, to run each node, and to
+        load each array."""
+        if self._parallelism is None:
+            return 1.0, 1.0
+        cores = self._device.core_count
+        extents = self._parallelism.extents(known, written)
+        of_work, of_loads = (
+            np.where(tiled[:, None], np.maximum(cores * _QUOTIENT / products(extents), 1), 1)
+            for products in (self._own, self._indexed)
+        )
+        found = np.ones((len(known), len(self._column)))
+        of_loads = np.where(known[:, self._loader], of_loads, 1)
+        if len(self._loaded):
+            found[:, self._loaded] = np.maximum.reduceat(of_loads, self._first_load, axis=1)
+        return of_work, found
+
+    def _steps(self, known: Sets) -> Figures:
+        """For each row, how many steps a tile takes at least: those along the axis that is contracted."""
+        found = np.ones(len(known))
+        for i, steps in self._least_steps:
+            found = np.maximum(found, np.where(known[:, i], steps, 1))
+        return found
+
+    def _loads(self, known: Sets, possible: Sets, read_bytes: Figures, tiled: Sets) -> Figures:
+        """The bytes that pass the shared cache where a contraction of arrays from outside is known;
+        ``read_bytes``: those of each array that is read, 0 of the others."""
         floor = self._floor
         loads, certain = np.zeros(len(known)), np.zeros(len(known), dtype=bool)
-        beside = read
+        beside = read_bytes
         for i, m in self._contractions:
             columns = [self._column[v] for v in floor.reads[m]]
             if self._made[i, columns].any():
@@ -102,8 +163,8 @@ class PartialFloor:
             # What a contraction of arrays from outside reads is among its own loads.
             own = possible[:, i] & ~known[:, makers].any(axis=1)
             if own.any():
-                beside = beside.copy() if beside is read else beside
-                beside[:, columns] &= ~own[:, None]
+                beside = beside.copy() if beside is read_bytes else beside
+                beside[:, columns] *= ~own[:, None]
             anchored = known[:, i] & ~possible[:, makers].any(axis=1)
             if not anchored.any():
                 continue
@@ -116,7 +177,7 @@ class PartialFloor:
                 nbytes = np.where(tiled, of.tiled(width), of.anyhow)
                 loads += np.where(anchored & (bits == width), nbytes, 0)
             certain |= anchored
-        return np.where(certain, loads + beside @ self._read_bytes, 0)
+        return np.where(certain, loads + beside.sum(axis=1), 0)
 
     def _table(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """For each position, which arrays are in its row."""
@@ -129,8 +190,21 @@ class PartialFloor:
         return np.array([of[v] for v in self._column], dtype=np.float64)
 
 
-def _total(work: Sequence[tuple[int, int, int]]) -> list[int]:
-    return [sum(column) for column in zip((0, 0, 0), *work, strict=True)]
+class _Products:
+    """The products of some columns of a table, for each of several sets of columns."""
+
+    def __init__(self, columns: Sequence[Sequence[int]]) -> None:
+        width = max(map(len, columns), default=0)
+        # Sets are filled up with a column of ones, which follows the others.
+        self._columns = np.array([[*of, *[-1] * (width - len(of))] for of in columns], dtype=np.intp)
+
+    def __call__(self, table: Figures) -> Figures:
+        """A row for each of ``table``, a column for each set."""
+        padded = np.concatenate([table, np.ones((len(table), 1))], axis=1)
+        found = np.ones((len(table), len(self._columns)))
+        for columns in self._columns.T:
+            found *= padded[:, columns]
+        return found
 
 
 def _time_ps(amount: Figures, rate: int) -> Figures:

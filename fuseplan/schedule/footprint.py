@@ -15,46 +15,15 @@ from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
 from itertools import chain
 
-from costmodel.axes import GroupAxes, compose
+from costmodel.axes import Classes, GroupAxes, axis_classes, compose
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
+from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.layout import repeats
 from fuseplan.support.bitset import bits
-from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 
 Mask = int
-Classes = list[list[int]]
-"""For each node of a graph, the class of each of its dimensions."""
-
-
-def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
-    """Classes of dimensions that values connect which ``nodes`` make or read. Every dimension of
-    another node is a class of its own."""
-    first: list[int] = []
-    count = 0
-    for node in graph.nodes:
-        first.append(count)
-        count += len(node.dims)
-    seen: dict[int, tuple[int, DimMap]] = {}
-    pairs: list[tuple[int, int]] = []
-    for node in nodes:
-        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
-            other, known = seen.setdefault(v, (node.id, dim_map))
-            if other != node.id:
-                pairs += [
-                    (first[other] + a, first[node.id] + b)
-                    for left, right in zip(known, dim_map, strict=True)
-                    for a in left
-                    for b in right
-                ]
-    classes = [0] * count
-    for c, slots in enumerate(connected_sets(count, pairs)):
-        for slot in slots:
-            classes[slot] = c
-    return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
-
 
 _NEVER_STREAMED = frozenset((-1,))
 

@@ -16,7 +16,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from costmodel.partial_floor import Figures, PartialFloor
+from costmodel.parallelism import Figures
+from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.column_pricing import prove
 from fuseplan.search.group_search import GroupSearch

@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodel.graph import OpKind
-from costmodel.partial_floor import Figures, PartialFloor, Sets
+from costmodel.parallelism import Figures, Sets
+from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, transposed, union_at

@@ -92,9 +92,22 @@ def test_partial_floors_bound_every_group_between(seed, device):
         exact = partial(of_groups, of_groups)
         between = partial(sets(known, space.n), sets(possible, space.n))
         for mask, same, lower_ps in zip(groups, exact.tolist(), between.tolist(), strict=True):
-            one_kernel = floor.one_kernel(space.nodes(mask))
-            assert lower_ps <= same <= one_kernel
-            assert same >= one_kernel * (1 - 1e-9) - 4
+            assert lower_ps <= same
+            assert same >= floor.one_kernel(space.nodes(mask)) * (1 - 1e-9) - 4
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_partial_floors_are_below_the_price_of_every_legal_group_between(seed, device):
+    rng = random.Random(seed)
+    for space in spaces(seed, device):
+        legal = legal_prices(space)
+        partial = space.book.partial_floor(space.members)
+        groups = [mask for mask in legal if mask & (mask - 1)]
+        for keep in (1.0, 0.7, 0.3):
+            known = [sum(1 << i for i in bits(mask) if rng.random() < keep) for mask in groups]
+            possible = [mask | rng.getrandbits(space.n) & rng.getrandbits(space.n) for mask in groups]
+            lower = partial(sets(known, space.n), sets(possible, space.n))
+            assert all(lower <= [legal[mask] for mask in groups])
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES)
