@@ -20,7 +20,7 @@ from costmodel.parallelism import Figures
 from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.column_pricing import prove
-from fuseplan.search.group_search import GroupSearch
+from fuseplan.search.group_search import Found, GroupSearch
 from fuseplan.search.grouping import Solved, ended_note
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
@@ -58,19 +58,24 @@ def solve_by_columns(
         converged = search.converge(None)
         best = _cover(search, best)
     bound_ps, duals = search.bound_ps, search.duals
-    room = space.total(best).time_ps - bound_ps
-    # A group in a plan as fast as the best known costs at most the gap more than its members.
-    near = search.near(room) if converged else None
-    if near is not None:
-        times_ps = {**columns.times_ps, **near}
+    for divisor in LIMITS.room_divisors if converged else ():
+        # A group in a plan as fast as the best known costs at most the gap more than its members.
+        gap = space.total(best).time_ps - bound_ps
+        near = search.near(gap // divisor)
+        times_ps = {**columns.times_ps, **near.times_ps}
         # Offered groups are columns, and none of those that the search finds.
         worth = {mask: sum(duals[i] for i in bits(mask)) for mask in times_ps}
-        alive = [mask for mask, time_ps in times_ps.items() if time_ps - worth[mask] <= room]
+        alive = [mask for mask, time_ps in times_ps.items() if time_ps - worth[mask] <= gap]
         found = prove(space, alive, times_ps, {}, duals, bound_ps, best, expires_at)
-        found.lists_all = False
-        return found
-    ended = None if room == 0 else ended_note(space, space.book.is_past(expires_at))
-    return Solved(best, bound_ps, room == 0, columns.times_ps, duals, ended, lists_all=False)
+        best = better(space, best, found.groups)
+        if not near.complete:
+            break
+        if space.total(best).time_ps - bound_ps <= gap // divisor:
+            found.lists_all = False
+            return found
+    is_proven = space.total(best).time_ps == bound_ps
+    ended = None if is_proven else ended_note(space, space.book.is_past(expires_at))
+    return Solved(best, bound_ps, is_proven, columns.times_ps, duals, ended, lists_all=False)
 
 
 class _Columns:
@@ -86,6 +91,23 @@ class _Columns:
         """Add a group."""
         self._covering.add(bits(mask), time_ps)
         self.times_ps[mask] = time_ps
+
+    def rounded(self, prices: Figures) -> Figures:
+        """Whole picoseconds that sum up to no more than ``prices`` and nearly as much. No group known costs
+        less than its members do, if that holds of ``prices``."""
+        whole = np.floor(prices)
+        members = np.zeros((len(self.times_ps), len(prices)), dtype=bool)
+        for k, mask in enumerate(self.times_ps):
+            members[k, bits(mask)] = True
+        spare = np.array(list(self.times_ps.values())) - members @ whole
+        left = prices.sum() - whole.sum()
+        for i in np.argsort(whole - prices, kind="stable").tolist():
+            own = members[:, i]
+            if left >= 1 - 1e-3 and spare[own].min() >= 1:
+                whole[i] += 1
+                spare[own] -= 1
+                left -= 1
+        return whole
 
     def prices(self, limit_s: float) -> Figures | None:
         """The dual price of each position in picoseconds, none negative; None if it is not solved in time."""
@@ -125,7 +147,7 @@ class _Search:
             exact = self.columns.prices(self.expires_at - self.space.book.clock())
             if exact is None:
                 return False
-            prices = np.floor(exact * share)
+            prices = self.columns.rounded(exact * share)
             found = self._search.below(
                 prices, most=LIMITS.max_new_columns, max_work=self._left, expires_at=self.expires_at
             )
@@ -139,18 +161,17 @@ class _Search:
                 self.columns.add(mask, found.times_ps[mask])
         return False
 
-    def near(self, room_ps: int) -> dict[Mask, int] | None:
-        """All groups that take at most ``room_ps`` longer than the prices of their members; None if these are
-        too many."""
+    def near(self, room_ps: int) -> Found:
+        """The groups that take at most ``room_ps`` longer than the prices of their members; not all if these
+        are too many."""
         prices = np.array(self.duals, dtype=np.float64)
-        found = self._search.below(
+        return self._search.below(
             prices,
             room=room_ps + 1,
             most=LIMITS.max_groups_first,
             max_work=self._left,
             expires_at=self.expires_at,
         )
-        return found.times_ps if found.complete else None
 
 
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
