@@ -147,6 +147,46 @@ def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
     return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
 
 
+def minor_extents(graph: Graph) -> list[list[int]]:
+    """For each dimension of each node, the least extent that its innermost axis has in any group.
+
+    ``GroupUnifier.unify`` splits from the minor end: the innermost axis of dimensions that are innermost
+    wherever they are merged is as long as the shortest of them. Of other dimensions nothing is known: 1.
+    """
+    first: list[int] = []
+    count = 0
+    for node in graph.nodes:
+        first.append(count)
+        count += len(node.dims)
+    extents = [extent for node in graph.nodes for extent in node.dims]
+    parent = list(range(count))
+
+    def root(slot: int) -> int:
+        while parent[slot] != slot:
+            parent[slot] = slot = parent[parent[slot]]
+        return slot
+
+    seen: dict[int, tuple[int, DimMap]] = {}
+    unknown: set[int] = set()
+    for node in graph.nodes:
+        for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
+            other, known = seen.setdefault(v, (node.id, dim_map))
+            for left, right in zip(known, dim_map, strict=True):
+                ends = [[first[n] + d for d in dims] for n, dims in ((other, left), (node.id, right))]
+                unknown.update(slot for slots in ends for slot in slots[:-1])
+                if len(left) > 1 < len(right):
+                    unknown.update(ends[0] + ends[1])
+                if left and right and other != node.id:
+                    parent[root(ends[0][-1])] = root(ends[1][-1])
+    least = {root(slot): 1 for slot in unknown}
+    for slot, extent in enumerate(extents):
+        least[root(slot)] = min(least.get(root(slot), extent), extent)
+    return [
+        [least[root(start + d)] for d in range(len(node.dims))]
+        for start, node in zip(first, graph.nodes, strict=True)
+    ]
+
+
 _REDUCED, _WHOLE = 1, 2
 _FLAGS = {DimRole.PARALLEL: 0, DimRole.REDUCED: _REDUCED, DimRole.WHOLE: _WHOLE}
 

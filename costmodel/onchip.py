@@ -24,7 +24,7 @@ The accounting follows what each backend's compiler does with a block:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import chain
@@ -594,12 +594,16 @@ class LeastFootprint:
 
     def fits(self, whole: Set[int]) -> bool:
         """Whether the group could fit with the axes ``whole`` not cut."""
+        return self.fits_with({a: self._sizes[a] for a in whole})
+
+    def fits_with(self, tiles: Mapping[int, int]) -> bool:
+        """Whether the group could fit with these tiles of some axes, and of one element of the others."""
         nbytes: dict[_AxesBlock, int] = {}
 
         def size(block: _AxesBlock) -> int:
             if block not in nbytes:
                 width, own = block
-                nbytes[block] = width * prod([self._sizes[a] for a in own if a in whole])
+                nbytes[block] = width * prod([tiles.get(a, 1) for a in own])
             return nbytes[block]
 
         if any(size(block) > self._limit_bytes for block in self._largest):

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 
-from costmodel.axes import Classes, GroupAxes, axis_classes, compose
+from costmodel.axes import Classes, GroupAxes, axis_classes, compose, minor_extents
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.onchip import LeastFootprint
@@ -50,6 +51,12 @@ class Capacity:
             self._rows = frozenset()
         elif not device.sequential_grid:
             self._rows = _rows(others, known)
+
+    @cached_property
+    def minor_extents(self) -> list[list[int]]:
+        """For each dimension of each node, the least extent of the innermost axis that it may be split
+        into."""
+        return minor_extents(self.graph)
 
     def held(self, n: int) -> frozenset[int]:
         """The classes of the axes that node ``n`` reduces or needs whole."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import Self
@@ -65,6 +65,12 @@ class Pricing(ABC):
 
         ``crossing`` are values that every superset reads or writes.
         """
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        """``oversized``, of supersets that hold no other nodes than ``nodes`` and ``joiners``."""
+        return self.oversized(nodes, crossing)
 
     @abstractmethod
     def renames(self, n: int) -> bool:
@@ -125,6 +131,11 @@ class PricingWrapper(Pricing):
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         return self._pricing.oversized(nodes, crossing)
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        return self._pricing.oversized_beside(nodes, crossing, joiners)
 
     def renames(self, n: int) -> bool:
         return self._pricing.renames(n)
@@ -255,6 +266,12 @@ class PriceBook:
         if key not in self._oversized:
             self._oversized[key] = (nodes, self._pricing.oversized(nodes, crossing))
         return _moved(*self._oversized[key], nodes)
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        """As ``Pricing.oversized_beside``."""
+        return self._pricing.oversized_beside(nodes, crossing, joiners)
 
     def cache_key(self, nodes: Nodes) -> str | None:
         """As ``Pricing.cache_key``."""

@@ -7,7 +7,7 @@ tile must fit on chip.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from copy import copy
 from functools import cached_property, lru_cache
 
@@ -27,6 +27,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
+from fuseplan.schedule.least_tiles import refuse_beside
 from fuseplan.schedule.legality import Prologues, possible_prologues, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
@@ -189,6 +190,19 @@ class Scheduler(Pricing):
             return None
         axes = self.axes(nodes)
         return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        """As ``Pricing.oversized_beside``."""
+        if self.capacity is None:
+            return None
+        axes = self.axes(nodes)
+        return (
+            None
+            if isinstance(axes, Conflict)
+            else refuse_beside(self.capacity, nodes, axes, crossing, joiners)
+        )
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The fastest kernel of ``nodes`` (ascending ids), or why there is none.

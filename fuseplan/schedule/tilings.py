@@ -19,7 +19,7 @@ from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
 from fuseplan.schedule.layout import Contraction, Layout
 
-CONTIGUOUS_TILES = (128, 512, 2048)
+CONTIGUOUS_TILES = (32, 128, 512, 2048)
 """Candidate tiles of the axis along which the largest arrays are contiguous."""
 TRANSPOSE_TILES = (32, 64, 128, 512)
 """Those where two axes are contiguous in some array: square tiles of a few cache lines a side serve both."""
@@ -167,6 +167,17 @@ def _contiguous_axes(layout: Layout) -> set[int | None]:
     extents = [math.prod(layout.sizes[i] for i in a.axis_set) for a in accesses]
     largest = max(extents)
     return {_minor(a) for a, n in zip(accesses, extents, strict=True) if n == largest}
+
+
+def least_contiguous_tile(may_stream: bool) -> int:
+    """The least tile of an axis of a kernel without contractions along which its largest arrays are
+    contiguous, unless the axis is shorter; ``may_stream``: the axis may be streamed."""
+    return STREAM_TILES[0] if may_stream else min(TRANSPOSE_TILES[0], CONTIGUOUS_TILES[0])
+
+
+def least_stream_tile(backend: str) -> int:
+    """The least tile of a streamed axis of a kernel without contractions, unless the axis is shorter."""
+    return min(STREAM_TILES[0], backend_of(backend).pass_tiles[0])
 
 
 def _minor(access: Access) -> int | None:

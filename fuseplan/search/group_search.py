@@ -19,9 +19,9 @@ import numpy.typing as npt
 from costmodel.graph import OpKind
 from costmodel.parallelism import Figures, Sets
 from costmodel.partial_floor import PartialFloor
-from fuseplan.schedule.pricing import Price
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, transposed, union_at
+from fuseplan.support.errors import Verdict
 
 Table = npt.NDArray[np.float32]
 
@@ -85,6 +85,8 @@ class GroupSearch:
         n_values = max(len(space.values), 1)
         self._made, self._read = _table(space.made, n_values), _table(space.read, n_values)
         self._kept = sets([space.kept], n_values)[0]
+        self._cores: Table = np.zeros((space.question_width, 0), dtype=np.float32)
+        self._core_sizes: Table = np.zeros(0, dtype=np.float32)
 
     def below(
         self,
@@ -133,8 +135,12 @@ class GroupSearch:
                 if space.book.is_past(expires_at):
                     waiting.append(whole[k:])
                     break
+                if self._is_learnt(mask):
+                    continue
                 price = space.price(mask)
-                if isinstance(price, Price) and price.time_ps < worth[leaf][k] + room:
+                if isinstance(price, Verdict):
+                    self._learn(mask, price)
+                elif price.time_ps < worth[leaf][k] + room:
                     found.times_ps[mask] = price.time_ps
         found.share = self._share(prices, waiting, found.times_ps, cliques)
         return found
@@ -182,8 +188,32 @@ class GroupSearch:
         some, never = known.astype(np.float32), (~possible).astype(np.float32)
         needed = (never @ self._read > 0) | self._kept
         crossing = (some @ self._made > 0) & needed | (some @ self._read > 0) & (never @ self._made > 0)
-        pairs = zip(masks(known), masks(crossing), strict=True)
-        return np.array([self._is_allowed(mask, exchanged) for mask, exchanged in pairs], dtype=bool)
+        questions = [known, crossing[:, : len(self.space.values)], ~possible]
+        fits = ~self._misfits(np.concatenate(questions, axis=1))
+        pairs = zip(masks(known[fits]), masks(crossing[fits]), strict=True)
+        fits[fits] = [self._is_allowed(mask, exchanged) for mask, exchanged in pairs]
+        return fits
+
+    def _misfits(self, questions: Sets) -> Sets:
+        """Whether a nogood of ``Space.misfits`` answers each question."""
+        cores = self.space.misfits.cores
+        if len(cores) != len(self._core_sizes):
+            table = sets(cores, self.space.question_width).astype(np.float32).T
+            self._cores, self._core_sizes = np.ascontiguousarray(table), table.sum(axis=0)
+        return (questions.astype(np.float32) @ self._cores == self._core_sizes).any(axis=1)
+
+    def _is_learnt(self, mask: Mask) -> bool:
+        """Whether a nogood that was learnt after the last batch excludes the group."""
+        space = self.space
+        if len(space.misfits.cores) == len(self._core_sizes):
+            return False
+        return space.misfits.holds_core(space.question(mask, mask, space.crossing(mask)))
+
+    def _learn(self, mask: Mask, verdict: Verdict) -> None:
+        """Learn why a group that no rule refuses has no tile that fits."""
+        if verdict.rule == "on-chip":
+            space = self.space
+            space.misfits.refused(space.question(mask, mask, space.crossing(mask)))
 
     def _is_allowed(self, mask: Mask, crossing: Mask) -> bool:
         if not mask & (mask - 1):

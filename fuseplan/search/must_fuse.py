@@ -6,7 +6,7 @@ graph with fewer nodes, whose prices are those of the contracted operations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Flops, Graph, Node, OpKind, boundary, make_graph
@@ -159,6 +159,14 @@ class MustFusePricing(Pricing):
         if len(nodes) == 1:
             return None
         return self._here(self._limited.oversized(self.expanded(nodes), crossing))
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        if len(nodes) == 1:
+            return None
+        every = self.expanded(tuple(sorted(joiners)))
+        return self._here(self._limited.oversized_beside(self.expanded(nodes), crossing, every))
 
     def renames(self, n: int) -> bool:
         return len(self.members[n]) == 1 and self._limited.renames(self.members[n][0])

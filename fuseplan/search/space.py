@@ -78,6 +78,9 @@ class Space:
         clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
         self._rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
         self._capacity = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
+        misfit = WeakMethod(self._misfit)
+        self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0)
+        """Nogoods of ``question``s: no group between two sets of positions has a tile that fits."""
         self._room = None
         if book.capacity is not None:
             values = {v: 1 << k for k, v in enumerate(self.values)}
@@ -191,6 +194,16 @@ class Space:
         """``overflows``, as far as that follows from groups that were asked about before."""
         return self._capacity.holds_core(mask | crossing << self.n)
 
+    def question(self, known: Mask, possible: Mask, crossing: Mask) -> Mask:
+        """The question, as bits, whether a group that holds ``known`` within ``possible`` fits on chip while
+        it exchanges ``crossing``. The more bits, the fewer such groups."""
+        return known | crossing << self.n | (self.everything & ~possible) << self.n + len(self.values)
+
+    @property
+    def question_width(self) -> int:
+        """The bits of a ``question``."""
+        return 2 * self.n + len(self.values)
+
     # Questions are counted though another component may have asked them of groups of such a structure: what
     # a search may do does not depend on what was searched before.
 
@@ -208,11 +221,26 @@ class Space:
         self.book.work.spend_room(mask.bit_count(), loops=self._room is None)
         return None if self._oversized(question) is None else question
 
+    def _misfit(self, question: Mask) -> Mask | None:
+        """None if a group that the question asks about may fit on chip."""
+        mask = question & self.everything
+        if not mask:
+            return None
+        crossing = question >> self.n & (1 << len(self.values)) - 1
+        joiners = self.everything & ~(question >> self.n + len(self.values)) & ~mask
+        self.book.work.spend_room(mask.bit_count(), loops=self._room is None)
+        outside = self._exchanged(mask, crossing)
+        refused = self.book.oversized_beside(self.nodes(mask), outside, self.nodes(joiners))
+        return None if refused is None else question
+
+    def _exchanged(self, mask: Mask, crossing: Mask) -> frozenset[int]:
+        """The values, of the whole graph, that the group exchanges if it exchanges ``crossing``."""
+        touched = union_at(mask, self.made) | union_at(mask, self.read)
+        return self.given.union([self.values[k] for k in bits(crossing & touched)])
+
     def _oversized(self, question: Mask) -> Verdict | None:
         mask, crossing = question & self.everything, question >> self.n
-        touched = union_at(mask, self.made) | union_at(mask, self.read)
-        outside = self.given.union([self.values[k] for k in bits(crossing & touched)])
-        return self.book.oversized(self.nodes(mask), outside)
+        return self.book.oversized(self.nodes(mask), self._exchanged(mask, crossing))
 
     def price(self, mask: Mask) -> Price | Verdict:
         """The price of the group, or why it is refused."""

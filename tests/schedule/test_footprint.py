@@ -13,11 +13,11 @@ from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.graph import boundary
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
-from fuseplan.support.bitset import bits
+from fuseplan.support.bitset import bits, union_at
 from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
@@ -124,3 +124,25 @@ def test_what_fits_by_masks_fits(name, device):
                 roomy += 1
                 assert book.oversized(nodes, crosses) is None
     assert roomy > asked / 2, "it would spare nothing"
+
+
+@pytest.mark.parametrize(("name", "device"), CASES, ids=lambda c: getattr(c, "name", c))
+def test_no_group_with_a_schedule_is_refused_for_some_of_its_nodes(name, device):
+    """Whatever part of a group is known, and whatever else than the group might join it."""
+    rng = random.Random(2)
+    scheduler, parts = components(name, device)
+    graph = scheduler.graph
+    book = PriceBook(graph, scheduler)
+    refused = 0
+    for space in decompose(graph, book).spaces:
+        for mask in enumerate_groups(space, 300).groups:
+            for keep, join in ((1.0, 0.0), (1.0, 0.5), (0.7, 0.1), (0.4, 0.5)):
+                known = sum(1 << i for i in bits(mask) if rng.random() < keep)
+                possible = mask | sum(1 << i for i in range(space.n) if rng.random() < join)
+                needed = space.kept | union_at(space.everything & ~possible, space.read)
+                never_made = union_at(space.everything & ~possible, space.made)
+                crossing = union_at(known, space.made) & needed | union_at(known, space.read) & never_made
+                if space.misfits.refused(space.question(known, possible, crossing)):
+                    refused += 1
+                    assert not isinstance(space.price(mask), Price)
+    assert refused or name != "gpt2_block_grad" or device.name != "h200"

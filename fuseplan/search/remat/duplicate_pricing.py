@@ -6,7 +6,7 @@ each once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -75,6 +75,14 @@ class DuplicatePricing(Pricing):
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
         values = frozenset([self._value[v] for v in crossing])
         refused = self._scheduler.oversized(self._once(nodes), values)
+        return None if refused is None else self._here(nodes, refused)
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        values = frozenset([self._value[v] for v in crossing])
+        others = [self._node[n] for n in joiners]
+        refused = self._scheduler.oversized_beside(self._once(nodes), values, others)
         return None if refused is None else self._here(nodes, refused)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:

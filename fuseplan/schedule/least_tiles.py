@@ -1,0 +1,123 @@
+"""Refuse groups that fit on chip with no tiles, given which nodes may still join them (``refuse_beside``).
+
+``Capacity.refuse`` asks whether a group could fit if the axes that it holds were whole and all others cut
+into tiles of one element, whatever joins it. Here the nodes that may join are known, and with them more of
+the tiles of every larger group:
+
+- An axis that some array written for good does not have is no grid axis: it is whole, or streamed.
+- The axis along which the largest arrays are contiguous has a least tile (``tilings``).
+- A streamed axis has one too, and a whole axis the tile that holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence, Set
+from math import prod
+
+from costmodel.axes import GroupAxes, NodeAxes, compose
+from costmodel.graph import DimRole, Node, OpKind
+from costmodel.onchip import LeastFootprint
+from fuseplan.schedule.addressing import whole_tile
+from fuseplan.schedule.footprint import Capacity
+from fuseplan.schedule.layout import repeats
+from fuseplan.schedule.tilings import least_contiguous_tile, least_stream_tile
+from fuseplan.support.errors import Verdict
+
+
+def refuse_beside(
+    capacity: Capacity,
+    nodes: tuple[int, ...],
+    axes: GroupAxes,
+    crossing: Set[int],
+    joiners: Iterable[int],
+) -> Verdict | None:
+    """Why no tiles of a group that holds all of ``nodes``, and others of ``joiners`` alone, fit on a core;
+    None if some may.
+
+    Args:
+        capacity: of the graph and the device.
+        nodes: ascending.
+        axes: of ``nodes``.
+        crossing: values that every such group reads or writes.
+        joiners: all nodes that may join.
+    """
+    graph, backend = capacity.graph, capacity.device.backend
+    members = [(graph.nodes[n], own) for n, own in zip(nodes, axes.node_axes, strict=True)]
+    every = [*(node for node, _ in members), *(graph.nodes[n] for n in joiners)]
+    class_of = {
+        a: c
+        for node, own in members
+        for c, dims in zip(capacity.classes[node.id], own, strict=True)
+        for a in dims
+    }
+    written = [
+        {a for dims in compose(dim_map, own) for a in dims}
+        for node, own in members
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
+        if v in crossing
+    ]
+    # An axis that is missing from a written array may yet be tied to one of the same class that is there.
+    there = [{class_of[a] for a in own} for own in written]
+    held = {
+        a
+        for a, c in class_of.items()
+        if axes.reduced[a] or axes.whole[a] or any(c not in classes for classes in there)
+    }
+    if not held:
+        return None
+    reducible = {
+        c
+        for node in every
+        for c, role in zip(capacity.classes[node.id], node.roles, strict=True)
+        if role == DimRole.REDUCED
+    }
+    least_stream, parallel = 1, {}
+    if not any(node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for node in every):  # which has tiles of its own
+        least_stream = least_stream_tile(backend)
+        parallel = _contiguous(capacity, members, every, reducible)
+    least = LeastFootprint(graph, capacity.device, nodes, axes, crossing)
+    tiles = {**parallel, **{a: whole_tile(axes.sizes[a], backend) for a in held}}
+    if least.fits_with(tiles):
+        return None
+    repeated = repeats(graph, nodes, axes)
+    indexed = set().union(*written)
+    may_pass = not any(axes.whole) and (not any(axes.reduced) or capacity.may_stream(nodes))
+    for a in held:
+        in_one_pass = a not in repeated and (capacity.writes_in_pass or a not in indexed)
+        if class_of[a] not in reducible or axes.whole[a] or not (in_one_pass or may_pass):
+            continue
+        # Axes of one class may be one axis of a larger group, and streamed together.
+        streamed = {b: min(least_stream, axes.sizes[b]) for b in held if class_of[b] == class_of[a]}
+        if least.fits_with({**tiles, **streamed}):
+            return None
+    names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
+    limit = f"({capacity.device.block_limit_bytes:,} bytes a core)"
+    return Verdict("on-chip", f"{names} would need larger blocks than fit on chip {limit}", nodes)
+
+
+def _contiguous(
+    capacity: Capacity, members: Sequence[tuple[Node, NodeAxes]], every: Sequence[Node], reducible: Set[int]
+) -> dict[int, int]:
+    """The least tile of each axis along which a largest array of every larger group is contiguous."""
+    values = capacity.graph.values
+    largest = max(map(_elements, every))
+    found: dict[int, int] = {}
+    for node, own in members:
+        classes = capacity.classes[node.id]
+        maps = node.input_maps + node.output_maps
+        for v, dim_map in zip(node.inputs + node.outputs, maps, strict=True):
+            dims = [d for of in dim_map for d in of]
+            elements = prod([node.dims[d] for d in dims])
+            # If two of its dimensions became one axis, it would be smaller.
+            is_distinct = len({classes[d] for d in dims}) == len(dims)
+            if values[v].size == elements == largest > 1 and is_distinct and dim_map[-1]:
+                d = dim_map[-1][-1]
+                tile = least_contiguous_tile(classes[d] in reducible)
+                found[own[d][-1]] = min(tile, capacity.minor_extents[node.id][d])
+    return found
+
+
+def _elements(node: Node) -> int:
+    """The elements of the largest array that a node reads or makes, as far as it has axes."""
+    maps = node.input_maps + node.output_maps
+    return max([prod([node.dims[d] for dims in dim_map for d in dims]) for dim_map in maps], default=0)
