@@ -112,7 +112,8 @@ Classes = list[list[int]]
 
 def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
     """Classes of dimensions that values connect which ``nodes`` make or read. Every dimension of
-    another node is a class of its own.
+    another node is a class of its own. Copies of an operation, which a group computes once, have one class
+    for each dimension.
 
     Dimensions of different classes are different axes in every group of ``nodes``.
     """
@@ -124,6 +125,8 @@ def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
     seen: dict[int, tuple[int, DimMap]] = {}
     pairs: list[tuple[int, int]] = []
     for node in nodes:
+        origin = graph.origins[node.id] if graph.origins else node.id
+        pairs += [(first[origin] + d, first[node.id] + d) for d in range(len(node.dims))]
         for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
             other, known = seen.setdefault(v, (node.id, dim_map))
             if other != node.id:
@@ -169,6 +172,9 @@ def minor_extents(graph: Graph) -> list[list[int]]:
     seen: dict[int, tuple[int, DimMap]] = {}
     unknown: set[int] = set()
     for node in graph.nodes:
+        origin = graph.origins[node.id] if graph.origins else node.id
+        for d in range(len(node.dims)):
+            parent[root(first[node.id] + d)] = root(first[origin] + d)
         for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
             other, known = seen.setdefault(v, (node.id, dim_map))
             for left, right in zip(known, dim_map, strict=True):

@@ -8,19 +8,13 @@ tiles than the sum has elements, and each core its share of the bandwidth alone.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from costmodel.axes import axis_classes
 from costmodel.graph import DimMap, DimRole, Graph, Node, OpKind
-
-Sets: TypeAlias = Any
-"""An array of bool: sets of positions, each a row, with a column for each position."""
-Figures = npt.NDArray[np.float64]
-"""A figure for each set. Those below 2**53 are exact."""
-Table = npt.NDArray[np.float32]
+from costmodel.set_tables import Figures, Sets, UnionTable, as_sets
 
 
 class Parallelism:
@@ -56,7 +50,7 @@ class Parallelism:
         classes = axis_classes(graph, [graph.nodes[n] for n in sorted(nodes)])
         class_of = [classes[n][d] for n, d in slots]
         self._ties = list(self._tied(graph, nodes, class_of))
-        self._excludes = np.ones((len(written), len(slots)), dtype=np.float32)
+        excludes = np.ones((len(written), len(slots)), dtype=bool)
         members: dict[int, list[int]] = {}
         for s, c in enumerate(class_of):
             members.setdefault(c, []).append(s)
@@ -70,7 +64,8 @@ class Parallelism:
                     self._extent[s] = -(-self._extent[s] // least_dot_tile)
         for k, (n, dim_map) in enumerate(written):
             for c in {classes[n][d] for dims in dim_map for d in dims}:
-                self._excludes[k, members[c]] = 0
+                excludes[k, members[c]] = False
+        self._excludes = UnionTable(excludes)
 
     def is_uniform(self, n: int, d: int) -> bool:
         """Whether dimension ``d`` of node ``n`` is one axis in every kernel: no member splits it."""
@@ -92,18 +87,17 @@ class Parallelism:
         for at, down, up in self._ties:
             of, within = held[:, at], inside[:, at]
             while of.any():
-                some = of.astype(np.float32)
-                more = of | ((some @ down > 0) | (some @ up > 0)) & within
+                more = of | (down(of) | up(of)) & within
                 if (more == of).all():
                     break
                 of = more
             held[:, at] = of
-        held |= written.astype(np.float32) @ self._excludes > 0
+        held |= self._excludes(written)
         return np.where(held, 1.0, self._extent)
 
     def _tied(
         self, graph: Graph, nodes: dict[int, int], class_of: Sequence[int]
-    ) -> Iterator[tuple[npt.NDArray[np.intp], Table, Table]]:
+    ) -> Iterator[tuple[npt.NDArray[np.intp], UnionTable, UnionTable]]:
         """For each class that some node reduces or needs whole: its slots, and two tables of which of them
         are tied to which others along paths, down from the row's node and up from it."""
         count = len(class_of)
@@ -133,9 +127,7 @@ class Parallelism:
         held = {class_of[s] for s in np.flatnonzero(self._held).tolist()}
         for c in held:
             at = [s for s in range(count) if class_of[s] == c]
-            down, up = (
-                np.array([[of[s] >> t & 1 for t in at] for s in at], np.float32) for of in (below, above)
-            )
+            down, up = (UnionTable(as_sets([of[s] for s in at], count)[:, at]) for of in (below, above))
             yield np.array(at, dtype=np.intp), down, up
 
 

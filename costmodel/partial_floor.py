@@ -12,7 +12,8 @@ from costmodel.axes import made_map
 from costmodel.device import PS_PER_S
 from costmodel.floor import Floor
 from costmodel.graph import DimRole, OpKind
-from costmodel.parallelism import Figures, Parallelism, Sets
+from costmodel.parallelism import Parallelism
+from costmodel.set_tables import Figures, Sets, UnionTable, sets_of, total
 
 _QUOTIENT = 1 - 1e-12
 """A quotient of figures, times this, is no more than the exact one."""
@@ -31,9 +32,11 @@ class PartialFloor:
     as if it alone kept the others idle: cores / min(T, cores) times as long as on all cores, with T tiles
     along its own axes. The same holds of what its tiles load through the shared cache.
 
+    Of copies of an operation one is executed and one result written, as in ``Floor``.
+
     Args:
         floor: of the whole graph.
-        members: the nodes at each position. No two of them may be copies of one operation.
+        members: the nodes at each position.
     """
 
     def __init__(self, floor: Floor, members: Sequence[Sequence[int]]) -> None:
@@ -42,24 +45,28 @@ class PartialFloor:
         working = [[m for m in nodes if floor.reads[m] or floor.writes[m]] for nodes in members]
         touched = {v for nodes in working for m in nodes for v in (*floor.reads[m], *floor.made[m])}
         self._column = {v: k for k, v in enumerate(sorted(touched))}
-        self._read = self._table([[v for m in nodes for v in floor.reads[m]] for nodes in working])
-        self._made = self._table([[v for m in nodes for v in floor.made[m]] for nodes in working])
+        read, self._made = (
+            sets_of([[self._column[v] for m in nodes for v in of[m]] for nodes in working], len(touched))
+            for of in (floor.reads, floor.made)
+        )
+        self._read_by, self._made_by = UnionTable(read), UnionTable(self._made)
         self._read_bytes, self._kernel_bytes = self._bytes(floor.read_bytes), self._bytes(floor.kernel_bytes)
         written = [(v, i) for i, nodes in enumerate(working) for m in nodes for v in floor.writes[m]]
+        written.sort(key=lambda item: floor.name[item[0]])
         self._maker = np.array([i for _, i in written], dtype=np.intp)
         readers = [[self._position.get(r, -1) for r in floor.readers[v]] for v, _ in written]
         self._leaves = np.array([-1 in of for of in readers], dtype=bool)
         """Whether a node outside, or the caller, reads the result."""
-        self._readers = np.zeros((len(members), len(written)), dtype=np.float32)
-        for k, of in enumerate(readers):
-            self._readers[[i for i in of if i >= 0], k] = 1
-        names = [floor.name[v] for v, _ in written]
+        self._readers = UnionTable(sets_of([[i for i in of if i >= 0] for of in readers], len(members)).T)
+        names, self._first_copy_written = _runs([floor.name[v] for v, _ in written])
         self._write_bytes = np.array([floor.nbytes[v] for v in names], dtype=np.float64)
         self._tiled_write_bytes = np.array([floor.kernel_bytes[v] for v in names], dtype=np.float64)
         each = [(i, m) for i, nodes in enumerate(working) for m in nodes]
+        each.sort(key=lambda item: floor.origins[item[1]])
         self._worker = np.array([i for i, _ in each], dtype=np.intp)
-        self._work = np.array([floor.work[m] for _, m in each], dtype=np.float64).reshape(len(each), 3)
-        self._executed = np.array([len(nodes) for nodes in working], dtype=np.float32)
+        operations, self._first_copy = _runs([floor.origins[m] for _, m in each])
+        self._work = np.array([floor.work[m] for m in operations], dtype=np.float64)
+        self._work = self._work.reshape(len(operations), 3)
         self._of_arrays, self._of_empty_arrays = (
             np.array([not some.isdisjoint(nodes) for nodes in members], dtype=bool)
             for some in (floor.of_arrays, floor.of_empty_arrays)
@@ -95,20 +102,21 @@ class PartialFloor:
         """Lower bounds in picoseconds: for each row, of every kernel that holds the positions in ``known``,
         and of the others only such as are in ``possible``, which holds ``known``."""
         device, floor = self._device, self._floor
-        some, most = known.astype(np.float32), possible.astype(np.float32)
-        read = (some @ self._read > 0) & ~(most @ self._made > 0)
-        written = known[:, self._maker] & (self._leaves | ((1 - most) @ self._readers > 0))
-        executed = some @ self._executed
-        waits = (executed > 1) & (known @ self._of_arrays) & ~(possible @ self._of_empty_arrays)
+        read = self._read_by(known) & ~self._made_by(possible)
+        written = known[:, self._maker] & (self._leaves | self._readers(~possible))
+        executed = _any_of(known[:, self._worker], self._first_copy).sum(axis=1)
+        writes = _any_of(written, self._first_copy_written)
+        waits = (executed > 1) & known[:, self._of_arrays].any(axis=1)
+        waits &= ~possible[:, self._of_empty_arrays].any(axis=1)
         moved = np.where(
             waits & floor.is_tiled,
-            read @ self._kernel_bytes + written @ self._tiled_write_bytes,
-            read @ np.minimum(self._read_bytes, self._kernel_bytes)
-            + written @ np.minimum(self._write_bytes, self._tiled_write_bytes),
+            total(read, self._kernel_bytes) + total(writes, self._tiled_write_bytes),
+            total(read, np.minimum(self._read_bytes, self._kernel_bytes))
+            + total(writes, np.minimum(self._write_bytes, self._tiled_write_bytes)),
         )
         idle_work, idle_loads = self._idle(known, written, waits)
-        work = known[:, self._worker] * idle_work
-        matrix_ps, vector, transcendental = (work @ self._work).T
+        work = _any_of(known[:, self._worker] * idle_work, self._first_copy)
+        matrix_ps, vector, transcendental = total(work, self._work).T
         compute_ps = _time_ps(vector, device.vector_flops_per_s)
         compute_ps = compute_ps + _time_ps(transcendental, device.transcendental_per_s)
         memory_ps = _time_ps(moved, device.hbm_bytes_per_s)
@@ -179,13 +187,6 @@ class PartialFloor:
             certain |= anchored
         return np.where(certain, loads + beside.sum(axis=1), 0)
 
-    def _table(self, rows: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
-        """For each position, which arrays are in its row."""
-        table = np.zeros((len(rows), len(self._column)), dtype=np.float32)
-        for i, arrays in enumerate(rows):
-            table[i, [self._column[v] for v in arrays]] = 1
-        return table
-
     def _bytes(self, of: Sequence[int]) -> Figures:
         return np.array([of[v] for v in self._column], dtype=np.float64)
 
@@ -205,6 +206,19 @@ class _Products:
         for columns in self._columns.T:
             found *= padded[:, columns]
         return found
+
+
+def _runs(keys: Sequence[int]) -> tuple[list[int], npt.NDArray[np.intp]]:
+    """The distinct ``keys``, which are ascending, and where each first stands."""
+    distinct = sorted(set(keys))
+    return distinct, np.searchsorted(np.array(keys, dtype=np.intp), distinct).astype(np.intp)
+
+
+def _any_of(table: Any, first: npt.NDArray[np.intp]) -> Any:
+    """The largest of each run of columns; ``first``: where each run starts."""
+    if len(first) == table.shape[1]:
+        return table
+    return np.maximum.reduceat(table, first, axis=1)
 
 
 def _time_ps(amount: Figures, rate: int) -> Figures:

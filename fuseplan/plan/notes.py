@@ -52,7 +52,7 @@ class NoteKind(Enum):
 
     # The search left something out, or could not use its result.
     SOME_GROUPS = f"{_PART} have more than {{most:,}} legal groups: only some were searched"
-    TOO_MANY_COPIES = f"{_PART}, with copies, have more than {{most:,}} legal groups"
+    TOO_MANY_COPIES = f"{_PART} have too many legal groups with copies: each is computed once"
     SOLVER_FAILED = "the solver could not be used ({error})"
     CYCLIC = f"all plans found of {_PART} have kernels that wait for each other: a heuristic's plan is used"
     CYCLES_SPLIT = "groups split because their kernels would wait for each other in a cycle: {count}"

@@ -160,20 +160,21 @@ class Scheduler(Pricing):
 
     def floor(self, nodes: Nodes) -> int:
         """As ``Pricing.floor``; 0 if masked tiles may be skipped, so that not every operation runs."""
-        return 0 if self._may_skip(nodes) else self._floor(nodes)
+        return 0 if self.skips_tiles(nodes) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
-        return 0 if self._may_skip(nodes) else self._floor.one_kernel(nodes)
+        return 0 if self.skips_tiles(nodes) else self._floor.one_kernel(nodes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        return (0, 0) if self._may_skip(nodes) else self._floor.parts(nodes, together=True)
+        return (0, 0) if self.skips_tiles(nodes) else self._floor.parts(nodes, together=True)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
         """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
-        skips = self._may_skip(tuple(sorted(n for nodes in members for n in nodes)))
+        skips = self.skips_tiles(tuple(sorted(n for nodes in members for n in nodes)))
         return None if skips else PartialFloor(self._floor, members)
 
-    def _may_skip(self, nodes: Nodes) -> bool:
+    def skips_tiles(self, nodes: Nodes) -> bool:
+        """Whether a kernel that holds some of ``nodes`` may leave out tiles behind a mask."""
         return self._nests is not None and self._nests.skips(nodes)
 
     def compatible(self, nodes: Nodes, prologues: Prologues | None = None) -> Verdict | None:

@@ -12,12 +12,10 @@ settle in fewer rounds than with equations.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
-from costmodel.parallelism import Figures
 from costmodel.partial_floor import PartialFloor
+from costmodel.set_tables import Figures
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.column_pricing import prove
 from fuseplan.search.group_search import Found, GroupSearch
@@ -35,24 +33,19 @@ def solve_by_columns(
     best: list[Mask],
     expires_at: float,
     max_work: int = LIMITS.max_column_work,
-    known: Iterable[Mask] = (),
-    first_work: int | None = None,
 ) -> Solved:
     """The best partition found of ``space``, no worse than ``best``, with prices that prove its bound.
 
     It is optimal, or a limit came first: then the prices are those that are proven up to there.
-    ``max_work`` bounds the search for groups, in units of counted work. ``known`` are groups to start from.
-    After ``first_work`` units it ends unless it has converged to a small gap by then.
+    ``max_work`` bounds the search for groups, in units of counted work.
 
     Raises:
         RuntimeError: OR-Tools failed.
     """
-    prices = {mask: space.price(mask) for mask in (*best, *space.singles, *space.offers, *known)}
+    prices = {mask: space.price(mask) for mask in (*best, *space.singles, *space.offers)}
     columns = _Columns(space, {m: p.time_ps for m, p in prices.items() if isinstance(p, Price)})
-    first_work = max_work if first_work is None else first_work
-    search = _Search(GroupSearch(space, floor), columns, expires_at, first_work)
+    search = _Search(GroupSearch(space, floor), columns, expires_at, max_work)
     converged = search.converge(LIMITS.slack_divisor)
-    search.extend(max_work - first_work)
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         converged = search.converge(None)
@@ -125,10 +118,6 @@ class _Search:
         self.duals: tuple[int, ...] = (0,) * search.space.n
         """Prices in picoseconds, with which no group costs less than its members."""
 
-    def extend(self, work: int) -> None:
-        """Allow more units of work."""
-        self._limit += work
-
     @property
     def _left(self) -> int:
         """Units of work."""
@@ -168,7 +157,7 @@ class _Search:
         return self._search.below(
             prices,
             room=room_ps + 1,
-            most=LIMITS.max_groups_first,
+            most=LIMITS.max_groups,
             max_work=self._left,
             expires_at=self.expires_at,
         )

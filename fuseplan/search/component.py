@@ -178,50 +178,32 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    few = min(budget.max_groups, LIMITS.max_groups_first)
-    # Where loops are offered, XLA groups the other operations itself: more groups are not worth the time.
-    of_loops = bool(space.offers) and space.book.absorbs_moves
-    most = few if of_loops else budget.max_groups
-    crowds = space.duplicate_rules is not None and known is not None
-    limit = LIMITS.max_groups_with_copies if crowds else few
-    found = enumerate_groups(space, limit, expires_at)
+    found = enumerate_groups(space, budget.max_groups, expires_at)
     watch.lap("enumerate")
-    if crowds and not found.complete:
-        if space.book.is_past(expires_at):
-            return Solved(best, floor_ps, False, note=ended_note(space))
-        told = part_note(NoteKind.TOO_MANY_COPIES, space, most=LIMITS.max_groups_with_copies)
-        return Solved(best, floor_ps, False, note=told, crowded=True)
-    if not found.complete:
+    if found.complete:
+        result = _search(space, [*always, *found.groups], best, expires_at)
+    else:
         best = better(space, best, heuristic() or heuristic_plan(space))
         watch.lap("heuristics")
-        result = _search(space, [*best, *always], best, expires_at)
-        watch.lap("solve")
-        best = result.groups
-        # What is proven of these few groups is not proven of all.
-        result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
-        # A plan as fast as the floor is proven without more groups.
-        if space.total(best).time_ps > floor_ps and few < most and not space.book.is_past(expires_at):
-            result = _by_columns(space, result, expires_at, LIMITS.first_column_work)
-            watch.lap("solve")
-            if result.optimal:
-                return result
-            best = result.groups
-            found = enumerate_groups(space, most, expires_at)
-            watch.lap("enumerate")
-    if found.complete:
-        result = _search(space, [*best, *always, *found.groups], best, expires_at)
-    else:
-        if not space.book.is_past(expires_at):
-            result = _by_columns(space, result, expires_at)
-        if result.optimal:
-            return result
-        if result.steady:
-            best = result.groups
-            result.groups = best if of_loops else improve(space, best, result.bound_ps, expires_at)
-            # If the time was up, the groups need not be too many.
+        has_copies = space.duplicate_rules is not None and known is not None
+        most = LIMITS.max_column_work_with_copies if has_copies else LIMITS.max_column_work
+        columns = _by_columns(space, best, floor_ps, expires_at, most)
+        if columns is not None:
+            result = columns
+            gains = space.total(result.groups) < space.total(best)
+            if has_copies and not (result.optimal or gains or space.book.is_past(expires_at)):
+                told = part_note(NoteKind.TOO_MANY_COPIES, space)
+                return Solved(best, floor_ps, False, note=told, crowded=True)
+        else:
+            result = _search(space, [*best, *always, *found.groups], best, expires_at)
+            # What is proven of these groups is not proven of all.
+            result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
+            # XLA divides a component of its own loops itself.
+            if result.steady and not space.book.absorbs_moves:
+                result.groups = improve(space, result.groups, floor_ps, expires_at)
             is_late = space.book.is_past(expires_at)
-            too_many = part_note(NoteKind.SOME_GROUPS, space, most=most)
-            result.note = ended_note(space) if is_late else too_many
+            too_many = part_note(NoteKind.SOME_GROUPS, space, most=budget.max_groups)
+            result.note = result.note or (ended_note(space) if is_late else too_many)
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
@@ -231,23 +213,22 @@ def _solve_space(
     return result
 
 
-def _by_columns(space: Space, known: Solved, expires_at: float, first_work: int | None = None) -> Solved:
-    """What column generation finds from the plan ``known`` on; ``known`` itself where it cannot be used."""
-    # XLA divides a component of its own loops itself.
-    if space.duplicate_rules is not None or space.book.absorbs_moves or not known.steady:
-        return known
-    floor = space.book.partial_floor(space.members) if space.n <= LIMITS.max_dense_positions else None
+def _by_columns(
+    space: Space, best: list[Mask], floor_ps: int, expires_at: float, max_work: int
+) -> Solved | None:
+    """What column generation finds, from the plan ``best`` on; None where it cannot be used, and no plan is
+    as fast as the floor."""
+    if space.total(best).time_ps == floor_ps:
+        return Solved(best, floor_ps, True)
+    if space.book.absorbs_moves or space.n > LIMITS.max_dense_positions:
+        return None
+    floor = space.book.partial_floor(space.members)
     if floor is None:
-        return known
+        return None
     try:
-        found = solve_by_columns(
-            space, floor, known.groups, expires_at, known=known.columns, first_work=first_work
-        )
+        return solve_by_columns(space, floor, best, expires_at, max_work)
     except FAILURES as error:
-        return Solved(known.groups, known.bound_ps, False, note=failure(error), steady=False)
-    if known.bound_ps > found.bound_ps:
-        found.bound_ps, found.duals = known.bound_ps, known.duals
-    return found
+        return Solved(best, floor_ps, False, note=failure(error), steady=False)
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:

@@ -10,20 +10,22 @@ boolean matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from costmodel.graph import OpKind
-from costmodel.parallelism import Figures, Sets
 from costmodel.partial_floor import PartialFloor
+from costmodel.set_tables import Figures, Sets, UnionTable, as_sets, total
+from fuseplan.schedule.pricing import Price
+from fuseplan.search.limits import LIMITS
+from fuseplan.search.nogoods import MonotoneRefusals
+from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, transposed, union_at
-from fuseplan.support.errors import Verdict
-
-Table = npt.NDArray[np.float32]
 
 _BATCH = 256
 """Partial groups that are bounded at a time."""
@@ -71,7 +73,7 @@ class GroupSearch:
     """The legal groups of one component, as ``candidates.enumerate_groups`` has them, by price.
 
     Args:
-        space: the component; none of its operations has copies.
+        space: the component.
         floor: of the positions of ``space``.
     """
 
@@ -79,14 +81,18 @@ class GroupSearch:
         self.space, self._floor = space, floor
         self._above_masks = transposed(space.below)
         self.conflicts = self._closed_conflicts()
-        self._below = _table(space.below)
-        self._above = np.ascontiguousarray(self._below.T)
-        self._near, self._apart = _table(space.neighbours), _table(self.conflicts)
-        n_values = max(len(space.values), 1)
+        self._below, self._above, self._near, self._apart = (
+            _table(of, space.n) for of in (space.below, self._above_masks, space.neighbours, self.conflicts)
+        )
+        n_values = len(space.values)
         self._made, self._read = _table(space.made, n_values), _table(space.read, n_values)
-        self._kept = sets([space.kept], n_values)[0]
-        self._cores: Table = np.zeros((space.question_width, 0), dtype=np.float32)
-        self._core_sizes: Table = np.zeros(0, dtype=np.float32)
+        self._kept = as_sets([space.kept], n_values)[0]
+        rules = space.duplicate_rules
+        self._duplicates = None if rules is None else _DuplicateTables(rules, space.n)
+        self._rules = _Answers(space.rules, space.n)
+        self._overflows, self._misfitting = (
+            _Answers(nogoods, space.question_width) for nogoods in (space.overflowing, space.misfits)
+        )
 
     def below(
         self,
@@ -106,6 +112,7 @@ class GroupSearch:
             expires_at: end at this time of the book's ``clock``, in seconds.
         """
         space, found = self.space, Found()
+        rules = space.duplicate_rules
         limit = space.book.work.spent + max_work
         cliques = _Cliques(self.conflicts, prices)
         waiting = [self._roots(prices, with_free=room > 0)]
@@ -120,7 +127,7 @@ class GroupSearch:
             partial = _take(waiting)
             space.book.work.spend_partial_groups(len(partial), space.n)
             partial, open_ = self._propagate(partial)
-            worth = partial.known @ prices
+            worth = total(partial.known, prices)
             most_worth = worth + cliques.most(open_)
             possible = partial.known | open_
             keep = self._floor(partial.known, possible) < most_worth + room
@@ -135,12 +142,10 @@ class GroupSearch:
                 if space.book.is_past(expires_at):
                     waiting.append(whole[k:])
                     break
-                if self._is_learnt(mask):
+                if not ((rules is None or rules.allows(mask)) and self._fits(mask)):
                     continue
                 price = space.price(mask)
-                if isinstance(price, Verdict):
-                    self._learn(mask, price)
-                elif price.time_ps < worth[leaf][k] + room:
+                if isinstance(price, Price) and price.time_ps < worth[leaf][k] + room:
                     found.times_ps[mask] = price.time_ps
         found.share = self._share(prices, waiting, found.times_ps, cliques)
         return found
@@ -161,21 +166,28 @@ class GroupSearch:
     def _propagate(self, partial: _Partial) -> tuple[_Partial, Sets]:
         """The partial groups that hold a legal group, with all that each of these holds, and the positions
         that it may hold beside."""
-        known = partial.known.astype(np.float32)
-        down, up = known @ self._below > 0, known @ self._above > 0
-        hull = partial.known | (down & up)
-        never = partial.out | (hull.astype(np.float32) @ self._apart > 0)
+        known, barred = partial.known, partial.out
+        while True:
+            down, up = self._below(known), self._above(known)
+            hull = known | (down & up)
+            never = barred | self._apart(hull)
+            if self._duplicates is None:
+                break
+            wanted, barred = self._duplicates.decided(hull, never)
+            if not wanted.any():
+                never |= barred
+                break
+            known, barred = hull | wanted, never | barred
         fine = ~(hull & never).any(axis=1)
         hull, never, down, up = hull[fine], never[fine], down[fine], up[fine]
         # Nothing beyond a position that can never join, on a path from or to a member, joins either.
-        beyond = (never & down).astype(np.float32) @ self._below > 0
-        beyond |= (never & up).astype(np.float32) @ self._above > 0
+        beyond = self._below(never & down) | self._above(never & up)
         possible = hull | ~(never | beyond)
         seed = partial.seed[fine]
         reached = np.zeros_like(hull)
         reached[np.arange(len(seed)), seed] = True
         while True:
-            more = (reached.astype(np.float32) @ self._near > 0) & possible & ~reached
+            more = self._near(reached) & possible & ~reached
             if not more.any():
                 break
             reached |= more
@@ -185,47 +197,42 @@ class GroupSearch:
 
     def _allowed(self, known: Sets, possible: Sets) -> Sets:
         """Whether no monotone rule refuses each set of known members, and with it all that hold them."""
-        some, never = known.astype(np.float32), (~possible).astype(np.float32)
-        needed = (never @ self._read > 0) | self._kept
-        crossing = (some @ self._made > 0) & needed | (some @ self._read > 0) & (never @ self._made > 0)
-        questions = [known, crossing[:, : len(self.space.values)], ~possible]
-        fits = ~self._misfits(np.concatenate(questions, axis=1))
-        pairs = zip(masks(known[fits]), masks(crossing[fits]), strict=True)
-        fits[fits] = [self._is_allowed(mask, exchanged) for mask, exchanged in pairs]
+        never = ~possible
+        crossing = self._made(known) & (self._read(never) | self._kept) | self._read(known) & self._made(
+            never
+        )
+        questions = np.concatenate([known, crossing, never], axis=1)
+        fits = ~self._misfits(questions)
+        asked = np.flatnonzero(fits)
+        # Most partial groups fit: a few of each batch are looked at, and nogoods are learnt from these.
+        for k in asked[:: -(-len(asked) // LIMITS.capacity_checks) or 1].tolist():
+            (mask,), (exchanged,) = masks(known[k : k + 1]), masks(crossing[k : k + 1])
+            fits[k] = not (self.space.is_tight(mask) and self.space.overflows(mask, exchanged))
+        fits &= ~self._misfits(questions)
+        fits &= ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
+        unknown = fits & ~self._rules.allowed(known)
+        fits[unknown] = [self._obeys_rules(mask) for mask in masks(known[unknown])]
         return fits
 
     def _misfits(self, questions: Sets) -> Sets:
-        """Whether a nogood of ``Space.misfits`` answers each question."""
-        cores = self.space.misfits.cores
-        if len(cores) != len(self._core_sizes):
-            table = sets(cores, self.space.question_width).astype(np.float32).T
-            self._cores, self._core_sizes = np.ascontiguousarray(table), table.sum(axis=0)
-        return (questions.astype(np.float32) @ self._cores == self._core_sizes).any(axis=1)
+        """Whether a nogood answers each question whether a partial group fits on chip."""
+        return self._overflows.refused(questions) | self._misfitting.refused(questions)
 
-    def _is_learnt(self, mask: Mask) -> bool:
-        """Whether a nogood that was learnt after the last batch excludes the group."""
+    def _fits(self, mask: Mask) -> bool:
+        """Whether the group may have a tile that fits; learns from one that has none."""
         space = self.space
-        if len(space.misfits.cores) == len(self._core_sizes):
-            return False
-        return space.misfits.holds_core(space.question(mask, mask, space.crossing(mask)))
+        if not mask & (mask - 1) or not space.is_tight(mask):
+            return True
+        return not space.misfits.refused(space.question(mask, mask, space.crossing(mask)))
 
-    def _learn(self, mask: Mask, verdict: Verdict) -> None:
-        """Learn why a group that no rule refuses has no tile that fits."""
-        if verdict.rule == "on-chip":
-            space = self.space
-            space.misfits.refused(space.question(mask, mask, space.crossing(mask)))
-
-    def _is_allowed(self, mask: Mask, crossing: Mask) -> bool:
-        if not mask & (mask - 1):
-            return True  # XLA runs a single position, whatever the rules say.
-        if self.space.breaks_rules(mask):
-            return False
-        return not (self.space.is_tight(mask) and self.space.overflows(mask, crossing))
+    def _obeys_rules(self, mask: Mask) -> bool:
+        # XLA runs a single position, whatever the rules say.
+        return not mask & (mask - 1) or not self.space.breaks_rules(mask)
 
     def _branches(self, partial: _Partial, open_: Sets, prices: Figures) -> list[_Partial]:
         """Each partial group without and with its open position of the highest price, a neighbour if there
         are several."""
-        near = (partial.known.astype(np.float32) @ self._near > 0) & open_
+        near = self._near(partial.known) & open_
         chosen = np.where(open_, prices + 1, -1) + 0.5 * near
         k, at = np.arange(len(partial)), chosen.argmax(axis=1)
         without, with_ = partial.out.copy(), partial.known.copy()
@@ -245,7 +252,7 @@ class GroupSearch:
             for start in range(0, len(part), _BATCH):
                 partial, open_ = self._propagate(part[start : start + _BATCH])
                 possible = partial.known | open_
-                most_worth = np.maximum(partial.known @ prices + cliques.most(open_), 1)
+                most_worth = np.maximum(total(partial.known, prices) + cliques.most(open_), 1)
                 theirs = np.minimum(self._floor(partial.known, possible) / most_worth, 1)
                 if len(theirs):
                     share = np.minimum(share, np.where(possible, theirs[:, None], 1).min(axis=0))
@@ -286,6 +293,82 @@ class GroupSearch:
             if wider == found:
                 return found
             found = wider
+
+
+class _Answers:
+    """The answers that ``MonotoneRefusals`` knows, for many sets at a time."""
+
+    def __init__(self, learnt: MonotoneRefusals, width: int) -> None:
+        self._learnt, self._width = learnt, width
+        self._cores, self._allowed = (_table((0,) * width, 0),) * 2
+        self._n_cores = self._n_allowed = 0
+
+    def refused(self, rows: Sets) -> Sets:
+        """Whether each set holds one that is known to be refused."""
+        cores = self._learnt.cores
+        if self._n_cores != len(cores):
+            self._n_cores, self._cores = len(cores), UnionTable(as_sets(cores, self._width).T)
+        return ~self._cores(~rows).all(axis=1)
+
+    def allowed(self, rows: Sets) -> Sets:
+        """Whether each set is within one that is known to be allowed."""
+        allowed = self._learnt.allowed
+        if self._n_allowed != len(allowed):
+            self._n_allowed, self._allowed = len(allowed), UnionTable(~as_sets(allowed, self._width).T)
+        return ~self._allowed(rows).all(axis=1)
+
+
+class _DuplicateTables:
+    """``DuplicateRules.decided`` of many partial groups at a time."""
+
+    def __init__(self, rules: DuplicateRules, n: int) -> None:
+        class_of = {together: c for c, together in enumerate(rules.classes)}
+        classes = as_sets(rules.classes, n)
+        """For each operation with copies, which positions these are."""
+        self._classes = UnionTable(classes.T)
+
+        def tables(of: Sequence[Sequence[tuple[Mask, Mask]]]) -> tuple[Any, Any, list[Mask]]:
+            flat = [(i, other, class_of[copies]) for i, some in enumerate(of) for other, copies in some]
+            at, others, classes = zip(*flat, strict=True) if flat else ((), (), ())
+            return np.array(at, dtype=np.intp), np.array(classes, dtype=np.intp), list(others)
+
+        self._reader, self._read_class, own = tables(rules.own)
+        self._served, self._served_class, readers = tables(rules.served)
+        self._led, self._led_class, makers = tables(rules.led)
+        self._own, self._makers = (_table(some, n) for some in (own, makers))
+        self._read_copies, self._served_copies, self._led_copies = (
+            UnionTable(classes[of]) for of in (self._read_class, self._served_class, self._led_class)
+        )
+        self._own_at, self._maker_at = (
+            np.array([mask.bit_length() - 1 for mask in some], dtype=np.intp) for some in (own, makers)
+        )
+        inside = rules.outside - 1
+        served = as_sets([mask & inside for mask in readers], n)
+        self._readers, self._served_by = UnionTable(served), UnionTable(served.T)
+        self._leaves = np.array([mask > inside for mask in readers], dtype=bool)
+        """Whether the caller, or another component, reads the copy."""
+
+    def decided(self, known: Sets, out: Sets) -> tuple[Sets, Sets]:
+        """The positions that each partial group must hold too, and those that it must leave out too. A group
+        that cannot be is left with positions that it must both hold and leave out, unless only its last
+        member tells."""
+        copied, cut = self._classes(known), self._classes(out)
+        reads = known[:, self._reader]
+        holds = reads & copied[:, self._read_class]
+        lacks = reads & ~holds & out[:, self._own_at]
+        serves = known[:, self._served]
+        each = serves & cut[:, self._served_class]
+        unread = self._served_by(out) | self._leaves
+        whole = serves & ~each & unread & ~self._served_by(known)
+        leads = known[:, self._led]
+        alone = leads & cut[:, self._led_class]
+        with_all = leads & ~alone & out[:, self._maker_at]
+        wanted = self._own(holds) | self._readers(each) | self._makers(alone)
+        wanted |= self._served_copies(whole) | self._led_copies(with_all)
+        unwanted = self._read_copies(lacks)
+        rows, k = np.nonzero(each & self._leaves)
+        unwanted[rows, self._served[k]] = True
+        return wanted & ~known, unwanted & ~out
 
 
 class _Cliques:
@@ -332,19 +415,11 @@ def _take(waiting: list[_Partial]) -> _Partial:
     return _Partial.joined(taken)
 
 
-def sets(masks: Iterable[Mask], width: int) -> Sets:
-    """A row for each mask."""
-    n_bytes = -(-width // 8)
-    rows = [mask.to_bytes(n_bytes, "little") for mask in masks]
-    table = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), n_bytes)
-    return np.unpackbits(table, axis=1, count=width, bitorder="little").astype(bool)
-
-
 def masks(rows: Sets) -> Iterator[Mask]:
     """A mask for each row."""
     packed = np.packbits(rows, axis=1, bitorder="little")
     return (int.from_bytes(row.tobytes(), "little") for row in packed)
 
 
-def _table(masks: Sequence[Mask], width: int | None = None) -> Table:
-    return sets(masks, len(masks) if width is None else width).astype(np.float32)
+def _table(masks: Sequence[Mask], width: int) -> UnionTable:
+    return UnionTable(as_sets(masks, width))

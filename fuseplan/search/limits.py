@@ -13,19 +13,13 @@ from dataclasses import dataclass
 class SearchLimits:
     """How far the search looks; ``LIMITS`` has the values in use."""
 
-    max_groups: int = 40_000
-    """Candidate groups of one component. The right-hand side of the shallow-water equations has 34,000, which
-    take a second; 60 random elementwise operations have over a million."""
-    max_groups_first: int = 4_000
-    """Candidate groups that are enumerated before the heuristic plans are made and compared with the floor,
-    and all of them where XLA's loops are offered. A training step's largest component has half as many."""
-    max_groups_with_copies: int = 6_000
-    """Candidate groups of a component with copies; of one with more, no operation is computed twice."""
-    first_column_work: int = 2_000_000
-    """Units of work in which column generation must come to a small gap before the groups of a component are
-    listed up to ``max_groups``."""
+    max_groups: int = 4_000
+    """Candidate groups of one component that are listed. One that has more is solved by column generation."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
+    max_column_work_with_copies: int = 2_000_000
+    """The same in a component with copies. Where that does not prove a plan, nor finds one faster than without
+    copies, no operation of the component is computed twice."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60

@@ -33,7 +33,8 @@ class MonotoneRefusals:
     def __init__(self, ask: Callable[[int], int | None], universe: int) -> None:
         self._ask = ask
         self._universe = universe
-        self._allowed: list[int] = []
+        self.allowed: list[int] = []
+        """Allowed sets, each widened as far as was found."""
         self._effort = 0
         self.cores: list[int] = []
         """Refused sets, each minimal unless ``LIMITS.max_learning_bits`` ended its reduction."""
@@ -42,14 +43,14 @@ class MonotoneRefusals:
         """Whether ``ask`` refuses the set."""
         if self.holds_core(mask):
             return True
-        for wide in self._allowed:
+        for wide in self.allowed:
             if not mask & ~wide:
                 return False
         suspect = self._ask(mask)
         if not self._full:
             if suspect is None:
                 if self._universe:
-                    self._allowed.append(self._widen(mask, self._universe & ~mask))
+                    self.allowed.append(self._widen(mask, self._universe & ~mask))
             elif not self._confirm(suspect):
                 self.cores.append(self._core(0, 0, mask))
         return suspect is not None
@@ -64,13 +65,13 @@ class MonotoneRefusals:
 
     @property
     def _full(self) -> bool:
-        return len(self._allowed) + len(self.cores) >= LIMITS.max_learnt_sets or self._is_tired
+        return len(self.allowed) + len(self.cores) >= LIMITS.max_learnt_sets or self._is_tired
 
     def _refuses(self, mask: int) -> bool:
         """As ``refused``, but learns no more than a suspected pair."""
         if self.holds_core(mask):
             return True
-        if any(not mask & ~wide for wide in self._allowed):
+        if any(not mask & ~wide for wide in self.allowed):
             return False
         size = mask.bit_count()
         if size > LIMITS.large_learnt_set:

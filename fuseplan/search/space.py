@@ -76,8 +76,8 @@ class Space:
         """Groups that the scheduler offers beside the compatible ones."""
         # By weak references: a space in a cycle would stay until the garbage collector comes.
         clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
-        self._rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
-        self._capacity = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
+        self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
+        self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
         misfit = WeakMethod(self._misfit)
         self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0)
         """Nogoods of ``question``s: no group between two sets of positions has a tile that fits."""
@@ -177,7 +177,7 @@ class Space:
         """Whether the rules refuse the group and every larger one (``Pricing.compatible``)."""
         # XLA's loops are offered for sets of hundreds of operations, from which no nogood is learnt.
         plain = self.offers and self.book.absorbs_moves
-        return self._clash(mask) is not None if plain else self._rules.refused(mask)
+        return self._clash(mask) is not None if plain else self.rules.refused(mask)
 
     def is_tight(self, mask: Mask) -> bool:
         """Whether the group may be too large for the chip, so that ``overflows`` must be checked."""
@@ -188,11 +188,11 @@ class Space:
     def overflows(self, mask: Mask, crossing: Mask) -> bool:
         """Whether no superset of the group that still loads or stores ``crossing`` fits on chip
         (``Pricing.oversized``)."""
-        return self._capacity.refused(mask | crossing << self.n)
+        return self.overflowing.refused(mask | crossing << self.n)
 
     def is_known_to_overflow(self, mask: Mask, crossing: Mask) -> bool:
         """``overflows``, as far as that follows from groups that were asked about before."""
-        return self._capacity.holds_core(mask | crossing << self.n)
+        return self.overflowing.holds_core(mask | crossing << self.n)
 
     def question(self, known: Mask, possible: Mask, crossing: Mask) -> Mask:
         """The question, as bits, whether a group that holds ``known`` within ``possible`` fits on chip while
@@ -292,8 +292,8 @@ class Space:
     def refusals(self) -> list[tuple[Mask, Verdict]]:
         """The smallest groups that the rules refuse, and those that have no price."""
         found: list[tuple[Mask, Price | Verdict | None]] = list(self._prices.items())
-        found += [(core, self.book.compatible(self.nodes(core))) for core in self._rules.cores]
-        found += [(core & self.everything, self._oversized(core)) for core in self._capacity.cores]
+        found += [(core, self.book.compatible(self.nodes(core))) for core in self.rules.cores]
+        found += [(core & self.everything, self._oversized(core)) for core in self.overflowing.cores]
         return [(mask, verdict) for mask, verdict in found if isinstance(verdict, Verdict)]
 
     def clashes(self, mask: Mask) -> bool:

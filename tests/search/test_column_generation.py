@@ -11,6 +11,7 @@ import fuseplan
 from costmodel.devices import get_device
 from costmodel.floor import Floor
 from costmodel.partial_floor import PartialFloor
+from costmodel.set_tables import as_sets
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import Price, PriceBook
@@ -18,7 +19,7 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_generation import solve_by_columns
 from fuseplan.search.column_pricing import search
-from fuseplan.search.group_search import GroupSearch, sets
+from fuseplan.search.group_search import GroupSearch
 from fuseplan.search.grouping import decompose
 from fuseplan.support.bitset import bits
 from fuseplan.verify.groups import Groups
@@ -88,9 +89,9 @@ def test_partial_floors_bound_every_group_between(seed, device):
         groups = [rng.getrandbits(space.n) | 1 << rng.randrange(space.n) for _ in range(60)]
         known = [mask & rng.getrandbits(space.n) for mask in groups]
         possible = [mask | rng.getrandbits(space.n) for mask in groups]
-        of_groups = sets(groups, space.n)
+        of_groups = as_sets(groups, space.n)
         exact = partial(of_groups, of_groups)
-        between = partial(sets(known, space.n), sets(possible, space.n))
+        between = partial(as_sets(known, space.n), as_sets(possible, space.n))
         for mask, same, lower_ps in zip(groups, exact.tolist(), between.tolist(), strict=True):
             assert lower_ps <= same
             assert same >= floor.one_kernel(space.nodes(mask)) * (1 - 1e-9) - 4
@@ -106,7 +107,7 @@ def test_partial_floors_are_below_the_price_of_every_legal_group_between(seed, d
         for keep in (1.0, 0.7, 0.3):
             known = [sum(1 << i for i in bits(mask) if rng.random() < keep) for mask in groups]
             possible = [mask | rng.getrandbits(space.n) & rng.getrandbits(space.n) for mask in groups]
-            lower = partial(sets(known, space.n), sets(possible, space.n))
+            lower = partial(as_sets(known, space.n), as_sets(possible, space.n))
             assert all(lower <= [legal[mask] for mask in groups])
 
 

@@ -59,7 +59,9 @@ class DuplicatePricing(Pricing):
         return self._floor.parts(nodes, together=True)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
-        return PartialFloor(self._floor, members)
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        skips = self._scheduler.skips_tiles(self._once([n for nodes in members for n in nodes]))
+        return None if skips else PartialFloor(self._floor, members)
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.full_size_operands``: copies of an array are one."""
@@ -118,7 +120,7 @@ class DuplicatePricing(Pricing):
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
-    def _once(self, nodes: Nodes) -> Nodes:
+    def _once(self, nodes: Iterable[int]) -> Nodes:
         """The operations of a group, each once, as nodes of the whole graph."""
         return tuple(sorted({self._node[n] for n in nodes}))
 

@@ -199,11 +199,11 @@ class DuplicateRules:
     ) -> None:
         position = {n: i for i, nodes in enumerate(members) for n in nodes}
         n_positions = len(members)
-        self._own: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        self.own: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
         """For each reader, its own copy of an operand's operation, and all copies of that (rule 1)."""
-        self._served: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        self.served: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
         """For each copy of an operation with three or more, its readers, and all copies (rule 2)."""
-        self._led: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
+        self.led: list[list[tuple[Mask, Mask]]] = [[] for _ in members]
         """For each copy, an operation that leads to it alone, and all copies of that (rule 3)."""
         self.classes: list[Mask] = []
         """The copies of each operation that has several."""
@@ -224,15 +224,13 @@ class DuplicateRules:
                 for reader in {r for v in node.outputs for r in graph.consumers[v]}:
                     readers |= 1 << position[reader] if reader in position else outside
                     if reader in position and position[reader] != i:
-                        self._own[position[reader]].append((1 << i, together))
+                        self.own[position[reader]].append((1 << i, together))
                 if len(copies) > LIMITS.max_partial_copies and not readers >> i & 1:
-                    self._served[i].append((readers, together))
+                    self.served[i].append((readers, together))
                 for maker in _leading(graph, every, n, renames):
                     if position[maker] != i:
-                        self._led[i].append((1 << position[maker], together))
-        self.ruled = sum(
-            1 << i for i in range(n_positions) if self._own[i] or self._served[i] or self._led[i]
-        )
+                        self.led[i].append((1 << position[maker], together))
+        self.ruled = sum(1 << i for i in range(n_positions) if self.own[i] or self.served[i] or self.led[i])
         self.outside = outside
         """A bit for readers that are in no group: the caller, and other components."""
 
@@ -242,17 +240,17 @@ class DuplicateRules:
         out |= self.outside
         wanted = unwanted = 0
         for i in bits(group & self.ruled):
-            for own, together in self._own[i]:
+            for own, together in self.own[i]:
                 if group & together:
                     wanted |= own
                 elif own & out:
                     unwanted |= together
-            for readers, together in self._served[i]:
+            for readers, together in self.served[i]:
                 if together & out:
                     wanted |= readers
                 elif readers & out and not readers & group:
                     wanted |= together
-            for own, together in self._led[i]:
+            for own, together in self.led[i]:
                 if together & out:
                     wanted |= own
                 elif own & out:
