@@ -18,7 +18,7 @@ class SearchLimits:
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
     max_column_work_with_copies: int = 2_000_000
-    """The same in a component with copies. Where that does not prove a plan, nor finds one faster than without
+    """The same in a component with copies. Where that neither proves a plan nor finds one faster than without
     copies, no operation of the component is computed twice."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""

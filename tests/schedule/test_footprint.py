@@ -130,7 +130,7 @@ def test_what_fits_by_masks_fits(name, device):
 def test_no_group_with_a_schedule_is_refused_for_some_of_its_nodes(name, device):
     """Whatever part of a group is known, and whatever else than the group might join it."""
     rng = random.Random(2)
-    scheduler, parts = components(name, device)
+    scheduler, _ = components(name, device)
     graph = scheduler.graph
     book = PriceBook(graph, scheduler)
     refused = 0
