@@ -48,6 +48,8 @@ def solve_by_columns(
     converged = search.converge(LIMITS.slack_divisor)
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
+        # The gap is small already: to close it is worth as much work again.
+        search.limit_further_work(LIMITS.min_exact_work)
         converged = search.converge(None)
         best = _cover(search, best)
     bound_ps, duals = search.bound_ps, search.duals
@@ -114,9 +116,21 @@ class _Search:
     def __init__(self, search: GroupSearch, columns: _Columns, expires_at: float, max_work: int) -> None:
         self.space, self.columns = search.space, columns
         self._search, self.expires_at = search, expires_at
-        self._limit = search.space.book.work.spent + max_work
+        self._started = search.space.book.work.spent
+        self._limit = self._started + max_work
         self.duals: tuple[int, ...] = (0,) * search.space.n
         """Prices in picoseconds, with which no group costs less than its members."""
+
+    def limit_further_work(self, least: int) -> None:
+        """End after as many units of work as are spent so far, or ``least`` if that is more."""
+        spent = self.space.book.work.spent
+        self._limit = min(self._limit, spent + max(spent - self._started, least))
+
+    @property
+    def priced(self) -> dict[Mask, int]:
+        """The groups known, and their times in picoseconds: those of the linear program, and others that were
+        priced while these were sought."""
+        return {**self._search.times_ps, **self.columns.times_ps}
 
     @property
     def _left(self) -> int:
@@ -165,6 +179,6 @@ class _Search:
 
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     """The best partition by the groups known, if it can run and is better than ``best``."""
-    space, times_ps = search.space, search.columns.times_ps
+    space, times_ps = search.space, search.priced
     found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
     return better(space, best, found.groups)

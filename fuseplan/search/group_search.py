@@ -79,6 +79,8 @@ class GroupSearch:
 
     def __init__(self, space: Space, floor: PartialFloor) -> None:
         self.space, self._floor = space, floor
+        self.times_ps: dict[Mask, int] = {}
+        """The legal groups that were priced so far, whether they were sought or not."""
         self._above_masks = transposed(space.below)
         self.conflicts = self._closed_conflicts()
         self._below, self._above, self._near, self._apart = (
@@ -145,7 +147,10 @@ class GroupSearch:
                 if not ((rules is None or rules.allows(mask)) and self._fits(mask)):
                     continue
                 price = space.price(mask)
-                if isinstance(price, Price) and price.time_ps < worth[leaf][k] + room:
+                if not isinstance(price, Price):
+                    continue
+                self.times_ps[mask] = price.time_ps
+                if price.time_ps < worth[leaf][k] + room:
                     found.times_ps[mask] = price.time_ps
         found.share = self._share(prices, waiting, found.times_ps, cliques)
         return found
