@@ -198,12 +198,17 @@ def _solve_space(
             result = _search(space, [*best, *always, *found.groups], best, expires_at)
             # What is proven of these groups is not proven of all.
             result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
-            # XLA divides a component of its own loops itself.
-            if result.steady and not space.book.absorbs_moves:
-                result.groups = improve(space, result.groups, floor_ps, expires_at)
             is_late = space.book.is_past(expires_at)
             too_many = part_note(NoteKind.SOME_GROUPS, space, most=budget.max_groups)
             result.note = result.note or (ended_note(space) if is_late else too_many)
+        gap_ps = space.total(result.groups).time_ps - result.bound_ps
+        # XLA divides a component of its own loops itself.
+        if (
+            gap_ps > result.bound_ps // LIMITS.slack_divisor
+            and not space.book.absorbs_moves
+            and result.steady
+        ):
+            result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
