@@ -110,7 +110,7 @@ class Groups:
         excludes all groups that come of it. From its dearest member on, the dearest open node is decided.
         """
         few = list(islice(self, _LISTED))
-        floor = None if self._copies else self.book.partial_floor([(node,) for node in self.nodes])
+        floor = self.book.partial_floor([(node,) for node in self.nodes])
         if len(few) < _LISTED or floor is None:
             yield from few if len(few) < _LISTED else self
             return
@@ -129,7 +129,7 @@ class Groups:
                 for reach in (self._below, self._above):
                     # Whatever lies beyond an excluded node on a path from the group would bring it in.
                     out |= union_at(out & union_at(group, reach), reach)
-                if group & out:
+                if group & out or (self._copies and self._copies.contradict(group, out)):
                     continue
                 possible = self._connected(1 << seed, ~out)
                 if group & ~possible:
@@ -147,7 +147,8 @@ class Groups:
                 if refused:
                     continue
                 if not open_:
-                    yield group
+                    if not self._copies or not self._copies.contradict(group, ~group):
+                        yield group
                     continue
                 new = max(bits(open_), key=lambda i: (prices[i], -i))
                 waiting += [(group, out | 1 << new), (group | 1 << new, out)]

@@ -10,6 +10,7 @@ import pytest
 import fuseplan
 from costmodel.devices import get_device
 from costmodel.floor import Floor
+from costmodel.graph import OpKind
 from costmodel.partial_floor import PartialFloor
 from costmodel.set_tables import as_sets
 from fuseplan.frontend.lower import lower
@@ -21,6 +22,8 @@ from fuseplan.search.column_generation import solve_by_columns
 from fuseplan.search.column_pricing import search
 from fuseplan.search.group_search import GroupSearch
 from fuseplan.search.grouping import decompose
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
+from fuseplan.search.remat.duplicates import split
 from fuseplan.support.bitset import bits
 from fuseplan.verify.groups import Groups
 
@@ -66,6 +69,20 @@ def spaces(seed, device, length=9):
 
 def large_space(seed, device):
     return max(spaces(seed, device), key=lambda space: space.n)
+
+
+def spaces_with_copies(seed, device):
+    """Components of a random program in which some cheap operations have a copy for each reader."""
+    program, args = random_program(seed)
+    lowered = lower(trace(program, *args))
+    rng = random.Random(seed)
+    cheap = [n.id for n in lowered.graph.nodes if n.kind <= OpKind.INJECTIVE and rng.random() < 0.5]
+    copies = split(lowered.graph, cheap)
+    if copies is None:
+        return []
+    pricing = DuplicatePricing(copies, Scheduler(lowered.graph, get_device(device), lowered))
+    found = decompose(copies.graph, PriceBook(copies.graph, pricing)).spaces
+    return [space for space in found if space.duplicate_rules is not None]
 
 
 def legal_prices(space):
@@ -178,6 +195,47 @@ def test_the_verifier_lists_every_group_that_may_cost_less(seed, device, monkeyp
         assert not any(
             isinstance(space.price(m), Price) for m in set(listed) - set(legal) - set(space.offers)
         )
+
+
+@pytest.mark.parametrize(
+    ("seed", "device"), [(seed, device) for seed in (0, 1, 3) for device in ("h200", "tpu_v5e")]
+)
+def test_the_search_finds_exactly_the_groups_with_copies(seed, device, monkeypatch):
+    """Also the verifier does, by its own rules of copies."""
+    monkeypatch.setattr("fuseplan.verify.groups._LISTED", 1)
+    rng = random.Random(seed)
+    found_any = False
+    for space in spaces_with_copies(seed, device):
+        legal = legal_prices(space)
+        floor = space.book.partial_floor(space.members)
+        for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000)):
+            prices = random_prices(space, rng, scale)
+            found = GroupSearch(space, floor).below(prices, room=room)
+            expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum() + room}
+            assert found.complete
+            assert found.times_ps == expected
+            listed = set(Groups(space.component, space.book).below([int(p) for p in prices], room))
+            assert listed >= expected.keys()
+            assert not any(isinstance(space.price(m), Price) for m in listed - legal.keys())
+            found_any |= bool(expected)
+    assert found_any
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_partial_floors_of_copies_are_below_the_price_of_every_legal_group_between(device):
+    rng = random.Random(0)
+    asked = 0
+    for space in [space for seed in range(4) for space in spaces_with_copies(seed, device)]:
+        legal = legal_prices(space)
+        partial = space.book.partial_floor(space.members)
+        groups = [mask for mask in legal if mask & (mask - 1)]
+        asked += len(groups)
+        for keep in (1.0, 0.7, 0.3):
+            known = [sum(1 << i for i in bits(mask) if rng.random() < keep) for mask in groups]
+            possible = [mask | rng.getrandbits(space.n) & rng.getrandbits(space.n) for mask in groups]
+            lower = partial(as_sets(known, space.n), as_sets(possible, space.n))
+            assert all(lower <= [legal[mask] for mask in groups])
+    assert asked
 
 
 @pytest.mark.slow
