@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import sys
 
 # Before the first import of jax. A test run must not take a GPU or TPU that happens to be
 # there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
@@ -13,8 +14,18 @@ os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
 os.environ.pop("FUSEPLAN_CACHE", None)
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+if sys.dont_write_bytecode:
+    # Else every process that a test starts, and every worker of pytest-xdist, compiles anew all that it
+    # imports: it is kept, not beside the sources. Those processes find the settings in the environment.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if sys.pycache_prefix is None:
+        sys.pycache_prefix = str(Path(__file__).parent / ".pytest_cache" / "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
 def pytest_configure(config: pytest.Config) -> None:
