@@ -59,6 +59,15 @@ def _own_planners() -> Iterator[None]:
 
 
 @pytest.fixture
+def compiled_quickly() -> Iterator[None]:
+    """Little of a test's time is LLVM's, whose optimisations it is not about."""
+    from tests.helpers.quickly import all_quickly
+
+    with all_quickly():
+        yield
+
+
+@pytest.fixture
 def new_process(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[], None]:

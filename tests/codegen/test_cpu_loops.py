@@ -33,6 +33,7 @@ BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "n
 BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", on_both(CASES, BOTH))
 def test_every_loop_order_agrees(name):
     f, args = CASES[name]

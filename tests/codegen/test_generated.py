@@ -22,6 +22,8 @@ from experiments.fuzz.program import FLOATS, INTEGERS, Input, Program, Step
 from experiments.fuzz.reference import difference, expected_results
 from experiments.fuzz.shrink import shrink
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 N_PROGRAMS = {"cpu": 70, "triton": 30, "mosaic_tpu": 30, "mosaic_gpu": 20}
 
 
