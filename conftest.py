@@ -9,6 +9,8 @@ import sys
 # there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# Nor threads of NumPy's that wait for each other's small sums, busily: they take several times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nor read or write what the user keeps of plans.
 os.environ.pop("FUSEPLAN_CACHE", None)
