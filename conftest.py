@@ -3,18 +3,31 @@
 import gc
 import os
 import shutil
+import sys
 
 # Before the first import of jax. A test run must not take a GPU or TPU that happens to be
 # there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+# Nor threads of NumPy's that wait for each other's small sums, busily: they take several times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nor read or write what the user keeps of plans.
 os.environ.pop("FUSEPLAN_CACHE", None)
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+
+if sys.dont_write_bytecode:
+    # Else every process that a test starts, and every worker of pytest-xdist, compiles anew all that it
+    # imports: it is kept, not beside the sources. Those processes find the settings in the environment.
+    sys.dont_write_bytecode = False
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    if sys.pycache_prefix is None:
+        sys.pycache_prefix = str(Path(__file__).parent / ".pytest_cache" / "bytecode")
+        os.environ["PYTHONPYCACHEPREFIX"] = sys.pycache_prefix
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,6 +58,15 @@ def _own_planners() -> Iterator[None]:
     for name in planner_names():
         if not is_built_in(name):
             unregister_planner(name)
+
+
+@pytest.fixture
+def compiled_quickly() -> Iterator[None]:
+    """Little of a test's time is LLVM's, whose optimisations it is not about."""
+    from tests.helpers.quickly import all_quickly
+
+    with all_quickly():
+        yield
 
 
 @pytest.fixture

@@ -23,6 +23,8 @@ from fuseplan.support.errors import InvalidPlanError, UnknownNameError
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import P, S, Tiled, hand_spec, kernel_function, whole_group
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 PALLAS = ("triton", "mosaic_tpu")
 TILES = {"triton": (Tiled(0, 0, P, 4),), "mosaic_tpu": (Tiled(0, 0, P, 8),)}
 

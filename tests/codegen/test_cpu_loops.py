@@ -29,10 +29,12 @@ from tests.helpers.nest_cases import (
 from tests.helpers.nests import assert_agrees, function_of, specs_of
 from tests.helpers.quickly import QUICKLY, on_both
 
+QUICK = pytest.mark.usefixtures("compiled_quickly")
 BOTH = ("attention", "gradient of masked", "cross_entropy_gradient", "gated", "nearest", "k_means")
 BOTH += ("gradient of gaussian", "statistics", "reductions", "late_factor", "partial_totals")
 
 
+@QUICK
 @pytest.mark.parametrize("name", on_both(CASES, BOTH))
 def test_every_loop_order_agrees(name):
     f, args = CASES[name]
@@ -52,6 +54,7 @@ SPOILED += (
 )
 
 
+@QUICK
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("name", on_both(SPOILED, ("masked -inf", "nearest")))
 def test_one_element_that_is_no_number(name, bad):
@@ -78,6 +81,7 @@ def test_one_element_that_is_no_number(name, bad):
                     np.testing.assert_allclose(got, y, 1e-9, 1e-11, err_msg=f"argument {k}")
 
 
+@QUICK
 @pytest.mark.parametrize(
     ("dtype", "rtol"),
     [pytest.param("float16", 4e-3, marks=pytest.mark.one_python), ("bfloat16", 4e-2), ("float32", 1e-5)],
@@ -91,6 +95,7 @@ def test_floats(dtype, rtol):
     assert_agrees(f, *cast(x * 0.3 for x in args), tiles=TILES, rtol=rtol, atol=rtol)
 
 
+@QUICK
 def test_sixteen_bit_values_stay_in_range():
     """What is divided by its norm afterwards would overflow before."""
 
@@ -106,6 +111,7 @@ def test_sixteen_bit_values_stay_in_range():
     assert_agrees(f, x, y, tiles=TILES, rtol=2e-2, atol=1e-3)
 
 
+@QUICK
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int16", "bool"])
 def test_integers_are_exact(dtype):
     """Sums and products wrap around as they do in XLA; quotients do not commute with sums."""
@@ -130,6 +136,7 @@ def test_integers_are_exact(dtype):
     assert_agrees(f, x, y, tiles=TILES)
 
 
+@QUICK
 @pytest.mark.slow
 def test_first_of_equals_and_of_nans():
     x, y = np.zeros((M, 3)), np.zeros((N, 3))
@@ -141,6 +148,7 @@ def test_first_of_equals_and_of_nans():
         assert_agrees(nearest, x, y, tiles=TILES)
 
 
+@QUICK
 def test_axes_of_one_and_sizes_below_the_tile():
     with jax.enable_x64(True):
         ones = normal(1, M, D), normal(1, N, D), normal(1, N, 1)
@@ -150,6 +158,7 @@ def test_axes_of_one_and_sizes_below_the_tile():
         assert_agrees(f, *(normal(*s) for s in ((1, 3), (N, 3), (N,), (1,))), tiles=TILES)
 
 
+@QUICK
 @pytest.mark.parametrize("tiles", [{M: 16, N: 32}, {M: 1, N: 1}, {M: 9, N: 17}, {M: 15, N: 2}])
 @pytest.mark.parametrize(
     "name", on_both(("gradient of masked", "nearest", "cross_entropy_gradient"), ["nearest"])
@@ -161,6 +170,7 @@ def test_tiles(name, tiles):
         assert_agrees(f, *args, tiles=tiles)
 
 
+@QUICK
 def test_merged_axes():
     """A reshape merges what others have apart: outermost parts are cut."""
 
@@ -174,6 +184,7 @@ def test_merged_axes():
         assert_agrees(f, normal(3, M), normal(N), tiles=HEADS, least=3)
 
 
+@QUICK
 @pytest.mark.slow
 def test_runs_operation_by_operation():
     f, args = CASES["gradient of masked"]
@@ -193,6 +204,7 @@ def test_views_that_are_not_contiguous():
     np.testing.assert_allclose(got, jax.jit(f)(x, y, y[:, 0]), 2e-4, 1e-4)
 
 
+@QUICK
 @pytest.mark.one_python
 @settings(max_examples=15)
 @given(st.data())

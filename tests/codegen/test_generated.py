@@ -6,6 +6,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from functools import cache
 
 import hypothesis.strategies as st
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from experiments.fuzz.operations import OPERATIONS
 from experiments.fuzz.program import FLOATS, INTEGERS, Input, Program, Step
 from experiments.fuzz.reference import difference, expected_results
 from experiments.fuzz.shrink import shrink
+
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
 N_PROGRAMS = {"cpu": 70, "triton": 30, "mosaic_tpu": 30, "mosaic_gpu": 20}
 
@@ -49,9 +52,27 @@ def test_programs(backend):
     assert counts["plans verified"] >= N_PROGRAMS[backend] // 2
 
 
+@pytest.fixture(scope="module")
+def one_reference():
+    """What a program's results and derivatives are in float64 is computed for the first backend."""
+    derivative_of, known = checks._Derivative.of, {}
+
+    def of(program, f):
+        if program not in known:
+            known[program] = derivative_of(program, f)
+        return known[program]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "expected_results", cache(checks.expected_results))
+        patch.setattr(checks._Derivative, "of", of)
+        yield
+
+
 @pytest.mark.one_python
 @pytest.mark.parametrize("backend", ["cpu", "triton", "mosaic_tpu"])
 @pytest.mark.slow
+@pytest.mark.xdist_group("derivatives")
+@pytest.mark.usefixtures("one_reference")
 def test_derivatives(backend):
     """Derivatives of fused functions, and of kernels, are those of the program in float64."""
     compared = 0

@@ -14,7 +14,7 @@ from tests.helpers.cutting_cases import rope_by_pairs, rope_by_reshape, rope_by_
 from tests.helpers.emit_cases import layernorm, rmsnorm
 from tests.helpers.quickly import run_quickly
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 
 def losses(logits, labels):

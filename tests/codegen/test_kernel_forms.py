@@ -22,7 +22,7 @@ from tests.helpers.mosaic_gpu_cases import exchanged, is_dealt
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import P, S, Tiled, hand_spec, kernel_function, whole_group
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 Functions = dict[str, Callable[..., Any]]
 

@@ -36,7 +36,7 @@ from tests.helpers.nests import assert_close, describe
 from tests.helpers.quickly import run_quickly
 
 # The same cases are run as CPU loops on both Pythons.
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 LARGE_BYTES = 512
 NAMES = [

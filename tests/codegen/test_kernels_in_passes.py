@@ -34,7 +34,7 @@ from tests.helpers.plans import plan_traced
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import P, S, Tiled, hand_spec, whole_group
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 ROWS, LONG = 24, 3001
 

@@ -11,6 +11,8 @@ from tests.helpers.mosaic_gpu_cases import BY_NAME, CASES
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import hand_spec, kernel_function, whole_group
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 OLD = jax.__version_info__ < (0, 11)
 
 

@@ -11,7 +11,7 @@ from fuseplan.frontend.ops import movement, one_hot_gather, slices
 from fuseplan.frontend.trace import trace
 from tests.helpers.moves import DEVICES, MOVES, SIZES, Case, covering, is_one_kernel, run
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 COVERING = {move: list(cases) for move, cases in groupby(covering(), lambda case: case.move)}
 

@@ -16,6 +16,8 @@ from fuseplan.workloads import WORKLOADS, get_workload, make_args
 from tests.helpers.plans import plan_traced
 from tests.helpers.quickly import on_both, run_quickly
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 NAMES = [name for name in WORKLOADS if "train" not in name]
 
 

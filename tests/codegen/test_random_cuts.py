@@ -11,7 +11,7 @@ from jax import lax
 from fuseplan.runtime.tolerance import check_results
 from tests.codegen.test_planned_kernels import run_planned
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 SHAPES = ((6, 4, 24), (8, 96), (12, 30), (3, 5, 16))
 

@@ -21,7 +21,7 @@ from fuseplan.frontend.ops import rule_of, rules
 from fuseplan.frontend.trace import Literal, evaluate, trace
 from tests.helpers.quickly import QUICKLY
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 ROWS, COLUMNS = 5, 7
 

@@ -19,7 +19,7 @@ from tests.helpers.nests import assert_close, describe
 from tests.helpers.prologue_cases import BY_NAME
 from tests.helpers.specs import S, Tiled, hand_spec, kernel_function, whole_group
 
-pytestmark = [pytest.mark.one_python, pytest.mark.slow]
+pytestmark = [pytest.mark.one_python, pytest.mark.slow, pytest.mark.usefixtures("compiled_quickly")]
 
 SIMULATED = pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2, random_seed=7)
 NESTS = ("attention", "sliding", "cross_entropy", "gated", "gaussian", "gradient of attention")

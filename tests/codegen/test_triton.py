@@ -9,6 +9,8 @@ from tests.helpers.prologue_cases import BY_NAME, runs
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import hand_spec, kernel_function, whole_group
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 
 @pytest.mark.parametrize(("name", "dtype"), runs("triton"))
 def test_matches_jit(name: str, dtype: str) -> None:

@@ -20,6 +20,8 @@ from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.arrays import normal
 from tests.helpers.plans import plan_traced
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 J = functools.partial(fuseplan.jit, device=described_cpu())
 N = 1536
 SCORES = 4 * N * N

@@ -4,11 +4,13 @@ about; what XLA itself does to a program stays the same."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import pytest
+from jax._src import compiler
 
 QUICKLY: dict[str, Any] = {
     "xla_backend_optimization_level": 0,
@@ -29,3 +31,20 @@ def on_both(names: Iterable[str], chosen: Iterable[str]) -> list[Any]:
 def run_quickly(f: Callable[..., Any], *args: Any) -> Any:
     """What ``jax.jit(f)`` gives."""
     return jax.jit(f, compiler_options=QUICKLY)(*args)
+
+
+@contextmanager
+def all_quickly() -> Iterator[None]:
+    """Whatever JAX compiles for the CPU, called by whomever, is compiled as by ``run_quickly``: programs that
+    are compared with each other, and not with what they would be by LLVM's optimisations."""
+    options_of = compiler.get_compile_options
+
+    def get_compile_options(*args: Any, **how: Any) -> Any:
+        backend = how.get("backend")
+        if backend is not None and backend.platform == "cpu":
+            how["env_options_overrides"] = {**QUICKLY, **(how.get("env_options_overrides") or {})}
+        return options_of(*args, **how)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiler, "get_compile_options", get_compile_options)
+        yield

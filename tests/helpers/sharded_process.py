@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 import fuseplan
 from fuseplan.targets.calibrate import described_cpu
+from tests.helpers.quickly import all_quickly
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 ON_CPU = functools.partial(fuseplan.jit, device=described_cpu())
@@ -138,4 +139,5 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    with all_quickly():
+        main()

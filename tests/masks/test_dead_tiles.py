@@ -20,7 +20,7 @@ from fuseplan.schedule.layout import group_layout
 from fuseplan.schedule.scheduler import SpecMaker
 from tests.helpers.quickly import QUICKLY
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 N, D, TILE = 160, 8, 16
 COMPILED = {}

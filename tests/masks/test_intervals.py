@@ -14,7 +14,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.masks.index_ranges import IndexArithmetic
 from fuseplan.masks.intervals import OPERATIONS, apply
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 BINARY = [
     lax.add,

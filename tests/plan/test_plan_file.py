@@ -21,6 +21,7 @@ def through_file(plan):
 
 
 # A step of two layers has every operation of the steps of 4 and 24 layers.
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", [name for name in WORKLOADS if name != "gpt2_train_24"])
 def test_a_plan_that_was_read_gives_the_same_results(name):
     sizes = {"layers": 2} if name == "gpt2_train_4" else {}

@@ -25,7 +25,7 @@ from fuseplan.workloads.published import (
 )
 from fuseplan.workloads.workload import make_args
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 RNG = np.random.default_rng(0)
 

@@ -73,6 +73,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.usefixtures("compiled_quickly")
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_composes_outside(name):
     args = (X[:3, :5], S[:5], B[:5])

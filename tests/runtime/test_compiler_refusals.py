@@ -20,7 +20,7 @@ from fuseplan.runtime.replan import is_refusal, read_refusal
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 from tests.helpers.arrays import ramp
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 X = ramp(-1, 1, 8, 256)
 W = ramp(-1 / 16, 1 / 16, 256, 64)

@@ -20,6 +20,8 @@ from tests.helpers.arrays import normal, ramp
 from tests.helpers.graphs import GraphBuilder
 from tests.helpers.quickly import on_both
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 X = ramp(-1.5, 2, 2, 3)
 W = ramp(-1, 1, 3, 3)

@@ -13,6 +13,8 @@ from jax.sharding import PartitionSpec
 
 import fuseplan
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 J = functools.partial(fuseplan.jit, device="test")
 
 

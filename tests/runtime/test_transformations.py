@@ -19,6 +19,8 @@ from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.arrays import ramp
 from tests.helpers.quickly import on_both
 
+pytestmark = pytest.mark.usefixtures("compiled_quickly")
+
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 X = ramp(-1.5, 2, 2, 3)
 ON_HOST, ON_DEVICE = np.linspace(0.0, 1.0, 3, dtype=np.float32), ramp(1, 2, 3)

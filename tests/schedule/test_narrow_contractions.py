@@ -18,7 +18,7 @@ from fuseplan.schedule.nests.regions import narrow_contractions
 from tests.codegen.test_kernel_nests import check, evaluated, in_float32, small_tiles  # noqa: F401
 from tests.helpers.nest_cases import normal
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 
 def low_rank(x, w, a, b):

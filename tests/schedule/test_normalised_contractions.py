@@ -22,7 +22,7 @@ from fuseplan.workloads.functions import layernorm, rmsnorm
 from tests.helpers.quickly import run_quickly
 from tests.helpers.specs import kernel_function
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 ROWS, COLUMNS = 77, 50
 DEVICES = ("h200", "tpu_v5e")

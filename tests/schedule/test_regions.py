@@ -13,7 +13,7 @@ from fuseplan.passes.recompute_large import recompute
 from fuseplan.schedule.nests.regions import regions
 from tests.helpers.nest_cases import normal
 
-pytestmark = pytest.mark.one_python
+pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
 
 BIG = 256
 

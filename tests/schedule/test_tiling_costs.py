@@ -1,5 +1,6 @@
 """The lower bounds of a group are below its price, and all tilings at once cost what each costs."""
 
+import functools
 import itertools
 import random
 
@@ -27,17 +28,39 @@ pytestmark = pytest.mark.one_python
 NAMES = ["mlp", "gated_mlp", "linear_cross_entropy_grad", "gpt2_block", "gpt2_block_grad"]
 
 
-def legal_groups(name, device, seed=0, per_part=40, small=False):
-    """A scheduler, and groups of a workload that no monotone rule refuses."""
+@functools.cache
+def workload_graph(name, small):
     f, args = get_workload(name).build(small=small)
-    graph = lower(trace(f, *args)).graph
+    return lower(trace(f, *args)).graph
+
+
+@functools.cache
+def enumerated(name, device, small):
+    """A scheduler, and of each part of a workload the groups that no monotone rule refuses."""
+    graph = workload_graph(name, small)
     scheduler = Scheduler(graph, device)
+    spaces = decompose(graph, PriceBook(graph, scheduler)).spaces
+    return scheduler, [[space.nodes(m) for m in enumerate_groups(space, 2_000).groups] for space in spaces]
+
+
+def legal_groups(name, device, seed=0, per_part=40, small=False):
+    """A scheduler, and some of the groups."""
+    scheduler, parts = enumerated(name, device, small)
     rng = random.Random(seed)
-    groups = []
-    for space in decompose(graph, PriceBook(graph, scheduler)).spaces:
-        some = [space.nodes(mask) for mask in enumerate_groups(space, 2_000).groups]
-        groups += rng.sample(some, min(per_part, len(some)))
-    return scheduler, groups
+    return scheduler, [g for some in parts for g in rng.sample(some, min(per_part, len(some)))]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(d, id=d.name, marks=pytest.mark.xdist_group(f"tilings of {d.name}"))
+        for d in DEVICES.values()
+    ],
+)
+def device(request):
+    """All tests of one device follow each other, in one process: its groups are found once."""
+    yield request.param
+    enumerated.cache_clear()
 
 
 def anchored(graph, groups):
@@ -45,7 +68,6 @@ def anchored(graph, groups):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_the_floor_is_below_every_price(device):
     n_priced = 0
     for name, small in itertools.product(NAMES, (True, False)):
@@ -65,7 +87,6 @@ def form_of(spec):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("device", DEVICES.values(), ids=lambda d: d.name)
 def test_all_tilings_at_once_cost_what_each_costs(device):
     """The costs of all tilings of a kernel are those of ``estimate``, and the fastest is chosen."""
     n_priced = 0
