@@ -9,7 +9,7 @@ import sys
 # there (the tests marked gpu are run with JAX_PLATFORMS set), nor ask a cloud for one.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-# Nor threads of NumPy's that wait for each other's small sums, busily: they take several times as long.
+# NumPy's threads wait for each other busily, which makes small products slower where processes share cores.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # Nor read or write what the user keeps of plans.
@@ -62,7 +62,7 @@ def _own_planners() -> Iterator[None]:
 
 @pytest.fixture
 def compiled_quickly() -> Iterator[None]:
-    """Little of a test's time is LLVM's, whose optimisations it is not about."""
+    """Compile without LLVM's dearer optimisations, for tests that are not about speed."""
     from tests.helpers.quickly import all_quickly
 
     with all_quickly():
