@@ -49,8 +49,7 @@ def solve_by_columns(
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         # The gap is small already: to close it is worth as much work again.
-        search.limit_further_work(LIMITS.min_exact_work)
-        converged = search.converge(None)
+        converged = search.converge(None, max(search.spent, LIMITS.min_exact_work))
         best = _cover(search, best)
     bound_ps, duals = search.bound_ps, search.duals
     for divisor in LIMITS.room_divisors if converged else ():
@@ -121,10 +120,10 @@ class _Search:
         self.duals: tuple[int, ...] = (0,) * search.space.n
         """Prices in picoseconds, with which no group costs less than its members."""
 
-    def limit_further_work(self, least: int) -> None:
-        """End after as many units of work as are spent so far, or ``least`` if that is more."""
-        spent = self.space.book.work.spent
-        self._limit = min(self._limit, spent + max(spent - self._started, least))
+    @property
+    def spent(self) -> int:
+        """Units of work so far."""
+        return self.space.book.work.spent - self._started
 
     @property
     def priced(self) -> dict[Mask, int]:
@@ -142,17 +141,20 @@ class _Search:
         """Picoseconds that no plan beats."""
         return sum(self.duals)
 
-    def converge(self, slack_divisor: int | None) -> bool:
+    def converge(self, slack_divisor: int | None, max_work: int = 1 << 62) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
-        reached."""
+        reached, in ``max_work`` units."""
         share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
-        while self._left > 0 and not self.space.book.is_past(self.expires_at):
+        limit = self.spent + max_work
+        while (left := min(self._left, limit - self.spent)) > 0 and not self.space.book.is_past(
+            self.expires_at
+        ):
             exact = self.columns.prices(self.expires_at - self.space.book.clock())
             if exact is None:
                 return False
             prices = self.columns.rounded(exact * share)
             found = self._search.below(
-                prices, most=LIMITS.max_new_columns, max_work=self._left, expires_at=self.expires_at
+                prices, most=LIMITS.max_new_columns, max_work=left, expires_at=self.expires_at
             )
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:

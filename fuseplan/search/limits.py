@@ -17,7 +17,7 @@ class SearchLimits:
     """Candidate groups of one component that are listed. One that has more is solved by column generation."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
-    min_exact_work: int = 500_000
+    min_exact_work: int = 2_000_000
     """Units of work that column generation may take, at least, to close a gap of half a percent; else as many
     as it took to come there."""
     max_column_work_with_copies: int = 2_000_000

@@ -35,8 +35,8 @@ def run_quickly(f: Callable[..., Any], *args: Any) -> Any:
 
 @contextmanager
 def all_quickly() -> Iterator[None]:
-    """Whatever JAX compiles for the CPU, called by whomever, is compiled as by ``run_quickly``: programs that
-    are compared with each other, and not with what they would be by LLVM's optimisations."""
+    """Compile all programs for the CPU with the options of ``run_quickly``, for tests that compare numbers
+    and look neither at compiled programs nor at times."""
     options_of = compiler.get_compile_options
 
     def get_compile_options(*args: Any, **how: Any) -> Any:
