@@ -117,37 +117,20 @@ def axis_classes(graph: Graph, nodes: Iterable[Node]) -> Classes:
 
     Dimensions of different classes are different axes in every group of ``nodes``.
     """
-    first: list[int] = []
-    count = 0
-    for node in graph.nodes:
-        first.append(count)
-        count += len(node.dims)
+    slots = _Slots(graph)
+    first = slots.first
     seen: dict[int, tuple[int, DimMap]] = {}
-    pairs: list[tuple[int, int]] = []
     for node in nodes:
-        origin = graph.origins[node.id] if graph.origins else node.id
-        pairs += [(first[origin] + d, first[node.id] + d) for d in range(len(node.dims))]
+        slots.join_copies(node)
         for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
             other, known = seen.setdefault(v, (node.id, dim_map))
-            if other != node.id:
-                pairs += [
-                    (first[other] + a, first[node.id] + b)
-                    for left, right in zip(known, dim_map, strict=True)
-                    for a in left
-                    for b in right
-                ]
-    parent = list(range(count))
-
-    def root(slot: int) -> int:
-        while parent[slot] != slot:
-            parent[slot] = slot = parent[parent[slot]]
-        return slot
-
-    for a, b in pairs:
-        one, other = sorted((root(a), root(b)))
-        parent[other] = one
-    classes = [root(slot) for slot in range(count)]
-    return [classes[start : start + len(node.dims)] for start, node in zip(first, graph.nodes, strict=True)]
+            if other == node.id:
+                continue
+            for left, right in zip(known, dim_map, strict=True):
+                for a in left:
+                    for b in right:
+                        slots.join(first[other] + a, first[node.id] + b)
+    return slots.by_node([slots.root(slot) for slot in range(len(slots.extents))])
 
 
 def minor_extents(graph: Graph) -> list[list[int]]:
@@ -156,41 +139,64 @@ def minor_extents(graph: Graph) -> list[list[int]]:
     ``GroupUnifier.unify`` splits from the minor end: the innermost axis of dimensions that are innermost
     wherever they are merged is as long as the shortest of them. Of other dimensions nothing is known: 1.
     """
-    first: list[int] = []
-    count = 0
-    for node in graph.nodes:
-        first.append(count)
-        count += len(node.dims)
-    extents = [extent for node in graph.nodes for extent in node.dims]
-    parent = list(range(count))
-
-    def root(slot: int) -> int:
-        while parent[slot] != slot:
-            parent[slot] = slot = parent[parent[slot]]
-        return slot
-
+    slots = _Slots(graph)
+    first = slots.first
     seen: dict[int, tuple[int, DimMap]] = {}
     unknown: set[int] = set()
     for node in graph.nodes:
-        origin = graph.origins[node.id] if graph.origins else node.id
-        for d in range(len(node.dims)):
-            parent[root(first[node.id] + d)] = root(first[origin] + d)
+        slots.join_copies(node)
         for v, dim_map in zip(node.inputs + node.outputs, node.input_maps + node.output_maps, strict=True):
             other, known = seen.setdefault(v, (node.id, dim_map))
             for left, right in zip(known, dim_map, strict=True):
                 ends = [[first[n] + d for d in dims] for n, dims in ((other, left), (node.id, right))]
-                unknown.update(slot for slots in ends for slot in slots[:-1])
+                unknown.update(slot for of in ends for slot in of[:-1])
                 if len(left) > 1 < len(right):
                     unknown.update(ends[0] + ends[1])
                 if left and right and other != node.id:
-                    parent[root(ends[0][-1])] = root(ends[1][-1])
-    least = {root(slot): 1 for slot in unknown}
-    for slot, extent in enumerate(extents):
-        least[root(slot)] = min(least.get(root(slot), extent), extent)
-    return [
-        [least[root(start + d)] for d in range(len(node.dims))]
-        for start, node in zip(first, graph.nodes, strict=True)
-    ]
+                    slots.join(ends[0][-1], ends[1][-1])
+    least = {slots.root(slot): 1 for slot in unknown}
+    for slot, extent in enumerate(slots.extents):
+        root = slots.root(slot)
+        least[root] = min(least.get(root, extent), extent)
+    return slots.by_node([least[slots.root(slot)] for slot in range(len(slots.extents))])
+
+
+class _Slots:
+    """The dimensions of all nodes of a graph, numbered, in disjoint sets; the root of a set is its lowest."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._graph = graph
+        self.extents = [extent for node in graph.nodes for extent in node.dims]
+        self.first: list[int] = []
+        """For each node, the slot of its first dimension."""
+        count = 0
+        for node in graph.nodes:
+            self.first.append(count)
+            count += len(node.dims)
+        self._parent = list(range(count))
+
+    def root(self, slot: int) -> int:
+        """The lowest slot that is joined with ``slot``."""
+        parent = self._parent
+        while parent[slot] != slot:
+            parent[slot] = slot = parent[parent[slot]]
+        return slot
+
+    def join(self, a: int, b: int) -> None:
+        """Unite the sets of two slots."""
+        one, other = sorted((self.root(a), self.root(b)))
+        self._parent[other] = one
+
+    def join_copies(self, node: Node) -> None:
+        """Join the dimensions of a copy with those of the first copy of its operation."""
+        if self._graph.origins:
+            for d in range(len(node.dims)):
+                self.join(self.first[self._graph.origins[node.id]] + d, self.first[node.id] + d)
+
+    def by_node(self, values: list[int]) -> list[list[int]]:
+        """A value for each slot, as a list for each node."""
+        starts = zip(self.first, self._graph.nodes, strict=True)
+        return [values[start : start + len(node.dims)] for start, node in starts]
 
 
 _REDUCED, _WHOLE = 1, 2

@@ -104,8 +104,8 @@ class PartialFloor:
         device, floor = self._device, self._floor
         read = self._read_by(known) & ~self._made_by(possible)
         written = known[:, self._maker] & (self._leaves | self._readers(~possible))
-        executed = _any_of(known[:, self._worker], self._first_copy).sum(axis=1)
-        writes = _any_of(written, self._first_copy_written)
+        executed = _largest_by_run(known[:, self._worker], self._first_copy).sum(axis=1)
+        writes = _largest_by_run(written, self._first_copy_written)
         waits = (executed > 1) & known[:, self._of_arrays].any(axis=1)
         waits &= ~possible[:, self._of_empty_arrays].any(axis=1)
         moved = np.where(
@@ -115,7 +115,7 @@ class PartialFloor:
             + total(writes, np.minimum(self._write_bytes, self._tiled_write_bytes)),
         )
         idle_work, idle_loads = self._idle(known, written, waits)
-        work = _any_of(known[:, self._worker] * idle_work, self._first_copy)
+        work = _largest_by_run(known[:, self._worker] * idle_work, self._first_copy)
         matrix_ps, vector, transcendental = total(work, self._work).T
         compute_ps = _time_ps(vector, device.vector_flops_per_s)
         compute_ps = compute_ps + _time_ps(transcendental, device.transcendental_per_s)
@@ -214,7 +214,7 @@ def _runs(keys: Sequence[int]) -> tuple[list[int], npt.NDArray[np.intp]]:
     return distinct, np.searchsorted(np.array(keys, dtype=np.intp), distinct).astype(np.intp)
 
 
-def _any_of(table: Any, first: npt.NDArray[np.intp]) -> Any:
+def _largest_by_run(table: Any, first: npt.NDArray[np.intp]) -> Any:
     """The largest of each run of columns; ``first``: where each run starts."""
     if len(first) == table.shape[1]:
         return table

@@ -203,9 +203,8 @@ class GroupSearch:
     def _allowed(self, known: Sets, possible: Sets) -> Sets:
         """Whether no monotone rule refuses each set of known members, and with it all that hold them."""
         never = ~possible
-        crossing = self._made(known) & (self._read(never) | self._kept) | self._read(known) & self._made(
-            never
-        )
+        crossing = self._made(known) & (self._read(never) | self._kept)
+        crossing |= self._read(known) & self._made(never)
         questions = np.concatenate([known, crossing, never], axis=1)
         fits = ~self._misfits(questions)
         asked = np.flatnonzero(fits)
@@ -329,8 +328,8 @@ class _DuplicateTables:
     def __init__(self, rules: DuplicateRules, n: int) -> None:
         class_of = {together: c for c, together in enumerate(rules.classes)}
         classes = as_sets(rules.classes, n)
-        """For each operation with copies, which positions these are."""
         self._classes = UnionTable(classes.T)
+        """For each position, the operation that it is a copy of."""
 
         def tables(of: Sequence[Sequence[tuple[Mask, Mask]]]) -> tuple[Any, Any, list[Mask]]:
             flat = [(i, other, class_of[copies]) for i, some in enumerate(of) for other, copies in some]

@@ -21,8 +21,8 @@ class SearchLimits:
     """Units of work that column generation may take, at least, to close a gap of half a percent; else as many
     as it took to come there."""
     max_column_work_with_copies: int = 2_000_000
-    """The same in a component with copies. Where that neither proves a plan nor finds one faster than without
-    copies, no operation of the component is computed twice."""
+    """As ``max_column_work``, in a component with copies. Where that neither proves a plan nor finds one
+    faster than without copies, no operation of the component is computed twice."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60

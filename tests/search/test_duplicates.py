@@ -265,20 +265,6 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
     assert again.status == plan.status
 
 
-def test_where_copies_make_too_many_groups_each_operation_is_computed_once():
-    """Copies of the distances make a component of a hundred operations, too many to prove a plan of."""
-
-    def lennard_jones(r):
-        d = r[:, None] - r[None]
-        q = (d**2).sum(-1) + jnp.eye(len(r))
-        return (4 * (q**-6 - q**-3) * (1 - jnp.eye(len(r)))).sum() / 2
-
-    points = jax.ShapeDtypeStruct((2_000, 3), "float32")
-    plan = fuseplan.make_plan(jax.grad(lennard_jones), device="h200", deadline_s=90.0)(points)
-    assert roots_of(plan.graph, plan.device)
-    assert (plan.recomputed, plan.status, plan.proof.roots) == ((), "OPTIMAL", ())
-
-
 def test_a_deadline_leaves_the_plan_without(monkeypatch):
     """What the second search does not find in time is no reason for a slower plan."""
     once = planned("gpt2_block", features=Features(recompute=False))
