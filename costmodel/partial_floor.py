@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,17 @@ from costmodel.set_tables import Figures, Sets, UnionTable, sets_of, total
 
 _QUOTIENT = 1 - 1e-12
 """A quotient of figures, times this, is no more than the exact one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FloorTerms:
+    """Lower bounds in picoseconds on the kernels of many partial groups."""
+
+    floor_ps: Figures
+    memory_ps: Figures
+    """What the launch and the arrays that are surely moved take."""
+    compute_ps: Figures
+    """What the launch and the vector operations of known members take."""
 
 
 class PartialFloor:
@@ -71,6 +84,7 @@ class PartialFloor:
             np.array([not some.isdisjoint(nodes) for nodes in members], dtype=bool)
             for some in (floor.of_arrays, floor.of_empty_arrays)
         )
+        self._prepare_added(working, written)
         graph, can = floor.graph, floor.device.capabilities
         makers = [(graph.nodes[graph.values[v].producer], v) for v, _ in written]
         maps = [(node.id, made_map(node, v)) for node, v in makers]
@@ -101,6 +115,10 @@ class PartialFloor:
     def __call__(self, known: Sets, possible: Sets) -> Figures:
         """Lower bounds in picoseconds: for each row, of every kernel that holds the positions in ``known``,
         and of the others only such as are in ``possible``, which holds ``known``."""
+        return self.terms(known, possible).floor_ps
+
+    def terms(self, known: Sets, possible: Sets) -> FloorTerms:
+        """The floor, and those of its terms that grow with each position that joins (``added``)."""
         device, floor = self._device, self._floor
         read = self._read_by(known) & ~self._made_by(possible)
         written = known[:, self._maker] & (self._leaves | self._readers(~possible))
@@ -119,6 +137,8 @@ class PartialFloor:
         matrix_ps, vector, transcendental = total(work, self._work).T
         compute_ps = _time_ps(vector, device.vector_flops_per_s)
         compute_ps = compute_ps + _time_ps(transcendental, device.transcendental_per_s)
+        vector_ps = _rate_ps(vector, device.vector_flops_per_s)
+        vector_ps = vector_ps + _rate_ps(transcendental, device.transcendental_per_s)
         memory_ps = _time_ps(moved, device.hbm_bytes_per_s)
         if device.sequential_grid:
             compute_ps = compute_ps + waits * self._steps(known) * floor.wait_ps
@@ -131,7 +151,71 @@ class PartialFloor:
         )
         slowest = np.maximum(memory_ps, _time_ps(loads, device.cache_bytes_per_s))
         slowest = np.maximum(np.maximum(slowest, matrix_ps), compute_ps)
-        return np.where(executed > 0, device.launch_ps + slowest, 0)
+        is_kernel = executed > 0
+        return FloorTerms(
+            np.where(is_kernel, device.launch_ps + slowest, 0),
+            np.where(is_kernel, device.launch_ps + _rate_ps(moved, device.hbm_bytes_per_s), 0),
+            np.where(is_kernel, device.launch_ps + vector_ps, 0),
+        )
+
+    def added(self, known: Sets, possible: Sets) -> tuple[Figures, Figures]:
+        """By how many picoseconds each position that is possible and not known adds to the terms
+        ``memory_ps`` and ``compute_ps`` at least, whichever others join with it: a row for each of ``known``,
+        a column for each position.
+
+        An array that no possible member makes, and no known one reads, is read if a reader joins; each of its
+        readers accounts for an equal part. A result is written if it leaves the kernel for certain. Copies of
+        an operation share what it costs.
+        """
+        fresh = ~(self._read_by(known) | self._made_by(possible))
+        moved = np.zeros(known.shape)
+        if len(self._read_arrays):
+            joining = (possible & ~known)[:, self._reader]
+            readers = np.add.reduceat(joining, self._first_reader, axis=1, dtype=np.float64)
+            nbytes = np.zeros(fresh.shape)
+            nbytes[:, self._read_arrays] = self._least_read_bytes / np.maximum(readers, 1)
+            moved += self._reads(nbytes * fresh)
+        if len(self._maker):
+            moved += self._writes((self._leaves | self._readers(~possible)) * self._least_write_bytes)
+        moved = _rate_ps(moved, self._device.hbm_bytes_per_s)
+        return moved, np.broadcast_to(self._added_compute_ps, known.shape)
+
+    def stakes(self, known: Sets) -> Figures:
+        """By how many picoseconds the memory time of each kernel depends at most on whether each other
+        position joins it: the arrays that are passed between them. A row for each of ``known``."""
+        passed = self._reads(self._made_by(known) * self._bytes_passed)
+        passed += self._makes(self._read_by(known) * self._bytes_passed)
+        return _rate_ps(passed, self._device.hbm_bytes_per_s)
+
+    def _prepare_added(self, working: Sequence[Sequence[int]], written: Sequence[tuple[int, int]]) -> None:
+        """Prepare ``added``; ``written``: the results, each with the position of its maker."""
+        floor, device = self._floor, self._device
+        copies = Counter(floor.origins[m] for nodes in working for m in nodes)
+        alone = [[m for m in nodes if copies[floor.origins[m]] == 1] for nodes in working]
+        reads = [sorted({self._column[v] for m in nodes for v in floor.reads[m]}) for nodes in working]
+        pairs = sorted((column, i) for i, columns in enumerate(reads) for column in columns)
+        self._reader = np.array([i for _, i in pairs], dtype=np.intp)
+        self._read_arrays, self._first_reader = _runs([column for column, _ in pairs])
+        self._reads = _Sums(reads)
+        self._makes = _Sums([np.flatnonzero(made).tolist() for made in self._made])
+        self._bytes_passed = np.minimum(self._read_bytes, self._kernel_bytes)
+        self._least_read_bytes = self._bytes_passed[self._read_arrays]
+        makers = [floor.graph.values[v].producer for v, _ in written]
+        self._least_write_bytes = np.array(
+            [
+                min(floor.nbytes[floor.name[v]], floor.kernel_bytes[floor.name[v]])
+                * (copies[floor.origins[m]] == 1)
+                for (v, _), m in zip(written, makers, strict=True)
+            ],
+            dtype=np.float64,
+        )
+        self._writes = _Sums(
+            [[k for k, (_, i) in enumerate(written) if i == of] for of in range(len(working))]
+        )
+        work = np.array([[sum(floor.work[m][k] for m in nodes) for k in (1, 2)] for nodes in alone])
+        vector, transcendental = work.reshape(len(working), 2).T
+        self._added_compute_ps = _rate_ps(vector, device.vector_flops_per_s)
+        self._added_compute_ps += _rate_ps(transcendental, device.transcendental_per_s)
 
     def _idle(self, known: Sets, written: Sets, tiled: Sets) -> tuple[Any, Any]:
         """How many times as long as on all cores it takes at least: for each row, to run each node, and to
@@ -191,6 +275,24 @@ class PartialFloor:
         return np.array([of[v] for v in self._column], dtype=np.float64)
 
 
+class _Sums:
+    """The sums of some columns of a table, for each of several sets of columns."""
+
+    def __init__(self, columns: Sequence[Sequence[int]]) -> None:
+        width = max(map(len, columns), default=0)
+        # Sets are filled up with a column of zeros, which follows the others.
+        filled = [[*of, *[-1] * (width - len(of))] for of in columns]
+        self._columns = np.array(filled, dtype=np.intp).reshape(len(columns), width)
+
+    def __call__(self, table: Figures) -> Figures:
+        """A row for each of ``table``, a column for each set."""
+        padded = np.concatenate([table, np.zeros((len(table), 1))], axis=1)
+        found = np.zeros((len(table), len(self._columns)))
+        for columns in self._columns.T:
+            found += padded[:, columns]
+        return found
+
+
 class _Products:
     """The products of some columns of a table, for each of several sets of columns."""
 
@@ -221,6 +323,11 @@ def _largest_by_run(table: Any, first: npt.NDArray[np.intp]) -> Any:
     return np.maximum.reduceat(table, first, axis=1)
 
 
+def _rate_ps(amount: Figures, rate: int) -> Figures:
+    """Picoseconds of an amount at a rate, no more than the exact ones; not rounded, so that parts add up."""
+    return amount * (PS_PER_S / rate * _QUOTIENT) if rate else np.zeros_like(amount)
+
+
 def _time_ps(amount: Figures, rate: int) -> Figures:
     """As ``costmodel.device.time_ps``; no more than that, and a picosecond less at most."""
-    return np.ceil(amount * (PS_PER_S / rate) * _QUOTIENT) if rate else np.zeros_like(amount)
+    return np.ceil(_rate_ps(amount, rate))

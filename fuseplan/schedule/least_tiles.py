@@ -50,6 +50,8 @@ def refuse_beside(
         for c, dims in zip(capacity.classes[node.id], own, strict=True)
         for a in dims
     }
+    # Nothing ties two axes of one class together if nothing joins.
+    tied_to = class_of if every[len(members) :] else {a: a for a in class_of}
     written = [
         {a for dims in compose(dim_map, own) for a in dims}
         for node, own in members
@@ -57,10 +59,10 @@ def refuse_beside(
         if v in crossing
     ]
     # An axis that is missing from a written array may yet be tied to one of the same class that is there.
-    there = [{class_of[a] for a in own} for own in written]
+    there = [{tied_to[a] for a in own} for own in written]
     held = {
         a
-        for a, c in class_of.items()
+        for a, c in tied_to.items()
         if axes.reduced[a] or axes.whole[a] or any(c not in classes for classes in there)
     }
     if not held:
@@ -87,7 +89,7 @@ def refuse_beside(
         if class_of[a] not in reducible or axes.whole[a] or not (in_one_pass or may_pass):
             continue
         # Axes of one class may be one axis of a larger group, and streamed together.
-        streamed = {b: min(least_stream, axes.sizes[b]) for b in held if class_of[b] == class_of[a]}
+        streamed = {b: min(least_stream, axes.sizes[b]) for b in held if tied_to[b] == tied_to[a]}
         if least.fits_with({**tiles, **streamed}):
             return None
     names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))

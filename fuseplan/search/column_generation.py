@@ -72,6 +72,10 @@ def solve_by_columns(
     return Solved(best, bound_ps, is_proven, columns.times_ps, duals, ended, lists_all=False)
 
 
+_USED = 1e-6
+"""A group is used by a solution of the linear program if more than this of it is."""
+
+
 class _Columns:
     """The linear program over the groups known, each with its time."""
 
@@ -102,6 +106,14 @@ class _Columns:
                 spare[own] -= 1
                 left -= 1
         return whole
+
+    def pull(self, prices: Figures) -> None:
+        """Of prices that are nearly as good as the best, prefer those close to ``prices``."""
+        self._covering.pull(prices.tolist())
+
+    def support(self) -> list[Mask]:
+        """The groups that the last solution uses."""
+        return [mask for mask, x in zip(self.times_ps, self._covering.solution, strict=False) if x > _USED]
 
     def prices(self, limit_s: float) -> Figures | None:
         """The dual price of each position in picoseconds, none negative; None if it is not solved in time."""
@@ -149,10 +161,13 @@ class _Search:
         while (left := min(self._left, limit - self.spent)) > 0 and not self.space.book.is_past(
             self.expires_at
         ):
+            self.columns.pull(self._search.shares(self.columns.support()))
             exact = self.columns.prices(self.expires_at - self.space.book.clock())
             if exact is None:
                 return False
             prices = self.columns.rounded(exact * share)
+            if self._grow(prices, min(left, LIMITS.max_growth_work)):
+                continue
             found = self._search.below(
                 prices, most=LIMITS.max_new_columns, max_work=left, expires_at=self.expires_at
             )
@@ -165,6 +180,21 @@ class _Search:
             for mask in new:
                 self.columns.add(mask, found.times_ps[mask])
         return False
+
+    def part_overlaps(self) -> None:
+        """Price what makes a partition of the groups that the linear program uses, where they overlap."""
+        self._search.disjoint(sorted(self.columns.support(), key=lambda mask: mask & -mask))
+
+    def _grow(self, prices: Figures, max_work: int) -> bool:
+        """Add groups that are found fast (``GroupSearch.grown``), from those that the linear program uses and
+        from single positions; whether there are any."""
+        alone = [1 << i for i in np.argsort(-prices, kind="stable").tolist() if prices[i] > 0]
+        starts = list(dict.fromkeys([*self.columns.support(), *alone]))
+        found = self._search.grown(prices, starts, max_work, self.expires_at)
+        new = [mask for mask in found if mask not in self.columns.times_ps]
+        for mask in new:
+            self.columns.add(mask, found[mask])
+        return bool(new)
 
     def near(self, room_ps: int) -> Found:
         """The groups that take at most ``room_ps`` longer than the prices of their members; not all if these
@@ -181,6 +211,7 @@ class _Search:
 
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     """The best partition by the groups known, if it can run and is better than ``best``."""
+    search.part_overlaps()
     space, times_ps = search.space, search.priced
     found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
     return better(space, best, found.groups)

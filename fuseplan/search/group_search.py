@@ -30,6 +30,9 @@ from fuseplan.support.bitset import bits, transposed, union_at
 _BATCH = 256
 """Partial groups that are bounded at a time."""
 
+_SHARES_OF_MEMORY = (1.0, 0.5, 0.0)
+"""Means of memory and compute time that bound a kernel, by the part of memory. Any are true bounds."""
+
 
 @dataclass(slots=True)
 class Found:
@@ -114,7 +117,6 @@ class GroupSearch:
             expires_at: end at this time of the book's ``clock``, in seconds.
         """
         space, found = self.space, Found()
-        rules = space.duplicate_rules
         limit = space.book.work.spent + max_work
         cliques = _Cliques(self.conflicts, prices)
         waiting = [self._roots(prices, with_free=room > 0)]
@@ -130,9 +132,8 @@ class GroupSearch:
             space.book.work.spend_partial_groups(len(partial), space.n)
             partial, open_ = self._propagate(partial)
             worth = total(partial.known, prices)
-            most_worth = worth + cliques.most(open_)
             possible = partial.known | open_
-            keep = self._floor(partial.known, possible) < most_worth + room
+            keep = self._margins(partial.known, open_, worth, cliques).least_ps < room
             partial, open_, worth = partial[keep], open_[keep], worth[keep]
             allowed = self._allowed(partial.known, possible[keep])
             partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
@@ -144,16 +145,117 @@ class GroupSearch:
                 if space.book.is_past(expires_at):
                     waiting.append(whole[k:])
                     break
-                if not ((rules is None or rules.allows(mask)) and self._fits(mask)):
-                    continue
-                price = space.price(mask)
-                if not isinstance(price, Price):
-                    continue
-                self.times_ps[mask] = price.time_ps
-                if price.time_ps < worth[leaf][k] + room:
-                    found.times_ps[mask] = price.time_ps
+                time_ps = self._time_ps(mask)
+                if time_ps is not None and time_ps < worth[leaf][k] + room:
+                    found.times_ps[mask] = time_ps
         found.share = self._share(prices, waiting, found.times_ps, cliques)
         return found
+
+    def grown(
+        self,
+        prices: Figures,
+        starts: Sequence[Mask],
+        max_work: int = 1 << 62,
+        expires_at: float = float("inf"),
+    ) -> dict[Mask, int]:
+        """Groups that cost less than their positions' ``prices``, with their times in picoseconds, found by
+        steepest ascent.
+
+        Each of ``starts`` takes in the neighbour, with what convexity and copies then require, that adds most
+        to its positions' prices less its floor, as long as one adds. All starts take a step together.
+        """
+        space = self.space
+        limit = space.book.work.spent + max_work
+        groups = as_sets(starts, space.n)
+        gains = total(groups, prices) - self._floor(groups, groups)
+        growing = np.ones(len(groups), dtype=bool)
+        while growing.any() and space.book.work.spent < limit and not space.book.is_past(expires_at):
+            of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices)
+            growing[:] = False
+            # Of equal gains the larger group, since what joins for nothing may lead to more.
+            sizes = wider.sum(axis=1)
+            for k in np.lexsort((-sizes, -wider_gains)).tolist():
+                g = of[k]
+                if growing[g] or wider_gains[k] < gains[g] or not self._is_allowed(wider[k]):
+                    continue
+                groups[g], gains[g], growing[g] = wider[k], wider_gains[k], True
+            # Starts that have grown into the same group go on as one.
+            _, first = np.unique(groups, axis=0, return_index=True)
+            growing[np.setdiff1d(np.arange(len(groups)), first)] = False
+        found: dict[Mask, int] = {}
+        for mask in dict.fromkeys(masks(groups[gains > 0])):
+            time_ps = self._time_ps(mask)
+            if time_ps is not None and time_ps < prices[bits(mask)].sum():
+                found[mask] = time_ps
+        return found
+
+    def shares(self, groups: Sequence[Mask]) -> Figures:
+        """The picoseconds that each position adds by itself to the slowest resource of its group of
+        ``groups``; 0 for those in none."""
+        found = np.zeros(self.space.n)
+        if not groups:
+            return found
+        rows = as_sets(groups, self.space.n)
+        terms = self._floor.terms(rows, rows)
+        memory_ps, compute_ps = self._floor.added(np.zeros_like(rows), rows)
+        is_memory_bound = terms.memory_ps >= terms.compute_ps
+        each = np.where(is_memory_bound[:, None], memory_ps, compute_ps) * rows
+        for share in each:
+            found = np.maximum(found, share)
+        return found
+
+    def disjoint(self, groups: Sequence[Mask]) -> None:
+        """Price the connected parts of each group that no group before it holds, and the same from the last
+        to the first: with these, groups that overlap become a partition."""
+        for order in (groups, groups[::-1]):
+            taken = 0
+            for group in order:
+                for part in connected_parts(group & ~taken, self.space.neighbours):
+                    (row,) = as_sets([part], self.space.n)
+                    hull, never, _ = self._closed(row[None], ~row[None])
+                    if not (hull & never).any() and self._is_allowed(row):
+                        self._time_ps(part)
+                taken |= group
+
+    def _wider(self, groups: Sets, rows: Any, prices: Figures) -> tuple[Any, Sets, Figures]:
+        """Each of the ``rows`` of ``groups`` with each of its neighbours, closed: the row, the larger group,
+        and by how much its positions' prices exceed its floor."""
+        work = self.space.book.work
+        near = self._near(groups[rows]) & ~groups[rows]
+        of, joins = np.nonzero(near)
+        of = rows[of]
+        parts: list[tuple[Any, Sets, Figures]] = []
+        for start in range(0, len(of), _BATCH):
+            own, join = of[start : start + _BATCH], joins[start : start + _BATCH]
+            work.spend_partial_groups(len(own), self.space.n)
+            known = groups[own]
+            known[np.arange(len(own)), join] = True
+            known, _, fine = self._closed(known, np.zeros_like(known))
+            own, known = own[fine], known[fine]
+            _, questions = self._questions(known, known)
+            allowed = ~(self._misfits(questions) | self._rules.refused(known))
+            own, known = own[allowed], known[allowed]
+            parts.append((own, known, total(known, prices) - self._floor(known, known)))
+        if not parts:
+            return of, groups[:0], np.zeros(0)
+        own, known, gain = zip(*parts, strict=True)
+        return np.concatenate(own), np.concatenate(known), np.concatenate(gain)
+
+    def _is_allowed(self, group: Sets) -> bool:
+        """Whether no rule refuses the group, and it may have a tile that fits."""
+        (mask,) = masks(group[None])
+        return self._obeys_rules(mask) and self._fits(mask)
+
+    def _time_ps(self, mask: Mask) -> int | None:
+        """The time of a group that holds all that convexity requires; None if it cannot be one kernel."""
+        rules = self.space.duplicate_rules
+        if not ((rules is None or rules.allows(mask)) and self._fits(mask)):
+            return None
+        price = self.space.price(mask)
+        if not isinstance(price, Price):
+            return None
+        self.times_ps[mask] = price.time_ps
+        return price.time_ps
 
     def _roots(self, prices: Figures, with_free: bool) -> _Partial:
         """A partial group for each position that has a price, or each at all, without those of higher prices:
@@ -171,24 +273,11 @@ class GroupSearch:
     def _propagate(self, partial: _Partial) -> tuple[_Partial, Sets]:
         """The partial groups that hold a legal group, with all that each of these holds, and the positions
         that it may hold beside."""
-        known, barred = partial.known, partial.out
-        while True:
-            down, up = self._below(known), self._above(known)
-            hull = known | (down & up)
-            never = barred | self._apart(hull)
-            if self._duplicates is None:
-                break
-            wanted, barred = self._duplicates.decided(hull, never)
-            if not wanted.any():
-                never |= barred
-                break
-            known, barred = hull | wanted, never | barred
-        fine = ~(hull & never).any(axis=1)
-        hull, never, down, up = hull[fine], never[fine], down[fine], up[fine]
+        hull, never, fine = self._closed(partial.known, partial.out)
+        hull, never, seed = hull[fine], never[fine], partial.seed[fine]
         # Nothing beyond a position that can never join, on a path from or to a member, joins either.
-        beyond = self._below(never & down) | self._above(never & up)
+        beyond = self._below(never & self._below(hull)) | self._above(never & self._above(hull))
         possible = hull | ~(never | beyond)
-        seed = partial.seed[fine]
         reached = np.zeros_like(hull)
         reached[np.arange(len(seed)), seed] = True
         while True:
@@ -200,12 +289,47 @@ class GroupSearch:
         hull, reached = hull[connected], reached[connected]
         return _Partial(hull, partial.out[fine][connected], seed[connected]), reached & ~hull
 
+    def _closed(self, known: Sets, barred: Sets) -> tuple[Sets, Sets, Sets]:
+        """For each partial group, the positions that all of its groups hold, those that none of them holds
+        for what it holds, and whether there may be such a group."""
+        while True:
+            hull = known | (self._below(known) & self._above(known))
+            never = barred | self._apart(hull)
+            if self._duplicates is None:
+                break
+            wanted, barred = self._duplicates.decided(hull, never)
+            if not wanted.any():
+                never |= barred
+                break
+            known, barred = hull | wanted, never | barred
+        return hull, never, ~(hull & never).any(axis=1)
+
+    def _margins(self, known: Sets, open_: Sets, worth: Figures, cliques: _Cliques) -> _Margins:
+        """By how much all groups within each partial one cost more than their positions.
+
+        Args:
+            worth: the prices of ``known`` together.
+            cliques: of the prices.
+        """
+        possible = known | open_
+        terms = self._floor.terms(known, possible)
+        bounds = [(terms.floor_ps, worth + cliques.most(open_))]
+        if open_.any():
+            memory_ps, compute_ps = self._floor.added(known, possible)
+            # A kernel takes as long as its slowest resource, and so at least as long as any mean of them: then
+            # what a position adds counts against its price.
+            for share in _SHARES_OF_MEMORY:
+                least = share * terms.memory_ps + (1 - share) * terms.compute_ps
+                bounds.append(
+                    (least, worth + cliques.most(open_, share * memory_ps + (1 - share) * compute_ps))
+                )
+        margins = [least - most for least, most in bounds]
+        shares = [least / np.maximum(most, 1) for least, most in bounds]
+        return _Margins(np.max(margins, axis=0), np.minimum(np.max(shares, axis=0), 1))
+
     def _allowed(self, known: Sets, possible: Sets) -> Sets:
         """Whether no monotone rule refuses each set of known members, and with it all that hold them."""
-        never = ~possible
-        crossing = self._made(known) & (self._read(never) | self._kept)
-        crossing |= self._read(known) & self._made(never)
-        questions = np.concatenate([known, crossing, never], axis=1)
+        crossing, questions = self._questions(known, possible)
         fits = ~self._misfits(questions)
         asked = np.flatnonzero(fits)
         # Most partial groups fit: a few of each batch are looked at, and nogoods are learnt from these.
@@ -217,6 +341,14 @@ class GroupSearch:
         unknown = fits & ~self._rules.allowed(known)
         fits[unknown] = [self._obeys_rules(mask) for mask in masks(known[unknown])]
         return fits
+
+    def _questions(self, known: Sets, possible: Sets) -> tuple[Sets, Sets]:
+        """What each group that holds ``known`` within ``possible`` exchanges, and the questions whether it
+        fits on chip."""
+        never = ~possible
+        crossing = self._made(known) & (self._read(never) | self._kept)
+        crossing |= self._read(known) & self._made(never)
+        return crossing, np.concatenate([known, crossing, never], axis=1)
 
     def _misfits(self, questions: Sets) -> Sets:
         """Whether a nogood answers each question whether a partial group fits on chip."""
@@ -234,10 +366,11 @@ class GroupSearch:
         return not mask & (mask - 1) or not self.space.breaks_rules(mask)
 
     def _branches(self, partial: _Partial, open_: Sets, prices: Figures) -> list[_Partial]:
-        """Each partial group without and with its open position of the highest price, a neighbour if there
-        are several."""
+        """Each partial group without and with one open position: that of which most depends, by its price and
+        by the arrays that pass between it and the members."""
         near = self._near(partial.known) & open_
-        chosen = np.where(open_, prices + 1, -1) + 0.5 * near
+        stakes = prices + self._floor.stakes(partial.known)
+        chosen = np.where(open_, stakes + 1, -1) + 0.5 * near
         k, at = np.arange(len(partial)), chosen.argmax(axis=1)
         without, with_ = partial.out.copy(), partial.known.copy()
         without[k, at], with_[k, at] = True, True
@@ -255,11 +388,10 @@ class GroupSearch:
         for part in waiting:
             for start in range(0, len(part), _BATCH):
                 partial, open_ = self._propagate(part[start : start + _BATCH])
-                possible = partial.known | open_
-                most_worth = np.maximum(total(partial.known, prices) + cliques.most(open_), 1)
-                theirs = np.minimum(self._floor(partial.known, possible) / most_worth, 1)
-                if len(theirs):
-                    share = np.minimum(share, np.where(possible, theirs[:, None], 1).min(axis=0))
+                if not len(partial):
+                    continue
+                theirs = self._margins(partial.known, open_, total(partial.known, prices), cliques).share
+                share = np.minimum(share, np.where(partial.known | open_, theirs[:, None], 1).min(axis=0))
         for mask, time_ps in times_ps.items():
             at = bits(mask)
             worth = prices[at].sum()
@@ -297,6 +429,16 @@ class GroupSearch:
             if wider == found:
                 return found
             found = wider
+
+
+@dataclass(frozen=True, slots=True)
+class _Margins:
+    """Bounds on the groups within each of many partial ones."""
+
+    least_ps: Figures
+    """Picoseconds that each group costs more than its positions at least; negative where it may cost less."""
+    share: Figures
+    """The part of its positions' prices that each group costs at least, no more than 1."""
 
 
 class _Answers:
@@ -396,12 +538,27 @@ class _Cliques:
         self._order = np.array(order, dtype=np.intp)
         self._prices = prices[self._order]
 
-    def most(self, open_: Sets) -> Figures:
-        """For each row, what the open positions add to the worth of a group at most."""
+    def most(self, open_: Sets, costs: Figures | None = None) -> Figures:
+        """For each row, what the open positions add to the worth of a group at most, less ``costs`` if they
+        are taken."""
         if not self._starts:
             return np.zeros(len(open_))
-        worth = open_[:, self._order] * self._prices
+        gains = self._prices
+        if costs is not None:
+            gains = np.maximum(gains - costs[:, self._order], 0)
+        worth = open_[:, self._order] * gains
         return np.maximum.reduceat(worth, self._starts, axis=1).sum(axis=1)
+
+
+def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
+    """The sets of positions that neighbours within ``mask`` connect."""
+    while mask:
+        part, fresh = 0, mask & -mask
+        while fresh:
+            part |= fresh
+            fresh = union_at(fresh, neighbours) & mask & ~part
+        yield part
+        mask &= ~part
 
 
 def _take(waiting: list[_Partial]) -> _Partial:

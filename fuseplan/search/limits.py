@@ -23,6 +23,9 @@ class SearchLimits:
     max_column_work_with_copies: int = 2_000_000
     """As ``max_column_work``, in a component with copies. Where that neither proves a plan nor finds one
     faster than without copies, no operation of the component is computed twice."""
+    max_growth_work: int = 1_000_000
+    """Units of work for the groups that are found by growing others, between two solutions of the linear
+    program."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60

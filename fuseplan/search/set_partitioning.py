@@ -214,6 +214,13 @@ class Covering:
         self._rows = [self._lp.Constraint(1.0, self._lp.infinity()) for _ in range(n_items)]
         self._objective = self._lp.Objective()
         self._objective.SetMinimization()
+        self._sets: list[Any] = []
+        self._near = [self._lp.NumVar(0.0, _PULL, "") for _ in range(2 * n_items)]
+        for row, above, below in zip(self._rows, self._near[::2], self._near[1::2], strict=True):
+            row.SetCoefficient(above, 1.0)
+            row.SetCoefficient(below, -1.0)
+        self.solution: list[float] = []
+        """How much of each set the last solution uses, in the order in which they were added."""
 
     def add(self, items: Sequence[int], cost: int) -> None:
         """Add a set."""
@@ -221,6 +228,13 @@ class Covering:
         for i in items:
             self._rows[i].SetCoefficient(x, 1.0)
         self._objective.SetCoefficient(x, cost / _COVERING_UNIT)
+        self._sets.append(x)
+
+    def pull(self, prices: Sequence[float]) -> None:
+        """Of duals that are nearly as good as the best, prefer those close to ``prices``."""
+        for price, above, below in zip(prices, self._near[::2], self._near[1::2], strict=True):
+            self._objective.SetCoefficient(above, price / _COVERING_UNIT)
+            self._objective.SetCoefficient(below, -price / _COVERING_UNIT)
 
     def duals(self, limit_s: float) -> list[float] | None:
         """A price for each item, none negative; None if it is not solved in ``limit_s`` seconds."""
@@ -228,8 +242,12 @@ class Covering:
             self._lp.SetTimeLimit(max(1, int(1000 * max(limit_s, 0))))
         if self._lp.Solve() != self._lp.OPTIMAL:
             return None
+        self.solution = [x.solution_value() for x in self._sets]
         return [max(row.dual_value(), 0.0) * _COVERING_UNIT for row in self._rows]
 
+
+_PULL = 1e-3
+"""The weight of the distance of duals to those that are preferred, as a part of the objective."""
 
 _COVERING_UNIT = 10**6
 """Costs are divided by it: GLOP's tolerances are absolute, about a millionth."""
