@@ -101,9 +101,9 @@ class Ablation:
 @dataclass(frozen=True, slots=True)
 class SolverTiming:
     """One workload on one device. ``total`` is with tracing, ``planning`` all that follows it.
-    ``peak_rss_bytes`` is the most memory of this process while it planned. ``excess`` has for each heuristic
-    planner how much slower its plan is in modelled time, 0.01 for one per cent; ``xla_compile_s``, of the
-    same function for the CPU, is None where XLA was not asked."""
+    ``peak_rss_bytes`` is the most memory of this process while it planned, with what it held before.
+    ``excess`` has for each heuristic planner how much slower its plan is in modelled time, 0.01 for one per
+    cent; ``xla_compile_s``, of the same function for the CPU, is None where XLA was not asked."""
 
     workload: str
     device: str
