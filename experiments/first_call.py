@@ -23,7 +23,7 @@ from typing import Any
 import jax
 
 import fuseplan
-from experiments.first_call_programs import missing, programs
+from fuseplan.workloads import PACKAGES
 
 _WARM_CALLS = 300
 
@@ -31,9 +31,10 @@ _WARM_CALLS = 300
 def main() -> None:
     """Time the programs named as arguments, or all; ``--turns=N`` times each N times (5)."""
     turns = [int(a.removeprefix("--turns=")) for a in sys.argv[1:] if a.startswith("--turns=")]
-    names = [a for a in sys.argv[1:] if not a.startswith("--")] or list(programs())
-    if missing():
-        print(f"not installed: {', '.join(missing())}", file=sys.stderr)
+    names = [a for a in sys.argv[1:] if not a.startswith("--")]
+    names = names or [name for name, program in PACKAGES.items() if not program.missing]
+    if missing := {package for program in PACKAGES.values() for package in program.missing}:
+        print(f"not installed: {', '.join(sorted(missing))}", file=sys.stderr)
     print(
         "| program | `jax.jit` CPU s | wall s | first call, CPU | wall | later calls, wall | same program |"
     )
@@ -97,6 +98,6 @@ def _warm(ours: Callable[..., Any], args: Any, plain: Callable[..., Any]) -> flo
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--one"]:
         warnings.simplefilter("ignore")
-        print(json.dumps(measure(programs()[sys.argv[2]], int(sys.argv[3]))))
+        print(json.dumps(measure(PACKAGES[sys.argv[2]].build, int(sys.argv[3]))))
     else:
         main()

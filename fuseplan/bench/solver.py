@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from fuseplan.bench.machine import peak_rss_bytes, reset_peak_rss
 from fuseplan.bench.planning import Printable, xla_compile_s
 from fuseplan.console import Steps
 from fuseplan.frontend.lower import lower
@@ -23,7 +24,7 @@ from fuseplan.schedule.pricing import Nodes, PricingWrapper
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.support.errors import Verdict
-from fuseplan.support.format import seconds_text, time_text
+from fuseplan.support.format import cut, seconds_text, time_text
 from fuseplan.support.work import StageTimer
 
 WORKLOADS = (
@@ -38,6 +39,9 @@ HEURISTICS = ("unfused", "greedy", "best_first")
 SLACK_S, SLACK_SHARE = 0.1, 0.1
 """A deadline is kept if planning exceeds it by no more than a tenth of a second and a tenth."""
 
+NEAR = 0.01
+"""Plans whose certified gap is at most this are counted as near their bound."""
+
 STAGES = {
     "trace": ("trace",),
     "lower": ("lower",),
@@ -49,6 +53,10 @@ STAGES = {
     "check": ("check",),
 }
 """The columns of seconds, and the stages each sums up."""
+
+
+_NAME = 16
+"""Characters of a workload's name in tables, which fit in 80 columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +100,10 @@ class Ablation:
 
 @dataclass(frozen=True, slots=True)
 class SolverTiming:
-    """One workload. ``excess`` has for each heuristic planner how much slower its plan is in
-    modelled time, 0.01 for one per cent; ``xla_compile_s`` is None where XLA was not asked."""
+    """One workload on one device. ``total`` is with tracing, ``planning`` all that follows it.
+    ``peak_rss_bytes`` is the most memory of this process while it planned, with what it held before.
+    ``excess`` has for each heuristic planner how much slower its plan is in modelled time, 0.01 for one per
+    cent; ``xla_compile_s``, of the same function for the CPU, is None where XLA was not asked."""
 
     workload: str
     device: str
@@ -108,6 +118,8 @@ class SolverTiming:
     gap: float | None
     stages: tuple[tuple[str, float], ...]
     total: Spread
+    planning: Spread
+    peak_rss_bytes: int | None
     at_deadlines: tuple[AtDeadline, ...]
     excess: tuple[tuple[str, float], ...]
     ablation: tuple[Ablation, ...]
@@ -115,8 +127,8 @@ class SolverTiming:
 
     @property
     def of_xla(self) -> float | None:
-        """The median planning time in units of XLA's compile time."""
-        return self.total.median_s / self.xla_compile_s if self.xla_compile_s else None
+        """The median planning time in units of XLA's compile time, both without tracing."""
+        return self.planning.median_s / self.xla_compile_s if self.xla_compile_s else None
 
     def as_dict(self) -> dict[str, Any]:
         """One flat record, as the CSV file has it."""
@@ -124,7 +136,9 @@ class SolverTiming:
         record = {name: getattr(self, name) for name in names[: names.index("stages")]}
         record.update((f"{stage}_s", seconds) for stage, seconds in self.stages)
         record.update(total_s=self.total.median_s, total_least_s=self.total.least_s)
-        record.update(total_most_s=self.total.most_s)
+        record.update(total_most_s=self.total.most_s, planning_s=self.planning.median_s)
+        record.update(planning_least_s=self.planning.least_s, planning_most_s=self.planning.most_s)
+        record.update(peak_rss_bytes=self.peak_rss_bytes)
         for at in self.at_deadlines:
             key = f"at_{at.deadline_s:g}s"
             record.update({f"{key}_status": at.status, f"{key}_gap": at.gap, f"{key}_kept": at.kept})
@@ -173,11 +187,13 @@ def bench_solver(
         return made, time.perf_counter() - started
 
     runs: list[tuple[FusionPlan, float, float]] = []
+    reset_peak_rss()
     for i in range(repeats):
         started = time.perf_counter()
         traced = trace(f, *args)
         trace_s = time.perf_counter() - started
         runs.append((*plan(f"plan {i + 1} of {repeats}", traced, options), trace_s))
+    peak = peak_rss_bytes()
     best = runs[0][0]
     steps.start(f"{name}: groups priced")
     priced = _count_priced(traced, options)
@@ -216,6 +232,8 @@ def bench_solver(
         gap=best.gap,
         stages=_stages(runs),
         total=_spread([seconds + trace_s for _, seconds, trace_s in runs]),
+        planning=_spread([seconds for _, seconds, _ in runs]),
+        peak_rss_bytes=peak,
         at_deadlines=tuple(at_deadlines),
         excess=tuple(excess),
         ablation=tuple(ablations),
@@ -260,21 +278,24 @@ def _excess(plan: FusionPlan, best: FusionPlan) -> float:
 
 
 def solver_tables(rows: Sequence[SolverTiming]) -> list[Printable]:
-    """The problems and proofs, seconds by stage, deadlines, the loss of heuristics, and the ablation."""
+    """Tables of rows of one device: the problems and proofs, seconds by stage, seconds after tracing beside
+    XLA's, deadlines, the loss of heuristics, and the ablation."""
     if not rows:
         return []
 
     def table(head: tuple[str, ...], cells: Callable[[SolverTiming], Iterable[str]]) -> Printable:
         """A table with a line for each workload, all of numbers."""
-        return head, [(row.workload, *cells(row)) for row in rows], tuple(range(1, len(head)))
+        return head, [(cut(row.workload, _NAME), *cells(row)) for row in rows], tuple(range(1, len(head)))
 
     first = rows[0]
     with_xla = any(row.xla_compile_s is not None for row in rows)
-    xla = ("XLA compile", "planning / XLA") if with_xla else ()
+    xla = ("XLA compile", "of XLA") if with_xla else ()
     tables = [
         table((first.device, "equations", "parts", "distinct", "candidates", "priced", "proof"), _problem),
         table(("seconds, median", *STAGES), lambda row: [f"{seconds:.2f}" for _, seconds in row.stages]),
-        table(("planning", "median", "least", "most", *xla), lambda row: _totals(row, with_xla)),
+        table(
+            ("after tracing", "median", "least", "most", "peak MB", *xla), lambda row: _totals(row, with_xla)
+        ),
     ]
     if deadlines := [f"{at.deadline_s:g} s" for at in first.at_deadlines]:
         tables += [
@@ -288,13 +309,32 @@ def solver_tables(rows: Sequence[SolverTiming]) -> list[Printable]:
     tables.append(table(("solver's plan", "kernels", "µs", *over), _loss))
     if first.ablation:
         lines = [
-            (without.feature, row.workload, f"{without.time_ratio:.3f}×", f"{without.kernels_ratio:.2f}×")
+            (
+                without.feature,
+                cut(row.workload, _NAME),
+                f"{without.time_ratio:.3f}×",
+                f"{without.kernels_ratio:.2f}×",
+            )
             for i in range(len(first.ablation))
             for row in rows
             for without in (row.ablation[i],)
         ]
         tables.append((("without", "workload", "time", "kernels"), lines, (2, 3)))
     return tables
+
+
+def summary_line(rows: Sequence[SolverTiming]) -> str:
+    """How many of the workloads, all on one device, are planned near their bound, and as fast as XLA
+    compiles."""
+    near = sum(row.gap is not None and row.gap <= NEAR for row in rows)
+    proven = sum(row.status == "OPTIMAL" for row in rows)
+    line = (
+        f"{rows[0].device}: {near} of {len(rows)} within {100 * NEAR:.0f} % of their bound, {proven} proven"
+    )
+    if timed := [row.of_xla for row in rows if row.of_xla is not None]:
+        quick = sum(share <= 1 for share in timed)
+        line += f"; {quick} of {len(timed)} planned in XLA's compile time"
+    return line
 
 
 def _problem(row: SolverTiming) -> list[str]:
@@ -304,7 +344,9 @@ def _problem(row: SolverTiming) -> list[str]:
 
 
 def _totals(row: SolverTiming, with_xla: bool) -> list[str]:
-    cells = [seconds_text(s) for s in (row.total.median_s, row.total.least_s, row.total.most_s)]
+    spread, peak = row.planning, row.peak_rss_bytes
+    cells = [seconds_text(s) for s in (spread.median_s, spread.least_s, spread.most_s)]
+    cells.append("" if peak is None else f"{peak / 1e6:,.0f}")
     if with_xla:
         cells.append("" if row.xla_compile_s is None else seconds_text(row.xla_compile_s))
         cells.append("" if row.of_xla is None else f"{row.of_xla:.2f}×")

@@ -12,13 +12,21 @@ import typer
 from fuseplan.bench.cpu import Case, bench_cases, colour, head_line, row_line, summary_lines
 from fuseplan.bench.machine import machine_columns
 from fuseplan.bench.planning import Printable, csv_of, plan_table, time_plan
-from fuseplan.bench.solver import WORKLOADS, bench_solver, solver_tables, steps_of
-from fuseplan.cli.arguments import Deadline, Device, Dtype, Json, Out, Planner, Small, load, names_in
+from fuseplan.bench.solver import (
+    WORKLOADS,
+    SolverTiming,
+    bench_solver,
+    solver_tables,
+    steps_of,
+    summary_line,
+)
+from fuseplan.cli.arguments import Deadline, Device, Devices, Dtype, Json, Out, Planner, Small, load, names_in
 from fuseplan.console import print_json, print_table, progress
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.settings import make_options
 from fuseplan.support.atomic_file import write_text
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads import GROUPS
 from fuseplan.workloads.cpu import get_cases
 from fuseplan.workloads.workload import make_args
 
@@ -56,9 +64,14 @@ def plan(
 @bench.command()
 def solver(
     workloads: Annotated[
-        str | None, typer.Option("--workloads", metavar="NAME,…", help="Default: those made for it.")
+        str | None,
+        typer.Option(
+            "--workloads",
+            metavar="NAME,…",
+            help=f"Workloads, or groups of them: {', '.join(GROUPS)}. Default: those made for it.",
+        ),
     ] = None,
-    device: Device = "h200",
+    device: Devices = "h200",
     dtype: Dtype = "float32",
     small: Small = False,
     deadline: Annotated[
@@ -77,28 +90,35 @@ def solver(
     json: Json = False,
 ) -> None:
     """How well and how fast each workload is planned; no kernel is run. --out writes CSV."""
-    options = make_options(device, "solver", deadline)
-    if not options.device.capabilities.emits_kernels:
-        raise InvalidArgumentError(
-            f"on {options.device.name} XLA decides most itself: choose a GPU or TPU, such as --device h200"
-        )
+    options = [make_options(name, "solver", deadline) for name in names_in(device or "h200", "--device")]
+    for option in options:
+        if not option.device.capabilities.emits_kernels:
+            raise InvalidArgumentError(
+                f"on {option.device.name} XLA decides most itself: choose a GPU or TPU, such as --device h200"
+            )
     limits = _seconds(deadlines, "--deadlines")
     programs = _programs(workloads or WORKLOADS, dtype, small)
-    rows = []
-    with progress(len(programs) * steps_of(limits, repeats, ablation, with_xla)) as steps:
-        for name, f, args in programs:
-            rows.append(bench_solver(name, f, args, options, limits, repeats, ablation, with_xla, steps))
-            if out is not None:  # after each row, so that an interrupted run keeps its results
-                write_text(out, csv_of([row.as_dict() | machine_columns() for row in rows]))
+    rows: list[SolverTiming] = []
+    each = steps_of(limits, repeats, ablation, with_xla)
+    with progress(len(options) * len(programs) * each) as steps:
+        for option in options:
+            for name, f, args in programs:
+                rows.append(bench_solver(name, f, args, option, limits, repeats, ablation, with_xla, steps))
+                if out is not None:  # after each row, so that an interrupted run keeps its results
+                    write_text(out, csv_of([row.as_dict() | machine_columns() for row in rows]))
     records = [row.as_dict() for row in rows]
     if json:
         print_json(records)
     elif csv:
         print(csv_of(records), end="")
     else:
-        _print_tables(solver_tables(rows))
+        by_device = [rows[i : i + len(programs)] for i in range(0, len(rows), len(programs))]
+        _print_tables(table for of_device in by_device for table in solver_tables(of_device))
+        print()
         if limits:
             print("–: within the deadline; !: over it by more than 0.1 s and a tenth.")
+        for of_device in by_device:
+            print(summary_line(of_device))
 
 
 @bench.command()
@@ -146,8 +166,17 @@ def cpu(
 def _programs(
     workloads: str, dtype: str, small: bool
 ) -> list[tuple[str, Callable[..., Any], tuple[Any, ...]]]:
-    """The name, the function and the arguments of each workload."""
-    return [(name, *load(name, dtype, small)) for name in names_in(workloads, "--workloads")]
+    """The name, the function and the arguments of each workload; of a group, of those whose packages are
+    installed. The others are named on stderr."""
+    names: list[str] = []
+    for name in names_in(workloads, "--workloads"):
+        for one, workload in GROUPS.get(name, {name: None}).items():
+            if workload is None or not workload.missing:
+                names.append(one)
+            else:
+                missing = " and ".join(workload.missing)
+                print(f"left out: {one}, which needs {missing}, not installed", file=sys.stderr)
+    return [(name, *load(name, dtype, small)) for name in dict.fromkeys(names)]
 
 
 def _print_tables(tables: Iterable[Printable]) -> None:

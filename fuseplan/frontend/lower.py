@@ -70,6 +70,52 @@ def lower(flat: Flat, *, strict: bool = False) -> Lowered:
     return builder.finish(tuple(unknown.most_common()))
 
 
+class NodeTemplates:
+    """The nodes of equations, without position, values and scope: one for equal equations."""
+
+    def __init__(self, describe: Describer) -> None:
+        self._describe = describe
+        self._known: dict[Any, Node] = {}
+
+    def of(self, eqn: Equation) -> Node:
+        """The attributes of an equation's node that follow from its primitive, parameters and shapes."""
+        describe = self._describe
+        name = eqn.primitive.name
+        literals = tuple(
+            [(i, describe.literal(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal)]
+        )
+        params = describe.params(name, eqn.params)
+        alone = eqn.effects or eqn.is_set_apart
+        shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
+        key = (name, params, literals, shapes, alone, eqn.effects)
+        found = self._known.get(key)
+        if found is None:
+            rule, text = rule_of(eqn), repr((name, params.items, literals))
+            space = rule.space(eqn)
+            digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
+            arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
+            found = self._known[key] = Node(
+                -1,
+                name,
+                OpKind.OPAQUE if alone else rule.kind,
+                (),
+                (),
+                space.dims,
+                space.roles,
+                tuple([space.input_maps[i] for i in arrays]),
+                space.output_maps,
+                rule.flops(eqn),
+                _is_bitcast(eqn),
+                eqn.effects,
+                () if alone else rule.backends(eqn),
+                rule.temporaries,
+                digest if params.portable else -1 - digest,
+                reciprocal=_is_reciprocal(eqn),
+                takes_part=name in ("slice", "dynamic_slice", "gather"),
+            )
+        return found
+
+
 class _Builder:
     def __init__(self, flat: Flat) -> None:
         self.flat = flat
@@ -79,11 +125,10 @@ class _Builder:
         self.equations: list[Equation] = []
         self.ids: dict[int, int] = {}
         self.constants: dict[int, Equation] = {}
-        self.templates: dict[Any, Node] = {}
-        """The node of each distinct equation, without its position, values and scope."""
         self.made: dict[tuple[int, tuple[int, ...]], int] = {}
         """The node of each distinct computation: its template (by identity) and operands."""
         self.describe = Describer()
+        self.templates = NodeTemplates(self.describe)
         self.inputs = [self._value(number, -1) for number in flat.inputs]
 
     def _value(self, number: int, producer: int) -> int:
@@ -112,7 +157,7 @@ class _Builder:
     def _emit(self, eqn: Equation) -> None:
         operands = tuple([v if isinstance(v, Literal) else self._read(v) for v in eqn.inputs])
         node_id = len(self.nodes)
-        template = self._template(eqn)
+        template = self.templates.of(eqn)
         arrays = tuple([v for v in operands if not isinstance(v, Literal)])
         if arrays and template.kind != OpKind.OPAQUE:
             # Common subexpressions are computed once, as in XLA.
@@ -127,44 +172,6 @@ class _Builder:
         )
         origin = node_id if eqn.origin < 0 else eqn.origin
         self.equations.append(replace(eqn, inputs=operands, outputs=outputs, origin=origin))
-
-    def _template(self, eqn: Equation) -> Node:
-        """The attributes of an equation's node that follow from its primitive, parameters and shapes."""
-        describe = self.describe
-        name = eqn.primitive.name
-        literals = tuple(
-            [(i, describe.literal(v.val)) for i, v in enumerate(eqn.inputs) if isinstance(v, Literal)]
-        )
-        params = describe.params(name, eqn.params)
-        alone = eqn.effects or eqn.is_set_apart
-        shapes = tuple([describe.array(a) for a in (*eqn.in_avals, *eqn.out_avals)])
-        key = (name, params, literals, shapes, alone, eqn.effects)
-        found = self.templates.get(key)
-        if found is None:
-            rule, text = rule_of(eqn), repr((name, params.items, literals))
-            space = rule.space(eqn)
-            digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
-            arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
-            found = self.templates[key] = Node(
-                -1,
-                name,
-                OpKind.OPAQUE if alone else rule.kind,
-                (),
-                (),
-                space.dims,
-                space.roles,
-                tuple([space.input_maps[i] for i in arrays]),
-                space.output_maps,
-                rule.flops(eqn),
-                _is_bitcast(eqn),
-                eqn.effects,
-                () if alone else rule.backends(eqn),
-                rule.temporaries,
-                digest if params.portable else -1 - digest,
-                reciprocal=_is_reciprocal(eqn),
-                takes_part=name in ("slice", "dynamic_slice", "gather"),
-            )
-        return found
 
     def finish(self, unknown: tuple[tuple[str, int], ...]) -> Lowered:
         outputs = tuple([v if isinstance(v, Literal) else self._read(v) for v in self.flat.outputs])

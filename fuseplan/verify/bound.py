@@ -7,8 +7,9 @@ bound (``costmodel.floor``), the edges that a group may cross and the partition 
 (``fuseplan.schedule.structure``). Everything else is computed anew, without the planners and the solver.
 
 A proof gives each node a price. No legal group may cost less than its nodes' prices; then no plan costs less
-than the sum of all prices. Where the sum is below the claimed bound, a search (``Covers``) shows that no plan
-lies between them: only groups that cost little more than their nodes can be in such a plan.
+than the sum of all prices. Prices may be negative, as a plan holds each node exactly once. Where the sum is
+below the claimed bound, a search (``Covers``) shows that no plan lies between them: only groups that cost
+little more than their nodes can be in such a plan.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from fuseplan.search.components import (
     effect_edges,
 )
 from fuseplan.support.bitset import bits, union_at
+from fuseplan.verify.errors import NotCheckedError, RefutedError
 from fuseplan.verify.groups import Groups
 
 MAX_STEPS = 2_000_000
@@ -135,14 +137,6 @@ MAX_GROUPS = 1_000_000
 """The most groups of one component that are checked: some minutes."""
 
 
-class RefutedError(Exception):
-    """The proof is wrong; the message names the fault."""
-
-
-class NotCheckedError(Exception):
-    """The proof could not be checked; the message says why."""
-
-
 @dataclass(slots=True)
 class Counts:
     """The size of a check."""
@@ -230,7 +224,7 @@ class _Verifier:
             raise RefutedError(f"the proof counts a component that starts at n{min(part_of)}: there is none")
         if proof.joint is not None:
             known = proof.joint.first_nodes
-            if len(set(known)) < len(known) or not claims.keys() >= set(known):
+            if not known or len(set(known)) < len(known) or not claims.keys() >= set(known):
                 raise RefutedError("the joint bound is not about different components of the graph")
         return claims
 

@@ -3,8 +3,8 @@
 Nothing here imports a planner, the enumeration of groups, the solver or OR-Tools. The definition of the
 search space is the planner's own: components and crossable edges (``fuseplan.search.components``),
 constraints (``fuseplan.search.constrained_pricing``) and copies (``fuseplan.search.remat``).
-``fuseplan.verify.plan`` checks the kernels; ``fuseplan.verify.bound`` recomputes the bound from the plan's
-``Proof``, and states what it trusts.
+``fuseplan.verify.plan`` checks the kernels, ``fuseplan.verify.program`` the graph;
+``fuseplan.verify.bound`` recomputes the bound from the plan's ``Proof``, and states what it trusts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import textwrap
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from costmodel.device import UnknownDeviceError
 from costmodel.devices import DEVICES, get_device
-from costmodel.graph import Graph
+from costmodel.graph import Graph, GraphError, check_graph
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
@@ -27,9 +27,14 @@ from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import operations_of, roots_of, searched
 from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.format import time_text
-from fuseplan.verify.bound import Counts, NotCheckedError, RefutedError, verify_proof
+from fuseplan.verify.bound import Counts, verify_proof
+from fuseplan.verify.errors import NotCheckedError, RefutedError
 from fuseplan.verify.horizontal import faults
 from fuseplan.verify.plan import check_plan
+from fuseplan.verify.program import check_program, check_waits
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 VERIFIED, REFUTED, NOT_CHECKED = "verified", "refuted", "bound not re-checked"
 
@@ -110,9 +115,13 @@ def verify_plan(
     status, reason, bound_ps = VERIFIED, "", None
     try:
         _check_device(plan)
-        _check_kernels(plan)
+        unknown = _sound(check_program, plan.graph, plan.program) if plan.program is not None else ""
+        _sound(check_waits, plan.graph)
+        _sound(check_plan, plan)
+        if unknown:
+            raise NotCheckedError(unknown)
         if plan.bound_ps is not None:
-            bound_ps = _verified_bound(plan, counts, tell)
+            bound_ps = _sound(_verified_bound, plan, counts, tell)
     except (InvalidPlanError, RefutedError) as error:
         status, reason = REFUTED, str(error)
     except NotCheckedError as error:
@@ -141,9 +150,10 @@ def verify_plan(
     )
 
 
-def _check_kernels(plan: FusionPlan) -> None:
+def _sound(check: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of ``check``. An exception of a plan that contradicts itself refutes it."""
     try:
-        check_plan(plan)
+        return check(*args, **kwargs)
     except InvalidPlanError:
         raise
     except CONTRADICTIONS as error:
@@ -201,6 +211,12 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
 def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
     if plan.proof is not None and plan.proof.roots:
+        _check_origins(plan.graph, plan.proof.origins)
+        n_operations = len(set(plan.proof.origins or plan.graph.origins or range(len(plan.graph.nodes))))
+        if not all(0 <= root < n_operations for root in plan.proof.roots):
+            raise RefutedError(
+                f"the proof rematerialises n{max(plan.proof.roots)}, of {n_operations:,} operations"
+            )
         copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
         if copies is None or copies.roots != plan.proof.roots:
             raise RefutedError("the proof rematerialises an operation that has one reader")
@@ -217,3 +233,19 @@ def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     return limited(
         plan.graph, Scheduler(plan.graph, plan.device, plan.program, plan.features), plan.constraints
     )
+
+
+def _check_origins(graph: Graph, origins: tuple[int, ...]) -> None:
+    """Check that a proof takes for copies of one operation only what the graph does, or less."""
+    if not origins:
+        return
+    if len(origins) != len(graph.nodes):
+        raise RefutedError(f"the proof has {len(origins):,} origins for {len(graph.nodes):,} operations")
+    own = graph.origins or range(len(graph.nodes))
+    for n, origin in enumerate(origins):
+        if not 0 <= origin <= n or own[origin] != own[n] or origins[origin] != origin:
+            raise RefutedError(f"the proof takes n{n} {graph.nodes[n].op} for a copy of n{origin}")
+    try:
+        check_graph(replace(graph, origins=origins))
+    except GraphError as error:
+        raise RefutedError(f"the copies of the proof: {error}") from None

@@ -2,7 +2,8 @@
 
 A workload is a program in JAX and the shapes of its arguments, in full size and in a small, ragged size,
 which few tiles divide. ``get_workload`` finds one by its name; ``WORKLOADS`` are the general ones, and
-``PUBLISHED`` those of published models. ``Workload`` and ``of_shapes`` define others: its ``Program`` and the
+``PUBLISHED`` those of published models; ``PACKAGES`` are programs of packages that need not be installed, and
+belong to no list by default. ``Workload`` and ``of_shapes`` define others: its ``Program`` and the
 shapes are what is ``Built``. Open ``functions`` for the programs and ``workload`` for the type.
 
 Example:
@@ -21,6 +22,7 @@ import jax
 from fuseplan.support.errors import UnknownNameError
 from fuseplan.workloads import equinox_models, functions, gpt2, optimizer
 from fuseplan.workloads.large import LARGE
+from fuseplan.workloads.packages import PACKAGES
 from fuseplan.workloads.published import PUBLISHED
 from fuseplan.workloads.stress import STRESS
 from fuseplan.workloads.workload import (
@@ -36,7 +38,17 @@ from fuseplan.workloads.workload import (
     of_shapes,
 )
 
-__all__ = ["PUBLISHED", "WORKLOADS", "Built", "Program", "Workload", "get_workload", "make_args", "of_shapes"]
+__all__ = [
+    "PACKAGES",
+    "PUBLISHED",
+    "WORKLOADS",
+    "Built",
+    "Program",
+    "Workload",
+    "get_workload",
+    "make_args",
+    "of_shapes",
+]
 
 
 def get_workload(name: str) -> Workload:
@@ -45,12 +57,16 @@ def get_workload(name: str) -> Workload:
     Raises:
         UnknownNameError: there is none; the message has the closest name, and all of them.
     """
-    known = {**WORKLOADS, **LARGE, **HUGE, **STRESS, **PUBLISHED}
+    own = {**WORKLOADS, **LARGE, **HUGE, **STRESS, **PUBLISHED}
+    known = {**own, **PACKAGES}
     if name in known:
         return known[name]
     close = difflib.get_close_matches(name, known, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
-    raise UnknownNameError(f"no workload is named {name!r}{hint} The workloads: {', '.join(known)}.")
+    raise UnknownNameError(
+        f"no workload is named {name!r}{hint} The workloads: {', '.join(own)}; "
+        f"of other packages: {', '.join(PACKAGES)}."
+    )
 
 
 def _dropout_residual(dtype: str, m: int, n: int) -> Built:
@@ -158,9 +174,9 @@ _ALL = (
     Workload("adam_update", "Adam over the four arrays of a feed-forward layer", {"width": 768},
              {"width": 5}, _adam_update),
     Workload("equinox_mlp", "the forward pass of an Equinox MLP", _PERCEPTRON, _SMALL_PERCEPTRON,
-             equinox_models.mlp),
+             equinox_models.mlp, ("equinox",)),
     Workload("equinox_mlp_train", "a training step of an Equinox MLP with optax.adam", _PERCEPTRON,
-             _SMALL_PERCEPTRON, equinox_models.mlp_train),
+             _SMALL_PERCEPTRON, equinox_models.mlp_train, ("equinox", "optax")),
     Workload("gpt2_block", "a transformer block of GPT-2", _GPT2, _SMALL_GPT2, _gpt2_block),
     Workload("gpt2_block_grad", "its loss and the gradients by parameters and input", _GPT2, _SMALL_GPT2,
              _gpt2_block_grad),
@@ -184,3 +200,12 @@ HUGE: dict[str, Workload] = {
     )
 }
 """Workloads that take seconds to trace, and are not in ``WORKLOADS``, which tests iterate over."""
+
+GROUPS: dict[str, dict[str, Workload]] = {
+    "general": WORKLOADS,
+    "published": PUBLISHED,
+    "large": LARGE,
+    "stress": STRESS,
+    "packages": PACKAGES,
+}
+"""Workloads that a benchmark takes by one name."""

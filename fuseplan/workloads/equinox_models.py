@@ -1,21 +1,13 @@
-"""Workloads written with Equinox and Optax, as users write them. Both are optional."""
+"""Workloads written with Equinox and Optax, as users write them. Both are optional, imported when used."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
-from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-
-from fuseplan.support.errors import FuseplanError
-
-
-class MissingPackageError(FuseplanError, ImportError):
-    """A workload needs a package that is not installed."""
 
 
 def mlp(dtype: str, rows: int, features: int, hidden: int, depth: int) -> tuple[Callable, tuple]:
@@ -26,7 +18,8 @@ def mlp(dtype: str, rows: int, features: int, hidden: int, depth: int) -> tuple[
 
 def mlp_train(dtype: str, rows: int, features: int, hidden: int, depth: int) -> tuple[Callable, tuple]:
     """One step of ``optax.adam`` on the squared error of that MLP."""
-    optax = _require("optax")
+    import optax
+
     forward, params = _model(dtype, features, hidden, depth)
     optimizer = optax.adam(1e-3)
 
@@ -43,7 +36,8 @@ def mlp_train(dtype: str, rows: int, features: int, hidden: int, depth: int) -> 
 
 
 def _model(dtype: str, features: int, hidden: int, depth: int) -> tuple[Callable, Any]:
-    eqx = _require("equinox")
+    import equinox as eqx
+
     model = eqx.filter_eval_shape(
         lambda key: eqx.nn.MLP(
             features, features, hidden, depth, jax.nn.gelu, dtype=jnp.dtype(dtype), key=key
@@ -56,12 +50,3 @@ def _model(dtype: str, features: int, hidden: int, depth: int) -> tuple[Callable
         return jax.vmap(eqx.combine(params, static))(x)
 
     return forward, params
-
-
-def _require(package: str) -> ModuleType:
-    try:
-        return importlib.import_module(package)
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"this workload needs the package {package!r}, which is not installed; pip install {package}"
-        ) from error

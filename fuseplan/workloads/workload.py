@@ -6,16 +6,24 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.errors import FuseplanError, InvalidArgumentError
 
 Program = Callable[..., Any]
 Built = tuple[Program, tuple[Any, ...]]
+
+_DISTRIBUTIONS = {"haiku": "dm-haiku"}
+"""The name that a package is installed by, where it is not the one it is imported by."""
+
+
+class MissingPackageError(FuseplanError, ImportError):
+    """A workload needs a package that is not installed."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,6 +38,13 @@ class Workload:
     """The extents of the small size."""
     make: Callable[..., Built] = field(repr=False)
     """A function of the dtype and the sizes that returns the function and the shapes of its arguments."""
+    needs: tuple[str, ...] = ()
+    """The packages that ``make`` imports, beside those of fuseplan."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The packages it needs that are not installed."""
+        return tuple(package for package in self.needs if find_spec(package) is None)
 
     def build(self, dtype: str = "float32", small: bool = False, **sizes: int) -> Built:
         """The function and its arguments, as pytrees of ``jax.ShapeDtypeStruct``.
@@ -48,6 +63,11 @@ class Workload:
             raise InvalidArgumentError(
                 f"the sizes of workload {self.name!r} are {', '.join(known)}; "
                 f"it has no {', '.join(sorted(unknown))}"
+            )
+        if missing := self.missing:
+            raise MissingPackageError(
+                f"the workload {self.name!r} needs {' and '.join(missing)}, not installed here: "
+                f"pip install {' '.join(_DISTRIBUTIONS.get(package, package) for package in missing)}"
             )
         return self.make(_floating(dtype), **{**known, **sizes})
 

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from fuseplan.bench.machine import machine_columns
-from fuseplan.bench.planning import csv_of, plan_table, time_plan
+from fuseplan.bench.planning import csv_of, plan_table, time_plan, xla_compile_s
+from fuseplan.console import Steps
 from fuseplan.settings import make_options
 from fuseplan.support.format import columns
 
@@ -21,6 +22,12 @@ def f(x, w):
 
 def row(with_xla=False, planner="solver"):
     return time_plan("f", f, SHAPES, make_options("test", planner), with_xla)
+
+
+def test_xla_compiles_the_same_function_again():
+    """For each device, in one process."""
+    seconds = [xla_compile_s("f", f, SHAPES, Steps()) for _ in range(3)]
+    assert min(seconds) > max(seconds) / 50, "none comes from a cache"
 
 
 def test_counts_and_seconds():

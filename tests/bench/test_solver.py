@@ -10,13 +10,21 @@ import pytest
 from typer.testing import CliRunner
 
 from fuseplan.bench.solver import WORKLOADS as BENCHED
-from fuseplan.bench.solver import AtDeadline, SolverTiming, Spread, bench_solver, solver_tables, steps_of
+from fuseplan.bench.solver import (
+    AtDeadline,
+    SolverTiming,
+    Spread,
+    bench_solver,
+    solver_tables,
+    steps_of,
+    summary_line,
+)
 from fuseplan.cli import app
 from fuseplan.console import Steps
 from fuseplan.plan.options import Features
 from fuseplan.settings import make_options
 from fuseplan.support.format import columns
-from fuseplan.workloads import HUGE, WORKLOADS, get_workload
+from fuseplan.workloads import GROUPS, HUGE, PACKAGES, WORKLOADS, get_workload
 from fuseplan.workloads.stress import STRESS
 from fuseplan.workloads.workload import make_args
 
@@ -55,12 +63,14 @@ def test_counts_and_proofs(measured):
     assert [name for name, _ in measured.excess] == ["unfused", "greedy", "best_first"]
     assert all(excess >= 0 for _, excess in measured.excess)
     assert dict(measured.excess)["unfused"] > 0
-    assert measured.of_xla == measured.total.median_s / measured.xla_compile_s
+    assert measured.of_xla == measured.planning.median_s / measured.xla_compile_s
 
 
 def test_seconds(measured):
     total = measured.total
     assert 0 < total.least_s <= total.median_s <= total.most_s
+    assert 0 < measured.planning.median_s < total.median_s, "tracing is in one of them"
+    assert measured.peak_rss_bytes is None or 10**7 < measured.peak_rss_bytes < 10**11
     stages = sum(seconds for _, seconds in measured.stages)
     assert 0 < stages <= total.most_s
     assert [at.deadline_s for at in measured.at_deadlines] == [0.5, 5.0]
@@ -87,6 +97,7 @@ def wide(row: SolverTiming) -> SolverTiming:
     return dataclasses.replace(
         row, workload="random_sums_60", equations=36_963, components=12_345, candidates=123_456,
         priced=12_345, kernels=12_345, time_us=123_456.7, status="FEASIBLE", gap=0.123,
+        peak_rss_bytes=12_345 * 10**6, planning=late.seconds,
         at_deadlines=(late,) * 4,
     )  # fmt: skip
 
@@ -98,8 +109,24 @@ def test_tables_fit_80_columns(measured):
     for head, lines, right in tables:
         assert all(len(line) == len(head) for line in lines)
         assert max(map(len, columns([head, *lines], right))) <= 80
+    longest = max((*PACKAGES, *BENCHED.split(",")), key=len)
+    for head, lines, right in solver_tables([dataclasses.replace(measured, workload=longest)]):
+        assert max(map(len, columns([head, *lines], right))) <= 80
     without = dataclasses.replace(measured, at_deadlines=(), ablation=(), xla_compile_s=None)
     assert len(solver_tables([without])) == 4
+
+
+def test_the_summary_counts_near_bounds_and_quick_plans(measured):
+    near = dataclasses.replace(measured, status="FEASIBLE", gap=0.01, xla_compile_s=1e-9)
+    far = dataclasses.replace(near, gap=0.02, xla_compile_s=1e9)
+    unbounded = dataclasses.replace(far, gap=None, xla_compile_s=None)
+    assert summary_line([measured, near, far, unbounded]).startswith(
+        "h200: 2 of 4 within 1 % of their bound, 1 proven; "
+    )
+    assert summary_line([near, far, unbounded]).endswith("; 1 of 2 planned in XLA's compile time")
+    assert summary_line([unbounded]) == "h200: 0 of 1 within 1 % of their bound, 0 proven"
+    rows = [dataclasses.replace(unbounded, device="h200:mosaic_gpu")] * 999
+    assert len(summary_line([dataclasses.replace(row, xla_compile_s=1.0) for row in rows])) <= 110
 
 
 def run(*args, code=0):
@@ -116,10 +143,31 @@ def test_command(tmp_path):
     (softmax, gelu) = csv.DictReader(out.read_text().splitlines())
     assert (softmax["workload"], softmax["device"], gelu["status"]) == ("softmax", "h200", "OPTIMAL")
     assert softmax["at_1s_status"] == "OPTIMAL"
+    assert text.splitlines()[-1] == "h200: 2 of 2 within 1 % of their bound, 2 proven"
     short = (*small[:2], *small[2:5], "--deadlines", "", "--no-ablation")
     records = json.loads(run(*short, "--json").stdout)
     assert records[0].keys() == next(csv.DictReader(run(*short, "--csv").stdout.splitlines())).keys()
     assert not any(key.startswith(("at_", "without_")) for key in records[0])
+
+
+def test_each_device_has_its_tables_and_its_summary():
+    short = ("--repeats", "1", "--deadlines", "", "--no-ablation", "--with-xla", "--small")
+    text = run("--workloads", "softmax,gelu_bias", "--device", "h200,tpu_v5e", *short).stdout
+    assert text.index("h200  ") < text.index("tpu_v5e  ")
+    assert text.count("peak MB") == text.count("XLA compile") == 2
+    assert [line.partition(":")[0] for line in text.splitlines()[-2:]] == ["h200", "tpu_v5e"]
+    assert "of 2 planned in XLA's compile time" in text
+
+
+def test_a_group_is_benched_without_what_is_not_installed(monkeypatch):
+    jraph = dataclasses.replace(PACKAGES["jraph_network"], needs=("jraph", "no_such_package"))
+    group = {"softmax": WORKLOADS["softmax"], "jraph_network": jraph}
+    monkeypatch.setitem(GROUPS, "packages", group)
+    short = ("--repeats", "1", "--deadlines", "", "--no-ablation", "--small", "--csv")
+    result = run("--workloads", "packages,softmax", *short)
+    assert [row["workload"] for row in csv.DictReader(result.stdout.splitlines())] == ["softmax"]
+    assert "left out: jraph_network, which needs" in result.stderr
+    assert "no_such_package, not installed" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -129,7 +177,8 @@ def test_command(tmp_path):
         (("--deadlines", "1,0"), "--deadlines expects seconds above 0"),
         (("--workloads", ","), "--workloads expects one or more names"),
         (("--workloads", "softmx"), "did you mean 'softmax'"),
-        (("--device", "cpu"), "choose a GPU or TPU"),
+        (("--device", "h200,cpu"), "choose a GPU or TPU"),
+        (("--workloads", "packages", "--dtype", "bfloat16"), "is of float32"),
     ],
 )
 def test_mistakes_are_explained(args, message):

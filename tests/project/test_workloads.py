@@ -12,7 +12,17 @@ import optax
 import pytest
 
 from fuseplan.support.errors import InvalidArgumentError, UnknownNameError
-from fuseplan.workloads import WORKLOADS, equinox_models, functions, get_workload, gpt2, make_args, optimizer
+from fuseplan.workloads import (
+    GROUPS,
+    PACKAGES,
+    WORKLOADS,
+    functions,
+    get_workload,
+    gpt2,
+    make_args,
+    optimizer,
+)
+from fuseplan.workloads.workload import MissingPackageError
 from tests.helpers.quickly import QUICKLY, run_quickly
 
 pytestmark = pytest.mark.one_python
@@ -138,8 +148,33 @@ def test_mistakes_are_explained():
 
 def test_a_missing_optional_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(equinox_models.MissingPackageError, match="pip install optax"):
+    with pytest.raises(MissingPackageError, match=r"equinox_mlp_train.* needs optax, .*pip install optax"):
         get_workload("equinox_mlp_train").build()
+    monkeypatch.setitem(sys.modules, "haiku", None)
+    assert PACKAGES["haiku_lstm_grad"].missing == ("haiku",)
+    with pytest.raises(MissingPackageError, match="pip install dm-haiku"):
+        get_workload("haiku_lstm_grad").build()
+
+
+def test_programs_of_packages_are_an_optional_group():
+    others = {name for group, workloads in GROUPS.items() if group != "packages" for name in workloads}
+    assert not PACKAGES.keys() & others
+    needed = {package for workload in PACKAGES.values() for package in workload.needs}
+    assert len(PACKAGES) == 19
+    assert len(needed) == 14
+    assert not needed & {"jax", "numpy"}
+    for name, workload in PACKAGES.items():
+        assert get_workload(name) is workload
+        assert workload.name == name
+        assert workload.description
+    with pytest.raises(InvalidArgumentError, match="'histograms_36' is of float32"):
+        get_workload("histograms_36").build("bfloat16")
+
+
+@pytest.mark.parametrize("name", [name for name, workload in PACKAGES.items() if not workload.missing])
+def test_programs_of_packages_are_traced(name):
+    f, args = get_workload(name).build(small=True)
+    assert jax.tree.leaves(jax.eval_shape(f, *args))
 
 
 @pytest.mark.slow

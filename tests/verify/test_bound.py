@@ -31,7 +31,8 @@ from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import decompose
 from fuseplan.search.remat import materialise as recomputed
-from fuseplan.verify.bound import Counts, RefutedError, verify_proof
+from fuseplan.verify.bound import Counts, verify_proof
+from fuseplan.verify.errors import RefutedError
 from fuseplan.verify.groups import Groups
 from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
 from fuseplan.workloads import get_workload
@@ -424,64 +425,6 @@ fuseplan.cli.main()
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.startswith("verified: OPTIMAL")
-
-
-def extra_price(plan):
-    k = next(k for k, p in enumerate(plan.proof.parts) if len(p.prices_ps) > 1)
-    part = plan.proof.parts[k]
-    return replace(plan, proof=with_part(plan.proof, k, replace(part, prices_ps=(0, *part.prices_ps))))
-
-
-def swapped_components(plan):
-    """Two parts of different size, each with the components of the other."""
-    parts = plan.proof.parts
-    sizes = [(len(p.prices_ps), k) for k, p in enumerate(parts) if len(p.prices_ps) > 1]
-    (_, a), (_, b) = min(sizes), max(sizes)
-    proof = with_part(plan.proof, a, replace(parts[a], first_nodes=parts[b].first_nodes))
-    return replace(plan, proof=with_part(proof, b, replace(parts[b], first_nodes=parts[a].first_nodes)))
-
-
-def prices_of_another_program(plan):
-    return replace(plan, proof=made("mlp").proof)
-
-
-def shuffled_prices(plan):
-    """Each price with the next operation: as many, and the same sum."""
-    k = max(range(len(plan.proof.parts)), key=lambda k: len(set(plan.proof.parts[k].prices_ps)))
-    part = plan.proof.parts[k]
-    prices = (*part.prices_ps[1:], part.prices_ps[0])
-    return replace(plan, proof=with_part(plan.proof, k, replace(part, prices_ps=prices)))
-
-
-def roots_of_another_program(plan):
-    return replace(plan, proof=replace(plan.proof, roots=(0,)))
-
-
-FORGED = {
-    extra_price: r"\d+ prices are given for the component of n\d+",
-    swapped_components: r"\d+ prices are given for the component of n\d+|takes [\d,]+ ps, less than",
-    prices_of_another_program: "prices are given for|says nothing of|there is none|adds up to",
-    shuffled_prices: r"takes [\d,]+ ps, less than",
-    roots_of_another_program: "rematerialises",
-}
-
-
-@cache
-def of_two_programs():
-    (f, *one), (g, *other) = _built("attention"), _built("norm_mlp")
-    lowered = lower(trace(lambda x, y: (f(*x), g(*y)), tuple(one), tuple(other)))
-    return plan_best(lowered, Options(get_device("h200"), "solver", 120.0))[1]
-
-
-@pytest.mark.parametrize("forge", FORGED, ids=lambda f: f.__name__)
-def test_forged_proofs_are_refuted_from_their_files(forge):
-    plan = of_two_programs()
-    assert verify_plan(Plan.from_json(plan.to_json())).status == VERIFIED
-    forged = forge(plan)
-    assert forged.proof != plan.proof
-    result = verify_plan(Plan.from_json(forged.to_json()))
-    assert result.status == REFUTED
-    assert re.search(FORGED[forge], result.reason), result.reason
 
 
 def sums_in_steps(x, w, y):

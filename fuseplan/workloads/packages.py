@@ -1,37 +1,36 @@
-"""Programs of published packages, and four in plain JAX, whose first call ``experiments.first_call`` times.
+"""Programs of published packages, and four in plain JAX: an optional group.
 
-Each builder returns a new function and its arguments. The packages are optional: programs of those that are
-not installed are left out.
+A program whose package is not installed is left out where the group is asked for. Packages are imported
+where a program is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-Built = tuple[Callable[..., Any], tuple[Any, ...]]
-Builder = Callable[[], Built]
+from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.workloads.workload import Built, Workload
 
-_PROGRAMS: dict[str, tuple[str, Builder]] = {}
-
-
-def programs() -> dict[str, Builder]:
-    """By name, those programs whose package is installed."""
-    return {name: build for name, (package, build) in _PROGRAMS.items() if find_spec(package) is not None}
+PACKAGES: dict[str, Workload] = {}
+"""By name. They have one size and are of float32. Their arguments are arrays: on others, programs whose steps
+adapt might not end."""
 
 
-def missing() -> tuple[str, ...]:
-    """The packages that are not installed."""
-    return tuple(sorted({package for package, _ in _PROGRAMS.values() if find_spec(package) is None}))
+def _program(*needs: str) -> Callable[[Callable[[], Built]], Callable[[], Built]]:
+    """Add the function below to ``PACKAGES``, described by the first line of its docstring."""
 
+    def add(build: Callable[[], Built]) -> Callable[[], Built]:
+        def make(dtype: str) -> Built:
+            if dtype != "float32":
+                raise InvalidArgumentError(f"the workload {name!r} is of float32, it has no form in {dtype}")
+            return build()
 
-def _program(package: str = "jax") -> Callable[[Builder], Builder]:
-    def add(build: Builder) -> Builder:
-        _PROGRAMS[build.__name__] = package, build
+        name, description = build.__name__, (build.__doc__ or "").strip().rstrip(".")
+        PACKAGES[name] = Workload(name, description, {}, {}, make, needs)
         return build
 
     return add
@@ -108,7 +107,7 @@ def histograms_36() -> Built:
     return histograms, (_normal(512),)
 
 
-@_program("flax")
+@_program("flax", "optax")
 def flax_train_step() -> Built:
     """A convolutional classifier of flax, trained by optax's Adam."""
     import optax
