@@ -316,8 +316,8 @@ class GroupSearch:
         bounds = [(terms.floor_ps, worth + cliques.most(open_))]
         if open_.any():
             memory_ps, compute_ps = self._floor.added(known, possible)
-            # A kernel takes as long as its slowest resource, and so at least as long as any mean of them: then
-            # what a position adds counts against its price.
+            # A kernel takes as long as its slowest resource, so no less than any mean of them: then what a
+            # position adds counts against its price.
             for share in _SHARES_OF_MEMORY:
                 least = share * terms.memory_ps + (1 - share) * terms.compute_ps
                 bounds.append(
