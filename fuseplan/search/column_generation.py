@@ -69,7 +69,7 @@ def solve_by_columns(
             return found
     is_proven = space.total(best).time_ps == bound_ps
     ended = None if is_proven else ended_note(space, space.book.is_past(expires_at))
-    return Solved(best, bound_ps, is_proven, columns.times_ps, duals, ended, lists_all=False)
+    return Solved(best, bound_ps, is_proven, search.priced, duals, ended, lists_all=False)
 
 
 _USED = 1e-6

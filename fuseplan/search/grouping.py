@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from costmodel.graph import Graph
@@ -12,6 +12,7 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
 from fuseplan.plan.notes import AnyNote, Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.schedule.shared_operands import Edge
 from fuseplan.search.components import (
     Component,
     Crossable,
@@ -24,7 +25,13 @@ from fuseplan.search.components import (
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits
-from fuseplan.support.digraph import cyclic_sets, execution_order, group_successors
+from fuseplan.support.digraph import (
+    connected_sets,
+    cyclic_sets,
+    execution_order,
+    group_successors,
+    reachable,
+)
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import Limit, Work, seconds_of
 
@@ -146,26 +153,64 @@ def order_groups(graph: Graph, groups: Iterable[Nodes]) -> tuple[list[Nodes], li
 def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tuple[list[Nodes], int]:
     """Groups that can run in the order returned, and how many had to be taken apart.
 
-    Of the groups that wait for each other, the one that saves the least is split into its
-    nodes, until nothing waits in a circle. Single nodes never do, so this ends.
+    Of the groups that wait for each other, the one that loses the least is divided into what the others wait
+    for and the rest, until nothing waits in a circle. Single nodes never do, so this ends.
     """
     ranked, after = order_groups(graph, groups)
+    edges = data_edges(graph) + effect_edges(graph)
     broken = 0
     while cycles := cyclic_sets(after):
-        victims: list[Nodes] = []
+        divided: dict[Nodes, list[Nodes]] = {}
         for cycle in cycles:
-            several = (ranked[g] for g in cycle if len(ranked[g]) > 1)
-            victims.append(min(several, key=lambda nodes: (_saving(book, nodes), nodes)))
-        broken += len(victims)
-        whole = [nodes for nodes in ranked if nodes not in victims]
-        ranked, after = order_groups(graph, whole + [(n,) for nodes in victims for n in nodes])
+            inside = {n for g in cycle for n in ranked[g]}
+            within = [(u, v) for u, v in edges if u in inside and v in inside]
+            ways = [(ranked[g], _divided(book, ranked[g], within)) for g in cycle if len(ranked[g]) > 1]
+            loss = [
+                sum_prices(book, parts).time_ps - sum_prices(book, [group]).time_ps for group, parts in ways
+            ]
+            _, group, parts = min((ps, *way) for ps, way in zip(loss, ways, strict=True))
+            divided[group] = parts
+        broken += len(divided)
+        whole = [nodes for nodes in ranked if nodes not in divided]
+        ranked, after = order_groups(graph, whole + [nodes for parts in divided.values() for nodes in parts])
     return [ranked[g] for g in execution_order(after)], broken
 
 
-def _saving(book: PriceBook, group: Nodes) -> int:
-    together = book.price(group)
-    assert isinstance(together, Price), together
-    return sum_prices(book, [(n,) for n in group]).time_ps - together.time_ps
+def _divided(book: PriceBook, group: Nodes, edges: Sequence[Edge]) -> list[Nodes]:
+    """A group as several, the cheapest of three ways: the nodes that others wait for, with those before them,
+    and the rest; the nodes that wait for others, with those behind them, and the rest; single nodes.
+
+    ``edges`` are those inside of the group and between it and the others.
+    """
+    members = set(group)
+    following: dict[int, list[int]] = {n: [] for n in group}
+    leading: dict[int, list[int]] = {n: [] for n in group}
+    for u, v in edges:
+        if u in members and v in members:
+            following[u].append(v)
+            leading[v].append(u)
+    awaited = {u for u, v in edges if u in members and v not in members}
+    waiting = {v for u, v in edges if v in members and u not in members}
+    ways: list[list[Nodes]] = [[(n,) for n in group]]
+    for first in (
+        awaited | reachable(awaited, leading.__getitem__),
+        members - waiting - reachable(waiting, following.__getitem__),
+    ):
+        if 0 < len(first) < len(members):
+            parts = [nodes for half in (first, members - first) for nodes in _connected(half, following)]
+            priced = [
+                [nodes] if isinstance(book.price(nodes), Price) else [(n,) for n in nodes] for nodes in parts
+            ]
+            ways.append([nodes for several in priced for nodes in several])
+    return min(ways, key=lambda parts: sum_prices(book, parts))
+
+
+def _connected(nodes: Collection[int], following: Mapping[int, Sequence[int]]) -> list[Nodes]:
+    """The sets of ``nodes`` that edges among them connect."""
+    ranked = sorted(nodes)
+    place = {n: i for i, n in enumerate(ranked)}
+    edges = [(place[u], place[v]) for u in ranked for v in following[u] if v in place]
+    return [tuple([ranked[i] for i in positions]) for positions in connected_sets(len(ranked), edges)]
 
 
 def sum_prices(book: PriceBook, groups: Iterable[Nodes]) -> Price:

@@ -43,48 +43,59 @@ def join(
     optimal = all(s.optimal for s in solved.values())
     involved: set[int] = set()
     cuts: list[tuple[Nodes, ...]] = []
-    joint_bound = 0
+    joint_bound, n_moved = 0, 0
     proven: frozenset[int] = frozenset()
     failed: Note | None = None
+    apart: list[tuple[list[Nodes], int]] = []
+    """Plans that run because groups were taken apart, and how many were."""
+
+    def cost(plan: tuple[list[Nodes], int]) -> Price:
+        return sum_prices(book, plan[0])
+
     for _ in range(LIMITS.max_cuts):
         ranked, after = order_groups(graph, (g for groups in chosen for g in groups))
         cycles = cyclic_sets(after)
         outside = sum(b for i, b in enumerate(bounds) if i not in proven)
         if not cycles:
             ordered = [ranked[g] for g in execution_order(after)]
-            return ordered, outside + joint_bound, optimal, None, _joint(parts, proven, joint_bound)
-        if book.is_past(expires_at) or not optimal:
+            told = note(NoteKind.CYCLES_SPLIT, count=n_moved) if n_moved else None
+            return ordered, outside + joint_bound, optimal, told, _joint(parts, proven, joint_bound)
+        if book.is_past(expires_at):
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
         for cycle in cycles:
             circle = tuple(ranked[g] for g in shortest_cycle(after, cycle))
             cuts.append(circle)
             involved.update(instance_of[group[0]] for group in circle)
-        if not all(complete(part) for part in sorted({parts.instances[i][0] for i in involved})):
-            break
+        listed = [complete(part) for part in sorted({parts.instances[i][0] for i in involved})]
         # Taking groups apart gives a plan that runs, and so an upper bound on the joint cost.
         hint: dict[int, list[Nodes]] = {i: [] for i in involved}
-        fallback, _ = break_cycles(graph, book, ranked)
-        for group in fallback:
+        apart.append(break_cycles(graph, book, ranked))
+        for group in min(apart, key=cost)[0]:
             if instance_of[group[0]] in involved:
                 hint[instance_of[group[0]]].append(group)
         try:
-            joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at)
+            joint = _solve_jointly(book, parts, solved, hint, cuts, expires_at, optimal and all(listed))
         except FAILURES as error:
             joint, failed = None, failure(error)
         if joint is None:
             break
-        groups, joint_bound = joint
-        proven = frozenset(involved)
+        groups, bound_ps = joint
+        if bound_ps is None:
+            # Not all groups are known: others might be faster, and wait in no circle.
+            if sum_prices(book, groups) >= sum_prices(book, [g for known in hint.values() for g in known]):
+                break
+            optimal, proven, joint_bound, n_moved = False, frozenset(), 0, len(cuts)
+        else:
+            proven, joint_bound = frozenset(involved), bound_ps
         for i in involved:
             chosen[i] = [g for g in groups if instance_of[g[0]] == i]
-    fallback, broken = break_cycles(graph, book, (g for groups in chosen for g in groups))
+    apart.append(break_cycles(graph, book, (g for groups in chosen for g in groups)))
     for name in HEURISTICS:
         # A heuristic's own groups may have fewer cycles, and lose less.
         others = [place(starts.plan(part, name), nodes) for part, nodes in parts.instances]
-        apart, count = break_cycles(graph, book, (g for groups in others for g in groups))
-        if sum_prices(book, apart) < sum_prices(book, fallback):
-            fallback, broken = apart, count
+        apart.append(break_cycles(graph, book, (g for groups in others for g in groups)))
+    fallback, broken = min(apart, key=cost)
     told = failed or note(NoteKind.CYCLES_SPLIT, count=broken)
     outside = sum(b for i, b in enumerate(bounds) if i not in proven)
     if sum(bounds) >= outside + joint_bound:
@@ -103,9 +114,10 @@ def _solve_jointly(
     hint: dict[int, list[Nodes]],
     cuts: Sequence[tuple[Nodes, ...]],
     expires_at: float,
-) -> tuple[list[Nodes], int] | None:
-    """The cheapest groups of several components together that avoid all ``cuts``, and a
-    bound; None if that could not be proven in time."""
+    prove: bool,
+) -> tuple[list[Nodes], int | None] | None:
+    """The cheapest groups of several components together that avoid all ``cuts``, and a bound; None for the
+    bound if not all groups are known or ``prove`` is false, None for both if there was no time."""
     known = [g for groups in hint.values() for g in groups]
     gap = sum_prices(book, known).time_ps
     for i in hint:
@@ -114,12 +126,12 @@ def _solve_jointly(
             # Its plan was proven without enumerating its groups.
             space = parts.spaces[part]
             found = enumerate_groups(space, LIMITS.max_groups, expires_at)
-            if not found.complete:
-                return None
-            solved[part].columns = {mask: space.floor(mask) for mask in found.groups}
-            solved[part].duals, solved[part].lists_all = (0,) * space.n, True
-        if not solved[part].duals:  # only some of its groups are known
-            return None
+            if found.complete:
+                solved[part].columns = {mask: space.floor(mask) for mask in found.groups}
+                solved[part].duals, solved[part].lists_all = (0,) * space.n, True
+            else:
+                solved[part].columns = {**space.priced_ps, **solved[part].columns}
+        prove = prove and solved[part].lists_all and bool(solved[part].duals)
         gap -= sum(solved[part].duals)
     columns: dict[Nodes, tuple[int, int, int]] = {}
     for i in sorted(hint):
@@ -128,7 +140,8 @@ def _solve_jointly(
         for mask, time_ps in result.columns.items():
             if book.is_past(expires_at):
                 return None
-            if time_ps - sum(result.duals[k] for k in bits(mask)) <= gap:
+            worth = sum(result.duals[k] for k in bits(mask)) if result.duals else 0
+            if time_ps - worth <= gap:
                 price = parts.spaces[part].price(mask)
                 if isinstance(price, Price):
                     columns[place([mask], nodes)[0]] = price.objectives
@@ -150,4 +163,4 @@ def _solve_jointly(
     if selection.status != "OPTIMAL":
         return None
     groups = list(columns)
-    return [groups[k] for k in selection.chosen], selection.bound
+    return [groups[k] for k in selection.chosen], selection.bound if prove else None

@@ -250,6 +250,11 @@ class Space:
             self._prices[mask] = self.book.price(nodes)
         return self._prices[mask]
 
+    @property
+    def priced_ps(self) -> dict[Mask, int]:
+        """The groups that have been asked for and can be kernels, with their times in picoseconds."""
+        return {mask: price.time_ps for mask, price in self._prices.items() if isinstance(price, Price)}
+
     def known_price(self, mask: Mask) -> Price | Verdict | None:
         """The price of a group that has been asked for before, else None. What other components
         asked for is not looked up: a plan must not depend on which of them are remembered."""
