@@ -17,7 +17,13 @@ from typing import Any
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, trace
 from fuseplan.memory.liveness import plan_peak_bound
-from fuseplan.passes.rewriting import is_faster_as_traced, leaner_programs, may_stream, rewritten_programs
+from fuseplan.passes.rewriting import (
+    is_faster_as_traced,
+    leaner_programs,
+    may_pack,
+    may_stream,
+    rewritten_programs,
+)
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.notes import NoteKind, limit_reached, note
@@ -25,6 +31,7 @@ from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, until_deadline
 from fuseplan.support.errors import MemoryLimitError
@@ -81,6 +88,17 @@ def plan_program(lowered: Lowered, options: Options, clock: StageTimer | None = 
     return Attempt(replace(state.plan, stats=stats), limit_reached(state.notes))
 
 
+PEERS = (
+    "greedy",
+    "best_first",
+    "tvm_fuse_ops",
+    "nnc_tensorexpr",
+    "inductor",
+    "graph_colouring",
+    "xla_priority",
+)
+"""The planners whose plans the solver's is compared with, where it is not proven."""
+
 _MOST_PROGRAMS = 4
 """The number of programs that are planned within a limit of memory: the rewritten one, the traced one, and
 two that need less memory."""
@@ -100,7 +118,7 @@ class _Planner:
     def best(self, programs: Sequence[Lowered]) -> Attempt:
         """The fastest plan of ``programs`` and, where that may be faster, of the program as traced; of
         programs that need less memory where these have none within the limit."""
-        found = self._of_programs(programs)
+        found = self._no_slower_than_peers(self._of_programs(programs), programs)
         if not self.has_leaner:
             return found
         if found.plan is None:
@@ -118,6 +136,25 @@ class _Planner:
             return found.faster(self._attempt(self.traced))
         limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else None
         return found.cut_short(limit).bound_of("as rewritten")
+
+    def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
+        """``found``, or the plan of a heuristic or of another system's algorithm (``PEERS``) where that is
+        faster. None can be where ``found`` is proven, except by horizontal fusion, which follows the search.
+        """
+        plan = found.plan
+        if self.options.planner != "solver" or self.options.deadline_s <= 0 or plan is None:
+            return found
+        packs = may_pack(self.options) and bool(wide_hubs(plan.graph).ports)
+        if plan.status == "OPTIMAL" and not packs:
+            return found
+        others = [program for program in programs if program is not self.traced]
+        for program in (self.traced, *others):
+            for name in PEERS:
+                if time.monotonic() >= self.expires_at:
+                    return found
+                options = replace(until_deadline(self.expires_at, self.options), planner=name)
+                found = found.or_faster_of(plan_program(program, options, StageTimer()), name)
+        return found
 
     def _of_leaner(self, failed: Attempt) -> Attempt:
         best, ended_by = failed, failed.ended_by

@@ -61,6 +61,20 @@ class Attempt:
             return replace(best, outcome=replace(plan, bound_ps=plan.objective_ps, status="OPTIMAL"))
         return replace(best, outcome=replace(plan, bound_ps=bound_ps, status="FEASIBLE"))
 
+    def or_faster_of(self, peer: Attempt, name: str) -> Attempt:
+        """This one, or the plan that the planner ``name`` made of an equivalent program where it is faster.
+        The bound stays if it is below that plan and of the same graph."""
+        plan, other = self.plan, peer.plan
+        if plan is None or other is None or other.objective_ps >= plan.objective_ps:
+            return self
+        told = str(note(NoteKind.PEER, planner=name))
+        stats = replace(plan.stats, certified="")
+        used = replace(other, planner=plan.planner, status="FEASIBLE", notes=(*plan.notes, told), stats=stats)
+        bound_ps = plan.bound_ps
+        if bound_ps is None or bound_ps > other.objective_ps or other.graph is not plan.graph:
+            return replace(self, outcome=replace(used, bound_ps=None, proof=None))
+        return replace(self, outcome=replace(used, bound_ps=bound_ps, proof=plan.proof))
+
     @property
     def _is_impossible(self) -> bool:
         """Whether no plan of the program keeps to the limit."""

@@ -61,6 +61,7 @@ class NoteKind(Enum):
         _SCALAR + "of plans that fuse across it only packs were searched, and others take at least "
         "{least_ps:us} µs"
     )
+    PEER = "{planner}'s plan is used: it is faster than the best that the search found"
     PACKED = "{count} kernels that a scalar ties together are packed into {packs}"
     UNVERIFIABLE = (
         "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
