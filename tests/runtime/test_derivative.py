@@ -280,7 +280,9 @@ def test_constraints_of_a_function_hold_for_its_derivative_by_name():
     limits = fuseplan.Constraints(never_fuse=[("exp", "tanh"), "n0"], must_fuse=[("exp", "mul")])
     f = lambda x: jnp.tanh(jnp.exp(x) * 2)  # noqa: E731
     fast = fuseplan.jit(f, device="test", constraints=limits)
-    x = jnp.linspace(-3.0, -1.0, 64 * 64).reshape(64, 64)  # where tanh has a slope: 1 - tanh**2 cancels near one
+    x = jnp.linspace(-3.0, -1.0, 64 * 64).reshape(
+        64, 64
+    )  # where tanh has a slope: 1 - tanh**2 cancels near one
     np.testing.assert_allclose(jax.grad(total(fast))(x), jax.grad(total(f))(x), rtol=1e-5)
     plan = fast.plan_vjp(x).plan
     for kernel in plan.kernels:
