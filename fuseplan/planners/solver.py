@@ -45,7 +45,7 @@ _MANY_CORES = 8
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The cheapest plan by time, then HBM bytes, then number of kernels.
+    """The cheapest plan by time; of those that it compares, by HBM bytes and number of kernels, too.
 
     ``status`` is OPTIMAL if that is proven. Else it is FEASIBLE, no plan is faster than ``bound_ps``, and
     ``notes`` say which limit was hit. The plan is never slower than that of either heuristic, unless the

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from costmodel.axes import Conflict, Unifier
+from experiments import deadlines
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
@@ -31,6 +32,24 @@ def test_planning_keeps_its_deadline(name):
         check_plan(run.plan)
         # Twice the half second: beside other processes the same work takes more CPU time.
         assert run.over_s < 0.5, f"{run.plan_s:.2f} s of CPU under a deadline of {run.deadline_s} s"
+
+
+@pytest.mark.slow
+def test_random_programs_keep_their_deadlines(capsys):
+    """One small program of each kind but one; the same as any time before."""
+    assert deadlines.main(["--programs", "10", "--first", "60"]) in (0, 1)
+    *_, worst, told = capsys.readouterr().out.splitlines()
+    assert told.endswith("promises broken")
+    assert worst.startswith("-") or float(worst.split()[0]) < 0.5
+
+
+def test_a_random_program_is_the_same_every_time():
+    for number in (4, 9):
+        (kind, one, *more), (_, other, *same) = map(deadlines.random_task, [number] * 2)
+        assert kind == [*deadlines.RANDOM][number]
+        assert more == same
+        graphs = [lower(trace(f, *args)).graph for f, args in (one, other)]
+        assert graphs[0] == graphs[1]
 
 
 def spaces(program, device="h200"):
