@@ -71,8 +71,8 @@ class NoteKind(Enum):
         "{floor_ps:us} µs (lower its floor, least, floors and partial_floor)"
     )
     NOT_MONOTONE = (
-        f"not proven: the pricing {{pricing}} refuses {_PART}, and allows a larger group that holds them "
-        "(compatible must refuse that, too)"
+        f"not proven: the pricing {{pricing}} refuses {_PART}, which a kernel holds that its other "
+        "answers allow (compatible must refuse every set that holds a refused one)"
     )
     MEMORY_COST = (
         "the limit of {limit_bytes:,} bytes makes the plan {percent:.1f} % slower: the fastest one needs "

@@ -164,15 +164,12 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
 
 
 def _check_rules(graph: Graph, book: PriceBook, parts: Decomposition, groups: Sequence[Nodes]) -> None:
-    """Look for rules that are not monotone: for a group of the plan that is refused though a larger one is
-    allowed, and for a refused group that one more neighbour makes an allowed one. It is a sample."""
+    """Look for rules that are not monotone: for a group of the plan that is refused, though a larger one was
+    allowed, and for a refused group that one more neighbour makes a kernel. It is a sample."""
     offers = frozenset(book.offers)
-    wide = (tuple(range(len(graph.nodes))), *(nodes for _, nodes in parts.instances))
     for group in groups:
-        if len(group) > 1 and group not in offers and book.compatible(group) is not None:
-            for larger in wide:
-                if set(group) < set(larger):
-                    book.check_monotone(group, larger)
+        if len(group) > 1 and group not in offers:
+            book.check_monotone(group, group)
     cores = [space.nodes(core) for space in parts.spaces for core in space.rules.cores[:_MANY_CORES]]
     pairs = [v.nodes for v in parts.crossable.refusals if v.rule not in ("hub", "cycle")]
     for nodes in [*cores, *pairs][:_MANY_CORES]:

@@ -359,9 +359,15 @@ class PriceBook:
         if time_ps < bound_ps:
             self._pricing.contradicts(NoteKind.BELOW_FLOOR, nodes, time_ps=time_ps, floor_ps=bound_ps)
 
-    def check_monotone(self, refused: Nodes, larger: Nodes) -> None:
-        """Note a fault if the rules refuse one group and allow a larger one that holds it."""
-        if self.compatible(refused) is not None and self.compatible(larger) is None:
+    def check_monotone(self, refused: Nodes, kernel: Nodes) -> None:
+        """Note a fault if the rules refuse a group, and allow a kernel that is equal to it or holds it.
+
+        That they allow a group of which there is no kernel is none: ``DuplicatePricing`` leaves some refusals
+        to its prices.
+        """
+        if self.compatible(refused) is None or (refused != kernel and self.compatible(kernel) is not None):
+            return
+        if isinstance(self.price(kernel), Price):
             self._pricing.contradicts(NoteKind.NOT_MONOTONE, refused)
 
     @property
