@@ -13,6 +13,7 @@ first, so that one can be planned again.
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import sys
 import time
@@ -285,6 +286,10 @@ class RandomRun:
 def random_runs(numbers: Sequence[int]) -> Iterator[RandomRun]:
     """The plannings of random programs, by their numbers."""
     for number in numbers:
+        # Else the traces of earlier programs make the collector's pauses long.
+        jax.clear_caches()
+        gc.collect()
+        gc.freeze()
         kind, program, device, deadline_s = random_task(number)
         (run,) = runs(program, [device], [deadline_s])
         yield RandomRun(number, kind, device, run)

@@ -91,10 +91,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             solved[part] = Solved(
                 groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
             )
-        space = parts.spaces[part]
-        book.check_bound(
-            space.component.nodes, space.total(solved[part].groups).time_ps, solved[part].bound_ps
-        )
+        if solved[part].optimal:
+            space = parts.spaces[part]
+            time_ps = space.total(solved[part].groups).time_ps
+            book.check_bound(space.component.nodes, time_ps, solved[part].bound_ps)
     cache.close()
     refusals = cache.refusals()  # before others ask for groups that the search did not
     watch.lap("cache")
@@ -158,6 +158,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
         ),
     )
+    if kernels:
+        book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)
     if optimal:
         _check_rules(graph, book, parts, ordered)
     return grouping if book.fault is None else grouping.unproven(book.fault)

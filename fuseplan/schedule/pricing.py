@@ -215,7 +215,8 @@ class CheckedPricing(PricingWrapper):
         for what, figure in zip(_PARTS, _parts_of(kernel.cost), strict=True):
             self._whole(f"{what} of price({nodes})", figure)
         time_ps = kernel.cost.time_ps
-        floor_ps = self.floors(nodes)[0]
+        # The price of a single node is known from the start, and no search asks for its floor.
+        floor_ps = self.floors(nodes)[0] if len(nodes) > 1 else 0
         if time_ps < floor_ps:
             self.contradicts(NoteKind.BELOW_FLOOR, nodes, time_ps=time_ps, floor_ps=floor_ps)
         return kernel
@@ -344,9 +345,13 @@ class PriceBook:
         ``OPERATIONS_BEFORE_DEADLINE``, so that a short deadline gives the same plan on any machine."""
         return self.looked > OPERATIONS_BEFORE_DEADLINE and self.has_expired()
 
+    def is_overdue(self) -> bool:
+        """Whether ``expires_at`` has passed, for steps that cut no heuristic short."""
+        return time.monotonic() >= self.expires_at
+
     def has_expired(self) -> bool:
         """Whether ``expires_at`` has passed, independent of the work done."""
-        self.was_late = self.was_late or time.monotonic() >= self.expires_at
+        self.was_late = self.was_late or self.is_overdue()
         return self.was_late
 
     @property
