@@ -1,7 +1,9 @@
 """Planning keeps its deadline on programs that are hard to plan in time, and its answer is true."""
 
+import math
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,8 +12,11 @@ from experiments import deadlines
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import component
+from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import Merging, best_first_groups
 from fuseplan.search.nogoods import MonotoneRefusals
@@ -205,3 +210,23 @@ def test_a_rewrite_that_is_not_known_in_time_is_left_out():
     check_plan(plan)
     assert plan.bound_ps <= plan.objective_ps
     assert len(program.graph.nodes) >= len(lowered.graph.nodes)
+
+
+def test_where_enumeration_reaches_the_deadline_no_columns_are_generated(monkeypatch):
+    g = graph("e" * 10, [[], *([0] for _ in range(9))])
+    ended = []
+
+    def enumerated(*args):
+        ended.append(True)
+        return enumerate_groups(*args)
+
+    def generate(*args):
+        raise AssertionError("its tables take half a second")
+
+    monkeypatch.setattr(component, "enumerate_groups", enumerated)
+    monkeypatch.setattr(component, "_by_columns", generate)
+    clock = SimpleNamespace(monotonic=lambda: math.inf if ended else time.monotonic())
+    monkeypatch.setattr(component, "time", clock)
+    plan = get_planner("solver")(g, Bytes(g, max_nodes=4, foresees=True), Budget(max_groups=5))
+    assert ended
+    assert plan.status == "FEASIBLE"
