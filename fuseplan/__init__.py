@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from fuseplan.support.errors import (
         CompilerRefusalWarning,
         ConstraintError,
+        ExtensionError,
         FuseplanError,
         FuseplanWarning,
         InvalidArgumentError,
@@ -43,6 +44,7 @@ __all__ = [
     "CompilerRefusalWarning",
     "ConstraintError",
     "Constraints",
+    "ExtensionError",
     "Features",
     "FuseplanError",
     "FuseplanWarning",

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TypeVar
 
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
@@ -18,7 +19,7 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.notes import AnyNote, NoteKind, note, worded
 from fuseplan.plan.options import Options
-from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels
+from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels, is_built_in
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
@@ -27,9 +28,9 @@ from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
-from fuseplan.support.errors import InvalidArgumentError, InvalidPlanError
+from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgumentError, InvalidPlanError
 from fuseplan.support.work import Limit, StageTimer, Work, limit_of
-from fuseplan.verify.plan import check_plan
+from fuseplan.verify.plan import check_cover, check_plan
 
 
 @dataclass(slots=True)
@@ -100,7 +101,9 @@ def search(state: Planning) -> None:
     options = state.options
     planner = get_planner(options.planner)
     if isinstance(planner, ProgramPlanner):
-        state.answer = Answer(*planner.plan_program(state.lowered, options.device), state.limits)
+        plan_program = planner.plan_program
+        program, found = _asked(options.planner, lambda: plan_program(state.lowered, options.device))
+        state.answer = Answer(program, _of_graph(options.planner, program.graph, found), state.limits)
         state.clock.add(state.grouping.stats.seconds)
         return
     scheduler = state.clock.time("lower", state.scheduled)
@@ -260,7 +263,44 @@ def _planner(options: Options, limits: Resolved | None) -> PlanGroups:
 
 def _answer(name: str, graph: Graph, pricing: Pricing, budget: Budget) -> Grouping:
     """The groups of the named planner for a graph, checked, since users can register planners."""
-    found = get_planner(name)(graph, pricing, budget)
+    plan_groups = get_planner(name)
+    return _of_graph(name, graph, _asked(name, lambda: plan_groups(graph, pricing, budget)))
+
+
+_T = TypeVar("_T")
+
+
+def _asked(name: str, ask: Callable[[], _T]) -> _T:
+    """What a planner returns.
+
+    Raises:
+        ExtensionError: a registered planner failed. Errors of fuseplan's own planners stay as they are.
+    """
+    try:
+        return ask()
+    except (FuseplanError, MemoryError):
+        raise
+    except Exception as error:
+        if is_built_in(name):
+            raise
+        raise ExtensionError(
+            f"expected groups of the registered planner {name!r}, and it raised {type(error).__name__}: "
+            f"{error}. Mend it, or plan with planner='solver'"
+        ) from error
+
+
+def _of_graph(name: str, graph: Graph, found: Grouping) -> Grouping:
+    """``found``, if it holds each node of ``graph`` once."""
     if not isinstance(found, Grouping):
         raise InvalidArgumentError(f"the planner {name!r} should return a Grouping, and returned {found!r}")
+    strange = next((kernel for kernel in found.kernels if not isinstance(kernel, Kernel)), None)
+    if strange is not None:
+        raise InvalidArgumentError(
+            f"the kernels of the planner {name!r} should be Kernels (PriceBook.kernel makes them), "
+            f"and one is {strange!r}"
+        )
+    try:
+        check_cover(graph, found.groups)
+    except InvalidPlanError as error:
+        raise InvalidPlanError(f"the planner {name!r} makes no legal plan: {error}") from error
     return found

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from costmodel.graph import Graph, Node, OpKind, Value, check_graph, make_graph
+from costmodel.graph import Flops, Graph, Node, OpKind, Value, check_graph, make_graph
 from fuseplan.frontend.equation_text import Describer
 from fuseplan.frontend.ops import has_rule, rule_of
+from fuseplan.frontend.ops.rule import Rule, Space
 from fuseplan.frontend.simplify import fold
 from fuseplan.frontend.trace import Equation, Flat, Literal, Operand
-from fuseplan.support.errors import UnsupportedOperationError
+from fuseplan.support.errors import ExtensionError, FuseplanError, UnsupportedOperationError
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,8 @@ class NodeTemplates:
         key = (name, params, literals, shapes, alone, eqn.effects)
         found = self._known.get(key)
         if found is None:
-            rule, text = rule_of(eqn), repr((name, params.items, literals))
-            space = rule.space(eqn)
+            text = repr((name, params.items, literals))
+            rule, space, flops, backends = _evaluated(eqn)
             digest = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=7).digest(), "big")
             arrays = [i for i, v in enumerate(eqn.inputs) if not isinstance(v, Literal)]
             found = self._known[key] = Node(
@@ -104,10 +105,10 @@ class NodeTemplates:
                 space.roles,
                 tuple([space.input_maps[i] for i in arrays]),
                 space.output_maps,
-                rule.flops(eqn),
+                flops,
                 _is_bitcast(eqn),
                 eqn.effects,
-                () if alone else rule.backends(eqn),
+                () if alone else backends,
                 rule.temporaries,
                 digest if params.portable else -1 - digest,
                 reciprocal=_is_reciprocal(eqn),
@@ -186,6 +187,40 @@ class _Builder:
             self.flat.out_tree,
             unknown,
         )
+
+
+def _evaluated(eqn: Equation) -> tuple[Rule, Space, Flops, tuple[str, ...]]:
+    """The rule of an equation, its iteration space, its flops and the backends that can emit it.
+
+    Raises:
+        ExtensionError: the rule fails, or its answers do not fit the equation.
+    """
+    where = f"of {eqn.primitive.name!r} in `{eqn}`"
+    try:
+        rule = rule_of(eqn)
+        space, flops, backends = rule.space(eqn), rule.flops(eqn), rule.backends(eqn)
+    except Exception as error:
+        if isinstance(error, (FuseplanError, MemoryError)):
+            raise
+        raise ExtensionError(
+            f"expected a space and flops from the rule {where}, and it raised {type(error).__name__}: "
+            f"{error}. Mend the rule that was registered, or replace it by fuseplan.register_rule"
+        ) from error
+    if not isinstance(space, Space):
+        raise ExtensionError(f"the space of the rule {where} should be a Space, got {space!r}")
+    maps = (space.input_maps, space.output_maps)
+    if tuple(map(len, maps)) != (len(eqn.in_avals), len(eqn.out_avals)):
+        raise ExtensionError(
+            f"the space of the rule {where} should have {len(eqn.in_avals)} input_maps and "
+            f"{len(eqn.out_avals)} output_maps, got {space!r}"
+        )
+    counts = (flops.matrix, flops.vector, flops.transcendental) if isinstance(flops, Flops) else (flops,)
+    if len(counts) == 1 or not all(isinstance(n, int) and n >= 0 for n in counts):
+        raise ExtensionError(
+            f"the flops of the rule {where} should be Flops of whole numbers, at least 0 (round them by "
+            f"int()), got {flops!r}"
+        )
+    return rule, space, flops, backends
 
 
 def _is_bitcast(eqn: Equation) -> bool:

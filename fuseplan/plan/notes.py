@@ -67,6 +67,14 @@ class NoteKind(Enum):
         "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
         "the plan is not reported as proven"
     )
+    BELOW_FLOOR = (
+        f"not proven: {_PART} take {{time_ps:us}} µs by the pricing {{pricing}}, less than its floor of "
+        "{floor_ps:us} µs (lower its floor, least, floors and partial_floor)"
+    )
+    NOT_MONOTONE = (
+        f"not proven: the pricing {{pricing}} refuses {_PART}, which a kernel holds that its other "
+        "answers allow (compatible must refuse every set that holds a refused one)"
+    )
     MEMORY_COST = (
         "the limit of {limit_bytes:,} bytes makes the plan {percent:.1f} % slower: the fastest one needs "
         "{fastest_bytes:,} bytes"
@@ -126,6 +134,10 @@ class NoteKind(Enum):
     REPLANNED = "planned anew for {device}"
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
+
+
+FAULTS = frozenset({NoteKind.BELOW_FLOOR, NoteKind.NOT_MONOTONE})
+"""A pricing contradicts itself, so that nothing is proven. A planning has one such note."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,11 @@ from dataclasses import replace
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import Note, NoteKind, limit_reached, note
-from fuseplan.schedule.pricing import PriceBook, Pricing
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
-from fuseplan.search.grouping import Budget, Grouping, Solved, decompose
+from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
 from fuseplan.search.joint import join
 from fuseplan.support.errors import FuseplanWarning
 from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
@@ -40,9 +40,12 @@ from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, secon
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
 
+_MANY_CORES = 8
+"""Refused groups, and neighbours of each, that are asked about again to see whether rules are monotone."""
+
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """The cheapest plan by time, then HBM bytes, then number of kernels.
+    """The cheapest plan by time; of those that it compares, by HBM bytes and number of kernels, too.
 
     ``status`` is OPTIMAL if that is proven. Else it is FEASIBLE, no plan is faster than ``bound_ps``, and
     ``notes`` say which limit was hit. The plan is never slower than that of either heuristic, unless the
@@ -88,6 +91,10 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             solved[part] = Solved(
                 groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
             )
+        if solved[part].optimal:
+            space = parts.spaces[part]
+            time_ps = space.total(solved[part].groups).time_ps
+            book.check_bound(space.component.nodes, time_ps, solved[part].bound_ps)
     cache.close()
     refusals = cache.refusals()  # before others ask for groups that the search did not
     watch.lap("cache")
@@ -139,7 +146,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
         certified,
         cache.n_from_earlier_plans(),
     )
-    return Grouping(
+    grouping = Grouping(
         kernels,
         "OPTIMAL" if optimal else "FEASIBLE",
         bound_ps,
@@ -151,6 +158,27 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
         ),
     )
+    if kernels:
+        book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)
+    if optimal:
+        _check_rules(graph, book, parts, ordered)
+    return grouping if book.fault is None else grouping.unproven(book.fault)
+
+
+def _check_rules(graph: Graph, book: PriceBook, parts: Decomposition, groups: Sequence[Nodes]) -> None:
+    """Look for rules that are not monotone: for a group of the plan that is refused, though a larger one was
+    allowed, and for a refused group that one more neighbour makes a kernel. It is a sample."""
+    offers = frozenset(book.offers)
+    for group in groups:
+        if len(group) > 1 and group not in offers:
+            book.check_monotone(group, group)
+    cores = [space.nodes(core) for space in parts.spaces for core in space.rules.cores[:_MANY_CORES]]
+    pairs = [v.nodes for v in parts.crossable.refusals if v.rule not in ("hub", "cycle")]
+    for nodes in [*cores, *pairs][:_MANY_CORES]:
+        near = {c for n in nodes for v in graph.nodes[n].outputs for c in graph.consumers[v]}
+        near |= {p for n in nodes for v in graph.nodes[n].inputs if (p := graph.values[v].producer) >= 0}
+        for n in sorted(near.difference(nodes))[:_MANY_CORES]:
+            book.check_monotone(nodes, tuple(sorted((*nodes, n))))
 
 
 def _summed(notes: list[Note]) -> list[Note]:

@@ -62,6 +62,8 @@ def arrays_read(graph: Graph, edge: Boundary) -> list[int]:
 class OneTilePricing(PricingWrapper):
     """The prices of packs: of kernels that have all of every axis in one tile."""
 
+    refuses_single = True
+
     def __init__(self, scheduler: Scheduler) -> None:
         super().__init__(scheduler)
         self._scheduler = scheduler

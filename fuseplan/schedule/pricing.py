@@ -2,7 +2,8 @@
 
 A planner decides which nodes share a kernel. ``Pricing`` tells it whether a group is legal and the cost of
 its best schedule; ``scheduler.Scheduler`` is the implementation. A ``PricingWrapper`` changes some answers of
-another pricing. A ``PriceBook`` asks about each structure once.
+another pricing. A ``PriceBook`` asks about each structure once, through ``CheckedPricing``, since a pricing
+may be a user's own.
 """
 
 from __future__ import annotations
@@ -10,19 +11,21 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, fields, replace
+from operator import attrgetter
+from typing import Any, Self
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, copies_of
-from costmodel.kernel import Access
+from costmodel.kernel import Access, Cost
 from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.notes import Note, NoteKind
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.structure import Key, Signatures, Structure
-from fuseplan.support.errors import Verdict
+from fuseplan.support.errors import ExtensionError, FuseplanError, Verdict
 from fuseplan.support.work import unlimited
 
 Nodes = tuple[int, ...]
@@ -50,6 +53,8 @@ class Pricing(ABC):
     merges_copies: bool = False
     """Whether a kernel that holds several copies of an operation (``Graph.origins``) computes it once
     (``fuseplan.search.remat.duplicates``)."""
+    refuses_single: bool = False
+    """Whether ``price`` may refuse a single node: then there are prices, but no plans."""
     device: DeviceSpec | None = None
     """The device whose rates the prices are computed from, if there is one."""
 
@@ -79,7 +84,7 @@ class Pricing(ABC):
     @abstractmethod
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The kernel of the group's best schedule, or why there is none. A single node always has a
-        kernel."""
+        kernel, unless ``refuses_single``."""
 
     def floor(self, nodes: Nodes) -> int:
         """A lower bound in picoseconds on every partition of any ``nodes`` (``costmodel.floor``). A tighter
@@ -167,6 +172,106 @@ class PricingWrapper(Pricing):
         return other
 
 
+_PARTS = tuple(f.name for f in fields(Cost) if f.name.endswith(("_ps", "_bytes")))
+_parts_of = attrgetter(*_PARTS)
+
+
+class CheckedPricing(PricingWrapper):
+    """Checks the answers of another pricing, where they enter a ``PriceBook``.
+
+    An answer that nothing can be made of is an error. One that contradicts another is a ``fault``: there is a
+    plan all the same, but no proof, and nothing is cached.
+    """
+
+    def __init__(self, pricing: Pricing) -> None:
+        super().__init__(pricing)
+        self.name = type(pricing).__name__
+        self.fault: Note | None = None
+        """The first contradiction among the answers."""
+
+    def compatible(self, nodes: Nodes) -> Verdict | None:
+        return self._verdict("compatible", self._pricing.compatible, nodes)
+
+    def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
+        return self._verdict("oversized", self._pricing.oversized, nodes, crossing)
+
+    def oversized_beside(
+        self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
+    ) -> Verdict | None:
+        return self._verdict("oversized_beside", self._pricing.oversized_beside, nodes, crossing, joiners)
+
+    def renames(self, n: int) -> bool:
+        return self._asked("renames", self._pricing.renames, n)
+
+    def price(self, nodes: Nodes) -> Kernel | Verdict:
+        kernel = self._asked("price", self._pricing.price, nodes)
+        if isinstance(kernel, Verdict) and (len(nodes) > 1 or self._pricing.refuses_single):
+            return kernel
+        if not isinstance(kernel, Kernel):
+            raise self._error(f"price({nodes})", kernel, "a Kernel, or of several nodes a Verdict")
+        if kernel.spec.nodes != nodes:
+            raise self._error(f"price({nodes})", kernel.spec.nodes, "a kernel of these nodes")
+        # Each part: the sum leaves out those that overlap with slower ones, and so with NaN.
+        for what, figure in zip(_PARTS, _parts_of(kernel.cost), strict=True):
+            self._whole(f"{what} of price({nodes})", figure)
+        time_ps = kernel.cost.time_ps
+        # The price of a single node is known from the start, and no search asks for its floor.
+        floor_ps = self.floors(nodes)[0] if len(nodes) > 1 else 0
+        if time_ps < floor_ps:
+            self.contradicts(NoteKind.BELOW_FLOOR, nodes, time_ps=time_ps, floor_ps=floor_ps)
+        return kernel
+
+    def floor(self, nodes: Nodes) -> int:
+        return self._whole("floor", self._asked("floor", self._pricing.floor, nodes))
+
+    def least(self, nodes: Nodes) -> int:
+        return self._whole("least", self._asked("least", self._pricing.least, nodes))
+
+    def floors(self, nodes: Nodes) -> tuple[int, int]:
+        time_ps, nbytes = self._asked("floors", self._pricing.floors, nodes)
+        return self._whole("floors[0]", time_ps), self._whole("floors[1]", nbytes)
+
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        return self._asked("partial_floor", self._pricing.partial_floor, members)
+
+    def full_size_operands(self, n: int) -> tuple[int, ...]:
+        return self._asked("full_size_operands", self._pricing.full_size_operands, n)
+
+    def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
+        return self._asked("cache_key", self._pricing.cache_key, nodes, signatures)
+
+    def contradicts(self, kind: NoteKind, nodes: Nodes, **figures: int) -> None:
+        """Note a contradiction about a group or a plan of ``nodes``."""
+        figures["count"] = len(nodes)
+        self.fault = self.fault or Note(kind, None, nodes[0], (("pricing", self.name), *figures.items()))
+
+    def _verdict(self, name: str, ask: Callable[..., Any], nodes: Nodes, *more: Any) -> Verdict | None:
+        verdict = self._asked(name, ask, nodes, *more)
+        if verdict is not None and not isinstance(verdict, Verdict):
+            raise self._error(f"{name}({nodes})", verdict, "None, or a Verdict that says why not")
+        return verdict
+
+    def _asked(self, name: str, ask: Callable[..., Any], *question: Any) -> Any:
+        try:
+            return ask(*question)
+        except (FuseplanError, MemoryError):
+            raise
+        except Exception as error:
+            # Not as it is: a RuntimeError, say, would be taken for one of OR-Tools.
+            raise ExtensionError(
+                f"expected an answer of the pricing {self.name} to {name}({question[0]}), and it raised "
+                f"{type(error).__name__}: {error}. Mend {self.name}.{name}, or plan without this pricing"
+            ) from error
+
+    def _whole(self, what: str, figure: int) -> int:
+        if not isinstance(figure, int) or figure < 0:
+            raise self._error(what, figure, "a whole number, at least 0 (round it by int())")
+        return figure
+
+    def _error(self, what: str, got: object, expected: str) -> ExtensionError:
+        return ExtensionError(f"{what} of the pricing {self.name} should be {expected}, got {got!r}")
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Price:
     """The objectives of one kernel, the most important first."""
@@ -206,7 +311,7 @@ class PriceBook:
         self.graph = graph
         self.signatures = Signatures(graph)
         self.outputs = graph.results
-        self._pricing = pricing
+        self._pricing = pricing = CheckedPricing(pricing)
         # Not cached: these are cheap, or asked once.
         self.floor, self.least, self.floors = pricing.floor, pricing.least, pricing.floors
         self.partial_floor = pricing.partial_floor
@@ -240,10 +345,35 @@ class PriceBook:
         ``OPERATIONS_BEFORE_DEADLINE``, so that a short deadline gives the same plan on any machine."""
         return self.looked > OPERATIONS_BEFORE_DEADLINE and self.has_expired()
 
+    def is_overdue(self) -> bool:
+        """Whether ``expires_at`` has passed, for steps that cut no heuristic short."""
+        return time.monotonic() >= self.expires_at
+
     def has_expired(self) -> bool:
         """Whether ``expires_at`` has passed, independent of the work done."""
-        self.was_late = self.was_late or time.monotonic() >= self.expires_at
+        self.was_late = self.was_late or self.is_overdue()
         return self.was_late
+
+    @property
+    def fault(self) -> Note | None:
+        """The first contradiction among the pricing's answers: nothing is proven then."""
+        return self._pricing.fault
+
+    def check_bound(self, nodes: Nodes, time_ps: int, bound_ps: int) -> None:
+        """Note a fault if a plan of ``nodes`` takes less than the floors say."""
+        if time_ps < bound_ps:
+            self._pricing.contradicts(NoteKind.BELOW_FLOOR, nodes, time_ps=time_ps, floor_ps=bound_ps)
+
+    def check_monotone(self, refused: Nodes, kernel: Nodes) -> None:
+        """Note a fault if the rules refuse a group, and allow a kernel that is equal to it or holds it.
+
+        That they allow a group of which there is no kernel is none: ``DuplicatePricing`` leaves some refusals
+        to its prices.
+        """
+        if self.compatible(refused) is None or (refused != kernel and self.compatible(kernel) is not None):
+            return
+        if isinstance(self.price(kernel), Price):
+            self._pricing.contradicts(NoteKind.NOT_MONOTONE, refused)
 
     @property
     def n_priced(self) -> int:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 
 from costmodel.graph import Graph
+from costmodel.partial_floor import PartialFloor
+from costmodel.set_tables import as_sets
 from fuseplan.plan.fusion_plan import Part, Proof
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
@@ -187,7 +190,9 @@ def _solve_space(
         watch.lap("heuristics")
         has_copies = space.duplicate_rules is not None and known is not None
         most = LIMITS.max_column_work_with_copies if has_copies else LIMITS.max_column_work
-        columns = _by_columns(space, best, floor_ps, expires_at, most)
+        # Its tables take half a second, which is too long after the deadline.
+        has_ended = time.monotonic() >= expires_at
+        columns = None if has_ended else _by_columns(space, best, floor_ps, expires_at, most)
         if columns is not None:
             result = columns
             gains = space.total(result.groups) < space.total(best)
@@ -231,9 +236,19 @@ def _by_columns(
     if floor is None:
         return None
     try:
-        return solve_by_columns(space, floor, best, expires_at, max_work)
+        found = solve_by_columns(space, floor, best, expires_at, max_work)
     except FAILURES as error:
         return Solved(best, floor_ps, False, note=failure(error), steady=False)
+    _check_floor(space, floor, found.columns)
+    return found
+
+
+def _check_floor(space: Space, floor: PartialFloor, columns: Iterable[Mask]) -> None:
+    """Note a fault if a priced group takes less than ``floor`` says."""
+    masks = [m for m in columns if m not in space.offers and isinstance(space.known_price(m), Price)]
+    sets = as_sets(masks, space.n)
+    for mask, floor_ps in zip(masks, floor(sets, sets).astype(int).tolist(), strict=True):
+        space.book.check_bound(space.nodes(mask), space.total([mask]).time_ps, floor_ps)
 
 
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:

@@ -98,7 +98,9 @@ class ComponentCache:
             self._new[part] = entry
 
     def close(self) -> None:
-        """Write the new solutions, in one step."""
+        """Write the new solutions, in one step; none if the pricing contradicts itself."""
+        if any(space.book.fault is not None for space in self._parts.spaces):
+            self._new = {}
         self._solved.update(self._keys[part] for part in self._new)
         if self._cache is not None and self._new:
             self._cache.keep({self._keys[part]: entry for part, entry in self._new.items()})

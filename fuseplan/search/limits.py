@@ -51,6 +51,9 @@ class SearchLimits:
     """Refused and allowed sets that are remembered: to look through more takes longer than to ask."""
     max_learning_bits: int = 1 << 15
     """Positions of all large sets asked about in order to learn, some tenths of a second of work."""
+    late_learning_bits: int = 1 << 14
+    """Positions of all sets that may be asked about in order to learn after the deadline, a twentieth of a
+    second of work: one question about all 10,000 operations of a chain answers all others."""
     large_learnt_set: int = 256
     """Positions of a set from which on a question about it counts towards ``max_learning_bits``."""
 

@@ -19,6 +19,8 @@ class MonotoneRefusals:
             not be refused itself. Every set that contains a refused one must be refused.
         universe: every bit that a set may have; 0 if allowed sets are not to be widened, because there are
             too many largest ones.
+        is_late: whether the deadline has passed. Nothing is learnt from then on, but for the first
+            ``LIMITS.late_learning_bits``: what is learnt saves questions, and changes no answer.
 
     Example:
         >>> asked = []
@@ -30,12 +32,14 @@ class MonotoneRefusals:
         ([True, True, False, False, False], True)
     """
 
-    def __init__(self, ask: Callable[[int], int | None], universe: int) -> None:
-        self._ask = ask
+    def __init__(
+        self, ask: Callable[[int], int | None], universe: int, is_late: Callable[[], bool] = lambda: False
+    ) -> None:
+        self._ask, self._is_late = ask, is_late
         self._universe = universe
         self.allowed: list[int] = []
         """Allowed sets, each widened as far as was found."""
-        self._effort = 0
+        self._effort = self._asked = 0
         self.cores: list[int] = []
         """Refused sets, each minimal unless ``LIMITS.max_learning_bits`` ended its reduction."""
 
@@ -74,6 +78,7 @@ class MonotoneRefusals:
         if any(not mask & ~wide for wide in self.allowed):
             return False
         size = mask.bit_count()
+        self._asked += size
         if size > LIMITS.large_learnt_set:
             self._effort += size
         suspect = self._ask(mask)
@@ -83,7 +88,9 @@ class MonotoneRefusals:
 
     @property
     def _is_tired(self) -> bool:
-        return self._effort > LIMITS.max_learning_bits
+        if self._effort > LIMITS.max_learning_bits:
+            return True
+        return self._asked > LIMITS.late_learning_bits and self._is_late()
 
     def _confirm(self, suspect: int) -> bool:
         """Learn a pair that is suspected, if it is refused by itself."""

@@ -76,10 +76,10 @@ class Space:
         """Groups that the scheduler offers beside the compatible ones."""
         # By weak references: a space in a cycle would stay until the garbage collector comes.
         clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
-        self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything)
-        self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0)
+        self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything, book.is_overdue)
+        self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, book.is_overdue)
         misfit = WeakMethod(self._misfit)
-        self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0)
+        self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, book.is_overdue)
         """Nogoods of ``question``s: no group between two sets of positions has a tile that fits."""
         self._room = None
         if book.capacity is not None:

@@ -24,6 +24,10 @@ class UnsupportedOperationError(FuseplanError, NotImplementedError):
     """An equation has no rule and ``strict=True`` asked for one."""
 
 
+class ExtensionError(FuseplanError, ValueError):
+    """A user's planner, rule or pricing failed, or gave an answer that it may not give."""
+
+
 class InvalidPlanError(FuseplanError, ValueError):
     """A plan (read from a file, say) is illegal or does not belong to this function."""
 

@@ -38,7 +38,7 @@ def check_plan(plan: FusionPlan) -> FusionPlan:
         wrong, or
             a constraint is violated.
     """
-    _check_cover(plan)
+    check_cover(plan.graph, [kernel.spec.nodes for kernel in plan.kernels])
     kernel_of = {n: k for k, kernel in enumerate(plan.kernels) for n in kernel.spec.nodes}
     _check_order(plan, kernel_of)
     _check_comparisons(plan, kernel_of)
@@ -104,18 +104,21 @@ class _CheckKey:
         return (*key, self._of_spec(spec), kernel.cost)
 
 
-def _check_cover(plan: FusionPlan) -> None:
-    """Check that every node is computed exactly once."""
-    n_nodes = len(plan.graph.nodes)
-    times = Counter([n for kernel in plan.kernels for n in kernel.spec.nodes])
+def check_cover(graph: Graph, groups: Sequence[Sequence[int]]) -> None:
+    """Check that every node is computed exactly once.
+
+    Raises:
+        InvalidPlanError: it is not, or a group's nodes are not in ascending order.
+    """
+    n_nodes = len(graph.nodes)
+    times = Counter([n for nodes in groups for n in nodes])
     unknown = [n for n in times if not 0 <= n < n_nodes]
     require(not unknown, f"the plan computes nodes {unknown[:5]}, but the graph has {n_nodes} nodes")
     twice = sorted(n for n, count in times.items() if count > 1)
     require(not twice, f"nodes {twice[:5]} are computed by more than one kernel")
     missing = [n for n in range(n_nodes) if n not in times]
     require(not missing, f"nodes {missing[:5]} are computed by no kernel")
-    for k, kernel in enumerate(plan.kernels):
-        nodes = kernel.spec.nodes
+    for k, nodes in enumerate(groups):
         if not nodes or list(nodes) != sorted(nodes):
             require(False, f"kernel {k} must list its nodes in ascending order, got {nodes}")
 

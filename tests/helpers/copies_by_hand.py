@@ -6,7 +6,7 @@ ordinary graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import combinations
 
@@ -20,8 +20,12 @@ from fuseplan.support.errors import Verdict
 class ByHand:
     """``Pricing.price`` of groups of a split graph that are in the search space."""
 
-    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, offers: Collection[tuple[int, ...]] | None = None
+    ) -> None:
         self.graph, self.device = graph, device
+        self.offers = offers
+        """The groups that break the rules and are kernels all the same; None: all that have a price."""
         self.copies = {n: nodes for nodes in copies_of(graph) for n in nodes}
         self._renames = Scheduler(graph, device).renames
 
@@ -30,7 +34,12 @@ class ByHand:
         if not self.is_searched(set(nodes)):
             return Verdict("copies", "not in the search space", tuple(nodes))
         merged, new = merged_in(self.graph, nodes)
-        return Scheduler(merged, self.device).price(tuple(sorted({new[n] for n in nodes})))
+        scheduler, group = Scheduler(merged, self.device), tuple(sorted({new[n] for n in nodes}))
+        if self.offers is not None and tuple(nodes) not in self.offers:
+            refused = scheduler.compatible(group)
+            if refused is not None:
+                return refused
+        return scheduler.price(group)
 
     def is_searched(self, group: set[int]) -> bool:
         """The three sentences of ``fuseplan.search.remat.duplicates``, one after the other."""

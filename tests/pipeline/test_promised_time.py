@@ -1,16 +1,22 @@
 """Planning keeps its deadline on programs that are hard to plan in time, and its answer is true."""
 
+import math
 import random
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from costmodel.axes import Conflict, Unifier
+from experiments import deadlines
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import component
+from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import Merging, best_first_groups
 from fuseplan.search.nogoods import MonotoneRefusals
@@ -31,6 +37,24 @@ def test_planning_keeps_its_deadline(name):
         check_plan(run.plan)
         # Twice the half second: beside other processes the same work takes more CPU time.
         assert run.over_s < 0.5, f"{run.plan_s:.2f} s of CPU under a deadline of {run.deadline_s} s"
+
+
+@pytest.mark.slow
+def test_random_programs_keep_their_deadlines(capsys):
+    """One small program of each kind but one; the same as any time before."""
+    assert deadlines.main(["--programs", "10", "--first", "60"]) in (0, 1)
+    *_, worst, told = capsys.readouterr().out.splitlines()
+    assert told.endswith("promises broken")
+    assert worst.startswith("-") or float(worst.split()[0]) < 0.5
+
+
+def test_a_random_program_is_the_same_every_time():
+    for number in (4, 9):
+        (kind, one, *more), (_, other, *same) = map(deadlines.random_task, [number] * 2)
+        assert kind == [*deadlines.RANDOM][number]
+        assert more == same
+        graphs = [lower(trace(f, *args)).graph for f, args in (one, other)]
+        assert graphs[0] == graphs[1]
 
 
 def spaces(program, device="h200"):
@@ -186,3 +210,23 @@ def test_a_rewrite_that_is_not_known_in_time_is_left_out():
     check_plan(plan)
     assert plan.bound_ps <= plan.objective_ps
     assert len(program.graph.nodes) >= len(lowered.graph.nodes)
+
+
+def test_where_enumeration_reaches_the_deadline_no_columns_are_generated(monkeypatch):
+    g = graph("e" * 10, [[], *([0] for _ in range(9))])
+    ended = []
+
+    def enumerated(*args):
+        ended.append(True)
+        return enumerate_groups(*args)
+
+    def generate(*args):
+        raise AssertionError("its tables take half a second")
+
+    monkeypatch.setattr(component, "enumerate_groups", enumerated)
+    monkeypatch.setattr(component, "_by_columns", generate)
+    clock = SimpleNamespace(monotonic=lambda: math.inf if ended else time.monotonic())
+    monkeypatch.setattr(component, "time", clock)
+    plan = get_planner("solver")(g, Bytes(g, max_nodes=4, foresees=True), Budget(max_groups=5))
+    assert ended
+    assert plan.status == "FEASIBLE"

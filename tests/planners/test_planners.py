@@ -15,7 +15,7 @@ from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import FuseplanWarning, InvalidArgumentError, UnknownNameError
-from tests.helpers.graphs import GraphBuilder
+from tests.helpers.brute_force import small_program
 from tests.helpers.small_graphs import (
     LAUNCH_PS,
     Bytes,
@@ -236,29 +236,8 @@ def test_a_registered_planner_is_found():
 
 @st.composite
 def programs(draw):
-    """Up to nine real operations on matrices and their rows and columns."""
-    b = GraphBuilder()
-    shape = draw(st.sampled_from([(64, 256), (2048, 4096)]))
-    matrices = [b.input(shape)]
-    vectors: dict[int, list[int]] = {0: [], 1: []}
-    for _ in range(draw(st.integers(1, 7))):
-        what = draw(st.sampled_from(["unary", "binary", "reduce", "reduce", "broadcast", "matmul"]))
-        x = draw(st.sampled_from(matrices))
-        axis = draw(st.integers(0, 1))
-        if what == "reduce":
-            vectors[axis].append(b.reduce(x, (axis,)))
-        elif what == "broadcast" and vectors[axis]:
-            matrices.append(b.broadcast(draw(st.sampled_from(vectors[axis])), shape, (1 - axis,)))
-        elif what == "matmul" and draw(st.booleans()):
-            matrices.append(b.matmul(b.input((shape[0], shape[0])), x))
-        elif what == "matmul":
-            matrices.append(b.matmul(x, b.input((shape[1], shape[1]))))
-        elif what == "binary":
-            matrices.append(b.elementwise(x, draw(st.sampled_from(matrices)), op="mul"))
-        else:
-            matrices.append(b.elementwise(x, op="exp"))
-    used = {v for node in b.nodes for v in node.inputs}
-    return b.build(*(v for node in b.nodes for v in node.outputs if v not in used))
+    """Up to seven real operations on matrices and their rows and columns."""
+    return small_program(lambda options: draw(st.sampled_from(options)), most=7)
 
 
 class WithFloor(Scheduler):

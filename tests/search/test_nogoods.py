@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.nogoods import MonotoneRefusals
 
 pytestmark = pytest.mark.one_python
@@ -58,3 +59,16 @@ def test_a_pair_that_is_suspected_is_learnt_at_once():
     assert learner.refused((1 << N) - 1)
     assert learner.cores == [0b1010]
     assert len(questions) == 2
+
+
+def test_nothing_is_learnt_after_the_deadline_but_a_little():
+    n, questions = 2_000, []
+
+    def ask(mask):
+        questions.append(mask)
+        return mask if mask & mask >> 1 else None
+
+    learner = MonotoneRefusals(ask, (1 << n) - 1, is_late=lambda: True)
+    assert not learner.refused(1)
+    assert sum(mask.bit_count() for mask in questions) < LIMITS.late_learning_bits + n
+    assert [learner.refused(mask) for mask in (0b11, 0b101)] == [True, False]

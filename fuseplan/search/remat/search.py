@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
-from fuseplan.plan.notes import NoteKind, note, renumbered
+from fuseplan.plan.notes import FAULTS, Note, NoteKind, note, renumbered
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.constrained_pricing import limited
@@ -54,10 +54,13 @@ def plan_rematerialised(
         return Answer(lowered, once, limits)
     copies, again = found
     program, again, places = clock.time("copies", lambda: materialised(lowered, copies, again, scheduler))
+    once_of = {node: n for n, nodes in enumerate(places) for node in nodes}
     if again.bound_ps is None and again.time_ps >= once.time_ps:  # a heuristic need not gain by copies
+        faults = [n for n in again.notes if isinstance(n, Note) and n.kind in FAULTS]
+        if faults and once.bound_ps is not None:  # The first search's proof is of plans without copies.
+            once = once.unproven(*renumbered(faults, once_of.__getitem__))
         return Answer(lowered, once, limits)
     if again.time_ps > once.time_ps:  # the deadline ended the second search
-        once_of = {node: n for n, nodes in enumerate(places) for node in nodes}
         notes = renumbered(again.notes, once_of.__getitem__)
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE", notes=notes)
         return Answer(lowered, kept, limits)
