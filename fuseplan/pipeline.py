@@ -30,7 +30,7 @@ from fuseplan.plan.notes import NoteKind, limit_reached, note
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
 from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, until_deadline
@@ -153,7 +153,8 @@ class _Planner:
                 if time.monotonic() >= self.expires_at:
                     return found
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
-                found = found.or_faster_of(plan_program(program, options, StageTimer()), name)
+                peer = plan_program(program, options, StageTimer())
+                found = found.or_faster_of(peer, name, whole_floor_ps)
         return found
 
     def _of_leaner(self, failed: Attempt) -> Attempt:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fuseplan.plan.fusion_plan import FusionPlan
@@ -61,9 +62,12 @@ class Attempt:
             return replace(best, outcome=replace(plan, bound_ps=plan.objective_ps, status="OPTIMAL"))
         return replace(best, outcome=replace(plan, bound_ps=bound_ps, status="FEASIBLE"))
 
-    def or_faster_of(self, peer: Attempt, name: str) -> Attempt:
+    def or_faster_of(self, peer: Attempt, name: str, floor_ps: Callable[[FusionPlan], int]) -> Attempt:
         """This one, or the plan that the planner ``name`` made of an equivalent program where it is faster.
-        The bound stays if it is below that plan and of the same graph."""
+
+        The bound stays if it is below that plan and of the same graph; else it is ``floor_ps`` of that plan,
+        which no plan of its program beats.
+        """
         plan, other = self.plan, peer.plan
         if plan is None or other is None or other.objective_ps >= plan.objective_ps:
             return self
@@ -72,7 +76,7 @@ class Attempt:
         used = replace(other, planner=plan.planner, status="FEASIBLE", notes=(*plan.notes, told), stats=stats)
         bound_ps = plan.bound_ps
         if bound_ps is None or bound_ps > other.objective_ps or other.graph is not plan.graph:
-            return replace(self, outcome=replace(used, bound_ps=None, proof=None))
+            return replace(self, outcome=replace(used, bound_ps=floor_ps(other), proof=None))
         return replace(self, outcome=replace(used, bound_ps=bound_ps, proof=plan.proof))
 
     @property

@@ -23,7 +23,7 @@ from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
 from costmodel.tiling_costs import tiling_costs
 from fuseplan.frontend.lower import Lowered
-from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
@@ -370,3 +370,9 @@ class Scheduler(Pricing):
             reason = f"no tile of {names} fits on chip ({device.onchip_bytes:,} bytes a core)"
             return Verdict("on-chip", reason, nodes)
         return Verdict("backend", f"{device.backend} cannot address a common block of {names}", nodes)
+
+
+def whole_floor_ps(plan: FusionPlan) -> int:
+    """Picoseconds that no plan of ``plan``'s graph beats, whatever shares a kernel, packs included."""
+    scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
+    return scheduler.floor(tuple(range(len(plan.graph.nodes))))

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from costmodel.graph import Graph
+from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.search.components import Component
 from fuseplan.support.bitset import bits, union_at
@@ -135,10 +136,7 @@ class Groups:
                 if group & ~possible:
                     continue
                 open_ = possible & ~group
-                most = sum(prices[i] for i in bits(group))
-                most += sum(max([prices[i] for i in bits(clique & open_)], default=0) for clique in cliques)
-                (least,) = floor(self._row(group), self._row(possible))
-                if least >= most + room_ps:
+                if self._least_margin(floor, group, open_, prices, cliques) >= room_ps:
                     continue
                 # XLA runs a single node, whatever the rules say.
                 refused = group & (group - 1) and (
@@ -150,9 +148,33 @@ class Groups:
                     if not self._copies or not self._copies.contradict(group, ~group):
                         yield group
                     continue
-                new = max(bits(open_), key=lambda i: (prices[i], -i))
+                (stakes,) = floor.stakes(self._row(group))
+                new = max(bits(open_), key=lambda i: (prices[i] + stakes[i], -i))
                 waiting += [(group, out | 1 << new), (group | 1 << new, out)]
         yield from self._offered()
+
+    def _least_margin(
+        self, floor: PartialFloor, group: int, open_: int, prices: Sequence[int], cliques: Sequence[int]
+    ) -> float:
+        """Picoseconds by which each kernel that holds ``group``, and others of ``open_`` alone, takes longer
+        than the prices of its nodes, at least."""
+        worth = sum(prices[i] for i in bits(group))
+
+        def most(costs: Sequence[float] | None) -> float:
+            gains = [[prices[i] - (costs[i] if costs else 0) for i in bits(c & open_)] for c in cliques]
+            return worth + sum(max([0, *some]) for some in gains)
+
+        row, possible = self._row(group), self._row(group | open_)
+        terms = floor.terms(row, possible)
+        margins = [terms.floor_ps[0] - most(None)]
+        if open_:
+            # Each resource alone bounds the kernel, and so does the mean of two.
+            added = [costs[0].tolist() for costs in floor.added(row, possible)]
+            added.append([sum(both) / 2 for both in zip(*added, strict=True)])
+            memory_ps, compute_ps = terms.memory_ps[0], terms.compute_ps[0]
+            least = (memory_ps, compute_ps, (memory_ps + compute_ps) / 2)
+            margins += [ps - most(costs) for ps, costs in zip(least, added, strict=True)]
+        return float(max(margins))
 
     def _offered(self) -> Iterator[int]:
         for nodes in self.book.offers:

@@ -21,7 +21,7 @@ from costmodel.graph import Graph, GraphError, check_graph
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
-from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import operations_of, roots_of, searched
@@ -190,6 +190,8 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
         raise NotCheckedError(
             "must_fuse contracts operations, and the proof has prices of contracted operations only"
         )
+    if proof is None and plan.bound_ps <= whole_floor_ps(plan):
+        return plan.bound_ps
     if proof is None:
         raise NotCheckedError(f"the planner {plan.planner!r} gave a bound and no proof of it")
     if proof.bound_ps < plan.bound_ps:

@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
+import fuseplan
 from costmodel import TEST_DEVICE
 from fuseplan import pipeline
 from fuseplan.frontend.lower import lower
@@ -17,6 +18,7 @@ from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.options import Options
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import Limit
+from fuseplan.workloads.packages import PACKAGES
 
 X = jax.ShapeDtypeStruct((256, 512), "float32")
 
@@ -86,6 +88,34 @@ def test_where_nothing_fits_both_errors_are_joined(found):
     with pytest.raises(MemoryLimitError) as caught:
         one.faster(other).required()
     assert (caught.value.smallest_bytes, caught.value.least_bytes) == (200, 100)
+
+
+def test_a_faster_plan_of_another_planner_is_used_and_named(found):
+    peer = replace(found, outcome=replace(found.plan, planner="inductor", proof=None))
+    unproven = slower(found, 1_000)
+    assert found.or_faster_of(unproven, "inductor", pytest.fail) is found
+    used = unproven.or_faster_of(peer, "inductor", pytest.fail).plan
+    assert (used.kernels, used.planner, used.status) == (found.plan.kernels, "greedy", "FEASIBLE")
+    assert used.notes[-1] == "inductor's plan is used: it is faster than the best that the search found"
+    assert used.bound_ps == 1_000
+    # A plan below what was called a bound refutes it.
+    refuted = slower(found, found.plan.objective_ps + 1)
+    assert refuted.or_faster_of(peer, "inductor", lambda other: 7).plan.bound_ps == 7
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_the_solver_is_no_slower_than_any_cheap_planner(device):
+    """Also where small kernels are packed, which follows the search."""
+    f, args = PACKAGES["log_density_grad"].build()
+    of = {
+        name: fuseplan.make_plan(f, device=device, planner=name, deadline_s=30)(*args)
+        for name in (*pipeline.PEERS, "solver")
+    }
+    best = of.pop("solver")
+    assert best.objective_us == min(plan.objective_us for plan in of.values())
+    assert any("plan is used: it is faster" in note for note in best.notes)
+    assert best.bound_us <= best.objective_us
+    assert best.verify().status == "verified"
 
 
 def test_a_search_that_was_cut_short_is_noted_once(found):

@@ -97,6 +97,20 @@ def random_prices(space, rng, scale):
     return np.floor([rng.choice([0, rng.random(), rng.random()]) * scale * time for time in singles])
 
 
+def check_bounds(partial, space, groups, known, possible, times_ps):
+    """Each group takes at least the floor between ``known`` and ``possible``, and as long as its slowest
+    resource, or any mean of two, with what those that joined add."""
+    inside, around = as_sets(known, space.n), as_sets(possible, space.n)
+    assert all(partial(inside, around) <= times_ps)
+    terms, (memory_ps, compute_ps) = partial.terms(inside, around), partial.added(inside, around)
+    joined = as_sets([mask & ~some for mask, some in zip(groups, known, strict=True)], space.n)
+    for share in (1.0, 0.5, 0.0):
+        least = share * terms.memory_ps + (1 - share) * terms.compute_ps
+        least += ((share * memory_ps + (1 - share) * compute_ps) * joined).sum(axis=1)
+        assert all(least <= times_ps)
+    assert all(partial.stakes(inside).ravel() >= 0)
+
+
 @pytest.mark.parametrize(("seed", "device"), CASES)
 def test_partial_floors_bound_every_group_between(seed, device):
     rng = random.Random(seed)
@@ -124,8 +138,7 @@ def test_partial_floors_are_below_the_price_of_every_legal_group_between(seed, d
         for keep in (1.0, 0.7, 0.3):
             known = [sum(1 << i for i in bits(mask) if rng.random() < keep) for mask in groups]
             possible = [mask | rng.getrandbits(space.n) & rng.getrandbits(space.n) for mask in groups]
-            lower = partial(as_sets(known, space.n), as_sets(possible, space.n))
-            assert all(lower <= [legal[mask] for mask in groups])
+            check_bounds(partial, space, groups, known, possible, [legal[mask] for mask in groups])
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES)
@@ -142,6 +155,34 @@ def test_the_search_finds_exactly_the_groups_that_cost_less_than_their_members(s
         assert found.times_ps == expected
         found_any |= bool(expected)
     assert found_any
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:6])
+def test_groups_grow_into_legal_ones_that_cost_less_than_their_members(seed, device):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    groups = GroupSearch(space, space.book.partial_floor(space.members))
+    found = {}
+    for scale in (0.5, 1.0, 1.0):
+        prices = random_prices(space, rng, scale)
+        grown = groups.grown(prices, space.singles)
+        assert grown.items() <= legal.items()
+        assert all(time_ps < prices[bits(mask)].sum() for mask, time_ps in grown.items())
+        found |= grown
+    assert found
+    assert groups.grown(np.zeros(space.n), space.singles) == {}
+    assert groups.times_ps.items() <= legal.items()
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:6])
+def test_overlapping_groups_are_priced_in_parts_that_make_a_partition(seed, device):
+    space = large_space(seed, device)
+    legal = legal_prices(space)
+    one, other = next((a, b) for a in legal for b in legal if a & b and a & ~b in legal and b & ~a and a < b)
+    groups = GroupSearch(space, space.book.partial_floor(space.members))
+    groups.disjoint([one, other])
+    assert {one, other, one & ~other} <= groups.times_ps.keys()
+    assert groups.times_ps.items() <= legal.items()
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES)
@@ -233,8 +274,7 @@ def test_partial_floors_of_copies_are_below_the_price_of_every_legal_group_betwe
         for keep in (1.0, 0.7, 0.3):
             known = [sum(1 << i for i in bits(mask) if rng.random() < keep) for mask in groups]
             possible = [mask | rng.getrandbits(space.n) & rng.getrandbits(space.n) for mask in groups]
-            lower = partial(as_sets(known, space.n), as_sets(possible, space.n))
-            assert all(lower <= [legal[mask] for mask in groups])
+            check_bounds(partial, space, groups, known, possible, [legal[mask] for mask in groups])
     assert asked
 
 
