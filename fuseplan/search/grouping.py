@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from costmodel.graph import Graph
@@ -161,10 +161,15 @@ def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tupl
     broken = 0
     while cycles := cyclic_sets(after):
         divided: dict[Nodes, list[Nodes]] = {}
-        for cycle in cycles:
-            inside = {n for g in cycle for n in ranked[g]}
-            within = [(u, v) for u, v in edges if u in inside and v in inside]
-            ways = [(ranked[g], _divided(book, ranked[g], within)) for g in cycle if len(ranked[g]) > 1]
+        cycle_of = {n: c for c, cycle in enumerate(cycles) for g in cycle for n in ranked[g]}
+        within: list[list[Edge]] = [[] for _ in cycles]
+        for u, v in edges:
+            if u in cycle_of and cycle_of[u] == cycle_of.get(v):
+                within[cycle_of[u]].append((u, v))
+        for cycle, inner in zip(cycles, within, strict=True):
+            ways = [(ranked[g], parts) for g in cycle for parts in _divisions(book, ranked[g], inner)]
+            if not ways:
+                ways = [(ranked[g], _singles(ranked[g])) for g in cycle if len(ranked[g]) > 1]
             loss = [
                 sum_prices(book, parts).time_ps - sum_prices(book, [group]).time_ps for group, parts in ways
             ]
@@ -176,9 +181,10 @@ def break_cycles(graph: Graph, book: PriceBook, groups: Iterable[Nodes]) -> tupl
     return [ranked[g] for g in execution_order(after)], broken
 
 
-def _divided(book: PriceBook, group: Nodes, edges: Sequence[Edge]) -> list[Nodes]:
-    """A group as several, the cheapest of three ways: the nodes that others wait for, with those before them,
-    and the rest; the nodes that wait for others, with those behind them, and the rest; single nodes.
+def _divisions(book: PriceBook, group: Nodes, edges: Sequence[Edge]) -> Iterator[list[Nodes]]:
+    """A group as several that have prices: the nodes that others wait for, with those before them, and the
+    rest; the nodes that wait for others, with those behind them, and the rest. Neither, if these are all or
+    none of the group.
 
     ``edges`` are those inside of the group and between it and the others.
     """
@@ -191,18 +197,18 @@ def _divided(book: PriceBook, group: Nodes, edges: Sequence[Edge]) -> list[Nodes
             leading[v].append(u)
     awaited = {u for u, v in edges if u in members and v not in members}
     waiting = {v for u, v in edges if v in members and u not in members}
-    ways: list[list[Nodes]] = [[(n,) for n in group]]
     for first in (
         awaited | reachable(awaited, leading.__getitem__),
         members - waiting - reachable(waiting, following.__getitem__),
     ):
         if 0 < len(first) < len(members):
             parts = [nodes for half in (first, members - first) for nodes in _connected(half, following)]
-            priced = [
-                [nodes] if isinstance(book.price(nodes), Price) else [(n,) for n in nodes] for nodes in parts
-            ]
-            ways.append([nodes for several in priced for nodes in several])
-    return min(ways, key=lambda parts: sum_prices(book, parts))
+            priced = [[nodes] if isinstance(book.price(nodes), Price) else _singles(nodes) for nodes in parts]
+            yield [nodes for several in priced for nodes in several]
+
+
+def _singles(nodes: Nodes) -> list[Nodes]:
+    return [(n,) for n in nodes]
 
 
 def _connected(nodes: Collection[int], following: Mapping[int, Sequence[int]]) -> list[Nodes]:
