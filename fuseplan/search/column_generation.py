@@ -2,9 +2,10 @@
 
 A linear program covers all positions by groups at the least cost; at first it has few groups. Its dual prices
 tell which others could improve it: those that cost less than the prices of their members together, which
-``group_search`` finds: most of them fast, by growing groups, and all of them by branch and bound. Where there are none, no plan costs less than all prices together (Gilmore and Gomory,
-"A linear programming approach to the cutting-stock problem", 1961). Then the groups that cost little more
-than their members are listed, and the cheapest exact cover by them is the best plan of all.
+``group_search`` finds: most of them fast, by growing groups, and all of them by branch and bound. Where there
+are none, no plan costs less than all prices together (Gilmore and Gomory, "A linear programming approach to
+the cutting-stock problem", 1961). Then the groups that cost little more than their members are listed, and
+the cheapest exact cover by them is the best plan of all.
 
 The rows of the linear program ask for each position at least once: then no price is negative, and the prices
 settle in fewer rounds than with equations. Of prices that are equally good, those close to what each position
