@@ -9,6 +9,7 @@ planned where a rewrite may or may not pay, and their plans and bounds merged (`
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -33,7 +34,7 @@ from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
 from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.stages import PASSES as PROGRAM_PASSES
-from fuseplan.stages import Planning, until_deadline
+from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import Limit, StageTimer
 
@@ -77,9 +78,18 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
 
 def plan_program(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> Attempt:
     """Plan one program, as it is, by the passes of ``fuseplan.stages``."""
-    state = Planning(lowered, options, clock or StageTimer(), time.monotonic() + options.deadline_s)
+    found = _plan_below(math.inf, lowered, options, clock or StageTimer())
+    assert found is not None, "every plan takes less than forever"
+    return found
+
+
+def _plan_below(limit_ps: float, lowered: Lowered, options: Options, clock: StageTimer) -> Attempt | None:
+    """As ``plan_program``; None if the kernels would take ``limit_ps`` or more, before they are ordered."""
+    state = Planning(lowered, options, clock, time.monotonic() + options.deadline_s)
     try:
         for step in PROGRAM_PASSES:
+            if step is order and state.grouping.time_ps >= limit_ps:
+                return None
             step(state)
     except MemoryLimitError as error:
         return Attempt(error)
@@ -147,14 +157,17 @@ class _Planner:
         packs = may_pack(self.options) and bool(wide_hubs(plan.graph).ports)
         if plan.status == "OPTIMAL" and not packs:
             return found
+        # This one takes as long as all others; where only packs may gain, they have to do.
+        peers = [name for name in PEERS if plan.status != "OPTIMAL" or name != "xla_priority"]
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
-            for name in PEERS:
+            for name in peers:
                 if time.monotonic() >= self.expires_at:
                     return found
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
-                peer = plan_program(program, options, StageTimer())
-                found = found.or_faster_of(peer, name, whole_floor_ps)
+                peer = _plan_below(found.time_ps, program, options, StageTimer())
+                if peer is not None:
+                    found = found.or_faster_of(peer, name, whole_floor_ps)
         return found
 
     def _of_leaner(self, failed: Attempt) -> Attempt:
