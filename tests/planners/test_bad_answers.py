@@ -10,6 +10,7 @@ import pytest
 
 import fuseplan
 from costmodel.graph import Flops
+from costmodel.partial_floor import FloorTerms
 from fuseplan.extend import (
     Budget,
     Grouping,
@@ -148,9 +149,14 @@ def test_a_floor_of_partial_groups_that_is_too_high_says_so():
     class Steep:
         def __init__(self, floor):
             self.floor = floor
+            self.added, self.stakes = floor.added, floor.stakes
 
         def __call__(self, known, possible):
-            return 2 * self.floor(known, possible)
+            return self.terms(known, possible).floor_ps
+
+        def terms(self, known, possible):
+            terms = self.floor.terms(known, possible)
+            return FloorTerms(2 * terms.floor_ps, 2 * terms.memory_ps, 2 * terms.compute_ps)
 
     def steep(graph, pricing, budget):
         budget = replace(budget, max_groups=2)
