@@ -33,6 +33,7 @@ from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
 from fuseplan.schedule.shared_operands import wide_hubs
+from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support.errors import MemoryLimitError
@@ -98,16 +99,13 @@ def _plan_below(limit_ps: float, lowered: Lowered, options: Options, clock: Stag
     return Attempt(replace(state.plan, stats=stats), limit_reached(state.notes))
 
 
-PEERS = (
-    "greedy",
-    "best_first",
-    "tvm_fuse_ops",
-    "nnc_tensorexpr",
-    "inductor",
-    "graph_colouring",
-    "xla_priority",
-)
-"""The planners whose plans the solver's is compared with, where it is not proven."""
+PEERS = (*HEURISTICS, "tvm_fuse_ops", "inductor", "xla_priority")
+"""The planners whose plans the solver's is compared with, where it is not proven: heuristics, which keep to
+the deadline, and then other systems' algorithms, which do not."""
+
+_MAX_OPERATIONS_OF_PEERS = 300
+"""Operations of a program up to which other systems' algorithms are asked: there they take less than a second
+together."""
 
 _MOST_PROGRAMS = 4
 """The number of programs that are planned within a limit of memory: the rewritten one, the traced one, and
@@ -157,11 +155,10 @@ class _Planner:
         packs = may_pack(self.options) and bool(wide_hubs(plan.graph).ports)
         if plan.status == "OPTIMAL" and not packs:
             return found
-        # This one takes as long as all others; where only packs may gain, they have to do.
-        peers = [name for name in PEERS if plan.status != "OPTIMAL" or name != "xla_priority"]
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
-            for name in peers:
+            is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
+            for name in PEERS if is_small else HEURISTICS:
                 if time.monotonic() >= self.expires_at:
                     return found
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
