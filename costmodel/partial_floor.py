@@ -164,8 +164,8 @@ class PartialFloor:
         a column for each position.
 
         An array that no possible member makes, and no known one reads, is read if a reader joins; each of its
-        readers accounts for an equal part. A result is written if it leaves the kernel for certain. Copies of
-        an operation share what it costs.
+        readers accounts for an equal part. A result is written if it leaves the kernel for certain. An
+        operation with copies adds only what it reads, as a known copy may have paid for the rest.
         """
         fresh = ~(self._read_by(known) | self._made_by(possible))
         moved = np.zeros(known.shape)

@@ -147,7 +147,7 @@ class _Planner:
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a heuristic or of another system's algorithm (``PEERS``) where that is
-        faster. None can be where ``found`` is proven, except by horizontal fusion, which follows the search.
+        faster. A proof excludes faster plans, except for those that horizontal fusion makes after the search.
         """
         plan = found.plan
         if self.options.planner != "solver" or self.options.deadline_s <= 0 or plan is None:

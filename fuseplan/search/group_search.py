@@ -192,17 +192,14 @@ class GroupSearch:
     def shares(self, groups: Sequence[Mask]) -> Figures:
         """The picoseconds that each position adds by itself to the slowest resource of its group of
         ``groups``; 0 for those in none."""
-        found = np.zeros(self.space.n)
         if not groups:
-            return found
+            return np.zeros(self.space.n)
         rows = as_sets(groups, self.space.n)
         terms = self._floor.terms(rows, rows)
         memory_ps, compute_ps = self._floor.added(np.zeros_like(rows), rows)
         is_memory_bound = terms.memory_ps >= terms.compute_ps
-        each = np.where(is_memory_bound[:, None], memory_ps, compute_ps) * rows
-        for share in each:
-            found = np.maximum(found, share)
-        return found
+        each: Figures = np.where(is_memory_bound[:, None], memory_ps, compute_ps) * rows
+        return each.max(axis=0)
 
     def disjoint(self, groups: Sequence[Mask]) -> None:
         """Price the connected parts of each group that no group before it holds, and the same from the last
