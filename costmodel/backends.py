@@ -57,6 +57,8 @@ class Backend:
     contracted axes at once."""
     regroups_elements: bool = True
     """Whether a reshape may move elements between threads."""
+    max_arrays: int | None = None
+    """Arrays that a kernel can read and write; None: any number."""
     exchanges_bool: bool = True
     """Whether kernels can read and write arrays of bool."""
     fuses_operands: bool = True
@@ -145,6 +147,10 @@ _WARP_TILE = 16 * 512
 """Elements of a block at 16 registers for each of 512 threads. Of twice as many elements ptxas spills some,
 as it limits so many threads to 64 registers each, and larger tiles save no traffic."""
 
+_POINTERS = 4096 // 8 - 2
+"""A launch on a GPU passes 4,096 bytes of parameters (CUDA C++ programming guide), a pointer to each array and
+two of the compiler's own."""
+
 for _backend in (
     Backend(
         "mosaic_tpu",
@@ -161,6 +167,7 @@ for _backend in (
         "fuseplan.codegen.triton.kernel",
         in_registers=True,
         power_of_two_tiles=True,
+        max_arrays=_POINTERS,
         gathers_blocks=True,
         most_elements=_WARP_TILE,
         matmul_tiles=(32, 64, 128, 256),
@@ -177,6 +184,7 @@ for _backend in (
         "fuseplan.codegen.mosaic_gpu.kernel",
         in_registers=True,
         warpgroup_blocks=True,
+        max_arrays=_POINTERS,
         matmul_tiles=(64, 128, 256),
         depth_tiles=(64, 128),
         regroups_elements=False,

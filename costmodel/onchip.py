@@ -25,9 +25,8 @@ The accounting follows what each backend's compiler does with a block:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
 from math import prod
 from operator import mul
 from struct import Struct
@@ -301,13 +300,6 @@ class KernelFootprint:
             registers = (registers + np.where(two, 0, _ADDRESS_BYTES)) * _WARPGROUP_SHARE // count
         return nbytes[:, 0], registers
 
-    def over_time(self, axes: tuple[Axis, ...]) -> tuple[int, list[tuple[int, int]]]:
-        """Of a kernel in one pass, the bytes that are there throughout, and for each node the most bytes
-        that are alive while it is computed, and those alive after it."""
-        always, *alive = self._blocks.nbytes(axes, [self._always, *chain.from_iterable(self._steps)])
-        every = zip(alive[::3], alive[1::3], alive[2::3], strict=True)
-        return always, [(max(before, during, after), after) for before, during, after in every]
-
     def _bits(self, v: int) -> int:
         return dtypes.bits(self._graph.values[v].dtype)
 
@@ -522,21 +514,6 @@ def _largest(steps: list[tuple[int, int, int]], beside: int) -> dict[int, None]:
     """The sums of blocks that may be the largest of some steps, with blocks that are always there."""
     alive = dict.fromkeys(blocks for before, during, _ in steps for blocks in (before, during))
     return dict.fromkeys([blocks + beside for blocks in alive or (0,)])
-
-
-def live_bytes(graph: Graph, spec: KernelSpec, device: DeviceSpec) -> tuple[int, list[tuple[int, int]]]:
-    """The blocks of a kernel in one pass over time: bytes that are there throughout, and for each node the
-    bytes alive while it is computed and after it.
-
-    Values of one element that are read or written are not counted. So of kernels that have no others in
-    common, a kernel of all their nodes needs at least the sum at each time.
-    """
-    exchanged = replace(
-        spec,
-        reads=tuple([a for a in spec.reads if graph.values[a.value].size > 1]),
-        writes=tuple([a for a in spec.writes if graph.values[a.value].size > 1]),
-    )
-    return KernelFootprint(graph, exchanged, device.sequential_grid).over_time(spec.axes)
 
 
 _AxesBlock = tuple[int, frozenset[int]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,14 +22,23 @@ _QUOTIENT = 1 - 1e-12
 
 
 @dataclass(frozen=True, slots=True)
-class FloorTerms:
+class Additive:
+    """A lower bound on the kernels of many partial groups that grows with each position that joins."""
+
+    known_ps: Figures
+    """For each partial group, picoseconds of the launch and of what is known."""
+    added_ps: Figures
+    """For each partial group and position, picoseconds that the position adds at least if it joins, whichever
+    others join with it. Nothing is said of known positions."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialBounds:
     """Lower bounds in picoseconds on the kernels of many partial groups."""
 
     floor_ps: Figures
-    memory_ps: Figures
-    """What the launch and the arrays that are surely moved take."""
-    compute_ps: Figures
-    """What the launch and the vector operations of known members take."""
+    additive: tuple[Additive, ...]
+    """By resource: what passes the memory, what the vector units execute, what passes the shared cache."""
 
 
 class PartialFloor:
@@ -80,11 +89,13 @@ class PartialFloor:
         operations, self._first_copy = _runs([floor.origins[m] for _, m in each])
         self._work = np.array([floor.work[m] for m in operations], dtype=np.float64)
         self._work = self._work.reshape(len(operations), 3)
+        self.executes = np.array([bool(nodes) for nodes in working], dtype=bool)
+        """For each position, whether a kernel that holds it executes an operation of it."""
         self._of_arrays, self._of_empty_arrays = (
             np.array([not some.isdisjoint(nodes) for nodes in members], dtype=bool)
             for some in (floor.of_arrays, floor.of_empty_arrays)
         )
-        self._prepare_added(working, written)
+        self._prepare_added(working, written, each)
         graph, can = floor.graph, floor.device.capabilities
         makers = [(graph.nodes[graph.values[v].producer], v) for v, _ in written]
         maps = [(node.id, made_map(node, v)) for node, v in makers]
@@ -102,6 +113,13 @@ class PartialFloor:
             self._loaded, self._first_load = np.unique([k for k, _, _ in loads], return_index=True)
             self._loader = np.array([i for _, i, _ in loads], dtype=np.intp)
             self._indexed = _Products([slots for _, _, slots in loads])
+            self._load_column = np.array([k for k, _, _ in loads], dtype=np.intp)
+            # A position that reads an array in two ways is counted once.
+            first_load = {(k, i): at for at, (k, i, _) in reversed(list(enumerate(loads)))}
+            loads_of: list[list[int]] = [[] for _ in members]
+            for (_, i), at in first_load.items():
+                loads_of[i].append(at)
+            self._loads_of = _Sums(loads_of)
         self._least_steps = []
         """By position of a contraction, the steps along the axis that is contracted."""
         for i, m in each if floor.is_tiled else ():
@@ -115,25 +133,34 @@ class PartialFloor:
     def __call__(self, known: Sets, possible: Sets) -> Figures:
         """Lower bounds in picoseconds: for each row, of every kernel that holds the positions in ``known``,
         and of the others only such as are in ``possible``, which holds ``known``."""
-        return self.terms(known, possible).floor_ps
+        return self.bounds(known, possible).floor_ps
 
-    def terms(self, known: Sets, possible: Sets) -> FloorTerms:
-        """The floor, and those of its terms that grow with each position that joins (``added``)."""
+    def bounds(self, known: Sets, possible: Sets, several: Sets | None = None) -> PartialBounds:
+        """The floor, and those of its terms that grow with each position that joins.
+
+        Args:
+            known: as for a call.
+            possible: as for a call.
+            several: the rows of which only kernels that execute two operations or more are bounded; None: all
+                kernels of each row are.
+        """
         device, floor = self._device, self._floor
         read = self._read_by(known) & ~self._made_by(possible)
         written = known[:, self._maker] & (self._leaves | self._readers(~possible))
         executed = _largest_by_run(known[:, self._worker], self._first_copy).sum(axis=1)
         writes = _largest_by_run(written, self._first_copy_written)
-        waits = (executed > 1) & known[:, self._of_arrays].any(axis=1)
+        is_several = executed > 1 if several is None else (executed > 1) | several
+        waits = is_several & known[:, self._of_arrays].any(axis=1)
         waits &= ~possible[:, self._of_empty_arrays].any(axis=1)
+        tiled = waits & floor.is_tiled
         moved = np.where(
-            waits & floor.is_tiled,
+            tiled,
             total(read, self._kernel_bytes) + total(writes, self._tiled_write_bytes),
             total(read, np.minimum(self._read_bytes, self._kernel_bytes))
             + total(writes, np.minimum(self._write_bytes, self._tiled_write_bytes)),
         )
-        idle_work, idle_loads = self._idle(known, written, waits)
-        work = _largest_by_run(known[:, self._worker] * idle_work, self._first_copy)
+        idle = self._idle(known, written, waits)
+        work = _largest_by_run(known[:, self._worker] * (1.0 if idle is None else idle[0]), self._first_copy)
         matrix_ps, vector, transcendental = total(work, self._work).T
         compute_ps = _time_ps(vector, device.vector_flops_per_s)
         compute_ps = compute_ps + _time_ps(transcendental, device.transcendental_per_s)
@@ -141,27 +168,54 @@ class PartialFloor:
         vector_ps = vector_ps + _rate_ps(transcendental, device.transcendental_per_s)
         memory_ps = _time_ps(moved, device.hbm_bytes_per_s)
         if device.sequential_grid:
-            compute_ps = compute_ps + waits * self._steps(known) * floor.wait_ps
+            wait_ps = waits * self._steps(known) * floor.wait_ps
+            compute_ps, vector_ps = compute_ps + wait_ps, vector_ps + wait_ps
         else:
             memory_ps = np.maximum(memory_ps, waits * np.maximum(self._steps(known) // 2, 1) * floor.wait_ps)
-        least_bytes = np.where((waits & floor.is_tiled)[:, None], self._kernel_bytes, self._read_bytes)
-        loads = np.maximum(
-            self._loads(known, possible, read * least_bytes, executed > 1),
-            (read * least_bytes * idle_loads).sum(axis=1),
-        )
+        least_bytes = np.where(tiled[:, None], self._kernel_bytes, self._read_bytes)
+        loaded = read * least_bytes
+        if idle is not None:
+            loaded = loaded * self._idlest_loads(idle[1], known)
+        loaded = loaded.sum(axis=1)
+        loads = np.maximum(self._loads(known, possible, read * least_bytes, is_several), loaded)
         slowest = np.maximum(memory_ps, _time_ps(loads, device.cache_bytes_per_s))
         slowest = np.maximum(np.maximum(slowest, matrix_ps), compute_ps)
-        is_kernel = executed > 0
-        return FloorTerms(
-            np.where(is_kernel, device.launch_ps + slowest, 0),
-            np.where(is_kernel, device.launch_ps + _rate_ps(moved, device.hbm_bytes_per_s), 0),
-            np.where(is_kernel, device.launch_ps + vector_ps, 0),
-        )
+        is_kernel = executed > 0 if several is None else (executed > 0) | several
+        floor_ps = np.where(is_kernel, device.launch_ps + slowest, 0)
+        known_ps = [_rate_ps(moved, device.hbm_bytes_per_s), vector_ps]
+        if idle is not None:
+            known_ps.append(_rate_ps(loaded, device.cache_bytes_per_s))
+        added_ps = self._added(known, possible, tiled, idle)
+        additive = [
+            Additive(np.where(is_kernel, device.launch_ps + ps, 0), added)
+            for ps, added in zip(known_ps, added_ps, strict=True)
+        ]
+        return PartialBounds(floor_ps, tuple(additive))
 
-    def added(self, known: Sets, possible: Sets) -> tuple[Figures, Figures]:
-        """By how many picoseconds each position that is possible and not known adds to the terms
-        ``memory_ps`` and ``compute_ps`` at least, whichever others join with it: a row for each of ``known``,
-        a column for each position.
+    def shares(self, groups: Sets) -> Figures:
+        """For each group and position, picoseconds that the position adds by itself to the resource that the
+        group's kernel needs longest; 0 for positions outside. A position that makes a result of the group,
+        and adds most, has the launch, too: what a kernel writes says how many of its tiles run in parallel.
+        """
+        inside = self.bounds(groups, groups)
+        written = groups[:, self._maker] & (self._leaves | self._readers(~groups))
+        tiled = (groups.sum(axis=1) > 1) & self._floor.is_tiled
+        added = self._added(np.zeros_like(groups), groups, tiled, self._idle(groups, written, tiled))
+        known_ps = np.array([resource.known_ps for resource in inside.additive])
+        slowest, every = known_ps.argmax(axis=0), np.arange(len(groups))
+        shares: Figures = np.array(list(added))[slowest, every] * groups
+        makes = np.zeros_like(groups)
+        row, result = np.nonzero(written)
+        makes[row, self._maker[result]] = True
+        first = (shares + np.where(makes, known_ps[slowest, every][:, None], 0)).argmax(axis=1)
+        shares[every, first] += np.maximum(known_ps[slowest, every] - shares.sum(axis=1), 0)
+        return shares
+
+    def _added(
+        self, known: Sets, possible: Sets, tiled: Sets, idle: tuple[Figures, Figures] | None
+    ) -> Iterator[Figures]:
+        """``Additive.added_ps`` by resource: of the memory, the vector units, and, where cores may be idle,
+        of the shared cache. ``tiled``: the rows of which all kernels have tiles.
 
         An array that no possible member makes, and no known one reads, is read if a reader joins; each of its
         readers accounts for an equal part. A result is written if it leaves the kernel for certain. An
@@ -169,16 +223,36 @@ class PartialFloor:
         """
         fresh = ~(self._read_by(known) | self._made_by(possible))
         moved = np.zeros(known.shape)
+        nbytes = np.zeros(fresh.shape)
         if len(self._read_arrays):
             joining = (possible & ~known)[:, self._reader]
             readers = np.add.reduceat(joining, self._first_reader, axis=1, dtype=np.float64)
-            nbytes = np.zeros(fresh.shape)
-            nbytes[:, self._read_arrays] = self._least_read_bytes / np.maximum(readers, 1)
-            moved += self._reads(nbytes * fresh)
+            least = np.where(tiled[:, None], self._kernel_bytes, self._bytes_passed)[:, self._read_arrays]
+            nbytes[:, self._read_arrays] = least / np.maximum(readers, 1)
+            nbytes *= fresh
+            moved += self._reads(nbytes)
         if len(self._maker):
-            moved += self._writes((self._leaves | self._readers(~possible)) * self._least_write_bytes)
-        moved = _rate_ps(moved, self._device.hbm_bytes_per_s)
-        return moved, np.broadcast_to(self._added_compute_ps, known.shape)
+            least = np.where(tiled[:, None], self._own_tiled_write_bytes, self._own_write_bytes)
+            moved += self._writes((self._leaves | self._readers(~possible)) * least)
+        yield _rate_ps(moved, self._device.hbm_bytes_per_s)
+        if idle is None:
+            yield np.broadcast_to(self._computes(self._compute_ps[None]), known.shape)
+            return
+        of_work, of_loads = idle
+        yield self._computes(of_work * self._compute_ps)
+        loaded = self._loads_of(of_loads * nbytes[:, self._load_column])
+        yield _rate_ps(loaded, self._device.cache_bytes_per_s)
+
+    def idles(self, known: Sets, possible: Sets) -> Sets:
+        """Whether each position leaves all cores but one idle if it joins: it has no axis along which a
+        kernel that surely writes what ``known`` do runs in parallel, and itself surely writes a result."""
+        if self._parallelism is None or not len(self._maker):
+            return np.zeros_like(known)
+        writes = self._leaves | self._readers(~possible)
+        extents = self._parallelism.extents(known, known[:, self._maker] & writes)
+        has_no_axis = self._computes((self._own(extents) > 1).astype(np.float64)) == 0
+        found: Sets = has_no_axis & (self._writes(writes.astype(np.float64)) > 0)
+        return found
 
     def stakes(self, known: Sets) -> Figures:
         """By how many picoseconds the memory time of each kernel depends at most on whether each other
@@ -187,11 +261,16 @@ class PartialFloor:
         passed += self._makes(self._read_by(known) * self._bytes_passed)
         return _rate_ps(passed, self._device.hbm_bytes_per_s)
 
-    def _prepare_added(self, working: Sequence[Sequence[int]], written: Sequence[tuple[int, int]]) -> None:
-        """Prepare ``added``; ``written``: the results, each with the position of its maker."""
-        floor, device = self._floor, self._device
+    def _prepare_added(
+        self,
+        working: Sequence[Sequence[int]],
+        written: Sequence[tuple[int, int]],
+        each: Sequence[tuple[int, int]],
+    ) -> None:
+        """Prepare ``_added``; ``written``: the results, each with the position of its maker;
+        ``each``: the operations, each with its position."""
+        floor = self._floor
         copies = Counter(floor.origins[m] for nodes in working for m in nodes)
-        alone = [[m for m in nodes if copies[floor.origins[m]] == 1] for nodes in working]
         reads = [sorted({self._column[v] for m in nodes for v in floor.reads[m]}) for nodes in working]
         pairs = sorted((column, i) for i, columns in enumerate(reads) for column in columns)
         self._reader = np.array([i for _, i in pairs], dtype=np.intp)
@@ -199,40 +278,55 @@ class PartialFloor:
         self._reads = _Sums(reads)
         self._makes = _Sums([np.flatnonzero(made).tolist() for made in self._made])
         self._bytes_passed = np.minimum(self._read_bytes, self._kernel_bytes)
-        self._least_read_bytes = self._bytes_passed[self._read_arrays]
+        # Of several copies, another may have paid.
         makers = [floor.graph.values[v].producer for v, _ in written]
-        self._least_write_bytes = np.array(
-            [
-                min(floor.nbytes[floor.name[v]], floor.kernel_bytes[floor.name[v]])
-                * (copies[floor.origins[m]] == 1)
-                for (v, _), m in zip(written, makers, strict=True)
-            ],
-            dtype=np.float64,
+        names = [
+            floor.name[v] if copies[floor.origins[m]] == 1 else None
+            for (v, _), m in zip(written, makers, strict=True)
+        ]
+        tiled = [0 if v is None else floor.kernel_bytes[v] for v in names]
+        self._own_tiled_write_bytes = np.array(tiled, dtype=np.float64)
+        untiled = [0 if v is None else min(floor.nbytes[v], floor.kernel_bytes[v]) for v in names]
+        self._own_write_bytes = np.array(untiled, dtype=np.float64)
+        device = self._device
+        workers: list[list[int]] = [[] for _ in working]
+        for k, (i, _) in enumerate(each):
+            workers[i].append(k)
+        self._computes = _Sums(workers)
+        vector, transcendental = (
+            np.array(
+                [[floor.work[m][k] * (copies[floor.origins[m]] == 1) for k in (1, 2)] for _, m in each],
+                dtype=np.float64,
+            )
+            .reshape(len(each), 2)
+            .T
         )
+        self._compute_ps = _rate_ps(vector, device.vector_flops_per_s)
+        self._compute_ps += _rate_ps(transcendental, device.transcendental_per_s)
         self._writes = _Sums(
             [[k for k, (_, i) in enumerate(written) if i == of] for of in range(len(working))]
         )
-        work = np.array([[sum(floor.work[m][k] for m in nodes) for k in (1, 2)] for nodes in alone])
-        vector, transcendental = work.reshape(len(working), 2).T
-        self._added_compute_ps = _rate_ps(vector, device.vector_flops_per_s)
-        self._added_compute_ps += _rate_ps(transcendental, device.transcendental_per_s)
 
-    def _idle(self, known: Sets, written: Sets, tiled: Sets) -> tuple[Any, Any]:
-        """How many times as long as on all cores it takes at least: for each row, to run each node, and to
-        load each array."""
+    def _idle(self, known: Sets, written: Sets, tiled: Sets) -> tuple[Figures, Figures] | None:
+        """How many times as long as on all cores it takes at least: for each row, to run each operation, and
+        for each reader to load each array. None where no core is idle."""
         if self._parallelism is None:
-            return 1.0, 1.0
+            return None
         cores = self._device.core_count
         extents = self._parallelism.extents(known, written)
         of_work, of_loads = (
             np.where(tiled[:, None], np.maximum(cores * _QUOTIENT / products(extents), 1), 1)
             for products in (self._own, self._indexed)
         )
+        return of_work, of_loads
+
+    def _idlest_loads(self, of_loads: Figures, known: Sets) -> Figures:
+        """For each row and array, the most of ``of_loads`` of its known readers."""
         found = np.ones((len(known), len(self._column)))
-        of_loads = np.where(known[:, self._loader], of_loads, 1)
         if len(self._loaded):
+            of_loads = np.where(known[:, self._loader], of_loads, 1)
             found[:, self._loaded] = np.maximum.reduceat(of_loads, self._first_load, axis=1)
-        return of_work, found
+        return found
 
     def _steps(self, known: Sets) -> Figures:
         """For each row, how many steps a tile takes at least: those along the axis that is contracted."""

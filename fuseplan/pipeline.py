@@ -1,7 +1,7 @@
 """The pipeline: from a function to a checked plan, pass by pass.
 
     trace → lower → rewrite → (constrain → search → duplicate → rematerialise → fit_memory
-                               → pack → order → assemble → check) of each program → merge → report
+                               → order → assemble → check) of each program → merge → report
 
 ``PASSES`` lists them. The passes of one program are functions in ``fuseplan.stages``; several programs are
 planned where a rewrite may or may not pay, and their plans and bounds merged (``fuseplan.plan.attempt``).
@@ -21,7 +21,6 @@ from fuseplan.memory.liveness import plan_peak_bound
 from fuseplan.passes.rewriting import (
     is_faster_as_traced,
     leaner_programs,
-    may_pack,
     may_stream,
     rewritten_programs,
 )
@@ -32,7 +31,6 @@ from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
-from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
@@ -147,13 +145,11 @@ class _Planner:
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a heuristic or of another system's algorithm (``PEERS``) where that is
-        faster. A proof excludes faster plans, except for those that horizontal fusion makes after the search.
-        """
+        faster. A proof excludes faster plans."""
         plan = found.plan
         if self.options.planner != "solver" or self.options.deadline_s <= 0 or plan is None:
             return found
-        packs = may_pack(self.options) and bool(wide_hubs(plan.graph).ports)
-        if plan.status == "OPTIMAL" and not packs:
+        if plan.status == "OPTIMAL":
             return found
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):

@@ -14,7 +14,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.memory.limit import plan_within
 from fuseplan.memory.order import minimise_peak
 from fuseplan.memory.rematerialise import MemoryFit
-from fuseplan.passes.rewriting import may_pack, may_recompute
+from fuseplan.passes.rewriting import may_recompute
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.notes import AnyNote, NoteKind, note, worded
@@ -23,13 +23,12 @@ from fuseplan.planners import ProgramPlanner, get_planner, has_fixed_kernels, is
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
-from fuseplan.search.horizontal import with_packs
 from fuseplan.search.must_fuse import plan_constrained
 from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgumentError, InvalidPlanError
-from fuseplan.support.work import Limit, StageTimer, Work, limit_of
+from fuseplan.support.work import Limit, StageTimer
 from fuseplan.verify.plan import check_cover, check_plan
 
 
@@ -157,16 +156,6 @@ def fit_memory(state: Planning) -> None:
     state.answer = within.plan(state.once, state.answer)
 
 
-def pack(state: Planning) -> None:
-    """Fuse small kernels horizontally that a scalar ties together."""
-    if may_pack(state.options):
-        scheduler, apart = state.scheduled(), state.grouping
-        work = Work(limit_of(state.options.whole_s), expires_at=state.expires_at)
-        packed = state.clock.time("packs", lambda: with_packs(state.graph, scheduler, apart, work))
-        assert state.answer is not None
-        state.answer = replace(state.answer, grouping=packed)
-
-
 def order(state: Planning) -> None:
     """Put the kernels in the order in which temporaries need the least memory."""
     found = state.grouping
@@ -223,7 +212,7 @@ def check(state: Planning) -> None:
         ) from error
 
 
-PASSES = (constrain, search, duplicate, rematerialise, fit_memory, pack, order, assemble, check)
+PASSES = (constrain, search, duplicate, rematerialise, fit_memory, order, assemble, check)
 """The passes of one program, in order."""
 
 

@@ -23,7 +23,7 @@ _FOLDED = {
     "trace": ("trace",),
     "lower": ("lower",),
     "enumerate": ("partition", "cache", "heuristics", "merge", "copies", "enumerate"),
-    "solve": ("solve", "join", "packs", "order"),
+    "solve": ("solve", "join", "order"),
     "check": ("check",),
 }
 """The columns of seconds, and the stages each sums up."""

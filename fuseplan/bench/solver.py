@@ -48,7 +48,7 @@ STAGES = {
     "part": ("partition", "cache", "copies"),
     "heuristics": ("heuristics", "merge"),
     "enumerate": ("enumerate",),
-    "solve": ("solve", "join", "packs"),
+    "solve": ("solve", "join"),
     "order": ("order",),
     "check": ("check",),
 }

@@ -104,13 +104,6 @@ def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
     return (note(NoteKind.NO_TIME_TO_REWRITE, deadline_s=options.deadline_s, count=n_nodes),)
 
 
-def may_pack(options: Options) -> bool:
-    """Whether small kernels that a scalar connects are fused horizontally. Not on a CPU, where XLA's own
-    loops have hardly any launch cost, and not under constraints, which are about connected groups."""
-    decides = may_rewrite(options) and options.features.packs and options.deadline_s > 0
-    return decides and options.device.capabilities.emits_kernels and options.constraints is None
-
-
 def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
     """The program with reductions in steps and large values rematerialised, where kernels gain by that; else
     None. When ``work`` is over, the rewrites that are finished count."""

@@ -5,11 +5,6 @@ nodes by legal groups. Give each node a price such that no legal group costs les
 together: then no cover costs less than all nodes' prices, because each of its groups pays for its own nodes
 (weak duality of linear programming; set partitioning as in Balas and Padberg, "Set Partitioning: A Survey",
 SIAM Review 18, 1976). This holds for each component by itself, because no group spans two.
-
-Packs (``fuseplan.schedule.packs``) do span components. A pack that is replaced by the kernels that
-it stands for leaves a plan without it, to which that bound applies. So each piece is given a *share* of at
-most the time of its kernels alone, such that no pack takes less than the shares of its pieces together. A
-plan with packs is then at best as fast as the bound less the savings of all pieces that take their shares.
 """
 
 from __future__ import annotations
@@ -64,23 +59,6 @@ class Joint:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One or several kernels of the best plan without packs, which a pack holds whole or not at all."""
-
-    kernels: tuple[tuple[int, ...], ...]
-    """The operations of each, ascending, always as nodes of the plan's own graph."""
-    alone_ps: int
-    """Picoseconds that these kernels take."""
-    share_ps: int
-    """Picoseconds such that no pack takes less than its pieces' shares together."""
-
-    @property
-    def nodes(self) -> tuple[int, ...]:
-        """All operations, ascending."""
-        return tuple(sorted([n for kernel in self.kernels for n in kernel]))
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
     """A bound on every plan of the search space, component by component. Each component is in one part. The
     bounds of those in ``joint`` are counted there, and their parts hold prices only."""
@@ -95,19 +73,10 @@ class Proof:
     """For each node of the plan's graph, the first that computes the same operation of that graph, as
     ``Graph.origins`` does; empty where that is the same. The graph may have had copies before the search
     (``fuseplan.passes.recompute_streams``)."""
-    packs: tuple[tuple[Piece, ...], ...] = ()
-    """Lines of pieces: any run of pieces that follow each other in one may be a kernel."""
 
     @property
     def bound_ps(self) -> int:
         """Picoseconds that no plan beats."""
-        return self.bound_without_packs_ps - sum(
-            piece.alone_ps - piece.share_ps for line in self.packs for piece in line
-        )
-
-    @property
-    def bound_without_packs_ps(self) -> int:
-        """Picoseconds that no plan without packs beats."""
         together = frozenset(self.joint.first_nodes) if self.joint is not None else frozenset()
         alone = sum(part.bound_ps * len(set(part.first_nodes) - together) for part in self.parts)
         return alone + (self.joint.bound_ps if self.joint is not None else 0)
@@ -122,7 +91,7 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``cache``, ``enumerate``, ``solve``, ``packs``,
+    """Pairs of stage name (``trace``, ``lower``, ``cache``, ``enumerate``, ``solve``,
     ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
     """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if

@@ -42,7 +42,6 @@ class NoteKind(Enum):
         "{limit} came before plans with rematerialisation were searched: every operation is computed once"
     )
     FEWER_COPIES_CUT = "{limit} came before plans with fewer copies of operations were searched"
-    PACKS_CUT = "{limit} came before all packs of small kernels had been tried"
     MEMORY_CUT = "{limit} came before all plans within the limit of memory had been tried"
     ORDER_CUT = "{limit} came before the order that needs the least memory was found"
     REWRITES_CUT = "{limit} came before all rewritten programs had been tried"
@@ -57,12 +56,7 @@ class NoteKind(Enum):
     CYCLIC = f"all plans found of {_PART} have kernels that wait for each other: a heuristic's plan is used"
     CYCLES_SPLIT = "groups split because their kernels would wait for each other in a cycle: {count}"
     SCALAR_SPLIT = _SCALAR + "plans that fuse across it were not searched, and take at least {least_ps:us} µs"
-    SCALAR_PACKED = (
-        _SCALAR + "of plans that fuse across it only packs were searched, and others take at least "
-        "{least_ps:us} µs"
-    )
     PEER = "{planner}'s plan is used: it is faster than the best that the search found"
-    PACKED = "{count} kernels that a scalar ties together are packed into {packs}"
     UNVERIFIABLE = (
         "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
         "the plan is not reported as proven"

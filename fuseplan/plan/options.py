@@ -39,10 +39,10 @@ class Features:
     """On a GPU, sums down columns, and reductions with few results, are computed in two steps where the first
     step can join another kernel."""
     packs: bool = True
-    """Small kernels that share nothing but a scalar are one kernel, on one core."""
+    """Kernels that have no more in common than a scalar may be fused: small ones, on one core."""
     rewrites: bool = True
-    """The program may be rewritten before it is planned: columns, sums in steps, rematerialised values,
-    packs. Otherwise the program is planned as traced."""
+    """The program may be rewritten before it is planned: columns, sums in steps, rematerialised
+    values. Otherwise the program is planned as traced."""
 
     @property
     def switched_off(self) -> tuple[str, ...]:

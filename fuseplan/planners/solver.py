@@ -22,11 +22,12 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
-from fuseplan.plan.fusion_plan import PlanStats
+from fuseplan.plan.fusion_plan import Joint, PlanStats, Proof
 from fuseplan.plan.notes import Note, NoteKind, limit_reached, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
@@ -34,8 +35,12 @@ from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make
 from fuseplan.search.component_cache import ComponentCache
 from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
 from fuseplan.search.joint import join
-from fuseplan.support.errors import FuseplanWarning
+from fuseplan.support.errors import FuseplanWarning, Verdict
 from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
+
+_SHARE_APART = 4
+"""A search of groups that do not fuse across hubs, from whose plan that of all groups starts, may take this
+part of the counted work."""
 
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
@@ -56,113 +61,190 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             (``fuseplan.search.set_partitioning``).
     """
     budget = budget or Budget()
-    watch = StageTimer()
-    book = PriceBook(graph, pricing)
-    parts = decompose(graph, book)
-    watch.lap("partition")
-    tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
-    expires_at = watch.started + budget.deadline_s - tail_s
-    book.expires_at = watch.started + budget.deadline_s
-    book.work = budget.work or Work(limit_of(budget.whole_s))
+    solver = _Solver(graph, PriceBook(graph, pricing), budget)
+    parts = decompose(graph, solver.book, at_hubs=False)
+    solver.watch.lap("partition")
     starts = HeuristicPlans(parts.spaces, budget.known)
-    cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)
-    # Small components first: a large one that reaches the deadline then costs no other its proof.
-    smallest_first = sorted(range(len(parts.spaces)), key=lambda k: parts.spaces[k].n)
-    for part in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
-        if not cache.has(part):
+    if not (parts.has_hubs and solver.book.crosses_hubs):
+        return solver.grouping(solver.solve(parts, starts, {}))
+    with solver.partly(_SHARE_APART):
+        found = solver.solve(parts, starts, {})
+    return solver.grouping(solver.fuse_across_hubs(found) if solver.has_time else found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """The best plan of some division into components."""
+
+    parts: Decomposition
+    starts: HeuristicPlans
+    cache: ComponentCache
+    solved: dict[int, Solved]
+    """The solution of each part."""
+    refusals: tuple[Verdict, ...]
+    certificate: Proof
+    groups: list[Nodes]
+    """In an order that can run."""
+    bound_ps: int
+    is_optimal: bool
+    joint_note: Note | None
+    joint: Joint | None
+
+
+class _Solver:
+    """Plans one graph within one budget."""
+
+    def __init__(self, graph: Graph, book: PriceBook, budget: Budget) -> None:
+        self.graph, self.book, self.budget = graph, book, budget
+        self.watch = watch = StageTimer()
+        tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
+        self.expires_at = watch.started + budget.deadline_s - tail_s
+        book.expires_at = watch.started + budget.deadline_s
+        book.work = budget.work or Work(limit_of(budget.whole_s))
+
+    @contextmanager
+    def partly(self, share: int) -> Iterator[None]:
+        """Search within the ``share``-th part of the counted work and, at most, half of the time."""
+        work, expires_at = self.book.work, self.expires_at
+        limit = work.limit
+        work.limit = work.spent + (limit - work.spent) // share
+        self.expires_at = (self.watch.started + expires_at) / 2
+        yield
+        work.limit, self.expires_at = limit, expires_at
+
+    @property
+    def has_time(self) -> bool:
+        """Whether time and counted work are left for a search."""
+        return self.budget.deadline_s > 0 and not self.book.is_past(self.expires_at)
+
+    def solve(self, parts: Decomposition, starts: HeuristicPlans, known: Mapping[int, Solved]) -> _Found:
+        """Solve each part but those ``known``, and put the groups in order."""
+        book, budget, expires_at, watch = self.book, self.budget, self.expires_at, self.watch
+        cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)
+        # Small components first: a large one that reaches the deadline then costs no other its proof.
+        smallest_first = sorted(
+            (k for k in range(len(parts.spaces)) if k not in known), key=lambda k: parts.spaces[k].n
+        )
+        for part in smallest_first:  # Whatever ends a search, there is a plan to fall back on.
+            if not cache.has(part):
+                starts.best(part)
+        watch.lap("heuristics")
+        solved = dict(known)
+
+        def solve(part: int) -> None:
+            before = book.work.spent
             starts.best(part)
-    watch.lap("heuristics")
-    solved: dict[int, Solved] = {}
+            book.work.spend(starts.work[part])
+            solved[part] = solve_component(part, starts, budget, expires_at, watch)
+            with book.work.uncounted():
+                cache.keep(part, solved[part], book.work.spent - before)
 
-    def solve(part: int) -> None:
-        before = book.work.spent
-        starts.best(part)
-        book.work.spend(starts.work[part])
-        solved[part] = solve_component(part, starts, budget, expires_at, watch)
-        with book.work.uncounted():
-            cache.keep(part, solved[part], book.work.spent - before)
-
-    for part in smallest_first:
-        known = cache.recall(part)
-        if known is None:
-            solve(part)
-        else:
-            groups, duals = list(known.groups), known.duals
-            solved[part] = Solved(
-                groups, known.bound_ps, known.optimal, duals=duals, note=known.note, crowded=known.crowded
-            )
-        if solved[part].optimal:
-            space = parts.spaces[part]
-            time_ps = space.total(solved[part].groups).time_ps
-            book.check_bound(space.component.nodes, time_ps, solved[part].bound_ps)
-    cache.close()
-    refusals = cache.refusals()  # before others ask for groups that the search did not
-    watch.lap("cache")
-
-    def complete(part: int) -> bool:
-        """Find all columns of a part; whether its plan is proven."""
-        entry = cache.recalled.pop(part, None)
-        if entry is not None:
-            with book.work.uncounted():  # It was counted when it was recalled.
-                book.work.spent -= entry.work
+        for part in smallest_first:
+            entry = cache.recall(part)
+            if entry is None:
                 solve(part)
-        return solved[part].optimal
+            else:
+                groups, duals = list(entry.groups), entry.duals
+                solved[part] = Solved(
+                    groups, entry.bound_ps, entry.optimal, duals=duals, note=entry.note, crowded=entry.crowded
+                )
+            if solved[part].optimal:
+                space = parts.spaces[part]
+                time_ps = space.total(solved[part].groups).time_ps
+                book.check_bound(space.component.nodes, time_ps, solved[part].bound_ps)
+        cache.close()
+        refusals = cache.refusals()  # before others ask for groups that the search did not
+        watch.lap("cache")
 
-    certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
-    ordered, bound_ps, optimal, joint_note, joint = join(
-        graph, book, parts, starts, solved, expires_at, complete
-    )
-    kernels = tuple(book.kernel(group) for group in ordered)
-    watch.lap("join")
-    notes = _summed([s.note for s in solved.values() if s.note])
-    hubs = [v for v in parts.crossable.refusals if v.rule == "hub"]
-    if hubs:
-        # The floor of every plan of the graph, whether searched or not.
-        least_ps = book.floor(tuple(range(len(graph.nodes))))
-        notes.append(note(NoteKind.SCALAR_SPLIT, most=MAX_PORTS, least_ps=least_ps))
-    if budget.deadline_s <= 0:
-        notes.insert(0, note(NoteKind.DEADLINE_ZERO))
-    elif joint_note is not None:
-        notes.append(joint_note)
-    _warn_of_failures(notes)
-    certified = ""
-    if optimal and joint is None and not budget.known and time.monotonic() < expires_at:
-        with book.work.uncounted():  # How much of it is known depends on what is remembered.
-            slower = cache.slower()
-            bounds_ps = [s.bound_ps for _, s in sorted(solved.items())]
-            certified = certifying_heuristic(graph, parts, starts, bounds_ps, slower)
-            cache.add_slower(slower)
-    if budget.deadline_s > 0 and book.is_past(expires_at) and limit_reached(notes) is None:
-        notes.append(note(NoteKind.SEARCH_CUT, limit=book.work.ended_by))
-    stats = PlanStats(
-        len(graph.nodes),
-        len(parts.instances),
-        len(parts.spaces),
-        sum(
-            cache.recalled[part].candidates if part in cache.recalled else max(len(s.columns), 1)
-            for part, s in solved.items()
-        ),
-        tuple(watch.seconds.items()),
-        certified,
-        cache.n_from_earlier_plans(),
-    )
-    grouping = Grouping(
-        kernels,
-        "OPTIMAL" if optimal else "FEASIBLE",
-        bound_ps,
-        parts.crossable.refusals + refusals,
-        tuple(dict.fromkeys(notes)),
-        stats,
-        replace(certificate, joint=joint),
-        frozenset(
-            n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
-        ),
-    )
-    if kernels:
-        book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)
-    if optimal:
-        _check_rules(graph, book, parts, ordered)
-    return grouping if book.fault is None else grouping.unproven(book.fault)
+        def complete(part: int) -> bool:
+            """Find all columns of a part; whether its plan is proven."""
+            entry = cache.recalled.pop(part, None)
+            if entry is not None:
+                with book.work.uncounted():  # It was counted when it was recalled.
+                    book.work.spent -= entry.work
+                    solve(part)
+            return solved[part].optimal
+
+        certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
+        joined = join(self.graph, book, parts, starts, solved, expires_at, complete)
+        watch.lap("join")
+        return _Found(parts, starts, cache, solved, refusals, certificate, *joined)
+
+    def fuse_across_hubs(self, apart: _Found) -> _Found:
+        """Solve the components that scalars of many readers connect, from a plan ``apart`` in which these are
+        passed between kernels. The other components stay as they are."""
+        parts = decompose(self.graph, self.book)
+        part_of = {nodes: part for part, nodes in apart.parts.instances}
+        earlier = dict(enumerate(parts.groups_within(apart.groups)))
+        known: dict[int, Solved] = {}
+        for part, nodes in parts.instances:
+            before = part_of.get(nodes)
+            if before is not None and part not in known:
+                same = apart.parts.spaces[before].component, parts.spaces[part].component
+                if same[0].apart == same[1].apart and same[0].siblings == same[1].siblings:
+                    known[part] = apart.solved[before]
+        self.watch.lap("partition")
+        starts = HeuristicPlans(parts.spaces, self.budget.known, earlier)
+        return self.solve(parts, starts, known)
+
+    def grouping(self, found: _Found) -> Grouping:
+        """The plan with its bound, proof and notes."""
+        graph, book, budget, parts, solved = self.graph, self.book, self.budget, found.parts, found.solved
+        kernels = tuple(book.kernel(group) for group in found.groups)
+        notes = _summed([s.note for s in solved.values() if s.note])
+        bound_ps, is_optimal = found.bound_ps, found.is_optimal
+        proof: Proof | None = replace(found.certificate, joint=found.joint)
+        if parts.has_hubs:
+            # The floor of every plan of the graph, whether searched or not.
+            least_ps = book.floor(tuple(range(len(graph.nodes))))
+            notes.append(note(NoteKind.SCALAR_SPLIT, most=MAX_PORTS, least_ps=least_ps))
+            if book.crosses_hubs:  # There was no time for plans that fuse across them.
+                bound_ps, is_optimal, proof = least_ps, False, None
+        if budget.deadline_s <= 0:
+            notes.insert(0, note(NoteKind.DEADLINE_ZERO))
+        elif found.joint_note is not None:
+            notes.append(found.joint_note)
+        _warn_of_failures(notes)
+        certified = ""
+        may_certify = not budget.known and not found.starts.earlier
+        if is_optimal and found.joint is None and may_certify and time.monotonic() < self.expires_at:
+            with book.work.uncounted():  # How much of it is known depends on what is remembered.
+                slower = found.cache.slower()
+                bounds_ps = [s.bound_ps for _, s in sorted(solved.items())]
+                certified = certifying_heuristic(graph, parts, found.starts, bounds_ps, slower)
+                found.cache.add_slower(slower)
+        if budget.deadline_s > 0 and book.is_past(self.expires_at) and limit_reached(notes) is None:
+            notes.append(note(NoteKind.SEARCH_CUT, limit=book.work.ended_by))
+        recalled = found.cache.recalled
+        stats = PlanStats(
+            len(graph.nodes),
+            len(parts.instances),
+            len(parts.spaces),
+            sum(
+                recalled[part].candidates if part in recalled else max(len(s.columns), 1)
+                for part, s in solved.items()
+            ),
+            tuple(self.watch.seconds.items()),
+            certified,
+            found.cache.n_from_earlier_plans(),
+        )
+        grouping = Grouping(
+            kernels,
+            "OPTIMAL" if is_optimal else "FEASIBLE",
+            bound_ps,
+            parts.crossable.refusals + found.refusals,
+            tuple(dict.fromkeys(notes)),
+            stats,
+            proof,
+            frozenset(
+                n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
+            ),
+        )
+        if kernels:
+            book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)
+        if is_optimal:
+            _check_rules(graph, book, parts, found.groups)
+        return grouping if book.fault is None else grouping.unproven(book.fault)
 
 
 def _check_rules(graph: Graph, book: PriceBook, parts: Decomposition, groups: Sequence[Nodes]) -> None:

@@ -121,8 +121,7 @@ class Explainer(Regrouping):
         if self.plan.status == "OPTIMAL" and change.extra_ps >= 0:
             return " The plan is proven optimal without it."
         if change.extra_ps < 0 and self.plan.status == "OPTIMAL":
-            what = "loops around these alone" if self.loops else "across a scalar, that is packs alone"
-            return f" It is no part of what the planner searches: {what}."
+            return " It is no part of what the planner searches: loops around these alone."
         if change.extra_ps < 0:
             return f" The planner {self.plan.planner!r} did not find it; the solver may."
         return ""

@@ -181,6 +181,8 @@ class ComponentCapacity:
         self._least: LeastFootprint | None = None
         self._holders = self._by_axis(capacity.held)
         self._reducers = self._by_axis(capacity.reduced)
+        kinds = [{capacity.graph.nodes[n].kind for n in nodes} for nodes in members]
+        self._contractions = sum(1 << i for i, of in enumerate(kinds) if OpKind.OUT_ELEMENTWISE_FUSABLE in of)
         # No cached methods: a cycle would keep all that belongs to a component until garbage is collected.
         self._fitting: dict[frozenset[int], bool] = {}
         self._streaming: dict[int, _Streaming] = {}
@@ -200,6 +202,10 @@ class ComponentCapacity:
     def is_tight(self, mask: Mask) -> bool:
         """Whether the group may be too large if every axis that it holds is whole."""
         return not self._fits(self._held(mask))
+
+    def has_contraction(self, mask: Mask) -> bool:
+        """Whether the group holds a contraction, which not all tiles serve."""
+        return bool(mask & self._contractions)
 
     def is_roomy(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the group is surely allowed, with one axis streamed if need be, while it exchanges

@@ -1,4 +1,4 @@
-"""Refuse groups that fit on chip with no tiles, given which nodes may still join them (``refuse_beside``).
+"""Refuse groups that no tiles serve, given which nodes may still join them (``refuse_beside``).
 
 ``Capacity.refuse`` asks whether a group could fit if the axes that it holds were whole and all others cut
 into tiles of one element, whatever joins it. Here the nodes that may join are known, and with them more of
@@ -7,6 +7,9 @@ the tiles of every larger group:
 - An axis that some array written for good does not have is no grid axis: it is whole, or streamed.
 - The axis along which the largest arrays are contiguous has a least tile (``tilings``).
 - A streamed axis has one too, and a whole axis the tile that holds it.
+
+A kernel with a contraction has tiles of all other axes than those that are contracted, and walks one of these
+once (``axis_roles``, ``tilings``). So it holds no other axis, and writes nothing along the one that it walks.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from costmodel.graph import DimRole, Node, OpKind
 from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.addressing import whole_tile
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import repeats
+from fuseplan.schedule.layout import contraction_axes, repeats
 from fuseplan.schedule.tilings import least_contiguous_tile, least_stream_tile
 from fuseplan.support.errors import Verdict
 
@@ -31,8 +34,8 @@ def refuse_beside(
     crossing: Set[int],
     joiners: Iterable[int],
 ) -> Verdict | None:
-    """Why no tiles of a group that holds all of ``nodes``, and others of ``joiners`` alone, fit on a core;
-    None if some may.
+    """Why no tiles serve any group that holds all of ``nodes``, and others of ``joiners`` alone; None if some
+    may.
 
     Args:
         capacity: of the graph and the device.
@@ -67,6 +70,17 @@ def refuse_beside(
     }
     if not held:
         return None
+    repeated = repeats(graph, nodes, axes)
+    indexed = set().union(*written)
+    anchor = next((m for m in members if m[0].kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
+    # XLA runs a contraction with renamed arrays, and anything that is empty.
+    if anchor is not None and 0 not in axes.sizes and sum(not node.bitcast for node, _ in members) > 1:
+        depth = contraction_axes(*anchor).depth
+        walked = depth[0] if depth else None
+        others = held - {a for a in held if tied_to[a] in {tied_to[d] for d in depth}}
+        if others or walked in repeated or walked in indexed:
+            reason = f"{anchor[0].op} has tiles of an axis that {_ops(members)} needs whole"
+            return Verdict("backend", reason, nodes)
     reducible = {
         c
         for node in every
@@ -81,8 +95,6 @@ def refuse_beside(
     tiles = {**parallel, **{a: whole_tile(axes.sizes[a], backend) for a in held}}
     if least.fits_with(tiles):
         return None
-    repeated = repeats(graph, nodes, axes)
-    indexed = set().union(*written)
     may_pass = not any(axes.whole) and (not any(axes.reduced) or capacity.may_stream(nodes))
     for a in held:
         in_one_pass = a not in repeated and (capacity.writes_in_pass or a not in indexed)
@@ -92,9 +104,12 @@ def refuse_beside(
         streamed = {b: min(least_stream, axes.sizes[b]) for b in held if tied_to[b] == tied_to[a]}
         if least.fits_with({**tiles, **streamed}):
             return None
-    names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
     limit = f"({capacity.device.block_limit_bytes:,} bytes a core)"
-    return Verdict("on-chip", f"{names} would need larger blocks than fit on chip {limit}", nodes)
+    return Verdict("on-chip", f"{_ops(members)} would need larger blocks than fit on chip {limit}", nodes)
+
+
+def _ops(members: Sequence[tuple[Node, NodeAxes]]) -> str:
+    return " and ".join(dict.fromkeys(node.op for node, _ in (members[0], members[-1])))
 
 
 def _contiguous(

@@ -90,8 +90,11 @@ def refuse_results(nodes: tuple[int, ...], edge: Boundary, features: Features) -
 def refuse_exchange(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Boundary) -> Verdict | None:
     """Why a kernel of ``nodes`` cannot read or write the arrays of ``edge``, or None. Not monotone: these may
     be intermediates of a larger group."""
-    exchanged = (graph.values[v] for v in (*edge.reads, *edge.writes))
-    if not backend_of(backend).exchanges_bool and any(value.dtype == "bool" for value in exchanged):
+    can = backend_of(backend)
+    exchanged = [graph.values[v] for v in (*edge.reads, *edge.writes)]
+    if can.max_arrays is not None and len(exchanged) > can.max_arrays:
+        return Verdict("backend", f"its kernel would read and write {len(exchanged)} arrays", nodes)
+    if not can.exchanges_bool and any(value.dtype == "bool" for value in exchanged):
         return Verdict("backend", f"{backend} kernels neither read nor write arrays of bool", nodes)
     return None
 

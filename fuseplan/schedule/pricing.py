@@ -53,8 +53,9 @@ class Pricing(ABC):
     merges_copies: bool = False
     """Whether a kernel that holds several copies of an operation (``Graph.origins``) computes it once
     (``fuseplan.search.remat.duplicates``)."""
-    refuses_single: bool = False
-    """Whether ``price`` may refuse a single node: then there are prices, but no plans."""
+    crosses_hubs: bool = True
+    """Whether kernels may be fused that have no more in common than a scalar that ties many operations
+    together (``fuseplan.schedule.shared_operands``)."""
     device: DeviceSpec | None = None
     """The device whose rates the prices are computed from, if there is one."""
 
@@ -84,7 +85,7 @@ class Pricing(ABC):
     @abstractmethod
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The kernel of the group's best schedule, or why there is none. A single node always has a
-        kernel, unless ``refuses_single``."""
+        kernel."""
 
     def floor(self, nodes: Nodes) -> int:
         """A lower bound in picoseconds on every partition of any ``nodes`` (``costmodel.floor``). A tighter
@@ -130,6 +131,7 @@ class PricingWrapper(Pricing):
         self.offers, self.settled = pricing.offers, pricing.settled
         self.capacity, self.device = pricing.capacity, pricing.device
         self.absorbs_moves, self.merges_copies = pricing.absorbs_moves, pricing.merges_copies
+        self.crosses_hubs = pricing.crosses_hubs
 
     def compatible(self, nodes: Nodes) -> Verdict | None:
         return self._pricing.compatible(nodes)
@@ -205,7 +207,7 @@ class CheckedPricing(PricingWrapper):
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         kernel = self._asked("price", self._pricing.price, nodes)
-        if isinstance(kernel, Verdict) and (len(nodes) > 1 or self._pricing.refuses_single):
+        if isinstance(kernel, Verdict) and len(nodes) > 1:
             return kernel
         if not isinstance(kernel, Kernel):
             raise self._error(f"price({nodes})", kernel, "a Kernel, or of several nodes a Verdict")
@@ -318,6 +320,7 @@ class PriceBook:
         self.full_size_operands, self.renames = pricing.full_size_operands, pricing.renames
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
+        self.crosses_hubs = pricing.crosses_hubs
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
         """The copies of each operation that has several, if ``merges_copies``."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}

@@ -18,7 +18,7 @@ from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, boundary
 from costmodel.kernel import AxisRole, KernelSpec
-from costmodel.onchip import KernelFootprint, footprint, largest_block
+from costmodel.onchip import KernelFootprint, largest_block
 from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
 from costmodel.tiling_costs import tiling_costs
@@ -123,6 +123,8 @@ class Scheduler(Pricing):
         self.features = features
         emits_kernels = device.capabilities.emits_kernels
         self.absorbs_moves = not emits_kernels  # XLA's loops hold no tile on chip.
+        # Nor do they gain by sharing a launch.
+        self.crosses_hubs = emits_kernels and features.packs
         self.capacity = Capacity(graph, device) if emits_kernels else None
         make_nests = KernelNests if emits_kernels else CpuNests
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
@@ -280,24 +282,6 @@ class Scheduler(Pricing):
             if AxisRole.STREAMED not in roles or (streaming and (may_pass or not in_passes)):
                 yield roles, in_passes
 
-    def in_one_tile(self, nodes: Nodes) -> Kernel | Verdict:
-        """The kernel of ``nodes`` with every axis whole on one core, or why there is none."""
-        edge = boundary(self.graph, nodes)
-        refused = refuse_results(nodes, edge, self.features) or self._refuse(nodes, edge, self._prologues)
-        if refused is not None:
-            return refused
-        axes = self.axes(nodes)
-        assert isinstance(axes, GroupAxes), "a group without common axes is refused"
-        layout = group_layout(self.graph, nodes, axes, edge)
-        roles = (AxisRole.RESIDENT,) * len(axes.sizes)
-        make_spec = SpecMaker(nodes, axes, layout, roles, self.device.backend)
-        for tiles in tilings(layout, roles, self.device.backend):
-            spec = make_spec(tiles)
-            need = footprint(self.graph, spec, self.device)
-            if need.fits(self.device):
-                return Kernel(spec, estimate(self.graph, spec, self.device, need))
-        return Verdict("on-chip", "one core has no room for all of its arrays", nodes)
-
     def schedules(self, nodes: Nodes) -> Iterator[KernelSpec]:
         """The schedules of the group to price, in a fixed order."""
         edge = boundary(self.graph, nodes)
@@ -373,6 +357,6 @@ class Scheduler(Pricing):
 
 
 def whole_floor_ps(plan: FusionPlan) -> int:
-    """Picoseconds that no plan of ``plan``'s graph beats, whatever shares a kernel, packs included."""
+    """Picoseconds that no plan of ``plan``'s graph beats, whatever shares a kernel."""
     scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
     return scheduler.floor(tuple(range(len(plan.graph.nodes))))

@@ -61,10 +61,9 @@ def sibling_pairs(
 
 
 MAX_PORTS = 4
-"""A scalar may tie so many operations on arrays together in the groups that are searched. Normalising
-a single row needs 3 (its mean is made once and read twice). Groups that meet only in a scalar of more
-would be horizontal fusion, and their number is exponential in the number of parameters: of those, only
-packs are searched (``fuseplan.schedule.packs``)."""
+"""A scalar of more ports is a *wide* hub. Normalising a single row needs 3 (its mean is made once and read
+twice). Groups that meet only in a wide hub are searched last, from the best plan without them, for their
+number is exponential in the number of parameters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +79,7 @@ class Hubs:
 
 
 def wide_hubs(graph: Graph) -> Hubs:
-    """The hubs of ``graph`` with more than ``MAX_PORTS`` ports, across which no group is searched."""
+    """The hubs of ``graph`` with more than ``MAX_PORTS`` ports."""
     values = graph.values
     scalars = [value.id for value in values if value.shape.count(1) == len(value.shape)]
     is_scalar, number = set(scalars), {v: i for i, v in enumerate(scalars)}

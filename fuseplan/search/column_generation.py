@@ -15,6 +15,8 @@ adds to its group are preferred (du Merle, Villeneuve, Desrosiers and Hansen, "S
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
+
 import numpy as np
 
 from costmodel.partial_floor import PartialFloor
@@ -46,16 +48,19 @@ def solve_by_columns(
         RuntimeError: OR-Tools failed.
     """
     prices = {mask: space.price(mask) for mask in (*best, *space.singles, *space.offers)}
-    columns = _Columns(space, {m: p.time_ps for m, p in prices.items() if isinstance(p, Price)})
+    columns = _Columns(space, {m: p.time_ps for m, p in prices.items() if isinstance(p, Price)}, best)
     search = _Search(GroupSearch(space, floor), columns, expires_at, max_work)
-    converged = search.converge(LIMITS.slack_divisor)
+    search.grow(LIMITS.slack_divisor)
+    best = _cover(search, best)  # A plan first: the proof may not end.
+    converged = search.converge(LIMITS.slack_divisor, max_work - search.spent - LIMITS.max_dive_work)
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         # The gap is small already: to close it is worth as much work again.
         converged = search.converge(None, max(search.spent, LIMITS.min_exact_work))
         best = _cover(search, best)
     bound_ps, duals = search.bound_ps, search.duals
-    for divisor in LIMITS.room_divisors if converged else ():
+    is_proven = space.total(best).time_ps == bound_ps
+    for divisor in LIMITS.room_divisors if converged and not is_proven else ():
         # A group in a plan as fast as the best known costs at most the gap more than its members.
         gap = space.total(best).time_ps - bound_ps
         near = search.near(gap // divisor)
@@ -80,9 +85,10 @@ _USED = 1e-6
 
 
 class _Columns:
-    """The linear program over the groups known, each with its time."""
+    """The linear program over the groups known, each with its time; ``plan``: some of them that cover."""
 
-    def __init__(self, space: Space, times_ps: dict[Mask, int]) -> None:
+    def __init__(self, space: Space, times_ps: dict[Mask, int], plan: Sequence[Mask]) -> None:
+        self._plan = list(plan)
         self._covering = Covering(space.n)
         self.times_ps: dict[Mask, int] = {}
         for mask, time_ps in times_ps.items():
@@ -115,8 +121,21 @@ class _Columns:
         self._covering.pull(prices.tolist())
 
     def support(self) -> list[Mask]:
-        """The groups that the last solution uses."""
+        """The groups that the last solution uses, or those of the plan before the first."""
+        if not self._covering.solution:
+            return self._plan
         return [mask for mask, x in zip(self.times_ps, self._covering.solution, strict=False) if x > _USED]
+
+    def restrict(self, chosen: Collection[Mask], covered: Mask = 0) -> None:
+        """Use the groups ``chosen``, which cover the positions ``covered``, and no others of these."""
+        index = {mask: k for k, mask in enumerate(self.times_ps)}
+        barred = [k for mask, k in index.items() if mask & covered and mask not in chosen]
+        self._covering.restrict({index[mask] for mask in chosen}, set(barred))
+
+    @property
+    def solution(self) -> dict[Mask, float]:
+        """How much of each group the last solution uses."""
+        return dict(zip(self.times_ps, self._covering.solution, strict=False))
 
     def prices(self, limit_s: float) -> Figures | None:
         """The dual price of each position in picoseconds, none negative; None if it is not solved in time."""
@@ -159,18 +178,9 @@ class _Search:
     def converge(self, slack_divisor: int | None, max_work: int = 1 << 62) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
         reached, in ``max_work`` units."""
-        share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
         limit = self.spent + max_work
-        while (left := min(self._left, limit - self.spent)) > 0 and not self.space.book.is_past(
-            self.expires_at
-        ):
-            self.columns.pull(self._search.shares(self.columns.support()))
-            exact = self.columns.prices(self.expires_at - self.space.book.clock())
-            if exact is None:
-                return False
-            prices = self.columns.rounded(exact * share)
-            if self._grow(prices, min(left, LIMITS.max_growth_work)):
-                continue
+        while (prices := self.grow(slack_divisor, limit)) is not None:
+            left = min(self._left, limit - self.spent)
             found = self._search.below(
                 prices, most=LIMITS.max_new_columns, max_work=left, expires_at=self.expires_at
             )
@@ -183,6 +193,22 @@ class _Search:
             for mask in new:
                 self.columns.add(mask, found.times_ps[mask])
         return False
+
+    def grow(self, slack_divisor: int | None, limit: int = 1 << 62) -> Figures | None:
+        """Add groups that are found fast until there are none, and return the prices with which that was so,
+        lowered by a part. None if a limit came first: of time, of work, or ``limit`` units of all work."""
+        share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
+        while (left := min(self._left, limit - self.spent)) > 0:
+            if self.space.book.is_past(self.expires_at):
+                return None
+            self.columns.pull(self._search.shares(self.columns.support()))
+            exact = self.columns.prices(self.expires_at - self.space.book.clock())
+            if exact is None:
+                return None
+            prices = self.columns.rounded(exact * share)
+            if not self._grow(prices, min(left, LIMITS.max_growth_work)):
+                return prices
+        return None
 
     def part_overlaps(self) -> None:
         """Price what makes a partition of the groups that the linear program uses, where they overlap."""
@@ -199,6 +225,42 @@ class _Search:
             self.columns.add(mask, found[mask])
         return bool(new)
 
+    def dive(self) -> None:
+        """Find a partition near the solution of the linear program: choose the group that it uses most, solve
+        it again with the groups that the prices of the rest ask for, and so on (Joncour, Michel, Sadykov,
+        Sverdlov and Vanderbeck, "Column generation based primal heuristics", 2010)."""
+        columns, space = self.columns, self.space
+        chosen: dict[Mask, None] = {}
+        covered = 0
+        limit = self.spent + LIMITS.max_dive_work
+        while covered != space.everything and self.spent < limit and self._left > 0:
+            columns.restrict(chosen, covered)
+            exact = columns.prices(self.expires_at - space.book.clock())
+            if exact is None:
+                break
+            used = {mask: x for mask, x in columns.solution.items() if x > _USED and not mask & covered}
+            most = max(used.values(), default=0.0)
+            for mask, x in used.items():
+                if x >= min(most, 1 - _USED) and not mask & covered:
+                    chosen[mask] = None
+                    covered |= mask
+                    if most < 1 - _USED:
+                        break
+            prices = exact * [not covered >> i & 1 for i in range(space.n)]
+            starts = [mask for mask in used if not mask & covered]
+            starts += [1 << i for i in np.argsort(-prices, kind="stable").tolist() if prices[i] > 0]
+            found = (
+                self._search.grown(
+                    prices, list(dict.fromkeys(starts)), limit - self.spent, self.expires_at, covered
+                )
+                if starts
+                else {}
+            )
+            for mask, time_ps in found.items():
+                if mask not in columns.times_ps:
+                    columns.add(mask, time_ps)
+        columns.restrict(())
+
     def near(self, room_ps: int) -> Found:
         """The groups that take at most ``room_ps`` longer than the prices of their members; not all if these
         are too many."""
@@ -214,7 +276,10 @@ class _Search:
 
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     """The best partition by the groups known, if it can run and is better than ``best``."""
+    space = search.space
     search.part_overlaps()
-    space, times_ps = search.space, search.priced
+    if space.total(best).time_ps > search.bound_ps:
+        search.dive()
+    times_ps = search.priced
     found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
     return better(space, best, found.groups)

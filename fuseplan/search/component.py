@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
@@ -14,6 +14,7 @@ from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_generation import solve_by_columns
 from fuseplan.search.column_pricing import search
+from fuseplan.search.group_search import connected_parts
 from fuseplan.search.grouping import (
     FAILURES,
     Budget,
@@ -31,13 +32,15 @@ from fuseplan.search.heuristics import (
     greedy_groups,
     heuristic_groups,
     heuristic_plan,
+    merge_further,
 )
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.presolve import absorb_moves, absorb_renames
+from fuseplan.search.presolve import absorb_moves, absorb_renames, fold
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
+from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
-from fuseplan.support.work import StageTimer
+from fuseplan.support.work import Limit, StageTimer
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """By quality of their plans, the best first, which is also the least simple."""
@@ -47,8 +50,15 @@ class HeuristicPlans:
     """The heuristic planners' plans of each distinct component, made once, on demand; or the plan ``known``,
     which is no slower."""
 
-    def __init__(self, spaces: Sequence[Space], known: Sequence[Nodes] = ()) -> None:
+    def __init__(
+        self,
+        spaces: Sequence[Space],
+        known: Sequence[Nodes] = (),
+        earlier: Mapping[int, list[Mask]] | None = None,
+    ) -> None:
         self.spaces = spaces
+        self.earlier = earlier or {}
+        """By component, a plan from which the heuristics go on merging, too."""
         self._made: dict[tuple[int, str], list[Mask]] = {}
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
@@ -61,9 +71,8 @@ class HeuristicPlans:
         for part, space in enumerate(spaces if known else ()):
             if space.duplicate_rules is None:  # It is solved as it was.
                 continue
-            groups = dict.fromkeys(group_of[n] for n in space.component.nodes)
-            if sum(map(len, groups)) == len(space.component.nodes):  # else some are of two components
-                self.given[part] = [space.mask(group) for group in groups]
+            groups = _within(space, dict.fromkeys(group_of[n] for n in space.component.nodes))
+            self.given[part] = better(space, groups, self.earlier.get(part, groups))
 
     def plan(self, part: int, name: str) -> list[Mask]:
         """The plan of one heuristic for a component."""
@@ -71,7 +80,13 @@ class HeuristicPlans:
             work = self.spaces[part].book.work
             with work.uncounted():
                 before = work.spent
-                self._made[part, name] = heuristic_groups(self.spaces[part], HEURISTICS[name])
+                space, merge = self.spaces[part], HEURISTICS[name]
+                ways: list[list[Mask]] = []
+                if part in self.earlier:
+                    ways.append(merge_further(space, self.earlier[part], merge))
+                if not ways or space.n <= LIMITS.max_dense_positions:
+                    ways.append(heuristic_groups(space, merge))
+                self._made[part, name] = min(ways, key=space.total)
                 self.work[part] += work.spent - before
             if self.spaces[part].book.was_late:
                 self._cut.add((part, name))
@@ -87,6 +102,8 @@ class HeuristicPlans:
         """The plan known before, or the best heuristic plan if they have been made; else None."""
         if part in self.given:
             return self.given[part]
+        if part in self.earlier:
+            return self.best(part)[0]
         made = [(part, name) in self._made for name in HEURISTICS]
         # Where the deadline cut the first heuristic short, the others are not made.
         return self.best(part)[0] if all(made) or (made[0] and self.spaces[part].book.was_late) else None
@@ -97,10 +114,27 @@ class HeuristicPlans:
             return self.given[part], "the first search"
         space = self.spaces[part]
         first, second = HEURISTICS
-        found = self.plan(part, first)
+        found, name = self.plan(part, first), first
         if not space.book.was_late and space.total(self.plan(part, second)) < space.total(found):
-            return self.plan(part, second), second
-        return found, first
+            found, name = self.plan(part, second), second
+        if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
+            return self.earlier[part], "the first search"
+        return found, name
+
+
+def _within(space: Space, groups: Iterable[Nodes]) -> list[Mask]:
+    """``groups``, those of a plan, within a component: of a group that is partly outside, the connected parts
+    that are inside."""
+    found: list[Mask] = []
+    for group in groups:
+        mask = space.mask(n for n in group if n in space.position)
+        if mask.bit_count() == len(group):
+            found.append(mask)
+            continue
+        for part in connected_parts(mask, space.neighbours):
+            is_kernel = space.allows(part) and isinstance(space.price(part), Price)
+            found += [part] if is_kernel else [single for single in space.singles if single & part]
+    return found
 
 
 def solve_component(
@@ -117,15 +151,24 @@ def solve_component(
         known, name = starts.best(part)
         told = starts.used(part, name, ended_note(space)) if budget.deadline_s > 0 else None
         return Solved(known, space.floor_ps, False, note=told)
-    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(part)
+    # What is too large for column generation keeps the kernels of an earlier plan whole.
+    keeps_kernels = part in starts.earlier and space.n > LIMITS.max_dense_positions
+    if keeps_kernels:
+        small = fold(space, map(bits, starts.earlier[part]))
+    else:
+        small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     folded = _folded(space, given, small) if given is not None else None
 
     def heuristic() -> list[Mask] | None:
         return _folded(space, starts.best(part)[0], small)
 
     solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
-    if small is not space:
+    if keeps_kernels:
+        solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
+        solved.bound_ps, solved.duals, solved.columns, solved.optimal = space.floor_ps, (), {}, False
+        solved.note = solved.note or part_note(NoteKind.UNPROVEN, space, Limit.WORK)
+    elif small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
             duals[space.position[_main(space, small.members[k])]] = dual

@@ -72,9 +72,10 @@ def effect_edges(graph: Graph) -> tuple[Edge, ...]:
     return (*pairwise(effects), *graph.waits)
 
 
-def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
+def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Crossable:
     """Drop every edge that no legal group can cross: its ends are incompatible, or some
-    other path between them runs through a dropped edge.
+    other path between them runs through a dropped edge. Drop the edges at wide hubs, too, without ``at_hubs``
+    or where kernels are not fused across them (``Pricing.crosses_hubs``).
 
     One pass of the second rule is a fixed point: where a path runs through an edge that
     the second rule dropped, another runs through the barrier that dropped it.
@@ -83,7 +84,7 @@ def crossable_edges(graph: Graph, book: PriceBook) -> Crossable:
     """By rule and reason."""
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
-    hubs = _hub_edges(graph)
+    hubs = {} if at_hubs and book.crosses_hubs else _hub_edges(graph)
     offered = _offered_edges(graph, book)
     every = tuple(range(len(graph.nodes)))
     # A set that is allowed has no part that is refused.

@@ -30,9 +30,6 @@ from fuseplan.support.bitset import bits, transposed, union_at
 _BATCH = 256
 """Partial groups that are bounded at a time."""
 
-_SHARES_OF_MEMORY = (1.0, 0.5, 0.0)
-"""Means of memory and compute time that bound a kernel, by the part of memory. Any are true bounds."""
-
 
 @dataclass(slots=True)
 class Found:
@@ -47,18 +44,20 @@ class Found:
 
 @dataclass(slots=True)
 class _Partial:
-    """Partial groups: for each row, the positions that are in and those that are out, and one that is in."""
+    """Partial groups: for each row, the positions that are in and those that are out, one that is in, and
+    whether only groups that execute several operations are meant."""
 
     known: Sets
     out: Sets
     seed: npt.NDArray[np.intp]
+    several: Sets
 
     def __len__(self) -> int:
         return len(self.seed)
 
     def __getitem__(self, rows: slice | Sets) -> _Partial:
         """Some of the rows."""
-        return _Partial(self.known[rows], self.out[rows], self.seed[rows])
+        return _Partial(self.known[rows], self.out[rows], self.seed[rows], self.several[rows])
 
     @staticmethod
     def joined(parts: Sequence[_Partial]) -> _Partial:
@@ -69,6 +68,7 @@ class _Partial:
             np.concatenate([p.known for p in parts]),
             np.concatenate([p.out for p in parts]),
             np.concatenate([p.seed for p in parts]),
+            np.concatenate([p.several for p in parts]),
         )
 
 
@@ -133,7 +133,7 @@ class GroupSearch:
             partial, open_ = self._propagate(partial)
             worth = total(partial.known, prices)
             possible = partial.known | open_
-            keep = self._margins(partial.known, open_, worth, cliques).least_ps < room
+            keep = self._margins(partial, open_, worth, cliques).least_ps < room
             partial, open_, worth = partial[keep], open_[keep], worth[keep]
             allowed = self._allowed(partial.known, possible[keep])
             partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
@@ -157,20 +157,21 @@ class GroupSearch:
         starts: Sequence[Mask],
         max_work: int = 1 << 62,
         expires_at: float = float("inf"),
+        barred: Mask = 0,
     ) -> dict[Mask, int]:
         """Groups that cost less than their positions' ``prices``, with their times in picoseconds, found by
-        steepest ascent.
+        steepest ascent; none holds a position of ``barred``.
 
         Each of ``starts`` takes in the neighbour, with what convexity and copies then require, that adds most
         to its positions' prices less its floor, as long as one adds. All starts take a step together.
         """
         space = self.space
         limit = space.book.work.spent + max_work
-        groups = as_sets(starts, space.n)
+        groups, out = as_sets(starts, space.n), as_sets([barred], space.n)
         gains = total(groups, prices) - self._floor(groups, groups)
         growing = np.ones(len(groups), dtype=bool)
         while growing.any() and space.book.work.spent < limit and not space.book.is_past(expires_at):
-            of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices)
+            of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices, out)
             growing[:] = False
             # Of equal gains the larger group, since what joins for nothing may lead to more.
             sizes = wider.sum(axis=1)
@@ -194,12 +195,8 @@ class GroupSearch:
         ``groups``; 0 for those in none."""
         if not groups:
             return np.zeros(self.space.n)
-        rows = as_sets(groups, self.space.n)
-        terms = self._floor.terms(rows, rows)
-        memory_ps, compute_ps = self._floor.added(np.zeros_like(rows), rows)
-        is_memory_bound = terms.memory_ps >= terms.compute_ps
-        each: Figures = np.where(is_memory_bound[:, None], memory_ps, compute_ps) * rows
-        return each.max(axis=0)
+        each: Figures = self._floor.shares(as_sets(groups, self.space.n)).max(axis=0)
+        return each
 
     def disjoint(self, groups: Sequence[Mask]) -> None:
         """Price the connected parts of each group that no group before it holds, and the same from the last
@@ -214,11 +211,11 @@ class GroupSearch:
                         self._time_ps(part)
                 taken |= group
 
-    def _wider(self, groups: Sets, rows: Any, prices: Figures) -> tuple[Any, Sets, Figures]:
-        """Each of the ``rows`` of ``groups`` with each of its neighbours, closed: the row, the larger group,
-        and by how much its positions' prices exceed its floor."""
+    def _wider(self, groups: Sets, rows: Any, prices: Figures, out: Sets) -> tuple[Any, Sets, Figures]:
+        """Each of the ``rows`` of ``groups`` with each of its neighbours that may join, closed: the row, the
+        larger group, and by how much its positions' prices exceed its floor."""
         work = self.space.book.work
-        near = self._near(groups[rows]) & ~groups[rows]
+        near = self._near(groups[rows]) & ~groups[rows] & ~out
         of, joins = np.nonzero(near)
         of = rows[of]
         parts: list[tuple[Any, Sets, Figures]] = []
@@ -227,7 +224,7 @@ class GroupSearch:
             work.spend_partial_groups(len(own), self.space.n)
             known = groups[own]
             known[np.arange(len(own)), join] = True
-            known, _, fine = self._closed(known, np.zeros_like(known))
+            known, _, fine = self._closed(known, np.broadcast_to(out, known.shape))
             own, known = own[fine], known[fine]
             _, questions = self._questions(known, known)
             allowed = ~(self._misfits(questions) | self._rules.refused(known))
@@ -255,8 +252,9 @@ class GroupSearch:
         return price.time_ps
 
     def _roots(self, prices: Figures, with_free: bool) -> _Partial:
-        """A partial group for each position that has a price, or each at all, without those of higher prices:
-        a group is found from its dearest member."""
+        """Partial groups for each position that has a price, or each at all, without those of higher prices:
+        a group is found from its dearest member. It executes that alone, or several operations, of which more
+        is known."""
         order = np.argsort(-prices, kind="stable")
         if not with_free:
             order = order[prices[order] > 0]
@@ -265,13 +263,21 @@ class GroupSearch:
         known = np.zeros((len(order), len(prices)), dtype=bool)
         known[np.arange(len(order)), order] = True
         out = rank[None, :] < np.arange(len(order))[:, None]
-        return _Partial(known, out, order)[::-1]
+        every = _Partial(known, out, order, np.zeros(len(order), dtype=bool))[::-1]
+        if self._duplicates is not None:  # Copies of one operation are executed once.
+            return every
+        executes = self._floor.executes
+        busy = every[executes[every.seed]]
+        alone = _Partial(busy.known, busy.out | (executes & ~busy.known), busy.seed, busy.several)
+        several = _Partial(busy.known, busy.out, busy.seed, ~busy.several)
+        return _Partial.joined([every[~executes[every.seed]], several, alone])
 
     def _propagate(self, partial: _Partial) -> tuple[_Partial, Sets]:
         """The partial groups that hold a legal group, with all that each of these holds, and the positions
         that it may hold beside."""
         hull, never, fine = self._closed(partial.known, partial.out)
-        hull, never, seed = hull[fine], never[fine], partial.seed[fine]
+        hull, never, partial = hull[fine], never[fine], partial[fine]
+        seed = partial.seed
         # Nothing beyond a position that can never join, on a path from or to a member, joins either.
         beyond = self._below(never & self._below(hull)) | self._above(never & self._above(hull))
         possible = hull | ~(never | beyond)
@@ -283,8 +289,8 @@ class GroupSearch:
                 break
             reached |= more
         connected = ~(hull & ~reached).any(axis=1)
-        hull, reached = hull[connected], reached[connected]
-        return _Partial(hull, partial.out[fine][connected], seed[connected]), reached & ~hull
+        hull, reached, partial = hull[connected], reached[connected], partial[connected]
+        return _Partial(hull, partial.out, partial.seed, partial.several), reached & ~hull
 
     def _closed(self, known: Sets, barred: Sets) -> tuple[Sets, Sets, Sets]:
         """For each partial group, the positions that all of its groups hold, those that none of them holds
@@ -301,25 +307,26 @@ class GroupSearch:
             known, barred = hull | wanted, never | barred
         return hull, never, ~(hull & never).any(axis=1)
 
-    def _margins(self, known: Sets, open_: Sets, worth: Figures, cliques: _Cliques) -> _Margins:
+    def _margins(self, partial: _Partial, open_: Sets, worth: Figures, cliques: _Cliques) -> _Margins:
         """By how much all groups within each partial one cost more than their positions.
 
         Args:
-            worth: the prices of ``known`` together.
+            worth: the prices of the known positions together.
             cliques: of the prices.
         """
-        possible = known | open_
-        terms = self._floor.terms(known, possible)
-        bounds = [(terms.floor_ps, worth + cliques.most(open_))]
+        known = partial.known
+        found = self._floor.bounds(known, known | open_, partial.several)
+        bounds = [(found.floor_ps, worth + cliques.most(open_))]
         if open_.any():
-            memory_ps, compute_ps = self._floor.added(known, possible)
-            # A kernel takes as long as its slowest resource, so no less than any mean of them: then what a
+            memory, compute, *others = found.additive
+            both = (
+                (memory.known_ps + compute.known_ps) / 2,
+                (memory.added_ps + compute.added_ps) / 2,
+            )
+            # A kernel takes as long as its slowest resource, so no less than the mean of two: then what a
             # position adds counts against its price.
-            for share in _SHARES_OF_MEMORY:
-                least = share * terms.memory_ps + (1 - share) * terms.compute_ps
-                bounds.append(
-                    (least, worth + cliques.most(open_, share * memory_ps + (1 - share) * compute_ps))
-                )
+            for least, added in (both, *((r.known_ps, r.added_ps) for r in (memory, compute, *others))):
+                bounds.append((least, worth + cliques.most(open_, added)))
         margins = [least - most for least, most in bounds]
         shares = [least / np.maximum(most, 1) for least, most in bounds]
         return _Margins(np.max(margins, axis=0), np.minimum(np.max(shares, axis=0), 1))
@@ -354,7 +361,7 @@ class GroupSearch:
     def _fits(self, mask: Mask) -> bool:
         """Whether the group may have a tile that fits; learns from one that has none."""
         space = self.space
-        if not mask & (mask - 1) or not space.is_tight(mask):
+        if not mask & (mask - 1) or not space.may_misfit(mask):
             return True
         return not space.misfits.refused(space.question(mask, mask, space.crossing(mask)))
 
@@ -367,13 +374,15 @@ class GroupSearch:
         by the arrays that pass between it and the members."""
         near = self._near(partial.known) & open_
         stakes = prices + self._floor.stakes(partial.known)
+        # First, those with which all groups run on one core, and few of them gain.
+        stakes += self._floor.idles(partial.known, partial.known | open_) * prices.sum()
         chosen = np.where(open_, stakes + 1, -1) + 0.5 * near
         k, at = np.arange(len(partial)), chosen.argmax(axis=1)
         without, with_ = partial.out.copy(), partial.known.copy()
         without[k, at], with_[k, at] = True, True
         return [
-            _Partial(partial.known, without, partial.seed),
-            _Partial(with_, partial.out, partial.seed),
+            _Partial(partial.known, without, partial.seed, partial.several),
+            _Partial(with_, partial.out, partial.seed, partial.several),
         ]
 
     def _share(
@@ -387,7 +396,7 @@ class GroupSearch:
                 partial, open_ = self._propagate(part[start : start + _BATCH])
                 if not len(partial):
                     continue
-                theirs = self._margins(partial.known, open_, total(partial.known, prices), cliques).share
+                theirs = self._margins(partial, open_, total(partial.known, prices), cliques).share
                 share = np.minimum(share, np.where(partial.known | open_, theirs[:, None], 1).min(axis=0))
         for mask, time_ps in times_ps.items():
             at = bits(mask)

@@ -123,10 +123,26 @@ class Decomposition:
     spaces: tuple[Space, ...]
     instances: tuple[tuple[int, Nodes], ...]
 
+    @property
+    def has_hubs(self) -> bool:
+        """Whether edges at wide hubs were dropped."""
+        return any(verdict.rule == "hub" for verdict in self.crossable.refusals)
 
-def decompose(graph: Graph, book: PriceBook) -> Decomposition:
-    """Partition the graph; equal components share a part."""
-    crossable = crossable_edges(graph, book)
+    def groups_within(self, groups: Iterable[Nodes]) -> list[list[Mask]]:
+        """For each part, those of ``groups`` that are in its first component. Each group is in one."""
+        group_of = {n: group for group in groups for n in group}
+        first: dict[int, Nodes] = {}
+        for part, nodes in self.instances:
+            first.setdefault(part, nodes)
+        return [
+            [space.mask(group) for group in dict.fromkeys(group_of[n] for n in first[part])]
+            for part, space in enumerate(self.spaces)
+        ]
+
+
+def decompose(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Decomposition:
+    """Partition the graph; equal components share a part. ``at_hubs``: as for ``crossable_edges``."""
+    crossable = crossable_edges(graph, book, at_hubs)
     known: dict[tuple, int] = {}
     examples: list[Component] = []
     instances: list[tuple[int, Nodes]] = []

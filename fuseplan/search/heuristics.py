@@ -23,6 +23,7 @@ from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
 from fuseplan.search.grouping import Budget, Grouping, break_cycles, decompose, place
 from fuseplan.search.limits import LIMITS
+from fuseplan.search.presolve import fold
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.digraph import execution_order
@@ -60,12 +61,22 @@ def _plan_apart(
     budget = budget or Budget()
     book.expires_at = watch.started + budget.deadline_s
     book.work = budget.work or book.work
-    parts = decompose(graph, book)
+    parts = decompose(graph, book, at_hubs=False)
     watch.lap("partition")
     merged = [heuristic_groups(space, merge) for space in parts.spaces]
     watch.lap("merge")
     groups = [g for part, nodes in parts.instances for g in place(merged[part], nodes)]
     ordered, broken = break_cycles(graph, book, groups)
+    if book.crosses_hubs and parts.has_hubs and not book.is_late():
+        parts = decompose(graph, book)
+        merged = [
+            merge_further(space, groups, merge)
+            for space, groups in zip(parts.spaces, parts.groups_within(ordered), strict=True)
+        ]
+        groups = [g for part, nodes in parts.instances for g in place(merged[part], nodes)]
+        ordered, more = break_cycles(graph, book, groups)
+        broken += more
+        watch.lap("merge")
     kernels = tuple(book.kernel(g) for g in ordered)
     watch.lap("join")
     notes = [note(NoteKind.CYCLES_SPLIT, count=broken)] if broken else []
@@ -92,6 +103,12 @@ def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list
     if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
         return [space.everything]
     return groups
+
+
+def merge_further(space: Space, groups: Sequence[Mask], merge: Callable[[Space], list[Mask]]) -> list[Mask]:
+    """``groups``, a partition of ``space`` that can run, with those merged that a heuristic merges."""
+    small = fold(space, map(bits, groups))
+    return [space.mask(small.nodes(mask)) for mask in heuristic_groups(small, merge)]
 
 
 def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:

@@ -26,6 +26,8 @@ class SearchLimits:
     max_growth_work: int = 1_000_000
     """Units of work for the groups that are found by growing others, between two solutions of the linear
     program."""
+    max_dive_work: int = 1_000_000
+    """Units of work for a partition near a solution of the linear program."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -229,6 +229,11 @@ class Covering:
             self._rows[i].SetCoefficient(x, 1.0)
         self._objective.SetCoefficient(x, cost / _COVERING_UNIT)
         self._sets.append(x)
+
+    def restrict(self, chosen: Collection[int], barred: Collection[int]) -> None:
+        """Use some sets, by their order, once at least, and others not at all; the rest freely."""
+        for k, x in enumerate(self._sets):
+            x.SetBounds(float(k in chosen), 0.0 if k in barred else self._lp.infinity())
 
     def pull(self, prices: Sequence[float]) -> None:
         """Of duals that are nearly as good as the best, prefer those close to ``prices``."""

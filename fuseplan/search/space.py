@@ -185,6 +185,12 @@ class Space:
             return False
         return self._room is None or self._room.is_tight(mask)
 
+    def may_misfit(self, mask: Mask) -> bool:
+        """Whether no tiles may serve the group, so that ``misfits`` must be checked."""
+        if self.is_tight(mask):
+            return True
+        return self._room is not None and self._room.has_contraction(mask)
+
     def overflows(self, mask: Mask, crossing: Mask) -> bool:
         """Whether no superset of the group that still loads or stores ``crossing`` fits on chip
         (``Pricing.oversized``)."""

@@ -168,7 +168,7 @@ class _Claim:
 def verify_proof(
     proof: Proof, book: PriceBook, counts: Counts, tell: Callable[[int, int], None] = lambda done, total: None
 ) -> int:
-    """The bound on plans without horizontal fusion that ``proof`` proves, in picoseconds.
+    """The bound that ``proof`` proves, in picoseconds.
 
     ``counts`` is filled in; ``tell`` is called with the number of distinct components that are done, and of
     all.
@@ -200,7 +200,7 @@ class _Verifier:
         self._tell(len(distinct), len(distinct))
         if joint is not None:
             self._check_covers(together, joint.bound_ps)
-        return proof.bound_without_packs_ps
+        return proof.bound_ps
 
     def _claims(self, proof: Proof) -> dict[int, _Claim]:
         """The claim of each component, by its lowest node."""

@@ -118,13 +118,17 @@ class Groups:
         order = sorted(range(self.n), key=lambda i: (-prices[i], i))
         cliques = self._cliques([i for i in order if prices[i] > 0])
         before = 0
+        busy = sum(1 << i for i in np.flatnonzero(floor.executes).tolist())
         for seed in order:
             if prices[seed] == 0 and room_ps <= 0:
                 break  # No kernel takes less than nothing.
-            waiting = [(1 << seed, before)]
+            waiting = [(1 << seed, before, False)]
+            if busy >> seed & 1 and not self._copies:
+                # More is known of kernels that execute several operations than of those that execute one.
+                waiting = [(1 << seed, before, True), (1 << seed, before | busy & ~(1 << seed), False)]
             before |= 1 << seed
             while waiting:
-                group, out = waiting.pop()
+                group, out, several = waiting.pop()
                 group = self._closed(group)
                 out |= union_at(group, self._apart)
                 for reach in (self._below, self._above):
@@ -136,7 +140,9 @@ class Groups:
                 if group & ~possible:
                     continue
                 open_ = possible & ~group
-                if self._least_margin(floor, group, open_, prices, cliques) >= room_ps:
+                if several and not (group | open_) & busy & ~(1 << seed):
+                    continue
+                if self._least_margin(floor, group, open_, several, prices, cliques) >= room_ps:
                     continue
                 # XLA runs a single node, whatever the rules say.
                 refused = group & (group - 1) and (
@@ -150,14 +156,20 @@ class Groups:
                     continue
                 (stakes,) = floor.stakes(self._row(group))
                 new = max(bits(open_), key=lambda i: (prices[i] + stakes[i], -i))
-                waiting += [(group, out | 1 << new), (group | 1 << new, out)]
+                waiting += [(group, out | 1 << new, several), (group | 1 << new, out, several)]
         yield from self._offered()
 
     def _least_margin(
-        self, floor: PartialFloor, group: int, open_: int, prices: Sequence[int], cliques: Sequence[int]
+        self,
+        floor: PartialFloor,
+        group: int,
+        open_: int,
+        several: bool,
+        prices: Sequence[int],
+        cliques: Sequence[int],
     ) -> float:
         """Picoseconds by which each kernel that holds ``group``, and others of ``open_`` alone, takes longer
-        than the prices of its nodes, at least."""
+        than the prices of its nodes, at least; with ``several``, each that executes several operations."""
         worth = sum(prices[i] for i in bits(group))
 
         def most(costs: Sequence[float] | None) -> float:
@@ -165,15 +177,14 @@ class Groups:
             return worth + sum(max([0, *some]) for some in gains)
 
         row, possible = self._row(group), self._row(group | open_)
-        terms = floor.terms(row, possible)
-        margins = [terms.floor_ps[0] - most(None)]
+        bounds = floor.bounds(row, possible, np.array([several]))
+        margins = [bounds.floor_ps[0] - most(None)]
         if open_:
-            # Each resource alone bounds the kernel, and so does the mean of two.
-            added = [costs[0].tolist() for costs in floor.added(row, possible)]
-            added.append([sum(both) / 2 for both in zip(*added, strict=True)])
-            memory_ps, compute_ps = terms.memory_ps[0], terms.compute_ps[0]
-            least = (memory_ps, compute_ps, (memory_ps + compute_ps) / 2)
-            margins += [ps - most(costs) for ps, costs in zip(least, added, strict=True)]
+            # Each resource alone bounds the kernel, and so does the mean of the memory and the vector units.
+            each = [(resource.known_ps[0], resource.added_ps[0]) for resource in bounds.additive]
+            (memory_ps, of_memory), (compute_ps, of_compute) = each[:2]
+            each.append(((memory_ps + compute_ps) / 2, (of_memory + of_compute) / 2))
+            margins += [least - most(costs.tolist()) for least, costs in each]
         return float(max(margins))
 
     def _offered(self) -> Iterator[int]:

@@ -29,7 +29,6 @@ from fuseplan.support.errors import InvalidPlanError
 from fuseplan.support.format import time_text
 from fuseplan.verify.bound import Counts, verify_proof
 from fuseplan.verify.errors import NotCheckedError, RefutedError
-from fuseplan.verify.horizontal import faults
 from fuseplan.verify.plan import check_plan
 from fuseplan.verify.program import check_program, check_waits
 
@@ -201,10 +200,6 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
             f"the plan claims that none takes less than {plan.bound_ps:,} ps, but its proof adds up to "
             f"{proof.bound_ps:,} ps"
         )
-    if proof.packs:
-        scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
-        for fault in faults(proof.packs, plan.graph, scheduler):
-            raise RefutedError(fault)
     graph, pricing = _pricing(plan)
     verify_proof(proof, PriceBook(graph, pricing), counts, tell)
     return plan.bound_ps

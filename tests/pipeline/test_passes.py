@@ -26,7 +26,7 @@ X = jax.ShapeDtypeStruct((256, 512), "float32")
 def test_the_passes_in_order():
     assert pipeline.PASSES == (
         "trace", "lower", "rewrite",
-        "constrain", "search", "duplicate", "rematerialise", "fit_memory", "pack", "order", "assemble",
+        "constrain", "search", "duplicate", "rematerialise", "fit_memory", "order", "assemble",
         "check", "merge", "report",
     )  # fmt: skip
 
@@ -105,15 +105,14 @@ def test_a_faster_plan_of_another_planner_is_used_and_named(found):
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_the_solver_is_no_slower_than_any_cheap_planner(device):
-    """Also where small kernels are packed, which follows the search."""
+    """Also where no plan is proven."""
     f, args = PACKAGES["log_density_grad"].build()
     of = {
         name: fuseplan.make_plan(f, device=device, planner=name, deadline_s=30)(*args)
         for name in (*pipeline.PEERS, "solver")
     }
     best = of.pop("solver")
-    assert best.objective_us == min(plan.objective_us for plan in of.values())
-    assert any("plan is used: it is faster" in note for note in best.notes)
+    assert best.objective_us <= min(plan.objective_us for plan in of.values())
     assert best.bound_us <= best.objective_us
     assert best.verify().status == "verified"
 

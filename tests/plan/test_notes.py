@@ -17,7 +17,7 @@ from fuseplan.planners import solver
 from fuseplan.support.work import Limit
 
 NUMBERS = {
-    "count", "most", "packs", "guards", "matched", "percent", "deadline_s", "limit_bytes", "fastest_bytes",
+    "count", "most", "guards", "matched", "percent", "deadline_s", "limit_bytes", "fastest_bytes",
     "least_ps", "time_ps", "floor_ps", "moved_bytes", "on_chip_bytes", "peak_bytes", "most_bytes",
     "needed_bytes", "room_bytes",
 }  # fmt: skip
@@ -44,15 +44,17 @@ def test_each_kind_has_a_wording_and_keeps_its_data(kind):
 
 
 def test_a_note_has_the_figures_of_its_wording():
-    assert str(note(NoteKind.PACKED, count=14, packs=2)).startswith("14 kernels")
+    assert str(note(NoteKind.SCALAR_SPLIT, most=4, least_ps=10**6)).startswith(
+        "a scalar that ties more than 4 "
+    )
     for figures in (
         {},
-        {"count": 1},
-        {"count": 1, "packs": 1, "node": 1},
-        {"count": 1, "packs": 1, "more": 1},
+        {"most": 1},
+        {"most": 1, "least_ps": 1, "node": 1},
+        {"most": 1, "least_ps": 1, "more": 1},
     ):
-        with pytest.raises(ValueError, match="PACKED expects count, packs"):
-            note(NoteKind.PACKED, **figures)
+        with pytest.raises(ValueError, match="SCALAR_SPLIT expects least_ps, most"):
+            note(NoteKind.SCALAR_SPLIT, **figures)
 
 
 def test_renumbered_notes_name_the_nodes_of_the_other_graph():
@@ -61,7 +63,7 @@ def test_renumbered_notes_name_the_nodes_of_the_other_graph():
     notes = (
         note(NoteKind.CYCLIC, count=2, node=10),
         "n10, in a planner's own words",
-        example(NoteKind.PACKED),
+        example(NoteKind.SCALAR_SPLIT),
     )
     moved = renumbered(notes, {10: ops.index("tanh")}.__getitem__)
     assert f"from tanh (n{ops.index('tanh')}) on" in worded(moved, graph)[0]
@@ -69,8 +71,12 @@ def test_renumbered_notes_name_the_nodes_of_the_other_graph():
 
 
 def test_the_deadline_counts_for_more_than_counted_work():
-    spent, late = (note(NoteKind.PACKS_CUT, limit=limit) for limit in (Limit.WORK, Limit.DEADLINE))
-    assert limit_reached([]) is limit_reached([example(NoteKind.PACKED), "the deadline came before"]) is None
+    spent, late = (note(NoteKind.SEARCH_CUT, limit=limit) for limit in (Limit.WORK, Limit.DEADLINE))
+    assert (
+        limit_reached([])
+        is limit_reached([example(NoteKind.SCALAR_SPLIT), "the deadline came before"])
+        is None
+    )
     assert (limit_reached([spent]), limit_reached([spent, late])) == (Limit.WORK, Limit.DEADLINE)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import fuseplan
 from costmodel.graph import Flops
-from costmodel.partial_floor import FloorTerms
+from costmodel.partial_floor import Additive, PartialBounds
 from fuseplan.extend import (
     Budget,
     Grouping,
@@ -149,14 +149,16 @@ def test_a_floor_of_partial_groups_that_is_too_high_says_so():
     class Steep:
         def __init__(self, floor):
             self.floor = floor
-            self.added, self.stakes = floor.added, floor.stakes
+            self.shares, self.executes = floor.shares, floor.executes
+            self.stakes, self.idles = floor.stakes, floor.idles
 
         def __call__(self, known, possible):
-            return self.terms(known, possible).floor_ps
+            return self.bounds(known, possible).floor_ps
 
-        def terms(self, known, possible):
-            terms = self.floor.terms(known, possible)
-            return FloorTerms(2 * terms.floor_ps, 2 * terms.memory_ps, 2 * terms.compute_ps)
+        def bounds(self, known, possible, several=None):
+            bounds = self.floor.bounds(known, possible, several)
+            twice = [Additive(2 * resource.known_ps, resource.added_ps) for resource in bounds.additive]
+            return PartialBounds(2 * bounds.floor_ps, tuple(twice))
 
     def steep(graph, pricing, budget):
         budget = replace(budget, max_groups=2)

@@ -1,6 +1,7 @@
 """Column generation against full enumeration, on random programs; its bound wherever it ends."""
 
 import random
+from itertools import combinations
 
 import jax
 import jax.numpy as jnp
@@ -99,16 +100,22 @@ def random_prices(space, rng, scale):
 
 def check_bounds(partial, space, groups, known, possible, times_ps):
     """Each group takes at least the floor between ``known`` and ``possible``, and as long as its slowest
-    resource, or any mean of two, with what those that joined add."""
+    resource, or any mean of two, with what those that joined add; also if it is known to execute several."""
     inside, around = as_sets(known, space.n), as_sets(possible, space.n)
-    assert all(partial(inside, around) <= times_ps)
-    terms, (memory_ps, compute_ps) = partial.terms(inside, around), partial.added(inside, around)
+    whole = as_sets(groups, space.n)
     joined = as_sets([mask & ~some for mask, some in zip(groups, known, strict=True)], space.n)
-    for share in (1.0, 0.5, 0.0):
-        least = share * terms.memory_ps + (1 - share) * terms.compute_ps
-        least += ((share * memory_ps + (1 - share) * compute_ps) * joined).sum(axis=1)
-        assert all(least <= times_ps)
+    one_copy = space.duplicate_rules is None
+    several = (whole[:, partial.executes].sum(axis=1) > 1) & one_copy
+    for rows in (None, several):
+        bounds = partial.bounds(inside, around, rows)
+        assert all(bounds.floor_ps <= times_ps)
+        least = [r.known_ps + (r.added_ps * joined).sum(axis=1) for r in bounds.additive]
+        for ps in [*least, *(sum(pair) / 2 for pair in combinations(least, 2))]:
+            assert all(ps <= times_ps)
     assert all(partial.stakes(inside).ravel() >= 0)
+    shares = partial.shares(whole)
+    assert (shares >= 0).all()
+    assert not shares[~whole].any()
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES)

@@ -232,24 +232,6 @@ def joint_of_a_component_twice(plan):
     return claiming(plan, joint=replace(plan.proof.joint, first_nodes=first + first[:1]))
 
 
-def piece_that_pays_too_much(plan):
-    (line, *others) = plan.proof.packs
-    rich = replace(line[-1], share_ps=line[-1].alone_ps + 1)
-    return claiming(plan, packs=((*line[:-1], rich), *others))
-
-
-def shares_that_packs_do_not_need(plan):
-    (line, *others) = plan.proof.packs
-    rich = tuple(replace(piece, share_ps=piece.alone_ps) for piece in line)
-    return claiming(plan, packs=(rich, *others))
-
-
-def piece_that_is_slower_alone(plan):
-    (line, *others) = plan.proof.packs
-    slow = replace(line[0], alone_ps=line[0].alone_ps + 10**6)
-    return claiming(plan, packs=((slow, *line[1:]), *others))
-
-
 def root_that_has_one_reader(plan):
     return claiming(plan, roots=(*plan.proof.roots, 2))
 
@@ -323,7 +305,7 @@ def another_devices_speed(plan):
 
 CHEAPER = r"a kernel of n\d+ .* takes [\d,]+ ps, less than the [\d,]+ ps that the proof gives"
 PRICES = r"\d+ prices are given for the component of n\d+"
-COPIES, JOINT, PACKS = "copies", "joint", "packs"
+COPIES, JOINT = "copies", "joint"
 FORGERIES = {
     forged_bound: "adds up to",
     forged_bound_beyond_its_proof: "adds up to",
@@ -345,9 +327,6 @@ FORGERIES = {
     (forged_joint_bound, JOINT): r"kernels take [\d,]+ ps, less than",
     (joint_of_nothing, JOINT): "the joint bound is not about",
     (joint_of_a_component_twice, JOINT): "the joint bound is not about different components",
-    (piece_that_pays_too_much, PACKS): r"pays [\d,]+ ps in a pack",
-    (shares_that_packs_do_not_need, PACKS): r"a pack of \d+ pieces .* takes [\d,]+ ps, less than",
-    (piece_that_is_slower_alone, PACKS): "ps alone, not",
     (root_that_has_one_reader, COPIES): "rematerialises an operation that",
     (root_that_is_not_there, COPIES): r"rematerialises n1000000, of \d+ operations",
     (copies_of_other_operations, COPIES): r"takes n\d+ reduce_sum for a copy of n\d+",
