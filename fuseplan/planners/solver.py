@@ -65,7 +65,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     parts = decompose(graph, solver.book, at_hubs=False)
     solver.watch.lap("partition")
     starts = HeuristicPlans(parts.spaces, budget.known)
-    if not (parts.has_hubs and solver.book.crosses_hubs):
+    if not (parts.splits_hubs and solver.book.crosses_hubs):
         return solver.grouping(solver.solve(parts, starts, {}))
     with solver.partly(_SHARE_APART):
         found = solver.solve(parts, starts, {})
@@ -194,11 +194,12 @@ class _Solver:
         notes = _summed([s.note for s in solved.values() if s.note])
         bound_ps, is_optimal = found.bound_ps, found.is_optimal
         proof: Proof | None = replace(found.certificate, joint=found.joint)
-        if parts.has_hubs:
+        is_cut = parts.splits_hubs and book.crosses_hubs  # There was no time for plans that fuse across them.
+        if is_cut or any(verdict.rule == "hub" for verdict in parts.crossable.refusals):
             # The floor of every plan of the graph, whether searched or not.
             least_ps = book.floor(tuple(range(len(graph.nodes))))
             notes.append(note(NoteKind.SCALAR_SPLIT, most=MAX_PORTS, least_ps=least_ps))
-            if book.crosses_hubs:  # There was no time for plans that fuse across them.
+            if is_cut:
                 bound_ps, is_optimal, proof = least_ps, False, None
         if budget.deadline_s <= 0:
             notes.insert(0, note(NoteKind.DEADLINE_ZERO))

@@ -32,7 +32,7 @@ Place = tuple[int, int]
 class Crossable:
     """``kept`` are the edges that some group may cross; ``barriers`` all others, with the
     order of side effects. ``refusals`` has one verdict for each kind of dropped edge.
-    ``siblings`` are pairs that a group may hold because both read one array."""
+    ``siblings`` are pairs that a group may hold because both read one array, or a scalar of a wide hub."""
 
     kept: tuple[Edge, ...]
     barriers: tuple[Edge, ...]
@@ -74,8 +74,8 @@ def effect_edges(graph: Graph) -> tuple[Edge, ...]:
 
 def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Crossable:
     """Drop every edge that no legal group can cross: its ends are incompatible, or some
-    other path between them runs through a dropped edge. Drop the edges at wide hubs, too, without ``at_hubs``
-    or where kernels are not fused across them (``Pricing.crosses_hubs``).
+    other path between them runs through a dropped edge. At wide hubs, readers of a scalar are siblings; without
+    ``at_hubs``, or where kernels are not fused across them (``Pricing.crosses_hubs``), their edges are dropped.
 
     One pass of the second rule is a fixed point: where a path runs through an edge that
     the second rule dropped, another runs through the barrier that dropped it.
@@ -84,7 +84,8 @@ def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Cros
     """By rule and reason."""
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
-    hubs = {} if at_hubs and book.crosses_hubs else _hub_edges(graph)
+    at_hubs = at_hubs and book.crosses_hubs
+    hubs = {} if at_hubs else _hub_edges(graph)
     offered = _offered_edges(graph, book)
     every = tuple(range(len(graph.nodes)))
     # A set that is allowed has no part that is refused.
@@ -109,7 +110,14 @@ def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Cros
         Verdict(rule, f"{reason} ({len(edges)} such edges)" if len(edges) > 1 else reason, edges[0])
         for (rule, reason), edges in dropped.items()
     )
-    pairs = sibling_pairs([book.full_size_operands(node.id) for node in graph.nodes], kept, barriers)
+    shared = [book.full_size_operands(node.id) for node in graph.nodes]
+    if at_hubs:
+        scalars = wide_hubs(graph).ports
+        shared = [
+            (*arrays, *(v for v in dict.fromkeys(node.inputs) if v in scalars))
+            for node, arrays in zip(graph.nodes, shared, strict=True)
+        ]
+    pairs = sibling_pairs(shared, kept, barriers)
     siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
     siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
     return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))

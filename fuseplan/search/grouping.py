@@ -12,7 +12,7 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
 from fuseplan.plan.notes import AnyNote, Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
-from fuseplan.schedule.shared_operands import Edge
+from fuseplan.schedule.shared_operands import Edge, wide_hubs
 from fuseplan.search.components import (
     Component,
     Crossable,
@@ -120,13 +120,10 @@ class Decomposition:
     ``spaces[k]`` is the space of part ``k``, ``instances`` has the part and the nodes of each component."""
 
     crossable: Crossable
+    splits_hubs: bool
+    """Whether the graph has wide hubs, and no group fuses across them."""
     spaces: tuple[Space, ...]
     instances: tuple[tuple[int, Nodes], ...]
-
-    @property
-    def has_hubs(self) -> bool:
-        """Whether edges at wide hubs were dropped."""
-        return any(verdict.rule == "hub" for verdict in self.crossable.refusals)
 
     def groups_within(self, groups: Iterable[Nodes]) -> list[list[Mask]]:
         """For each part, those of ``groups`` that are in its first component. Each group is in one."""
@@ -152,7 +149,8 @@ def decompose(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Decomposit
         if part == len(examples):
             examples.append(component)
         instances.append((part, component.nodes))
-    return Decomposition(crossable, tuple(Space(c, book) for c in examples), tuple(instances))
+    splits_hubs = not (at_hubs and book.crosses_hubs) and bool(wide_hubs(graph).ports)
+    return Decomposition(crossable, splits_hubs, tuple(Space(c, book) for c in examples), tuple(instances))
 
 
 def place(mask_groups: Iterable[Mask], nodes: Nodes) -> list[Nodes]:

@@ -67,7 +67,7 @@ def _plan_apart(
     watch.lap("merge")
     groups = [g for part, nodes in parts.instances for g in place(merged[part], nodes)]
     ordered, broken = break_cycles(graph, book, groups)
-    if book.crosses_hubs and parts.has_hubs and not book.is_late():
+    if book.crosses_hubs and parts.splits_hubs and not book.is_late():
         parts = decompose(graph, book)
         merged = [
             merge_further(space, groups, merge)

@@ -108,8 +108,8 @@ def test_components_at_hubs_are_joined_and_the_others_stay():
     graph = hub_graph()
     book = PriceBook(graph, Scheduler(graph, get_device("h200")))
     apart, together = decompose(graph, book, at_hubs=False), decompose(graph, book)
-    assert apart.has_hubs
-    assert not together.has_hubs
+    assert apart.splits_hubs
+    assert not together.splits_hubs
     assert len(together.instances) < len(apart.instances)
     groups = [nodes for _, nodes in apart.instances]
     for (_, nodes), within in zip(together.instances, together.groups_within(groups), strict=True):
