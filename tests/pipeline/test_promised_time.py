@@ -1,5 +1,6 @@
 """Planning keeps its deadline on programs that are hard to plan in time, and its answer is true."""
 
+import gc
 import math
 import random
 import time
@@ -10,6 +11,7 @@ import pytest
 from costmodel.axes import Conflict, Unifier
 from experiments import deadlines
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
+from fuseplan import planners
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners import Budget, get_planner
@@ -28,6 +30,8 @@ from tests.helpers.plans import plan_best
 from tests.helpers.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python
+
+SOLVE = get_planner("solver")
 
 
 @pytest.mark.slow
@@ -230,3 +234,23 @@ def test_where_enumeration_reaches_the_deadline_no_columns_are_generated(monkeyp
     plan = get_planner("solver")(g, Bytes(g, max_nodes=4, foresees=True), Budget(max_groups=5))
     assert ended
     assert plan.status == "FEASIBLE"
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_rests_while_a_program_is_planned(monkeypatch, enabled):
+    seen = []
+
+    def plan_groups(g, prices, budget):
+        seen.append(gc.isenabled())
+        return SOLVE(g, prices, budget)
+
+    monkeypatch.setitem(planners._PLANNERS, "solver", plan_groups)
+    program, args = chain(3)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        plan_best(lower(trace(program, *args)), make_options("h200"))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    assert seen
+    assert not any(seen)
