@@ -39,7 +39,7 @@ from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import Limit, StageTimer
+from fuseplan.support.work import DIVISION, Limit, StageTimer, may_begin
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
 """The names of all passes, in order."""
@@ -176,7 +176,8 @@ class _Planner:
         for program in (self.traced, *others):
             is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
             for name in PEERS if is_small else HEURISTICS:
-                if time.monotonic() >= self.expires_at:
+                left_s = self.expires_at - time.monotonic()
+                if left_s <= 0 or not may_begin(DIVISION, len(program.graph.nodes), left_s):
                     return found
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
                 peer = _plan_below(found.time_ps, program, options, StageTimer())

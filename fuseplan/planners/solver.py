@@ -33,9 +33,10 @@ from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
 from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
+from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
 from fuseplan.support.errors import FuseplanWarning
-from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
+from fuseplan.support.work import DIVISION, TAIL, Limit, StageTimer, Work, limit_of, may_begin, seconds_of
 
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
@@ -58,6 +59,8 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     budget = budget or Budget()
     watch = StageTimer()
     book = PriceBook(graph, pricing)
+    if not (budget.known or may_begin(DIVISION, len(graph.nodes), budget.deadline_s)):
+        return undivided(book, budget.deadline_s, watch)
     parts = decompose(graph, book)
     watch.lap("partition")
     tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
