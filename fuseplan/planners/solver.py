@@ -12,10 +12,11 @@ Only the order of execution couples components. Groups that form a cycle are for
 components involved are solved again, jointly.
 
 The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never slower than
-the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, a
-counted amount of heuristic work, and ordering the kernels, for which time is set aside. A limit of counted
-work (``fuseplan.support.work``) ends a search, too. Where OR-Tools is missing, broken or out of memory, the
-heuristic plan is the answer, with a warning.
+the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, which
+does not begin where it would end long after the deadline (``undivided``), a counted amount of heuristic work,
+and ordering the kernels, for which time is set aside. A limit of counted work (``fuseplan.support.work``)
+ends a search, too. Where OR-Tools is missing, broken or out of memory, the heuristic plan is the answer, with
+a warning.
 """
 
 from __future__ import annotations

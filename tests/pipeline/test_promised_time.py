@@ -14,6 +14,7 @@ from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
 from fuseplan import pipeline, planners
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.passes import estimate
 from fuseplan.plan.notes import NoteKind
 from fuseplan.planners import Budget, get_planner, solver
 from fuseplan.schedule.pricing import PriceBook
@@ -277,6 +278,17 @@ def test_a_plan_of_a_program_that_there_is_no_time_to_divide_is_verified(monkeyp
     assert plan.status == "OPTIMAL" or plan.bound_ps < plan.objective_ps
     assert plan.verify().status == "verified"
     assert any("the deadline came before 12 operations were divided" in note for note in plan.notes)
+
+
+def test_a_plan_that_there_was_no_time_for_is_no_estimate(monkeypatch):
+    monkeypatch.setattr(estimate, "DIVISION", 10**9)
+    program, args = fan(6)
+    lowered = lower(trace(program, *args))
+    options = make_options("h200", deadline_s=0.1)
+    soon = work.Work(10**9, expires_at=time.monotonic() + 60)
+    with pytest.raises(estimate.UndecidedError):
+        estimate.quick_ps(lowered, options.device, options.features, soon)
+    assert estimate.quick_ps(lowered, options.device, options.features) > 0
 
 
 @pytest.mark.parametrize("enabled", [True, False])
