@@ -37,7 +37,17 @@ from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, de
 from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
 from fuseplan.support.errors import FuseplanWarning
-from fuseplan.support.work import DIVISION, TAIL, Limit, StageTimer, Work, limit_of, may_begin, seconds_of
+from fuseplan.support.work import (
+    DIVISION,
+    TAIL,
+    Limit,
+    StageTimer,
+    Work,
+    lead_s,
+    limit_of,
+    may_begin,
+    seconds_of,
+)
 
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
@@ -66,7 +76,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     watch.lap("partition")
     tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
     expires_at = watch.started + budget.deadline_s - tail_s
-    book.expires_at = watch.started + budget.deadline_s
+    book.expires_at = watch.started + budget.deadline_s - lead_s(len(graph.nodes))
     book.work = budget.work or Work(limit_of(budget.whole_s))
     starts = HeuristicPlans(parts.spaces, budget.known)
     cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)

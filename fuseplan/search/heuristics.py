@@ -29,7 +29,7 @@ from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.digraph import connected_sets, execution_order
 from fuseplan.support.errors import Verdict
-from fuseplan.support.work import DIVISION, WHOLE, Limit, StageTimer, may_begin
+from fuseplan.support.work import DIVISION, WHOLE, Limit, StageTimer, lead_s, may_begin
 
 
 def unfused(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -89,7 +89,7 @@ def _plan_apart(
     budget = budget or Budget()
     if not may_begin(DIVISION, len(graph.nodes), budget.deadline_s):
         return undivided(book, budget.deadline_s, watch)
-    book.expires_at = watch.started + budget.deadline_s
+    book.expires_at = watch.started + budget.deadline_s - lead_s(len(graph.nodes))
     book.work = budget.work or book.work
     parts = decompose(graph, book)
     watch.lap("partition")

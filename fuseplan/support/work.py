@@ -77,6 +77,12 @@ def may_begin(units: int, n_operations: int, left_s: float) -> bool:
     return seconds_of(units, n_operations) <= left_s + SLACK_S
 
 
+def lead_s(n_operations: int) -> float:
+    """Seconds before the deadline at which heuristics end, so that the kernels of so many operations are
+    ordered and checked ``SLACK_S`` after it."""
+    return max(seconds_of(TAIL, n_operations) - SLACK_S, 0.0)
+
+
 @dataclass(slots=True)
 class Work:
     """The work of one search in units: its limit, and how much is spent. What the scheduler's answers take

@@ -280,6 +280,25 @@ def test_a_plan_of_a_program_that_there_is_no_time_to_divide_is_verified(monkeyp
     assert any("the deadline came before 12 operations were divided" in note for note in plan.notes)
 
 
+@pytest.mark.parametrize("planner", ["solver", "greedy"])
+def test_heuristics_leave_time_to_order_and_check_many_kernels(monkeypatch, planner):
+    """As much as these take longer than planning may outlast the deadline."""
+    ends = []
+
+    def merge(space):
+        ends.append(space.book.expires_at - time.monotonic())
+        return space.singles
+
+    monkeypatch.setattr(heuristics, "greedy_groups", merge)
+    monkeypatch.setitem(component.HEURISTICS, "best_first", merge)
+    g = graph("ercc", [[], [0], [0], [0]])
+    for units, least_s, most_s in ((work.TAIL, 59, 60), (work.UNITS_PER_S, 55, 56.5)):
+        monkeypatch.setattr(work, "TAIL", units)
+        get_planner(planner)(g, Bytes(g), Budget(60.0))
+        assert least_s < ends.pop() <= most_s
+        ends.clear()
+
+
 def test_a_plan_that_there_was_no_time_for_is_no_estimate(monkeypatch):
     monkeypatch.setattr(estimate, "DIVISION", 10**9)
     program, args = fan(6)
