@@ -53,8 +53,9 @@ DIVISION = 150
 """Units for each operation that it takes to divide a graph into components, to ask about each as a whole and
 to check the kernels, none of which can be cut short. A fan of ten thousand operations takes as much."""
 
-WHOLE = 50
-"""Units for each operation that it takes to ask about a graph as one kernel, and to check that."""
+WHOLE = 75
+"""Units for each operation that it takes to ask about a graph as one kernel, and to check that: a fan of eight
+thousand operations takes as much."""
 
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
