@@ -54,7 +54,7 @@ DIVISION = 150
 to check the kernels, none of which can be cut short. A fan of ten thousand operations takes as much."""
 
 WHOLE = 75
-"""Units for each operation that it takes to ask about a graph as one kernel, and to check that: a fan of eight
+"""Units for each operation that it takes to ask about a graph as one kernel, and to check that. A fan of ten
 thousand operations takes as much."""
 
 SLACK_S = 0.5
