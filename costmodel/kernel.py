@@ -220,8 +220,13 @@ class Cost:
 
     @property
     def time_ps(self) -> int:
-        """The parts that always add up, plus the slowest of those that overlap (``parts_ps``)."""
-        return sum(self.parts_ps.values())
+        """The sum of ``parts_ps``: the parts that always add up, plus the slowest of those that overlap."""
+        fixed = self.launch_ps + self.scan_ps + self.sync_ps + self.fresh_ps + self.surcharge_ps
+        cached = self.cache_ps + self.sums_ps
+        vector = self.vector_ps + self.transcendental_ps
+        if self.in_turns:
+            return fixed + self.step_ps + self.matrix_ps + max(self.memory_ps + cached, vector)
+        return fixed + max(self.memory_ps, self.latency_ps, cached, self.matrix_ps, vector + self.step_ps)
 
     @property
     def time_us(self) -> float:

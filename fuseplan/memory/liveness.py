@@ -132,6 +132,15 @@ def peak(lives: Liveness, order: Sequence[int]) -> int:
     return max(profile(lives, order), default=0)
 
 
+def largest_use(lives: Liveness) -> int:
+    """The most bytes that one kernel uses, which are in use at once in every order of the kernels."""
+    used = list(lives.scratch_bytes)
+    for r in lives.ranges:
+        for k in r.users:
+            used[k] += r.nbytes
+    return max(used, default=0)
+
+
 def order_peak_bound(lives: Liveness) -> int:
     """Bytes that are in use at once in every order of the kernels.
 

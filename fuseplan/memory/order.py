@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from costmodel.graph import Graph
-from fuseplan.memory.liveness import Liveness, live_ranges, order_peak_bound, peak
+from fuseplan.memory.liveness import Liveness, largest_use, live_ranges, order_peak_bound, peak
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.support.bitset import bits
 
@@ -76,7 +76,10 @@ def order_kernels(
 ) -> tuple[tuple[int, ...], int, int]:
     """An order of the kernels by position, its peak in bytes, and a lower bound on that of every order."""
     given = tuple(range(lives.n_kernels))
-    known, bound = peak(lives, given), order_peak_bound(lives)
+    known = peak(lives, given)
+    if known <= largest_use(lives):  # without tables that grow with the square of the number of kernels
+        return given, known, known
+    bound = order_peak_bound(lives)
     relaxed = lives.n_kernels > options.many_kernels and options.tolerance > 0
     if known <= bound or (relaxed and known - bound <= known * options.tolerance):
         return given, known, bound

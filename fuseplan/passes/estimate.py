@@ -9,7 +9,7 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import left_s
 from fuseplan.search.remat.materialise import materialise_overlapping
-from fuseplan.support.work import Work, unlimited
+from fuseplan.support.work import DIVISION, Work, may_begin, unlimited
 
 
 class UndecidedError(Exception):
@@ -28,13 +28,14 @@ def quick_ps(
     faster: there, kernels recompute their operands, so that a sum reads the operands of its operand.
 
     Raises:
-        UndecidedError: ``work`` is over. A plan that was cut short is no estimate.
+        UndecidedError: ``work`` is over, or would be before the program is planned. A plan that was cut short
+            is no estimate.
     """
     work = work or unlimited()
-    if work.is_over:
+    budget = Budget(left_s(work.expires_at), work=work)
+    if work.is_over or not may_begin(DIVISION, len(lowered.graph.nodes), budget.deadline_s):
         raise UndecidedError
     scheduler = Scheduler(lowered.graph, device, lowered, features)
-    budget = Budget(left_s(work.expires_at), work=work)
     once_ps = get_planner("best_first")(lowered.graph, scheduler, budget).time_ps
     if work.is_over:
         raise UndecidedError

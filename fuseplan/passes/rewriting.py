@@ -45,8 +45,8 @@ def rewritten_programs(
             return [lowered], _no_time(options, lowered) if _has_streams(options) else ()
         until = time.monotonic() + left_s(expires_at) / 2
         work = Work(limit_of(options.deadline_s) // 2, expires_at=until)
-        found = clock.time("streams", lambda: _for_kernels(lowered, options, work))
-        notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if work.is_over else ()
+        found, is_cut = clock.time("streams", lambda: _for_kernels(lowered, options, work))
+        notes = (note(NoteKind.REWRITES_CUT, limit=work.ended_by),) if is_cut or work.is_over else ()
         return [_possible(found, options) or lowered], notes
     min_bytes = options.device.least_large_bytes
     base = _possible(clock.time("lower", lambda: by_columns(lowered, min_bytes)), options) or lowered
@@ -104,15 +104,15 @@ def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
     return (note(NoteKind.NO_TIME_TO_REWRITE, deadline_s=options.deadline_s, count=n_nodes),)
 
 
-def _for_kernels(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
-    """The program with reductions in steps and large values rematerialised, where kernels gain by that; else
-    None. When ``work`` is over, the rewrites that are finished count."""
+def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowered | None, bool]:
+    """The program with reductions in steps and large values rematerialised, where kernels gain by that, else
+    None; and whether there was no time to decide about all. Then the rewrites that are finished count."""
     split: Lowered | None = None
     try:
         split = split_sums(lowered, options.device, options.features, work)
-        return along_streams(split or lowered, options.device, options.features, work) or split
+        return along_streams(split or lowered, options.device, options.features, work) or split, False
     except UndecidedError:
-        return split
+        return split, True
 
 
 def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:

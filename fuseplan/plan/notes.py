@@ -46,6 +46,10 @@ class NoteKind(Enum):
     ORDER_CUT = "{limit} came before the order that needs the least memory was found"
     REWRITES_CUT = "{limit} came before all rewritten programs had been tried"
     PROGRAMS_CUT = "{limit} came before all equivalent programs had been searched"
+    DIVISION_CUT = (
+        "{limit} came before {count:,} operations were divided into components: they are one kernel, or each "
+        "is one"
+    )
     DEADLINE_ZERO = "the deadline is 0: this is the better of the heuristic plans"
     NO_TIME_TO_REWRITE = "a deadline of {deadline_s:g} s leaves no time to rewrite {count:,} operations"
 

@@ -12,10 +12,11 @@ Only the order of execution couples components. Groups that form a cycle are for
 components involved are solved again, jointly.
 
 The deadline ends the search and the heuristics, whose plans are the fallback; the answer is never slower than
-the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, a
-counted amount of heuristic work, and ordering the kernels, for which time is set aside. A limit of counted
-work (``fuseplan.support.work``) ends a search, too. Where OR-Tools is missing, broken or out of memory, the
-heuristic plan is the answer, with a warning.
+the heuristic plans that were made. Three steps cannot be cut short: dividing the graph into components, which
+does not begin where it would end long after the deadline (``undivided``), a counted amount of heuristic work,
+and ordering the kernels, for which time is set aside. A limit of counted work (``fuseplan.support.work``)
+ends a search, too. Where OR-Tools is missing, broken or out of memory, the heuristic plan is the answer, with
+a warning.
 """
 
 from __future__ import annotations
@@ -34,9 +35,20 @@ from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
 from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
+from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
 from fuseplan.support.errors import FuseplanWarning, Verdict
-from fuseplan.support.work import TAIL, Limit, StageTimer, Work, limit_of, seconds_of
+from fuseplan.support.work import (
+    DIVISION,
+    TAIL,
+    Limit,
+    StageTimer,
+    Work,
+    lead_s,
+    limit_of,
+    may_begin,
+    seconds_of,
+)
 
 _SHARE_APART = 4
 """A search of groups that do not fuse across hubs, from whose plan that of all groups starts, may take this
@@ -62,6 +74,9 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     """
     budget = budget or Budget()
     solver = _Solver(graph, PriceBook(graph, pricing), budget)
+    may_divide = budget.deadline_s <= 0 or may_begin(DIVISION, len(graph.nodes), budget.deadline_s)
+    if not (budget.known or may_divide):
+        return undivided(solver.book, budget.deadline_s, solver.watch)
     parts = decompose(graph, solver.book, at_hubs=False)
     solver.watch.lap("partition")
     starts = HeuristicPlans(parts.spaces, budget.known)
@@ -99,7 +114,7 @@ class _Solver:
         self.watch = watch = StageTimer()
         tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
         self.expires_at = watch.started + budget.deadline_s - tail_s
-        book.expires_at = watch.started + budget.deadline_s
+        book.expires_at = watch.started + budget.deadline_s - lead_s(len(graph.nodes))
         book.work = budget.work or Work(limit_of(budget.whole_s))
 
     @contextmanager
@@ -114,8 +129,10 @@ class _Solver:
 
     @property
     def has_time(self) -> bool:
-        """Whether time and counted work are left for a search."""
-        return self.budget.deadline_s > 0 and not self.book.is_past(self.expires_at)
+        """Whether time and counted work are left for a search of another division into components."""
+        left_s = self.watch.started + self.budget.deadline_s - time.monotonic()
+        may_divide = may_begin(DIVISION, len(self.graph.nodes), left_s)
+        return self.budget.deadline_s > 0 and may_divide and not self.book.is_past(self.expires_at)
 
     def solve(self, parts: Decomposition, starts: HeuristicPlans, known: Mapping[int, Solved]) -> _Found:
         """Solve each part but those ``known``, and put the groups in order."""

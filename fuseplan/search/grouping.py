@@ -42,7 +42,8 @@ class Budget:
 
     deadline_s: float = 30.0
     """Wall-clock seconds of all stages of the planner together. The deadline cannot cut short the division
-    into components, nor the first, counted part of the heuristics' work (``PriceBook.is_late``)."""
+    into components, which does not begin where it would end long after (``DIVISION``), nor the first, counted
+    part of the heuristics' work (``PriceBook.is_late``)."""
     max_groups: int = LIMITS.max_groups
     """Candidate groups of one component."""
     asked_s: float | None = None

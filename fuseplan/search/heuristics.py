@@ -14,32 +14,62 @@ size. So after ``LIMITS.max_looked`` positions both heuristics merge the rest in
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import neg, sub
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import NoteKind, note
-from fuseplan.schedule.pricing import FREE, Price, PriceBook, Pricing, total_of
+from fuseplan.schedule.pricing import FREE, Nodes, Price, PriceBook, Pricing, total_of
+from fuseplan.search.components import crossable_edges
 from fuseplan.search.grouping import Budget, Grouping, break_cycles, decompose, place
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, union_at
-from fuseplan.support.digraph import execution_order
-from fuseplan.support.work import Limit, StageTimer
+from fuseplan.support.digraph import connected_sets, execution_order
+from fuseplan.support.errors import Verdict
+from fuseplan.support.work import DIVISION, WHOLE, Limit, StageTimer, lead_s, may_begin
 
 
 def unfused(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
     """One kernel for each operation, in the order of the graph. ``budget`` is not needed."""
     watch = StageTimer()
-    book = PriceBook(graph, pricing)
-    kernels = tuple(book.kernel((node.id,)) for node in graph.nodes)
-    watch.lap("join")
-    n = len(graph.nodes)
-    return Grouping(
-        kernels, stats=PlanStats(n, n, book.n_priced, book.n_priced, tuple(watch.seconds.items()))
+    return _of_groups(PriceBook(graph, pricing), [(node.id,) for node in graph.nodes], watch)
+
+
+def undivided(book: PriceBook, left_s: float, watch: StageTimer) -> Grouping:
+    """One kernel of all operations if there is one and it is better than one for each, else those: what there
+    is time for ``left_s`` before the deadline where a graph is too large to be divided (``DIVISION``)."""
+    graph = book.graph
+    every = tuple(range(len(graph.nodes)))
+    groups: list[Nodes] = [(n,) for n in every]
+    if may_begin(WHOLE, len(every), left_s) and book.compatible(every) is None:
+        crossable = crossable_edges(graph, book)
+        is_connected = len(connected_sets(len(every), crossable.kept + crossable.siblings)) == 1
+        together = book.price(every) if is_connected else None
+        if isinstance(together, Price) and _is_cheaper(together, map(book.price, groups)):
+            groups = [every]
+    bound_ps = book.floor(every)
+    watch.lap("heuristics")
+    found = _of_groups(book, groups, watch)
+    return replace(
+        found,
+        status="OPTIMAL" if found.time_ps == bound_ps else "FEASIBLE",
+        bound_ps=bound_ps,
+        notes=(note(NoteKind.DIVISION_CUT, limit=Limit.DEADLINE, count=len(every)),),
     )
+
+
+def _of_groups(book: PriceBook, groups: Sequence[Nodes], watch: StageTimer) -> Grouping:
+    """The kernels of ``groups``, which can run in their order."""
+    kernels = tuple([book.kernel(nodes) for nodes in groups])
+    watch.lap("join")
+    n_operations, n_groups, seconds = len(book.graph.nodes), len(groups), tuple(watch.seconds.items())
+    n_distinct = min(n_groups, book.n_priced)
+    return Grouping(kernels, stats=PlanStats(n_operations, n_groups, n_distinct, book.n_priced, seconds))
 
 
 def greedy(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
@@ -59,7 +89,10 @@ def _plan_apart(
     watch = StageTimer()
     book = PriceBook(graph, pricing)
     budget = budget or Budget()
-    book.expires_at = watch.started + budget.deadline_s
+    has_deadline = budget.deadline_s > 0
+    if has_deadline and not may_begin(DIVISION, len(graph.nodes), budget.deadline_s):
+        return undivided(book, budget.deadline_s, watch)
+    book.expires_at = watch.started + budget.deadline_s - lead_s(len(graph.nodes))
     book.work = budget.work or book.work
     parts = decompose(graph, book, at_hubs=False)
     watch.lap("partition")
@@ -67,7 +100,9 @@ def _plan_apart(
     watch.lap("merge")
     groups = [g for part, nodes in parts.instances for g in place(merged[part], nodes)]
     ordered, broken = break_cycles(graph, book, groups)
-    if book.crosses_hubs and parts.splits_hubs and not book.is_late():
+    left_s = book.expires_at - time.monotonic()
+    may_divide = not has_deadline or may_begin(DIVISION, len(graph.nodes), left_s)
+    if book.crosses_hubs and parts.splits_hubs and may_divide and not book.is_late():
         parts = decompose(graph, book)
         merged = [
             merge_further(space, groups, merge)
@@ -97,10 +132,10 @@ def heuristic_groups(space: Space, merge: Callable[[Space], list[Mask]]) -> list
     if space.n >= LIMITS.large_component and isinstance(together, Price) and space.book.has_expired():
         # There is no time to merge so many.
         singles = space.singles
-        return [space.everything] if _is_cheaper(space, together, singles) else singles
+        return [space.everything] if _is_cheaper(together, map(space.price, singles)) else singles
     groups = with_offers(space, merge(space))
     may_be_better = space.n >= LIMITS.large_component or space.book.was_late
-    if may_be_better and isinstance(together, Price) and _is_cheaper(space, together, groups):
+    if may_be_better and isinstance(together, Price) and _is_cheaper(together, map(space.price, groups)):
         return [space.everything]
     return groups
 
@@ -111,10 +146,11 @@ def merge_further(space: Space, groups: Sequence[Mask], merge: Callable[[Space],
     return [space.mask(small.nodes(mask)) for mask in heuristic_groups(small, merge)]
 
 
-def _is_cheaper(space: Space, price: Price, groups: Sequence[Mask]) -> bool:
-    """Whether ``price`` is below that of ``groups``, of which no more are priced than it takes to tell."""
+def _is_cheaper(price: Price, others: Iterable[Price | Verdict]) -> bool:
+    """Whether ``price`` is below the sum of ``others``, of which no more are asked for than it takes to
+    tell."""
     total = FREE
-    return any(price < (total := total_of((total, space.price(mask)))) for mask in groups)
+    return any(price < (total := total_of((total, other))) for other in others)
 
 
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:

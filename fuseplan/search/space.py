@@ -63,7 +63,10 @@ class Space:
                 if book.compatible(self.members[u] + self.members[v]) is not None:
                     self.conflicts[u] |= 1 << v
                     self.conflicts[v] |= 1 << u
-        self.below = [inner | apart for inner, apart in zip(self.inner_below, component.apart, strict=True)]
+        self.below = [
+            inner | apart if apart else inner  # else not a copy: together they need as many bits as n squared
+            for inner, apart in zip(self.inner_below, component.apart, strict=True)
+        ]
         """The positions that wait for each position, on any path."""
         self._exchange()
         self.duplicate_rules = (
@@ -106,10 +109,8 @@ class Space:
             for v in graph.nodes[n].outputs
             if v in outputs or any(self.position.get(c) != self.position[n] for c in graph.consumers[v])
         )
-        bit = {v: 1 << k for k, v in enumerate(self.values)}
-        self.made = [
-            sum(bit.get(v, 0) for n in nodes for v in graph.nodes[n].outputs) for nodes in self.members
-        ]
+        number = {v: k for k, v in enumerate(self.values)}
+        self.made = [0] * self.n
         self.read = [0] * self.n
         self.readers: list[Mask] = [0] * len(self.values)
         """For each of ``values``, the positions that read it, but for the one that makes it."""
@@ -117,16 +118,17 @@ class Space:
         given: set[int] = set()
         for i, nodes in enumerate(self.members):
             for v in {v for n in nodes for v in graph.nodes[n].inputs}:
-                b = bit.get(v, 0) & ~self.made[i]
-                self.read[i] |= b
-                if b:
-                    self.readers[b.bit_length() - 1] |= 1 << i
-                if graph.values[v].producer not in self.position:
+                maker = self.position.get(graph.values[v].producer)
+                if maker is None:
                     given.add(v)
+                elif maker != i:
+                    self.read[i] |= 1 << number[v]
+                    self.readers[number[v]] |= 1 << i
         self.given = frozenset(given)
-        for v, b in bit.items():
+        for v, k in number.items():
+            self.made[self.position[graph.values[v].producer]] |= 1 << k
             if v in outputs or any(c not in self.position for c in graph.consumers[v]):
-                self.kept |= b
+                self.kept |= 1 << k
 
     def _offered(self) -> Iterator[Mask]:
         for nodes in self.book.offers:
@@ -139,7 +141,9 @@ class Space:
     @property
     def singles(self) -> list[Mask]:
         """The partition in which every operation is a kernel of its own, which computes it once."""
-        classes = self.duplicate_rules.classes if self.duplicate_rules is not None else []
+        if self.duplicate_rules is None:
+            return [1 << i for i in range(self.n)]
+        classes = self.duplicate_rules.classes
         copied = sum(classes)
         return sorted(
             [*classes, *(1 << i for i in range(self.n) if not copied >> i & 1)], key=lambda mask: mask & -mask

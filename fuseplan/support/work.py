@@ -49,6 +49,18 @@ TAIL = 40
 """Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of
 ten thousand operations takes as much."""
 
+DIVISION = 150
+"""Units for each operation that it takes to divide a graph into components, to ask about each as a whole and
+to check the kernels, none of which can be cut short. A fan of ten thousand operations takes as much."""
+
+WHOLE = 75
+"""Units for each operation that it takes to ask about a graph as one kernel, and to check that. A fan of ten
+thousand operations takes as much."""
+
+SLACK_S = 0.5
+"""Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
+fifth of the time of tracing and lowering comes on top."""
+
 MARGIN = 50_000
 """Units before the deadline in which it may already have ended a search: OR-Tools looks at its own clock."""
 
@@ -58,6 +70,18 @@ def seconds_of(units: int, count: int = 1) -> float:
     deadline that the user gave and on counts, never on a measured time: a program gets the same plan on every
     machine."""
     return units * count * UNIT_S
+
+
+def may_begin(units: int, n_operations: int, left_s: float) -> bool:
+    """Whether a step that takes ``units`` for each of so many operations, and cannot be cut short, may begin
+    ``left_s`` before the deadline."""
+    return seconds_of(units, n_operations) <= left_s + SLACK_S
+
+
+def lead_s(n_operations: int) -> float:
+    """Seconds before the deadline at which heuristics end, so that the kernels of so many operations are
+    ordered and checked ``SLACK_S`` after it."""
+    return max(seconds_of(TAIL, n_operations) - SLACK_S, 0.0)
 
 
 @dataclass(slots=True)

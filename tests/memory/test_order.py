@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fuseplan.memory.liveness import Liveness, LiveRange, live_ranges, order_peak_bound, peak
+from fuseplan.memory.liveness import Liveness, LiveRange, largest_use, live_ranges, order_peak_bound, peak
 from fuseplan.memory.order import OrderOptions, minimise_peak, order_kernels, search_order
 from fuseplan.support.digraph import execution_order
 from tests.helpers.memory_graphs import kernel, least_peak_by_force, programs
@@ -66,7 +66,22 @@ def test_live_ranges_agree_with_the_definition(program):
     lives = live_ranges(g, kernels)
     assert peak(lives, range(len(kernels))) == defined_peak(g, kernels)
     best = least_peak_by_force(g, kernels)
+    assert largest_use(lives) <= order_peak_bound(lives)
     assert best is None or order_peak_bound(lives) <= best
+
+
+def test_an_order_that_needs_no_more_than_one_kernel_is_optimal_without_tables(monkeypatch):
+    """The tables of ``order_peak_bound`` grow with the square of the number of kernels."""
+    g = graph("eeeee", [[], [0], [1], [2], [3]])
+    kernels = [kernel(g, (n,)) for n in range(5)]
+
+    def make_tables(_):
+        raise AssertionError("one kernel alone needs as much")
+
+    monkeypatch.setattr("fuseplan.memory.order.order_peak_bound", make_tables)
+    order = minimise_peak(g, kernels)
+    assert order.kernels == tuple(kernels)
+    assert order.bound_bytes == order.peak_bytes == defined_peak(g, kernels) > 0
 
 
 def test_copies_that_a_kernel_writes_are_as_many_buffers():

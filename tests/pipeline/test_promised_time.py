@@ -1,5 +1,6 @@
 """Planning keeps its deadline on programs that are hard to plan in time, and its answer is true."""
 
+import gc
 import math
 import random
 import time
@@ -10,24 +11,31 @@ import pytest
 from costmodel.axes import Conflict, Unifier
 from experiments import deadlines
 from experiments.deadlines import DEVICES, SMALL, chain, fan, runs, web
+from fuseplan import pipeline, planners
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
-from fuseplan.planners import Budget, get_planner
+from fuseplan.passes import estimate
+from fuseplan.plan.notes import NoteKind
+from fuseplan.planners import Budget, get_planner, solver
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import component
+from fuseplan.search import component, heuristics
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import Merging, best_first_groups
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.settings import make_options
+from fuseplan.support import work
 from fuseplan.support.bitset import bits, pick, transposed
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.verify.plan import check_plan
 from tests.helpers.plans import plan_best
-from tests.helpers.small_graphs import Bytes, graph
+from tests.helpers.small_graphs import Bytes, brute_force, graph
+from tests.planners.test_planners import assert_legal
 
 pytestmark = pytest.mark.one_python
+
+SOLVE = get_planner("solver")
 
 
 @pytest.mark.slow
@@ -230,3 +238,93 @@ def test_where_enumeration_reaches_the_deadline_no_columns_are_generated(monkeyp
     plan = get_planner("solver")(g, Bytes(g, max_nodes=4, foresees=True), Budget(max_groups=5))
     assert ended
     assert plan.status == "FEASIBLE"
+
+
+def undivided(monkeypatch, *, as_one):
+    """There is no time to divide a graph, nor, unless ``as_one``, to ask about it as one kernel."""
+
+    def divide(*_):
+        raise AssertionError("there is no time to divide it")
+
+    monkeypatch.setattr(work, "SLACK_S", 0.0 if as_one else -1.0)
+    for module in (solver, heuristics):
+        monkeypatch.setattr(module, "DIVISION", 10**9)
+        monkeypatch.setattr(module, "decompose", divide)
+    monkeypatch.setattr(pipeline, "DIVISION", 10**9)
+
+
+@pytest.mark.parametrize("planner", ["solver", "greedy"])
+@pytest.mark.parametrize(
+    ("kinds", "max_nodes", "as_one", "n_kernels"),
+    [("eee", 99, True, 1), ("eee", 99, False, 3), ("eee", 2, True, 3), ("eoe", 99, True, 3)],
+)
+def test_a_graph_that_there_is_no_time_to_divide(monkeypatch, planner, kinds, max_nodes, as_one, n_kernels):
+    """It is one kernel where that is asked and possible, else a kernel for each operation."""
+    g = graph(kinds, [[], [0], [1]])
+    undivided(monkeypatch, as_one=as_one)
+    plan = get_planner(planner)(g, Bytes(g, max_nodes), Budget(0.1))
+    assert_legal(g, plan)
+    assert len(plan.kernels) == n_kernels
+    assert plan.bound_ps <= brute_force(g, Bytes(g, max_nodes))[0][0]
+    assert [n.kind for n in plan.notes] == [NoteKind.DIVISION_CUT]
+
+
+@pytest.mark.parametrize("device", ["h200", "cpu"])
+def test_a_plan_of_a_program_that_there_is_no_time_to_divide_is_verified(monkeypatch, device):
+    """No other planner is asked, as it would divide the program."""
+    program, args = fan(6)
+    undivided(monkeypatch, as_one=True)
+    plan = plan_best(lower(trace(program, *args)), make_options(device, deadline_s=0.1))[1]
+    assert plan.status == "OPTIMAL" or plan.bound_ps < plan.objective_ps
+    assert plan.verify().status == "verified"
+    assert any("the deadline came before 12 operations were divided" in note for note in plan.notes)
+
+
+@pytest.mark.parametrize("planner", ["solver", "greedy"])
+def test_heuristics_leave_time_to_order_and_check_many_kernels(monkeypatch, planner):
+    """As much as these take longer than planning may outlast the deadline."""
+    ends = []
+
+    def merge(space):
+        ends.append(space.book.expires_at - time.monotonic())
+        return space.singles
+
+    monkeypatch.setattr(heuristics, "greedy_groups", merge)
+    monkeypatch.setitem(component.HEURISTICS, "best_first", merge)
+    g = graph("ercc", [[], [0], [0], [0]])
+    for units, least_s, most_s in ((work.TAIL, 59, 60), (work.UNITS_PER_S, 55, 56.5)):
+        monkeypatch.setattr(work, "TAIL", units)
+        get_planner(planner)(g, Bytes(g), Budget(60.0))
+        assert least_s < ends.pop() <= most_s
+        ends.clear()
+
+
+def test_a_plan_that_there_was_no_time_for_is_no_estimate(monkeypatch):
+    monkeypatch.setattr(estimate, "DIVISION", 10**9)
+    program, args = fan(6)
+    lowered = lower(trace(program, *args))
+    options = make_options("h200", deadline_s=0.1)
+    soon = work.Work(10**9, expires_at=time.monotonic() + 60)
+    with pytest.raises(estimate.UndecidedError):
+        estimate.quick_ps(lowered, options.device, options.features, soon)
+    assert estimate.quick_ps(lowered, options.device, options.features) > 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_garbage_collector_rests_while_a_program_is_planned(monkeypatch, enabled):
+    seen = []
+
+    def plan_groups(g, prices, budget):
+        seen.append(gc.isenabled())
+        return SOLVE(g, prices, budget)
+
+    monkeypatch.setitem(planners._PLANNERS, "solver", plan_groups)
+    program, args = chain(3)
+    (gc.enable if enabled else gc.disable)()
+    try:
+        plan_best(lower(trace(program, *args)), make_options("h200"))
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+    assert seen
+    assert not any(seen)
