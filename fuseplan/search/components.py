@@ -74,8 +74,10 @@ def effect_edges(graph: Graph) -> tuple[Edge, ...]:
 
 def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Crossable:
     """Drop every edge that no legal group can cross: its ends are incompatible, or some
-    other path between them runs through a dropped edge. At wide hubs, readers of a scalar are siblings. Without
-    ``at_hubs``, or where kernels are not fused across hubs (``Pricing.crosses_hubs``), edges there are dropped.
+    other path between them runs through a dropped edge.
+
+    At wide hubs, readers of a scalar are siblings. Without ``at_hubs``, or where kernels are not fused across
+    hubs (``Pricing.crosses_hubs``), edges there are dropped.
 
     One pass of the second rule is a fixed point: where a path runs through an edge that
     the second rule dropped, another runs through the barrier that dropped it.
