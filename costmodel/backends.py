@@ -148,8 +148,8 @@ _WARP_TILE = 16 * 512
 as it limits so many threads to 64 registers each, and larger tiles save no traffic."""
 
 _POINTERS = 4096 // 8 - 2
-"""A launch on a GPU passes 4,096 bytes of parameters (CUDA C++ programming guide), a pointer to each array and
-two of the compiler's own."""
+"""A launch on a GPU passes 4,096 bytes of parameters (CUDA C++ programming guide): a pointer to each array,
+and two of the compiler's own."""
 
 for _backend in (
     Backend(

@@ -114,9 +114,15 @@ class Floor:
         all partitions, as two or more operations are then one tiled kernel."""
         return self.parts(nodes, together=True)[0]
 
-    def parts(self, nodes: tuple[int, ...], together: bool = False) -> tuple[int, int]:
+    def on_one_core(self, nodes: tuple[int, ...]) -> int:
+        """A lower bound, in picoseconds, on the time of ``nodes`` as one kernel that one core runs."""
+        return self.parts(nodes, together=True, on_one_core=True)[0]
+
+    def parts(
+        self, nodes: tuple[int, ...], together: bool = False, on_one_core: bool = False
+    ) -> tuple[int, int]:
         """Lower bounds on picoseconds and on bytes moved of every partition of ``nodes``; with ``together``,
-        of ``nodes`` as one kernel."""
+        of ``nodes`` as one kernel, or as one ``on_one_core``."""
         inside = set(nodes)
         made: set[int] = set()
         moved = matrix_ps = vector = transcendental = launched = 0
@@ -154,11 +160,17 @@ class Floor:
         read_bytes, write_bytes = (self.kernel_bytes,) * 2 if is_tiled else (self.read_bytes, self.nbytes)
         for v in read - made:
             moved += read_bytes[v]
+        loaded = moved
         for v in written:
             moved += write_bytes[v]
         compute_ps = time_ps(vector, device.vector_flops_per_s)
         compute_ps += time_ps(transcendental, device.transcendental_per_s)
         memory_ps = time_ps(moved, device.hbm_bytes_per_s)
+        if on_one_core:
+            compute_ps *= device.core_count
+            if not device.sequential_grid:
+                loads_ps = time_ps(loaded, device.cache_bytes_per_s) * device.core_count
+                memory_ps = max(memory_ps, loads_ps)
         if waits:
             if device.sequential_grid:
                 compute_ps += self.wait_ps

@@ -133,7 +133,7 @@ class PartialFloor:
     def __call__(self, known: Sets, possible: Sets) -> Figures:
         """Lower bounds in picoseconds: for each row, of every kernel that holds the positions in ``known``,
         and of the others only such as are in ``possible``, which holds ``known``."""
-        return self.bounds(known, possible).floor_ps
+        return self._bounds(known, possible, None, is_additive=False).floor_ps
 
     def bounds(self, known: Sets, possible: Sets, several: Sets | None = None) -> PartialBounds:
         """The floor, and those of its terms that grow with each position that joins.
@@ -144,6 +144,11 @@ class PartialFloor:
             several: the rows of which only kernels that execute two operations or more are bounded; None: all
                 kernels of each row are.
         """
+        return self._bounds(known, possible, several)
+
+    def _bounds(
+        self, known: Sets, possible: Sets, several: Sets | None, is_additive: bool = True
+    ) -> PartialBounds:
         device, floor = self._device, self._floor
         read = self._read_by(known) & ~self._made_by(possible)
         written = known[:, self._maker] & (self._leaves | self._readers(~possible))
@@ -182,6 +187,8 @@ class PartialFloor:
         slowest = np.maximum(np.maximum(slowest, matrix_ps), compute_ps)
         is_kernel = executed > 0 if several is None else (executed > 0) | several
         floor_ps = np.where(is_kernel, device.launch_ps + slowest, 0)
+        if not is_additive:
+            return PartialBounds(floor_ps, ())
         known_ps = [_rate_ps(moved, device.hbm_bytes_per_s), vector_ps]
         if idle is not None:
             known_ps.append(_rate_ps(loaded, device.cache_bytes_per_s))
@@ -369,6 +376,10 @@ class PartialFloor:
         return np.array([of[v] for v in self._column], dtype=np.float64)
 
 
+_MOST_LOOPED = 4
+"""Up to so many columns of a set are added one after the other, for all sets at once."""
+
+
 class _Sums:
     """The sums of some columns of a table, for each of several sets of columns."""
 
@@ -377,10 +388,18 @@ class _Sums:
         # Sets are filled up with a column of zeros, which follows the others.
         filled = [[*of, *[-1] * (width - len(of))] for of in columns]
         self._columns = np.array(filled, dtype=np.intp).reshape(len(columns), width)
+        self._flat: npt.NDArray[np.intp] | None = None
+        if width > _MOST_LOOPED:
+            one_each = [[*of] or [-1] for of in columns]
+            self._flat = np.array([k for of in one_each for k in of], dtype=np.intp)
+            self._first = np.cumsum([0, *map(len, one_each[:-1])])
 
     def __call__(self, table: Figures) -> Figures:
         """A row for each of ``table``, a column for each set."""
         padded = np.concatenate([table, np.zeros((len(table), 1))], axis=1)
+        if self._flat is not None:
+            sums: Figures = np.add.reduceat(padded[:, self._flat], self._first, axis=1)
+            return sums
         found = np.zeros((len(table), len(self._columns)))
         for columns in self._columns.T:
             found += padded[:, columns]

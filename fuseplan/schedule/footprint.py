@@ -161,6 +161,11 @@ class _Streaming:
     """Positions that walk it, each with those of its results that it indexes, as bits of values."""
 
 
+_MOST_HELD = 64
+"""Sets of axes of which it is found out whether the whole component fits with them: where there are more, as
+many as sets of parameters, each group is looked at by itself."""
+
+
 class ComponentCapacity:
     """Which groups of one component ``Capacity.refuse`` surely allows, told by masks: a search enumerates
     many groups, and few need a closer look.
@@ -217,9 +222,10 @@ class ComponentCapacity:
         return any(self._fits(held - {a}) and self._streams(mask, a, crossing) for a in held)
 
     def _fits(self, held: frozenset[int]) -> bool:
-        if held not in self._fitting:
-            self._fitting[held] = self._all_fit(held)
-        return self._fitting[held]
+        known = self._fitting.get(held)
+        if known is None and len(self._fitting) < _MOST_HELD:
+            known = self._fitting[held] = self._all_fit(held)
+        return bool(known)  # What is not known is looked at group by group.
 
     def _all_fit(self, held: frozenset[int]) -> bool:
         """Whether the whole component would be allowed, if groups of it hold no other axes than ``held``:

@@ -26,7 +26,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, group_layout, whole_array_spec
+from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, free_axes, group_layout, whole_array_spec
 from fuseplan.schedule.least_tiles import refuse_beside
 from fuseplan.schedule.legality import Prologues, possible_prologues, refuse, refuse_exchange, refuse_results
 from fuseplan.schedule.nests.accelerator import KernelNests
@@ -51,6 +51,7 @@ class _Form:
     ) -> None:
         self._graph, self._device, self._make_spec = graph, device, make_spec
         self.tilings = tilings
+        self.is_parallel = any(role == AxisRole.PARALLEL for _, _, role in make_spec.order)
         block_bytes = largest_block(graph, layout.reads + layout.writes)
         self._possible = [k for k, t in enumerate(tilings) if block_bytes(t) <= device.block_limit_bytes]
 
@@ -165,7 +166,25 @@ class Scheduler(Pricing):
         return 0 if self.skips_tiles(nodes) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
-        return 0 if self.skips_tiles(nodes) else self._floor.one_kernel(nodes)
+        """As ``Pricing.least``; higher where no axis can be parallel, so that one core runs all tiles."""
+        if self.skips_tiles(nodes):
+            return 0
+        is_idle = self.device.core_count > 1 and self._is_on_one_core(nodes)
+        return self._floor.on_one_core(nodes) if is_idle else self._floor.one_kernel(nodes)
+
+    def _is_on_one_core(self, nodes: Nodes) -> bool:
+        """Whether every kernel of ``nodes`` is tiled, and none has a parallel axis."""
+        if (
+            not self.device.capabilities.emits_kernels
+            or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2
+        ):
+            return False
+        if self._nests is not None and self._nests.may_be(nodes):
+            return False
+        axes = self.axes(nodes)
+        if isinstance(axes, Conflict) or 0 in axes.sizes:
+            return False
+        return not free_axes(group_layout(self.graph, nodes, axes, boundary(self.graph, nodes)), axes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         return (0, 0) if self.skips_tiles(nodes) else self._floor.parts(nodes, together=True)
@@ -236,6 +255,7 @@ class Scheduler(Pricing):
             return self._kernel_of_xla(nodes, edge)
         assert isinstance(axes, GroupAxes), "a group without common axes is refused"
         best: tuple[int, int, int, Rank] | None = None
+        least_ps = floor_ps
         kernel_of: Callable[[int], Kernel] | None = None
         is_addressable = False
         in_order = self.device.sequential_grid
@@ -250,7 +270,9 @@ class Scheduler(Pricing):
                 key = (time_ps, *others, (place, k))
                 if best is None or key < best:
                     best, kernel_of = key, form.kernel
-            if best is not None and best[0] <= floor_ps and not has_products:
+            if not (place or form.is_parallel):  # Nor is any other: they differ in the axis that is streamed.
+                least_ps = max(least_ps, self._floor.on_one_core(nodes))
+            if best is not None and best[0] <= least_ps and not has_products:
                 break  # Later schedules have higher ranks.
         if best is None or kernel_of is None:
             return self._without_schedule(nodes, edge, is_addressable)

@@ -35,7 +35,7 @@ from fuseplan.search.heuristics import (
     merge_further,
 )
 from fuseplan.search.limits import LIMITS
-from fuseplan.search.presolve import absorb_moves, absorb_renames, fold
+from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.bitset import bits
@@ -115,7 +115,10 @@ class HeuristicPlans:
         space = self.spaces[part]
         first, second = HEURISTICS
         found, name = self.plan(part, first), first
-        if not space.book.was_late and space.total(self.plan(part, second)) < space.total(found):
+        is_large = part in self.earlier and space.n > LIMITS.max_dense_positions
+        if not (space.book.was_late or is_large) and space.total(self.plan(part, second)) < space.total(
+            found
+        ):
             found, name = self.plan(part, second), second
         if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
             return self.earlier[part], "the first search"
@@ -151,24 +154,22 @@ def solve_component(
         known, name = starts.best(part)
         told = starts.used(part, name, ended_note(space)) if budget.deadline_s > 0 else None
         return Solved(known, space.floor_ps, False, note=told)
+    if part in starts.earlier and space.n > LIMITS.max_dense_positions:
+        # Too large for column generation: kernels of the earlier plan are merged, and none is divided.
+        groups = starts.best(part)[0]
+        watch.lap("heuristics")
+        is_best = space.total(groups).time_ps == space.floor_ps
+        told = None if is_best else part_note(NoteKind.UNPROVEN, space, Limit.WORK)
+        return Solved(groups, space.floor_ps, is_best, note=told)
+    small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     given = starts.known(part)
-    # What is too large for column generation keeps the kernels of an earlier plan whole.
-    keeps_kernels = part in starts.earlier and space.n > LIMITS.max_dense_positions
-    if keeps_kernels:
-        small = fold(space, map(bits, starts.earlier[part]))
-    else:
-        small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
     folded = _folded(space, given, small) if given is not None else None
 
     def heuristic() -> list[Mask] | None:
         return _folded(space, starts.best(part)[0], small)
 
     solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
-    if keeps_kernels:
-        solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
-        solved.bound_ps, solved.duals, solved.columns, solved.optimal = space.floor_ps, (), {}, False
-        solved.note = solved.note or part_note(NoteKind.UNPROVEN, space, Limit.WORK)
-    elif small is not space:
+    if small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
             duals[space.position[_main(space, small.members[k])]] = dual

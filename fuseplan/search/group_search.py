@@ -360,10 +360,7 @@ class GroupSearch:
 
     def _fits(self, mask: Mask) -> bool:
         """Whether the group may have a tile that fits; learns from one that has none."""
-        space = self.space
-        if not mask & (mask - 1) or not space.may_misfit(mask):
-            return True
-        return not space.misfits.refused(space.question(mask, mask, space.crossing(mask)))
+        return not self.space.misfits_alone(mask)
 
     def _obeys_rules(self, mask: Mask) -> bool:
         # XLA runs a single position, whatever the rules say.

@@ -248,7 +248,7 @@ def _merge_in_rounds(merging: Merging) -> None:
             near.sort(key=lambda mask: (mask.bit_count(), mask))
             best: tuple[tuple[int, ...], Mask] | None = None
             for other in near[: LIMITS.max_tried_neighbours]:
-                if book.is_late():
+                if book.is_late() or merging.looked > LIMITS.max_looked_in_rounds:
                     return
                 saving = merging.saving(group, other)
                 if saving is None:
@@ -275,7 +275,8 @@ class Merging:
         self.reach: dict[Mask, Mask] = {}
         """For each group, the positions that wait for one of its members."""
         self.looked = 0
-        """Positions in all groups that were asked about: a count of the work done."""
+        """Operations in all groups that were asked about: a count of the work done."""
+        self._sizes = list(map(len, space.members))
         singles = space.singles
         for group in singles:
             for i in bits(group):
@@ -295,7 +296,10 @@ class Merging:
         self._count(both)
         if not self.space.allows(both):
             return None
-        price, apart = self.space.price(both), self.space.total((a, b))
+        apart = self.space.total((a, b))
+        if self.space.known_price(both) is None and apart.time_ps < self.space.least(both):
+            return None
+        price = self.space.price(both)
         if not isinstance(price, Price) or apart < price:
             return None
         return tuple(map(sub, apart.objectives, price.objectives))
@@ -312,7 +316,7 @@ class Merging:
         return (apart.time_ps - least_ps, apart.hbm_bytes, apart.kernels) if self.space.allows(both) else None
 
     def _count(self, both: Mask) -> None:
-        size = both.bit_count()
+        size = sum([self._sizes[i] for i in bits(both)])
         self.looked += size
         self.space.book.looked += size
 

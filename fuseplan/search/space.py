@@ -195,6 +195,12 @@ class Space:
             return True
         return self._room is not None and self._room.has_contraction(mask)
 
+    def misfits_alone(self, mask: Mask) -> bool:
+        """Whether no tiles serve the group, if nothing joins it; learns from one of which that is so."""
+        if not mask & (mask - 1) or not self.may_misfit(mask):
+            return False
+        return self.misfits.refused(self.question(mask, mask, self.crossing(mask)))
+
     def overflows(self, mask: Mask, crossing: Mask) -> bool:
         """Whether no superset of the group that still loads or stores ``crossing`` fits on chip
         (``Pricing.oversized``)."""
