@@ -74,8 +74,6 @@ class Hubs:
     """For each value of one, how many ports the hub has."""
     arithmetic: frozenset[int]
     """The operations that touch scalars alone."""
-    at: tuple[tuple[int, ...], ...]
-    """For each operation, the hubs that it is a port of, by their lowest value."""
 
 
 def wide_hubs(graph: Graph) -> Hubs:
@@ -103,7 +101,4 @@ def wide_hubs(graph: Graph) -> Hubs:
         for v in touched_scalars:
             ports.setdefault(hub_of[v], set()).add(port)
     wide = {hub: len(nodes) for hub, nodes in ports.items() if len(nodes) > MAX_PORTS}
-    at: list[tuple[int, ...]] = [()] * len(graph.nodes)
-    for n, touched_scalars in mixed if wide else ():
-        at[n] = tuple(sorted({hub_of[v] for v in touched_scalars} & wide.keys()))
-    return Hubs({v: wide[hub] for v, hub in hub_of.items() if hub in wide}, frozenset(arithmetic), tuple(at))
+    return Hubs({v: wide[hub] for v, hub in hub_of.items() if hub in wide}, frozenset(arithmetic))

@@ -38,7 +38,6 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
-from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.work import Limit, StageTimer
 

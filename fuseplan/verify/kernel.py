@@ -99,23 +99,21 @@ def name_of(plan: FusionPlan, k: int) -> str:
 def _check_group(graph: Graph, spec: KernelSpec, where: str, hubs: Hubs | None) -> None:
     """Check that the nodes are connected, and that no opaque operation shares the kernel.
 
-    Nodes are connected by values inside the kernel, by arrays that several of them read, and, in kernels
-    with tiles,
-    by high-fan-out scalars."""
+    Nodes are connected by values inside the kernel, and, in kernels with tiles, by arrays and scalars of wide
+    hubs that several of them read."""
     if len(spec.nodes) == 1:
         return
     inside = set(spec.nodes)
     near: dict[int, list[int]] = {n: [] for n in inside}
     reader: dict[int, int] = {}
-    port: dict[int, int] = {}
     for n in inside:
         node = graph.nodes[n]
         if node.kind == OpKind.OPAQUE:
             require(False, f"{where} holds {node.op}, which must be alone")
         others = [m for v in node.inputs if (m := graph.values[v].producer) in inside]
         if hubs is not None:
-            others += [reader.setdefault(v, n) for v in full_size_operands(graph, node)]
-            others += [port.setdefault(hub, n) for hub in hubs.at[n]]
+            shared = (*full_size_operands(graph, node), *hubs.ports.keys() & set(node.inputs))
+            others += [reader.setdefault(v, n) for v in shared]
         near[n] += others
         for other in others:
             near[other].append(n)

@@ -89,10 +89,9 @@ class _CheckKey:
         for n in spec.nodes:
             node = graph.nodes[n]
             key.append(self.kinds[n])
-            hubs = [number.setdefault(-1 - hub, len(number)) for hub in self.hubs.at[n]]
-            key.append(tuple(hubs))
             for v in node.inputs:
                 key.append(number.setdefault(v, len(number)))
+                key.append(v in self.hubs.ports)
             for v in node.outputs:
                 key.append(number.setdefault(v, len(number)))
                 key.append(v in self.results or not inside.issuperset(graph.consumers[v]))

@@ -142,6 +142,22 @@ def test_a_fused_step_has_the_numbers_of_jax():
         np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_arithmetic_on_a_scalar_is_tied_to_its_other_readers(device):
+    """A kernel that also counts the steps."""
+
+    def step(xs, count):
+        return [x * jnp.sqrt(count) + x for x in xs], count + 1.0, jnp.exp(count) * 2.0
+
+    args = (
+        [jax.ShapeDtypeStruct((8, 16 + i), "float32") for i in range(6)],
+        jax.ShapeDtypeStruct((), "float32"),
+    )
+    plan = fuseplan.make_plan(step, device=device)(*args)
+    assert len(plan.kernels) == 1
+    assert plan.verify().status == VERIFIED
+
+
 def test_a_launch_on_a_gpu_passes_so_many_arrays():
     graph = lower(trace(lambda xs: [x * 2 + 1 for x in xs], [jnp.ones((4, 4))] * 300)).graph
     everything = tuple(range(len(graph.nodes)))
