@@ -256,8 +256,6 @@ class KernelFootprint:
             return
         self._streamed = spec.streamed
         self._blocks = _Blocks(tiled)
-        self._always = 0
-        self._steps: list[tuple[int, int, int]] = []
         self._rows = self._row_axis() if self._can.warpgroup_blocks else None
         read = {a: self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.reads}
         if self._can.in_registers:
@@ -268,8 +266,8 @@ class KernelFootprint:
             if tiled:
                 peaks |= dict.fromkeys(self._widened())
             written = sum(self._blocks.symbol(a.axes, self._bits(a.value)) for a in spec.writes)
-            self._always = (stages if tiled else 1) * (sum(read.values()) + written)
-            self._sums = tuple([peak + self._always for peak in peaks])
+            always = (stages if tiled else 1) * (sum(read.values()) + written)
+            self._sums = tuple([peak + always for peak in peaks])
 
     def __call__(self, axes: tuple[Axis, ...]) -> Footprint:
         """The footprint with these tiles."""
@@ -372,8 +370,8 @@ class KernelFootprint:
         of one pass, at each step. ``loaded`` are the blocks in registers of values from outside."""
         spec = self._spec
         if not spec.passes:
-            accumulators, self._steps = self._scan(range(len(spec.nodes)), loaded)
-            return _largest(self._steps, accumulators)
+            accumulators, steps = self._scan(range(len(spec.nodes)), loaded)
+            return _largest(steps, accumulators)
         before, after = self._off_tiles()
         accumulators, steps = self._scan(before, loaded, keeps=True)
         for positions in spec.passes:

@@ -162,8 +162,8 @@ class _Streaming:
 
 
 _MOST_HELD = 64
-"""Sets of axes of which it is found out whether the whole component fits with them: where there are more, as
-many as sets of parameters, each group is looked at by itself."""
+"""Sets of axes for which the capacity test of the whole component is remembered. A component with more sets,
+such as the update of many parameters, has each group tested by itself."""
 
 
 class ComponentCapacity:

@@ -14,8 +14,8 @@ Other modules refuse a group for more than its operations:
 
 - it fits on chip in no tile: ``footprint.Capacity.refuse``, and ``Scheduler.schedule`` once it is priced;
 - the user forbids it: ``fuseplan.search.constrained_pricing``;
-- a scalar ties many operations together: ``fuseplan.search.components.crossable_edges`` drops the edge
-  (``shared_operands.wide_hubs``);
+- it meets only in a scalar with many readers (``shared_operands.wide_hubs``), and groups are not fused across
+  those: ``fuseplan.search.components.crossable_edges`` drops the edge;
 - its kernel would wait for itself: ``crossable_edges`` drops an edge beside a path that leaves the group, and
   ``fuseplan.search.candidates`` finds convex groups only;
 - it and other groups would wait for each other: ``fuseplan.search.column_pricing`` and, across components,

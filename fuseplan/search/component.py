@@ -57,7 +57,8 @@ class HeuristicPlans:
     ) -> None:
         self.spaces = spaces
         self.earlier = earlier or {}
-        """By component, a plan from which the heuristics go on merging, too."""
+        """For each component that an earlier search had a plan of, that plan: the heuristics merge its groups
+        further."""
         self._made: dict[tuple[int, str], list[Mask]] = {}
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
@@ -83,13 +84,18 @@ class HeuristicPlans:
                 ways: list[list[Mask]] = []
                 if part in self.earlier:
                     ways.append(merge_further(space, self.earlier[part], merge))
-                if not ways or space.n <= LIMITS.max_dense_positions:
+                if not self.keeps_kernels(part):
                     ways.append(heuristic_groups(space, merge))
                 self._made[part, name] = min(ways, key=space.total)
                 self.work[part] += work.spent - before
             if self.spaces[part].book.was_late:
                 self._cut.add((part, name))
         return self._made[part, name]
+
+    def keeps_kernels(self, part: int) -> bool:
+        """Whether kernels of the earlier plan of a component are merged, and none is divided: the component
+        is too large for column generation."""
+        return part in self.earlier and self.spaces[part].n > LIMITS.max_dense_positions
 
     def used(self, part: int, name: str, unproven: Note) -> Note:
         """The note ``unproven`` of a component, with the heuristic ``name`` whose plan is used."""
@@ -114,10 +120,8 @@ class HeuristicPlans:
         space = self.spaces[part]
         first, second = HEURISTICS
         found, name = self.plan(part, first), first
-        is_large = part in self.earlier and space.n > LIMITS.max_dense_positions
-        if not (space.book.was_late or is_large) and space.total(self.plan(part, second)) < space.total(
-            found
-        ):
+        may_try = not (space.book.was_late or self.keeps_kernels(part))
+        if may_try and space.total(self.plan(part, second)) < space.total(found):
             found, name = self.plan(part, second), second
         if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
             return self.earlier[part], "the first search"
@@ -153,8 +157,7 @@ def solve_component(
         known, name = starts.best(part)
         told = starts.used(part, name, ended_note(space)) if budget.deadline_s > 0 else None
         return Solved(known, space.floor_ps, False, note=told)
-    if part in starts.earlier and space.n > LIMITS.max_dense_positions:
-        # Too large for column generation: kernels of the earlier plan are merged, and none is divided.
+    if starts.keeps_kernels(part):
         groups = starts.best(part)[0]
         watch.lap("heuristics")
         is_best = space.total(groups).time_ps == space.floor_ps

@@ -371,7 +371,7 @@ class GroupSearch:
         by the arrays that pass between it and the members."""
         near = self._near(partial.known) & open_
         stakes = prices + self._floor.stakes(partial.known)
-        # First, those with which all groups run on one core, and few of them gain.
+        # A position that leaves one core busy decides most: few groups gain by holding it.
         stakes += self._floor.idles(partial.known, partial.known | open_) * prices.sum()
         chosen = np.where(open_, stakes + 1, -1) + 0.5 * near
         k, at = np.arange(len(partial)), chosen.argmax(axis=1)

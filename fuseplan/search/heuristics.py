@@ -7,7 +7,7 @@ apart. It never revises a decision, so the result depends on the order of operat
 does, but merges pairs of groups and compares real prices; it skips a queue entry whose groups have changed.
 
 A group that grows by one operation at a time is priced anew each time, which takes time quadratic in its
-size. So after ``LIMITS.max_looked`` positions both heuristics merge the rest in rounds
+size. So after ``LIMITS.max_looked`` operations both heuristics merge the rest in rounds
 (``_merge_in_rounds``).
 """
 
