@@ -112,10 +112,10 @@ def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool)
     """Bytes of one block with ``bits`` an element. ``tiled``: padded to a TPU's registers,
     the last dimension to 128 and the one before to 8, 16 or 32; a vector to 8 x 128 of 32
     bits once; a scalar stays in scalar memory, unpadded."""
-    return padded_bytes([prod([axes[a].tile for a in dims]) for dims in dim_map], bits, tiled)
+    return _padded_bytes([prod([axes[a].tile for a in dims]) for dims in dim_map], bits, tiled)
 
 
-def padded_bytes(extents: Sequence[int], bits: int, tiled: bool) -> int:
+def _padded_bytes(extents: Sequence[int], bits: int, tiled: bool) -> int:
     """``block_bytes`` of a block with these extents along its dimensions."""
     size = prod(extents)
     if tiled and extents:
@@ -582,7 +582,7 @@ class LeastFootprint:
             if block not in nbytes:
                 bits, of = block
                 extents = [prod([tiles.get(a, 1) for a in dims]) for dims in of]
-                nbytes[block] = padded_bytes(extents, bits, self._tiled)
+                nbytes[block] = _padded_bytes(extents, bits, self._tiled)
             return nbytes[block]
 
         if any(size(block) > self._limit_bytes for block in self._largest):

@@ -11,17 +11,15 @@ Dimensions of different classes are different axes in every group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import chain
-from operator import and_
 
-from costmodel import dtypes
 from costmodel.axes import Classes, GroupAxes, axis_classes, compose, minor_extents
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node, OpKind
-from costmodel.onchip import ACCUMULATOR_BITS, STAGES, LeastFootprint, padded_bytes
+from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.layout import repeats
 from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
@@ -173,7 +171,7 @@ class ComponentCapacity:
     many groups, and few need a closer look.
 
     ``members`` are the nodes at each position, ``values`` the bits of values, ``above`` the positions on
-    paths to each; ``kept`` the values that are needed outside of the component.
+    paths to each.
     """
 
     def __init__(
@@ -182,7 +180,6 @@ class ComponentCapacity:
         members: Sequence[Sequence[int]],
         values: dict[int, Mask],
         above: Sequence[Mask],
-        kept: Mask,
     ) -> None:
         self._capacity, self._members, self._values, self._above = capacity, members, values, above
         self._nodes = sorted(n for nodes in members for n in nodes)
@@ -191,18 +188,6 @@ class ComponentCapacity:
         self._reducers = self._by_axis(capacity.reduced)
         kinds = [{capacity.graph.nodes[n].kind for n in nodes} for nodes in members]
         self._contractions = sum(1 << i for i, of in enumerate(kinds) if OpKind.OUT_ELEMENTWISE_FUSABLE in of)
-        own = [frozenset([c for n in nodes for c in capacity.classes[n]]) for nodes in members]
-        number = {c: 1 << k for k, c in enumerate(sorted(frozenset().union(*own)))}
-        self._axes = [sum([number[c] for c in of]) for of in own]
-        """For each position, its axes as bits."""
-        self._written_axes = [
-            reduce(and_, [sum([number[c] for c in of]) for of in self._axes_of_results(nodes, kept)], -1)
-            for nodes in members
-        ]
-        """For each position, the axes that all of its results have that are needed outside."""
-        self._limit_bytes = capacity.device.block_limit_bytes
-        self._whole_bytes = [sum([self._array_bytes(v) for v in arrays]) for arrays in self._arrays()]
-        """For each position, the buffers of all arrays that it reads or makes, uncut."""
         # No cached methods: a cycle would keep all that belongs to a component until garbage is collected.
         self._fitting: dict[frozenset[int], bool] = {}
         self._streaming: dict[int, _Streaming] = {}
@@ -223,40 +208,9 @@ class ComponentCapacity:
         """Whether the group may be too large if every axis that it holds is whole."""
         return not self._fits(self._held(mask))
 
-    def _axes_of_results(self, nodes: Sequence[int], kept: Mask) -> Iterator[frozenset[int]]:
-        """The axes of each result of ``nodes`` that is one of the values ``kept``."""
-        for n in nodes:
-            node, own = self._capacity.graph.nodes[n], self._capacity.classes[n]
-            for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-                if self._values.get(v, 0) & kept:
-                    yield frozenset([own[d] for dims in dim_map for d in dims])
-
     def has_contraction(self, mask: Mask) -> bool:
         """Whether the group holds a contraction, which not all tiles serve."""
         return bool(mask & self._contractions)
-
-    def has_uncut_axis(self, mask: Mask) -> bool:
-        """Whether the group writes a result for good that has not all of its axes, and is too large to be one
-        tile: the other axes cannot be cut into tiles that run in parallel."""
-        every, written, whole_bytes = 0, -1, 0
-        for i in bits(mask):
-            every |= self._axes[i]
-            written &= self._written_axes[i]
-            whole_bytes += self._whole_bytes[i]
-        return every & ~written != 0 and whole_bytes > self._limit_bytes
-
-    def _arrays(self) -> Iterator[frozenset[int]]:
-        """For each position, the values that it reads or makes."""
-        graph = self._capacity.graph
-        for nodes in self._members:
-            members = [graph.nodes[n] for n in nodes]
-            yield frozenset([v for node in members for v in node.inputs + node.outputs])
-
-    def _array_bytes(self, v: int) -> int:
-        value, device = self._capacity.graph.values[v], self._capacity.device
-        # On a TPU intermediates have 32 bits.
-        bits_each = max(dtypes.bits(value.dtype), ACCUMULATOR_BITS)
-        return STAGES * padded_bytes(value.shape, bits_each, device.sequential_grid)
 
     def is_roomy(self, mask: Mask, crossing: Mask) -> bool:
         """Whether the group is surely allowed, with one axis streamed if need be, while it exchanges

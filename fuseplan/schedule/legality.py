@@ -29,9 +29,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
-from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind
+from costmodel.graph import Boundary, Graph, Node, OpKind
 from fuseplan.plan.options import ALL_FEATURES, Features
-from fuseplan.schedule.addressing import refuse_regrouping, whole_tile
+from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
 
 Prologues = Sequence[bool] | Mapping[int, bool]
@@ -61,9 +61,6 @@ def refuse(
     axes = axes_of(nodes)
     if isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
-    refused = _refuse_padding(members, axes, backend)
-    if refused is not None:
-        return refused
     anchor = next((n for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
     return None if anchor is None else _refuse_prologue(members, anchor, axes, prologues)
 
@@ -144,21 +141,6 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
             else:
                 reason = f"{node.op} needs whole rows beside {anchor.op}, which has tiles of them"
             return Verdict("shapes", reason, (anchor.id, node.id))
-    return None
-
-
-def _refuse_padding(members: Sequence[Node], axes: GroupAxes, backend: str) -> Verdict | None:
-    """An operation may need a dimension whole that others split into several axes. If an inner one of these
-    is padded in a block, the elements of the dimension are not contiguous there."""
-    if sum(not node.bitcast for node in members) < 2 or 0 in axes.sizes:
-        return None  # XLA runs it.
-    for node, own in zip(members, axes.node_axes, strict=True):
-        for dims, role in zip(own, node.roles, strict=True):
-            sizes = [axes.sizes[a] for a in dims]
-            if role == DimRole.WHOLE and any(whole_tile(size, backend) != size for size in sizes[1:]):
-                extents = " x ".join(map(str, sizes))
-                reason = f"{node.op} needs a dimension of {extents} whole, and {backend} pads its blocks"
-                return Verdict("backend", reason, tuple([n.id for n in members]))
     return None
 
 

@@ -373,31 +373,21 @@ class GroupSearch:
 
     def _allowed(self, known: Sets, possible: Sets) -> Sets:
         """Whether no monotone rule refuses each set of known members, and with it all that hold them."""
-        fits = ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
+        crossing, questions = self._questions(known, possible)
+        fits = ~self._misfits(questions)
+        asked = np.flatnonzero(fits)
+        # Most partial groups fit: a few of each batch are looked at, and nogoods are learnt from these.
+        for k in asked[:: -(-len(asked) // LIMITS.capacity_checks) or 1].tolist():
+            (mask,), (exchanged,) = masks(known[k : k + 1]), masks(crossing[k : k + 1])
+            fits[k] = not (self.space.is_tight(mask) and self.space.overflows(mask, exchanged))
+            fits[k] = fits[k] and not (
+                self.space.may_misfit(mask) and self.space.misfits.refused(next(masks(questions[k : k + 1])))
+            )
+        fits &= ~self._misfits(questions)
+        fits &= ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
         unknown = fits & ~self._rules.allowed(known)
         fits[unknown] = [self._obeys_rules(mask) for mask in masks(known[unknown])]
-        crossing, questions = self._questions(known, possible)
-        fits &= ~self._misfits(questions)
-        unasked = fits.copy()
-        # Most partial groups fit: a few of each batch are looked at, and more as long as one does not.
-        while unasked.any():
-            left = np.flatnonzero(unasked)
-            some = left[:: -(-len(left) // LIMITS.capacity_checks)]
-            unasked[some] = False
-            triples = zip(*(masks(of[some]) for of in (known, crossing, questions)), strict=True)
-            fits[some] = [self._may_fit(*triple) for triple in triples]
-            if fits[some].all():
-                break
-            fits &= ~self._misfits(questions)
-            unasked &= fits
         return fits
-
-    def _may_fit(self, known: Mask, crossing: Mask, question: Mask) -> bool:
-        """Whether a group that ``question`` asks about may fit on chip."""
-        space = self.space
-        if space.is_tight(known) and space.overflows(known, crossing):
-            return False
-        return not (space.may_misfit(known) and space.misfits.refused(question))
 
     def _questions(self, known: Sets, possible: Sets) -> tuple[Sets, Sets]:
         """What each group that holds ``known`` within ``possible`` exchanges, and the questions whether it

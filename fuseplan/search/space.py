@@ -87,7 +87,7 @@ class Space:
         self._room = None
         if book.capacity is not None:
             values = {v: 1 << k for k, v in enumerate(self.values)}
-            self._room = ComponentCapacity(book.capacity, self.members, values, self.inner_above, self.kept)
+            self._room = ComponentCapacity(book.capacity, self.members, values, self.inner_above)
         graph = book.graph
         self._n_dims = [
             sum(
@@ -193,9 +193,7 @@ class Space:
         """Whether no tiles may serve the group, so that ``misfits`` must be checked."""
         if self.is_tight(mask):
             return True
-        return self._room is not None and (
-            self._room.has_contraction(mask) or self._room.has_uncut_axis(mask)
-        )
+        return self._room is not None and self._room.has_contraction(mask)
 
     def misfits_alone(self, mask: Mask) -> bool:
         """Whether no tiles serve the group, if nothing joins it; learns from one of which that is so."""
