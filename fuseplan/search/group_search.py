@@ -10,7 +10,7 @@ boolean matrices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -380,9 +380,7 @@ class GroupSearch:
         for k in asked[:: -(-len(asked) // LIMITS.capacity_checks) or 1].tolist():
             (mask,), (exchanged,) = masks(known[k : k + 1]), masks(crossing[k : k + 1])
             fits[k] = not (self.space.is_tight(mask) and self.space.overflows(mask, exchanged))
-            fits[k] = fits[k] and not (
-                self.space.may_misfit(mask) and self.space.misfits.refused(next(masks(questions[k : k + 1])))
-            )
+            fits[k] = fits[k] and not (self.space.may_misfit(mask) and self.space.misfits.refused(next(masks(questions[k : k + 1]))))
         fits &= ~self._misfits(questions)
         fits &= ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
         unknown = fits & ~self._rules.allowed(known)
