@@ -72,46 +72,6 @@ class _Partial:
         )
 
 
-_LEVELS = 32
-"""Partial groups of which the same part of their prices is proven, in so many parts of all, wait together."""
-
-
-class _Frontier:
-    """Partial groups that wait to be looked at, those first of whose prices the least part is proven: where
-    the search ends early, they decide its bound."""
-
-    def __init__(self, roots: _Partial) -> None:
-        self._levels: list[list[_Partial]] = [[] for _ in range(_LEVELS + 1)]
-        self._levels[0].append(roots)
-
-    def __iter__(self) -> Iterator[_Partial]:
-        for level in self._levels:
-            yield from level
-
-    def __bool__(self) -> bool:
-        return any(self._levels)
-
-    def push(self, partial: _Partial, share: Figures) -> None:
-        """Add partial groups; ``share``: the part of its positions' prices that each group costs at least."""
-        levels = (share * _LEVELS).astype(np.intp)
-        for level in np.unique(levels).tolist():
-            self._levels[level].append(partial[levels == level])
-
-    def pop(self) -> _Partial:
-        """A batch of them, of equals those that came last."""
-        taken: list[_Partial] = []
-        room = _BATCH
-        for level in self._levels:
-            while level and room:
-                last = level.pop()
-                if len(last) > room:
-                    level.append(last[: len(last) - room])
-                    last = last[len(last) - room :]
-                taken.append(last)
-                room -= len(last)
-        return _Partial.joined(taken)
-
-
 class GroupSearch:
     """The legal groups of one component, as ``candidates.enumerate_groups`` has them, by price.
 
@@ -159,7 +119,7 @@ class GroupSearch:
         space, found = self.space, Found()
         limit = space.book.work.spent + max_work
         cliques = _Cliques(self.conflicts, prices)
-        waiting = _Frontier(self._roots(prices, with_free=room > 0))
+        waiting = [self._roots(prices, with_free=room > 0)]
         while waiting:
             if (
                 len(found.times_ps) >= most
@@ -168,22 +128,22 @@ class GroupSearch:
             ):
                 found.complete = False
                 break
-            partial = waiting.pop()
+            partial = _take(waiting)
             space.book.work.spend_partial_groups(len(partial), space.n)
             partial, open_ = self._propagate(partial)
             worth = total(partial.known, prices)
             possible = partial.known | open_
-            margins = self._margins(partial, open_, worth, cliques)
-            keep = np.flatnonzero(margins.least_ps < room)
-            keep = keep[self._allowed(partial.known[keep], possible[keep])]
-            partial, open_, worth, share = partial[keep], open_[keep], worth[keep], margins.share[keep]
+            keep = self._margins(partial, open_, worth, cliques).least_ps < room
+            partial, open_, worth = partial[keep], open_[keep], worth[keep]
+            allowed = self._allowed(partial.known, possible[keep])
+            partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
             leaf = ~open_.any(axis=1)
-            for branch in self._branches(partial[~leaf], open_[~leaf], prices):
-                waiting.push(branch, share[~leaf])
+            if not leaf.all():
+                waiting += self._branches(partial[~leaf], open_[~leaf], prices)
             whole = partial[leaf]
             for k, mask in enumerate(masks(whole.known)):
                 if space.book.is_past(expires_at):
-                    waiting.push(whole[k:], share[leaf][k:])
+                    waiting.append(whole[k:])
                     break
                 time_ps = self._time_ps(mask)
                 if time_ps is not None and time_ps < worth[leaf][k] + room:
@@ -380,7 +340,6 @@ class GroupSearch:
         for k in asked[:: -(-len(asked) // LIMITS.capacity_checks) or 1].tolist():
             (mask,), (exchanged,) = masks(known[k : k + 1]), masks(crossing[k : k + 1])
             fits[k] = not (self.space.is_tight(mask) and self.space.overflows(mask, exchanged))
-            fits[k] = fits[k] and not (self.space.may_misfit(mask) and self.space.misfits.refused(next(masks(questions[k : k + 1]))))
         fits &= ~self._misfits(questions)
         fits &= ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
         unknown = fits & ~self._rules.allowed(known)
@@ -424,7 +383,7 @@ class GroupSearch:
         ]
 
     def _share(
-        self, prices: Figures, waiting: Iterable[_Partial], times_ps: dict[Mask, int], cliques: _Cliques
+        self, prices: Figures, waiting: Sequence[_Partial], times_ps: dict[Mask, int], cliques: _Cliques
     ) -> Figures:
         """As ``Found.share``: 1 but for positions of groups that were found, or may be in groups that were
         not looked at."""
@@ -603,6 +562,21 @@ def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
             fresh = union_at(fresh, neighbours) & mask & ~part
         yield part
         mask &= ~part
+
+
+def _take(waiting: list[_Partial]) -> _Partial:
+    """The last of the partial groups that wait, a batch of them."""
+    taken: list[_Partial] = []
+    count = 0
+    while waiting and count < _BATCH:
+        last = waiting.pop()
+        room = _BATCH - count
+        if len(last) > room:
+            waiting.append(last[: len(last) - room])
+            last = last[len(last) - room :]
+        taken.append(last)
+        count += len(last)
+    return _Partial.joined(taken)
 
 
 def masks(rows: Sets) -> Iterator[Mask]:
