@@ -11,14 +11,17 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.components import components, crossable_edges
+from fuseplan.search.group_search import connected_parts
 from fuseplan.search.grouping import Budget
 from fuseplan.search.heuristics import heuristic_plan
+from fuseplan.search.presolve import fold
 from fuseplan.search.space import Space
 from fuseplan.search.windows import choose_window, improve
 from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.errors import Verdict
 from tests.helpers.small_graphs import Bytes, brute_force, graph, graphs, is_connected, is_convex
+from tests.search.test_column_generation import spaces_with_copies
 
 pytestmark = pytest.mark.one_python
 
@@ -136,3 +139,24 @@ def test_groups_within_a_set_are_those_of_all_that_it_holds(g, chosen, foresees)
         assert some.complete
         every = enumerate_groups(space, 10**6).groups
         assert sorted(some.groups) == sorted(mask for mask in every if not mask & ~within)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_copies_that_share_a_position_are_searched_as_copies(device):
+    """As where a window leaves out the readers of two copies that its plan computes together."""
+    shared = 0
+    for space in (space for seed in range(8) for space in spaces_with_copies(seed, device)):
+        origins = space.book.graph.origins
+        of = {}
+        for i, (n, *_) in enumerate(space.members):
+            of.setdefault(origins[n], []).append(i)
+        pairs = [copies[-2:] for copies in of.values() if len(copies) > 2]
+        if not pairs or space.duplicate_rules is None:
+            continue
+        small = fold(space, pairs)
+        shared += small.n < space.n
+        whole = {space.nodes(mask) for mask in enumerate_groups(space, 20_000).groups}
+        for mask in enumerate_groups(small, 20_000).groups:
+            assert len(list(connected_parts(mask, small.neighbours))) == 1
+            assert small.nodes(mask) in whole
+    assert shared

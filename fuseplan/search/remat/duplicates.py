@@ -210,7 +210,9 @@ class DuplicateRules:
         outside = 1 << n_positions
         origin = graph.origins
         every = {copies[0]: copies for copies in copies_of if copies[0] in position}
-        mask_of = {first: sum(1 << position[n] for n in copies) for first, copies in every.items()}
+        mask_of = {
+            first: sum(1 << i for i in {position[n] for n in copies}) for first, copies in every.items()
+        }
         for first, copies in every.items():
             together = mask_of[first]
             # What is merged into a reader that has no copies is no operation to decide about.
