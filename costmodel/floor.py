@@ -43,9 +43,7 @@ class Floor:
         nested = nested or {}
         wait_ps = device.grid_step_ps if device.sequential_grid else device.hbm_latency_ps
         self.wait_ps = 0 if device.platform == "cpu" else min(wait_ps, device.launch_ps)
-        # A group with an empty array is left to XLA.
         self.of_arrays = frozenset([node.id for node in graph.nodes if node.dims])
-        self.of_empty_arrays = frozenset([node.id for node in graph.nodes if 0 in node.dims])
         root = list(range(len(graph.values)))
         for node in graph.nodes:
             if node.bitcast:
@@ -153,9 +151,7 @@ class Floor:
         if not launched:
             return 0, 0
         device = self.device
-        waits = (
-            launched > 1 and not self.of_arrays.isdisjoint(nodes) and self.of_empty_arrays.isdisjoint(nodes)
-        )
+        waits = launched > 1 and not self.of_arrays.isdisjoint(nodes)
         is_tiled = together and waits and self.is_tiled
         read_bytes, write_bytes = (self.kernel_bytes,) * 2 if is_tiled else (self.read_bytes, self.nbytes)
         for v in read - made:

@@ -91,10 +91,7 @@ class PartialFloor:
         self._work = self._work.reshape(len(operations), 3)
         self.executes = np.array([bool(nodes) for nodes in working], dtype=bool)
         """For each position, whether a kernel that holds it executes an operation of it."""
-        self._of_arrays, self._of_empty_arrays = (
-            np.array([not some.isdisjoint(nodes) for nodes in members], dtype=bool)
-            for some in (floor.of_arrays, floor.of_empty_arrays)
-        )
+        self._of_arrays = np.array([not floor.of_arrays.isdisjoint(nodes) for nodes in members], dtype=bool)
         self._prepare_added(working, written, each)
         graph, can = floor.graph, floor.device.capabilities
         makers = [(graph.nodes[graph.values[v].producer], v) for v, _ in written]
@@ -156,7 +153,6 @@ class PartialFloor:
         writes = _largest_by_run(written, self._first_copy_written)
         is_several = executed > 1 if several is None else (executed > 1) | several
         waits = is_several & known[:, self._of_arrays].any(axis=1)
-        waits &= ~possible[:, self._of_empty_arrays].any(axis=1)
         tiled = waits & floor.is_tiled
         moved = np.where(
             tiled,

@@ -1,6 +1,7 @@
 """Simplify flat programs: constant folding, value numbering, known values as inputs.
 
 Constant folding replaces an operation on scalar literals alone (``n - ddof`` in ``jnp.var``) by a literal.
+Empty arrays are left out of concatenations (``lax.associative_scan`` has some).
 Value numbering finds the values of one program that another computes, too: two values are the same if they
 are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a value can be an input
 (``given``).
@@ -9,6 +10,7 @@ are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a va
 from __future__ import annotations
 
 import itertools
+import operator as op
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -42,8 +44,9 @@ _EXACT_FLOATS: dict[str, Callable[..., Any]] = {"div": np.divide, "sqrt": np.sqr
 
 
 def fold(flat: Flat) -> Flat:
-    """The program without operations on scalar literals; the same object where it has none."""
-    known: dict[int, Literal] = {}
+    """The program without operations on scalar literals, and without empty arrays in concatenations; the
+    same object where it has none."""
+    known: dict[int, Operand] = {}
     values: dict[Any, Any] = {}
     equations: list[Equation] = []
 
@@ -54,9 +57,16 @@ def fold(flat: Flat) -> Flat:
         inputs = tuple([read(v) for v in eqn.inputs]) if known else eqn.inputs
         if _is_folded(eqn, inputs):
             known[eqn.outputs[0]] = _literal(eqn, inputs, values)
+            continue
+        filled = _filled(eqn)
+        if len(filled) == 1 < len(inputs):
+            known[eqn.outputs[0]] = inputs[filled[0]]
+        elif len(filled) < len(inputs):
+            some, avals = (tuple([of[k] for k in filled]) for of in (inputs, eqn.in_avals))
+            equations.append(replace(eqn, inputs=some, in_avals=avals))
         else:
             equations.append(eqn if inputs == eqn.inputs else replace(eqn, inputs=inputs))
-    if not known:
+    if not known and len(equations) == len(flat.equations) and all(map(op.is_, equations, flat.equations)):
         return flat
     outputs = tuple([read(v) for v in flat.outputs])
     return replace(flat, equations=live(equations, outputs), outputs=outputs)
@@ -66,6 +76,14 @@ def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
     if eqn.primitive.name not in _FOLDED or not all(isinstance(v, Literal) for v in inputs):
         return False
     return all(getattr(aval, "shape", None) == () for aval in (*eqn.in_avals, *eqn.out_avals))
+
+
+def _filled(eqn: Equation) -> Sequence[int]:
+    """The operands that the result depends on, by index: of a concatenation, those that are not empty."""
+    every = range(len(eqn.inputs))
+    if eqn.primitive.name != "concatenate":
+        return every
+    return [k for k in every if 0 not in eqn.in_avals[k].shape] or every
 
 
 def _literal(eqn: Equation, literals: Sequence[Any], values: dict[Any, Any]) -> Literal:

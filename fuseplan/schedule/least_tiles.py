@@ -73,8 +73,7 @@ def refuse_beside(
     repeated = repeats(graph, nodes, axes)
     indexed = set().union(*written)
     anchor = next((m for m in members if m[0].kind == OpKind.OUT_ELEMENTWISE_FUSABLE), None)
-    # XLA runs a contraction with renamed arrays, and anything that is empty.
-    if anchor is not None and 0 not in axes.sizes and sum(not node.bitcast for node, _ in members) > 1:
+    if anchor is not None:
         depth = contraction_axes(*anchor).depth
         walked = depth[0] if depth else None
         others = held - {a for a in held if tied_to[a] in {tied_to[d] for d in depth}}

@@ -103,6 +103,8 @@ def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None
     for node in members:
         if node.effects:
             return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
+        if 0 in node.dims:
+            return Verdict("backend", f"{node.op} has an empty array, which XLA leaves out", (node.id,))
         if node.kind == OpKind.OPAQUE:
             return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
         if backend not in node.backends:

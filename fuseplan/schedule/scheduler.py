@@ -211,7 +211,9 @@ class Scheduler(Pricing):
         if self.capacity is None:
             return None
         axes = self.axes(nodes)
-        return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
+        if isinstance(axes, Conflict) or self._is_of_xla(nodes):
+            return None
+        return self.capacity.refuse(nodes, axes, crossing)
 
     def oversized_beside(
         self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
@@ -220,18 +222,20 @@ class Scheduler(Pricing):
         if self.capacity is None:
             return None
         axes = self.axes(nodes)
-        return (
-            None
-            if isinstance(axes, Conflict)
-            else refuse_beside(self.capacity, nodes, axes, crossing, joiners)
-        )
+        if isinstance(axes, Conflict) or self._is_of_xla(nodes):
+            return None
+        return refuse_beside(self.capacity, nodes, axes, crossing, joiners)
+
+    def _is_of_xla(self, nodes: Nodes) -> bool:
+        """Whether the group is one operation, maybe beside bitcasts. XLA compiles it, whatever its size."""
+        return sum(not self.graph.nodes[n].bitcast for n in nodes) < 2
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The fastest kernel of ``nodes`` (ascending ids), or why there is none.
 
-        XLA compiles a single node, one with bitcasts around it, and a group with an empty array. Ties are
-        broken by memory traffic; then, on a sequential grid by the order of enumeration, else by on-chip
-        bytes. Of kernels that take no longer than the lower bound, the first is taken.
+        XLA compiles a single node, and one with bitcasts around it. Ties are broken by memory traffic; then,
+        on a sequential grid by the order of enumeration, else by on-chip bytes. Of kernels that take no
+        longer than the lower bound, the first is taken.
         """
         edge = boundary(self.graph, nodes)
         floor_ps = self._floor.one_kernel(nodes) if len(nodes) > 1 else 0
@@ -248,10 +252,7 @@ class Scheduler(Pricing):
             nests = self._nests
             return (nests.best(nodes) if nests is not None and nests.may_be(nodes) else None) or refused
         axes = self.axes(nodes)
-        empty = isinstance(axes, GroupAxes) and 0 in axes.sizes
-        if empty or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2:
-            return self._kernel_of_xla(nodes, edge)
-        if not self.device.capabilities.emits_kernels:
+        if self._is_of_xla(nodes) or not self.device.capabilities.emits_kernels:
             return self._kernel_of_xla(nodes, edge)
         assert isinstance(axes, GroupAxes), "a group without common axes is refused"
         best: tuple[int, int, int, Rank] | None = None

@@ -59,6 +59,27 @@ def test_scalars_of_literals_are_folded():
     np.testing.assert_allclose(run(f, X), jnp.var(X, axis=-1, ddof=1), rtol=1e-6)
 
 
+def test_empty_arrays_are_left_out_of_concatenations():
+    def f(x, empty):
+        pair = jnp.concatenate([empty, x, x[:0], x + 1])
+        alone = jnp.concatenate([x[2:2], x])
+        return pair, alone * 2, alone, jnp.concatenate([empty, x[:0]]), jax.lax.associative_scan(jnp.add, x)
+
+    x = jnp.arange(21.0).reshape(3, 7)
+    traced = trace(f, x, x[:0])
+    found = [e for e in fold(traced).equations if e.primitive.name == "concatenate"]
+    sizes = [[aval.shape[0] for aval in e.in_avals] for e in found]
+    assert sizes[:2] == [[3, 3], [0, 0]]
+    assert all(0 not in own for own in sizes[2:])
+    for got, expected in zip(run(f, x, x[:0]), f(x, x[:0]), strict=True):
+        np.testing.assert_array_equal(got, expected)
+    for device in ("h200", "tpu_v5e"):
+        lowered, plan = plan_traced(traced, make_options(device))
+        got = make_runner(lowered, plan, platform="cpu", interpret=True)(x, x[:0])
+        for a, b in zip(got, f(x, x[:0]), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_the_same_twice_is_one_operation():
     def f(x, y):
         mask = jnp.arange(3) > 0, jnp.arange(3) > 0

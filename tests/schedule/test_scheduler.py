@@ -126,6 +126,11 @@ REFUSED = {
     ),
     "rows of a matmul": (lambda x, w: (x @ w).sum(1), (shape(64, 64), shape(64, 64)), "shapes"),
     "no rule for the backend": (lambda x: jax.lax.lgamma(x) * 2, (shape(64, 64),), "backend"),
+    "an empty array": (
+        lambda x: jnp.pad(x[:0] + 1, ((0, 3), (0, 0)), constant_values=2.0),
+        (shape(8, 128),),
+        "backend",
+    ),
     "on chip": (
         lambda x: x - x.max(1, keepdims=True) + x.sum(0, keepdims=True),
         (shape(4096, 4096),),

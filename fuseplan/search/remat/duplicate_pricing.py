@@ -36,6 +36,7 @@ class DuplicatePricing(Pricing):
         self.graph = copies.graph
         self.capacity = Capacity(copies.graph, scheduler.device)
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
+        self._places = copies.places
         self._scheduler = scheduler
         self._prologues = possible_prologues(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
@@ -75,17 +76,32 @@ class DuplicatePricing(Pricing):
         return None if refused is None else self._here(nodes, refused)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        values = frozenset([self._value[v] for v in crossing])
+        values = self._exchanged(nodes, crossing, range(len(self._node)))
         refused = self._scheduler.oversized(self._once(nodes), values)
         return None if refused is None else self._here(nodes, refused)
 
     def oversized_beside(
         self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
     ) -> Verdict | None:
-        values = frozenset([self._value[v] for v in crossing])
+        values = self._exchanged(nodes, crossing, joiners)
         others = [self._node[n] for n in joiners]
         refused = self._scheduler.oversized_beside(self._once(nodes), values, others)
         return None if refused is None else self._here(nodes, refused)
+
+    def _exchanged(self, nodes: Nodes, crossing: Iterable[int], joiners: Iterable[int]) -> frozenset[int]:
+        """The values of the whole graph that a group of ``nodes`` and some ``joiners`` exchanges for certain,
+        where it exchanges the copies ``crossing``. It does not read a value of which it holds another
+        copy."""
+        members = set(nodes)
+        possible = members.union(joiners)
+
+        def is_certain(v: int) -> bool:
+            producer = self.graph.values[v].producer
+            if producer < 0 or producer in members:
+                return True
+            return all(c == producer or c not in possible for c in self._places[self._node[producer]])
+
+        return frozenset([self._value[v] for v in filter(is_certain, crossing)])
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         once, edge = self._once(nodes), self._boundary(nodes)
