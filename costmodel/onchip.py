@@ -113,18 +113,18 @@ def block_bytes(axes: tuple[Axis, ...], dim_map: DimMap, bits: int, tiled: bool)
     """Bytes of one block with ``bits`` an element. ``tiled``: padded to a TPU's registers,
     the last dimension to 128 and the one before to 8, 16 or 32; a vector to 8 x 128 of 32
     bits once; a scalar stays in scalar memory, unpadded."""
-    size = minor = second = 1
-    for dims in dim_map:
-        second, minor = minor, 1
-        for a in dims:
-            minor *= axes[a].tile
-        size *= minor
-    if tiled and dim_map:
+    return _padded_bytes([prod([axes[a].tile for a in dims]) for dims in dim_map], bits, tiled)
+
+
+def _padded_bytes(extents: Sequence[int], bits: int, tiled: bool) -> int:
+    """``block_bytes`` of a block with these extents along its dimensions."""
+    size = prod(extents)
+    if tiled and extents:
         rows = max(SUBLANES * WORD_BITS // max(bits, 1), 1)
-        if len(dim_map) == 1:
+        if len(extents) == 1:
             size = -(-size // (rows * LANES)) * rows * LANES
         else:
-            size = padded_size(size, second, minor, rows)
+            size = padded_size(size, extents[-2], extents[-1], rows)
     return -(-size * bits // 8)
 
 
@@ -514,8 +514,8 @@ def _largest(steps: list[tuple[int, int, int]], beside: int) -> dict[int, None]:
     return dict.fromkeys([blocks + beside for blocks in alive or (0,)])
 
 
-_AxesBlock = tuple[int, frozenset[int]]
-"""Bytes of an element, and the axes that index it."""
+_AxesBlock = tuple[int, DimMap]
+"""Bits of an element, and the axes of each dimension."""
 
 
 class LeastFootprint:
@@ -530,6 +530,7 @@ class LeastFootprint:
     ) -> None:
         self._limit_bytes = device.block_limit_bytes
         self._sizes = axes.sizes
+        self._tiled = device.sequential_grid
         in_registers = bool(device.register_bytes)
         self._largest: set[_AxesBlock] = set()
         """Of values that cross for good, come from outside the graph, or are reduced."""
@@ -551,10 +552,13 @@ class LeastFootprint:
                 if producer < 0 or (node.kind == OpKind.REDUCTION and is_held):
                     self._largest.add(block)
             for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-                made[v] = _axes_block(graph.values[v].dtype, dim_map, own)
+                block = _axes_block(graph.values[v].dtype, dim_map, own)
+                # As ``KernelFootprint._results``: a TPU computes in 32 bits.
+                least_bits = ACCUMULATOR_BITS if self._tiled else 0
+                made[v] = (max(block[0], least_bits), block[1])
                 if v in crossing:
-                    exchanged[v] = made[v]
-                    self._largest.add(made[v])
+                    exchanged[v] = block
+                    self._largest.add(block)
         self._always = () if in_registers else STAGES * tuple(exchanged.values())
         """Blocks that are there throughout: a TPU has two buffers for each value that crosses."""
         self._alive: dict[tuple[_AxesBlock, ...], None] = {}
@@ -577,8 +581,9 @@ class LeastFootprint:
 
         def size(block: _AxesBlock) -> int:
             if block not in nbytes:
-                width, own = block
-                nbytes[block] = width * prod([tiles.get(a, 1) for a in own])
+                bits, of = block
+                extents = [prod([tiles.get(a, 1) for a in dims]) for dims in of]
+                nbytes[block] = _padded_bytes(extents, bits, self._tiled)
             return nbytes[block]
 
         if any(size(block) > self._limit_bytes for block in self._largest):
@@ -589,5 +594,4 @@ class LeastFootprint:
 
 @lru_cache(maxsize=10_000)
 def _axes_block(dtype: str, dim_map: DimMap, own: NodeAxes) -> _AxesBlock:
-    width = -(-dtypes.bits(dtype) // 8)
-    return width, frozenset([a for dims in compose(dim_map, own) for a in dims])
+    return dtypes.bits(dtype), compose(dim_map, own)

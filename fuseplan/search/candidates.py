@@ -28,6 +28,7 @@ def enumerate_groups(
     max_groups: int,
     expires_at: float = float("inf"),
     within: Mask | None = None,
+    max_work: int = 1 << 62,
 ) -> Candidates:
     """Every connected, convex group of ``space`` that no monotone rule refuses, exactly once.
 
@@ -43,6 +44,7 @@ def enumerate_groups(
         max_groups: stop when so many have been found.
         expires_at: stop at this time of the book's ``clock``, in seconds.
         within: of these positions alone, if given.
+        max_work: stop after so many units of counted work.
     """
     found: list[Mask] = []
     n_tight = 0
@@ -56,6 +58,7 @@ def enumerate_groups(
     looked = 0
     steps_per_look, large = LIMITS.steps_per_clock_look, LIMITS.large_group
     work, clock = space.book.work, space.book.clock
+    limit = work.spent + max_work
     if duplicate_rules is None and (space.everything & ~outside).bit_count() >= max_groups:
         return Candidates(tuple(space.singles), False)  # Each position is a group.
     for seed in bits(space.everything & ~outside):
@@ -76,7 +79,8 @@ def enumerate_groups(
             group, down, up, border, clash, excluded, makes, reads, needed, others, tight = stack.pop()
             looked += 1
             work.spend(STEP)
-            if (looked % steps_per_look == 0 or group.bit_count() > large) and clock() > expires_at:
+            is_late = (looked % steps_per_look == 0 or group.bit_count() > large) and clock() > expires_at
+            if is_late or work.spent >= limit:
                 return Candidates(_with_singles(found, space), False)
             forced = 0
             if duplicate_rules is not None:

@@ -227,7 +227,7 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    found = enumerate_groups(space, budget.max_groups, expires_at)
+    found = enumerate_groups(space, budget.max_groups, expires_at, max_work=LIMITS.max_listing_work)
     watch.lap("enumerate")
     if found.complete:
         result = _search(space, [*always, *found.groups], best, expires_at)

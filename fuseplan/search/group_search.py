@@ -336,10 +336,17 @@ class GroupSearch:
         crossing, questions = self._questions(known, possible)
         fits = ~self._misfits(questions)
         asked = np.flatnonzero(fits)
-        # Most partial groups fit: a few of each batch are looked at, and nogoods are learnt from these.
+        # Most partial groups fit: some of each batch are looked at, as long as there are any that do not.
+        # Nogoods are learnt from these.
+        left = LIMITS.capacity_misses
         for k in asked[:: -(-len(asked) // LIMITS.capacity_checks) or 1].tolist():
             (mask,), (exchanged,) = masks(known[k : k + 1]), masks(crossing[k : k + 1])
-            fits[k] = not (self.space.is_tight(mask) and self.space.overflows(mask, exchanged))
+            if not self.space.is_tight(mask):
+                continue
+            fits[k] = not self.space.overflows(mask, exchanged)
+            left = left - 1 if fits[k] else LIMITS.capacity_misses
+            if not left:
+                break
         fits &= ~self._misfits(questions)
         fits &= ~(self._rules.refused(known) & (known.sum(axis=1) > 1))
         unknown = fits & ~self._rules.allowed(known)

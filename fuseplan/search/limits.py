@@ -15,6 +15,9 @@ class SearchLimits:
 
     max_groups: int = 4_000
     """Candidate groups of one component that are listed. One that has more is solved by column generation."""
+    max_listing_work: int = 2_000_000
+    """Units of work to list the groups of one component: where many are refused for want of room, column
+    generation finds sooner which of them matter."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
     min_exact_work: int = 2_000_000
@@ -49,15 +52,15 @@ class SearchLimits:
     capacity_checks: int = 32
     """Groups near the capacity of the chip that are checked, and one in so many after that. A check takes as
     long as enumerating ten groups; 4 smallest sets are behind all 959 misfits of a LayerNorm's gradient."""
+    capacity_misses: int = 4
+    """Groups of a batch that are found to fit, one after the other, before no more of it are looked at."""
     max_learnt_sets: int = 256
     """Refused and allowed sets that are remembered: to look through more takes longer than to ask."""
-    max_learning_bits: int = 1 << 15
-    """Positions of all large sets asked about in order to learn, some tenths of a second of work."""
+    max_learning_bits: int = 1 << 16
+    """Positions of all sets asked about in order to learn, a second of work or two."""
     late_learning_bits: int = 1 << 14
     """Positions of all sets that may be asked about in order to learn after the deadline, a twentieth of a
     second of work: one question about all 10,000 operations of a chain answers all others."""
-    large_learnt_set: int = 256
-    """Positions of a set from which on a question about it counts towards ``max_learning_bits``."""
 
     min_heuristic_size: int = 128
     """Positions of a component from which on a heuristic plan is made first: in smaller ones the relaxation

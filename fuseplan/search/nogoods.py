@@ -39,7 +39,8 @@ class MonotoneRefusals:
         self._universe = universe
         self.allowed: list[int] = []
         """Allowed sets, each widened as far as was found."""
-        self._effort = self._asked = 0
+        self._asked = 0
+        """Bits of all sets asked about in order to learn."""
         self.cores: list[int] = []
         """Refused sets, each minimal unless ``LIMITS.max_learning_bits`` ended its reduction."""
 
@@ -77,10 +78,7 @@ class MonotoneRefusals:
             return True
         if any(not mask & ~wide for wide in self.allowed):
             return False
-        size = mask.bit_count()
-        self._asked += size
-        if size > LIMITS.large_learnt_set:
-            self._effort += size
+        self._asked += mask.bit_count()
         suspect = self._ask(mask)
         if suspect is not None and not self._full:
             self._confirm(suspect)
@@ -88,7 +86,7 @@ class MonotoneRefusals:
 
     @property
     def _is_tired(self) -> bool:
-        if self._effort > LIMITS.max_learning_bits:
+        if self._asked > LIMITS.max_learning_bits:
             return True
         return self._asked > LIMITS.late_learning_bits and self._is_late()
 
