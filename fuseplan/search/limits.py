@@ -56,8 +56,14 @@ class SearchLimits:
     """Groups of a batch that are found to fit, one after the other, before no more of it are looked at."""
     max_learnt_sets: int = 256
     """Refused and allowed sets that are remembered: to look through more takes longer than to ask."""
-    max_learning_bits: int = 1 << 16
-    """Positions of all sets asked about in order to learn, a second of work or two."""
+    max_learning_bits: int = 1 << 18
+    """Positions of all sets asked about in order to learn, about half of ``max_column_work``."""
+    max_learning_bits_with_copies: int = 1 << 16
+    """As ``max_learning_bits``, in a component with copies."""
+    max_large_learning_bits: int = 1 << 15
+    """Positions of all large sets asked about in order to learn, some tenths of a second of work."""
+    large_learnt_set: int = 256
+    """Positions of a set from which on a question about it counts towards ``max_large_learning_bits``."""
     late_learning_bits: int = 1 << 14
     """Positions of all sets that may be asked about in order to learn after the deadline, a twentieth of a
     second of work: one question about all 10,000 operations of a chain answers all others."""

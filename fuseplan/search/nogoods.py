@@ -21,6 +21,7 @@ class MonotoneRefusals:
             too many largest ones.
         is_late: whether the deadline has passed. Nothing is learnt from then on, but for the first
             ``LIMITS.late_learning_bits``: what is learnt saves questions, and changes no answer.
+        max_bits: learn nothing from when the sets asked about in order to learn have so many bits together.
 
     Example:
         >>> asked = []
@@ -33,16 +34,20 @@ class MonotoneRefusals:
     """
 
     def __init__(
-        self, ask: Callable[[int], int | None], universe: int, is_late: Callable[[], bool] = lambda: False
+        self,
+        ask: Callable[[int], int | None],
+        universe: int,
+        is_late: Callable[[], bool] = lambda: False,
+        max_bits: int = LIMITS.max_learning_bits,
     ) -> None:
-        self._ask, self._is_late = ask, is_late
+        self._ask, self._is_late, self._max_bits = ask, is_late, max_bits
         self._universe = universe
         self.allowed: list[int] = []
         """Allowed sets, each widened as far as was found."""
-        self._asked = 0
-        """Bits of all sets asked about in order to learn."""
+        self._asked = self._asked_large = 0
+        """Bits of all sets, and of all large ones, asked about in order to learn."""
         self.cores: list[int] = []
-        """Refused sets, each minimal unless ``LIMITS.max_learning_bits`` ended its reduction."""
+        """Refused sets, each minimal unless ``max_bits`` ended its reduction."""
 
     def refused(self, mask: int) -> bool:
         """Whether ``ask`` refuses the set."""
@@ -78,7 +83,10 @@ class MonotoneRefusals:
             return True
         if any(not mask & ~wide for wide in self.allowed):
             return False
-        self._asked += mask.bit_count()
+        size = mask.bit_count()
+        self._asked += size
+        if size > LIMITS.large_learnt_set:
+            self._asked_large += size
         suspect = self._ask(mask)
         if suspect is not None and not self._full:
             self._confirm(suspect)
@@ -86,7 +94,7 @@ class MonotoneRefusals:
 
     @property
     def _is_tired(self) -> bool:
-        if self._asked > LIMITS.max_learning_bits:
+        if self._asked > self._max_bits or self._asked_large > LIMITS.max_large_learning_bits:
             return True
         return self._asked > LIMITS.late_learning_bits and self._is_late()
 

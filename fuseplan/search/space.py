@@ -10,6 +10,7 @@ from weakref import WeakMethod
 from fuseplan.schedule.footprint import ComponentCapacity
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.components import Component
+from fuseplan.search.limits import LIMITS
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.support.bitset import bits, pick, transposed, union_at
@@ -79,10 +80,12 @@ class Space:
         """Groups that the scheduler offers beside the compatible ones."""
         # By weak references: a space in a cycle would stay until the garbage collector comes.
         clash, overflow = WeakMethod(self._clash), WeakMethod(self._overflow)
-        self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything, book.is_overdue)
-        self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, book.is_overdue)
         misfit = WeakMethod(self._misfit)
-        self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, book.is_overdue)
+        late, has_copies = book.is_overdue, self.duplicate_rules is not None
+        most = LIMITS.max_learning_bits_with_copies if has_copies else LIMITS.max_learning_bits
+        self.rules = MonotoneRefusals(lambda mask: _method(clash)(mask), self.everything, late, most)
+        self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, late, most)
+        self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, late, most)
         """Nogoods of ``question``s: no group between two sets of positions has a tile that fits."""
         self._room = None
         if book.capacity is not None:

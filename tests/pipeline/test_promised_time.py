@@ -224,9 +224,9 @@ def test_where_enumeration_reaches_the_deadline_no_columns_are_generated(monkeyp
     g = graph("e" * 10, [[], *([0] for _ in range(9))])
     ended = []
 
-    def enumerated(*args):
+    def enumerated(*args, **limits):
         ended.append(True)
-        return enumerate_groups(*args)
+        return enumerate_groups(*args, **limits)
 
     def generate(*args):
         raise AssertionError("its tables take half a second")
