@@ -10,7 +10,7 @@ are the same expression of the same inputs (Cocke and Schwartz, 1970). Such a va
 from __future__ import annotations
 
 import itertools
-import operator as op
+import operator
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -44,8 +44,8 @@ _EXACT_FLOATS: dict[str, Callable[..., Any]] = {"div": np.divide, "sqrt": np.sqr
 
 
 def fold(flat: Flat) -> Flat:
-    """The program without operations on scalar literals, and without empty arrays in concatenations; the
-    same object where it has none."""
+    """The program without operations on scalar literals, and without empty operands of concatenations; the
+    same object if it has neither."""
     known: dict[int, Operand] = {}
     values: dict[Any, Any] = {}
     equations: list[Equation] = []
@@ -66,7 +66,7 @@ def fold(flat: Flat) -> Flat:
             equations.append(replace(eqn, inputs=some, in_avals=avals))
         else:
             equations.append(eqn if inputs == eqn.inputs else replace(eqn, inputs=inputs))
-    if not known and len(equations) == len(flat.equations) and all(map(op.is_, equations, flat.equations)):
+    if not known and all(map(operator.is_, equations, flat.equations)):
         return flat
     outputs = tuple([read(v) for v in flat.outputs])
     return replace(flat, equations=live(equations, outputs), outputs=outputs)
@@ -79,7 +79,8 @@ def _is_folded(eqn: Equation, inputs: tuple[Operand, ...]) -> bool:
 
 
 def _filled(eqn: Equation) -> Sequence[int]:
-    """The operands that the result depends on, by index: of a concatenation, those that are not empty."""
+    """The indices of the operands that the result depends on: of a concatenation, those with elements. All
+    of them if every operand is empty."""
     every = range(len(eqn.inputs))
     if eqn.primitive.name != "concatenate":
         return every

@@ -208,26 +208,25 @@ class Scheduler(Pricing):
         return refuse(self.graph, self.device.backend, nodes, self.axes, prologues, self.features)
 
     def oversized(self, nodes: Nodes, crossing: frozenset[int]) -> Verdict | None:
-        if self.capacity is None:
+        if self.capacity is None or self._is_of_xla(nodes):
             return None
         axes = self.axes(nodes)
-        if isinstance(axes, Conflict) or self._is_of_xla(nodes):
-            return None
-        return self.capacity.refuse(nodes, axes, crossing)
+        return None if isinstance(axes, Conflict) else self.capacity.refuse(nodes, axes, crossing)
 
     def oversized_beside(
         self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
     ) -> Verdict | None:
         """As ``Pricing.oversized_beside``."""
-        if self.capacity is None:
+        if self.capacity is None or self._is_of_xla(nodes):
             return None
         axes = self.axes(nodes)
-        if isinstance(axes, Conflict) or self._is_of_xla(nodes):
+        if isinstance(axes, Conflict):
             return None
         return refuse_beside(self.capacity, nodes, axes, crossing, joiners)
 
     def _is_of_xla(self, nodes: Nodes) -> bool:
-        """Whether the group is one operation, maybe beside bitcasts. XLA compiles it, whatever its size."""
+        """Whether XLA compiles the group: it has one operation at most that is no bitcast. XLA's kernels need
+        no tile that fits on chip."""
         return sum(not self.graph.nodes[n].bitcast for n in nodes) < 2
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:

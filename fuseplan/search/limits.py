@@ -16,8 +16,8 @@ class SearchLimits:
     max_groups: int = 4_000
     """Candidate groups of one component that are listed. One that has more is solved by column generation."""
     max_listing_work: int = 2_000_000
-    """Units of work to list the groups of one component: where many are refused for want of room, column
-    generation finds sooner which of them matter."""
+    """Units of work to list the groups of one component. If listing takes more, because many groups do not
+    fit on chip, column generation is used instead."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
     min_exact_work: int = 2_000_000
@@ -53,11 +53,12 @@ class SearchLimits:
     """Groups near the capacity of the chip that are checked, and one in so many after that. A check takes as
     long as enumerating ten groups; 4 smallest sets are behind all 959 misfits of a LayerNorm's gradient."""
     capacity_misses: int = 4
-    """Groups of a batch that are found to fit, one after the other, before no more of it are looked at."""
+    """Partial groups of a batch that fit, one after the other, after which no others are checked."""
     max_learnt_sets: int = 256
     """Refused and allowed sets that are remembered: to look through more takes longer than to ask."""
     max_learning_bits: int = 1 << 18
-    """Positions of all sets asked about in order to learn, about half of ``max_column_work``."""
+    """Bits of all sets asked about in order to learn nogoods of one kind in a component; a question takes
+    some units of work for each of its bits."""
     max_learning_bits_with_copies: int = 1 << 16
     """As ``max_learning_bits``, in a component with copies."""
     max_large_learning_bits: int = 1 << 15

@@ -21,7 +21,7 @@ class MonotoneRefusals:
             too many largest ones.
         is_late: whether the deadline has passed. Nothing is learnt from then on, but for the first
             ``LIMITS.late_learning_bits``: what is learnt saves questions, and changes no answer.
-        max_bits: learn nothing from when the sets asked about in order to learn have so many bits together.
+        max_bits: learning ends when the sets that it asked about have so many bits together.
 
     Example:
         >>> asked = []

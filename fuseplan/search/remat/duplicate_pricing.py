@@ -6,7 +6,7 @@ each once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -88,18 +88,18 @@ class DuplicatePricing(Pricing):
         refused = self._scheduler.oversized_beside(self._once(nodes), values, others)
         return None if refused is None else self._here(nodes, refused)
 
-    def _exchanged(self, nodes: Nodes, crossing: Iterable[int], joiners: Iterable[int]) -> frozenset[int]:
-        """The values of the whole graph that a group of ``nodes`` and some ``joiners`` exchanges for certain,
-        where it exchanges the copies ``crossing``. It does not read a value of which it holds another
-        copy."""
+    def _exchanged(self, nodes: Nodes, crossing: Iterable[int], joiners: Container[int]) -> frozenset[int]:
+        """The values of the whole graph that every group of ``nodes`` and some ``joiners`` reads or writes,
+        if it reads or writes the copies ``crossing``. A group that holds another copy of an operation
+        computes its value, and does not read it."""
         members = set(nodes)
-        possible = members.union(joiners)
 
         def is_certain(v: int) -> bool:
             producer = self.graph.values[v].producer
             if producer < 0 or producer in members:
                 return True
-            return all(c == producer or c not in possible for c in self._places[self._node[producer]])
+            copies = self._places[self._node[producer]]
+            return all(c == producer or (c not in members and c not in joiners) for c in copies)
 
         return frozenset([self._value[v] for v in filter(is_certain, crossing)])
 
