@@ -121,9 +121,9 @@ def test_the_search_of_one_component_costs_no_other_its_heuristic_plan(monkeypat
     late = [0.0]
     listed = component.enumerate_groups
 
-    def enumerate_late(*args):
+    def enumerate_late(*args, **limits):
         late[0] = 1e9
-        return listed(*args)
+        return listed(*args, **limits)
 
     monkeypatch.setattr(pricing, "OPERATIONS_BEFORE_DEADLINE", 0)
     monkeypatch.setattr(component, "enumerate_groups", enumerate_late)
