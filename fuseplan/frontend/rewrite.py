@@ -9,7 +9,7 @@ from typing import Any
 
 from costmodel.graph import ORIGINAL, GraphRewriter, Item, boundary
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive
+from fuseplan.frontend.trace import Equation, Flat, Literal, Operand, Primitive, live
 
 
 class Rewriter(GraphRewriter):
@@ -137,8 +137,8 @@ class EquationRewriter:
         return outputs
 
     def lowered(self, outputs: tuple[Operand, ...] | None = None) -> Lowered:
-        """The program of the equations, which returns ``outputs``, by default those of the old one."""
+        """The program of the equations that are needed for ``outputs``, by default those of the old one."""
         old = self.old
         results = old.outputs if outputs is None else outputs
-        equations, avals = tuple(self.equations), tuple(self.avals)
+        equations, avals = live(self.equations, results), tuple(self.avals)
         return lower(Flat(equations, avals, old.graph.inputs, results, old.consts, old.out_tree))

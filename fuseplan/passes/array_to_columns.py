@@ -22,7 +22,7 @@ from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal, Operand, Primitive
 
 _MAX_ROW = 4
-"""Elements of a short row: of 32 bits, they fill one vector register of 16 bytes at most."""
+"""Elements of a short row on a CPU: of 32 bits, they fill one vector register of 16 bytes at most."""
 
 _COMBINES: dict[str, Primitive] = {
     "reduce_sum": lax.add_p,
@@ -32,9 +32,9 @@ _COMBINES: dict[str, Primitive] = {
 }
 
 
-def by_columns(lowered: Lowered, min_bytes: int) -> Lowered | None:
-    """``lowered`` with arrays of short rows and at least ``min_bytes`` computed column by column; None where
-    it has none.
+def by_columns(lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW) -> Lowered | None:
+    """``lowered`` with arrays of rows of at most ``max_row`` elements, and at least ``min_bytes``, computed
+    column by column; None where it has none.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -46,11 +46,11 @@ def by_columns(lowered: Lowered, min_bytes: int) -> Lowered | None:
         >>> sorted({str(a.shape) for a in new.avals if a.size > 6000})
         ['(2000, 2000)']
     """
-    split = _split(lowered, min_bytes)
+    split = _split(lowered, min_bytes, max_row)
     return _Rewriter(lowered, split).run() if split else None
 
 
-def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
+def _split(lowered: Lowered, min_bytes: int, max_row: int) -> frozenset[int]:
     """The values to split into columns: all large ones of short rows that can be."""
     avals = lowered.avals
 
@@ -58,7 +58,9 @@ def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
         return not isinstance(v, Literal) and _bytes(avals[v]) >= min_bytes
 
     makers = {v: eqn for eqn in lowered.equations for v in eqn.outputs}
-    split = {v for v, eqn in makers.items() if large(v) and _has_short_rows(avals[v]) and _by_element(eqn)}
+    split = {
+        v for v, eqn in makers.items() if large(v) and _has_short_rows(avals[v], max_row) and _by_element(eqn)
+    }
     split.difference_update(o for o in lowered.outputs if not isinstance(o, Literal))
     readers: dict[int, list[Equation]] = {v: [] for v in split}
     for eqn in lowered.equations:
@@ -71,7 +73,8 @@ def _split(lowered: Lowered, min_bytes: int) -> frozenset[int]:
         cut = zip(maker.inputs, maker.in_avals, strict=True) if _keeps_rows(maker) else ()
         whole = any(large(u) and u not in split and _last(aval) > 1 for u, aval in cut)
         return not whole and all(
-            split.issuperset(eqn.outputs) if _by_element(eqn) else _reduces(eqn) for eqn in readers[v]
+            split.issuperset(eqn.outputs) if _by_element(eqn) else _reduces(eqn, max_row)
+            for eqn in readers[v]
         )
 
     while unfit := [v for v in split if not fits(v)]:
@@ -88,11 +91,11 @@ def _last(aval: Any) -> int:
     return int(aval.shape[-1]) if aval.ndim else 1
 
 
-def _has_short_rows(aval: Any) -> bool:
+def _has_short_rows(aval: Any, max_row: int) -> bool:
     # Partial sums of 16 bits would be rounded once too often.
     kind = getattr(aval.dtype, "kind", "")  # keys of random numbers have none
     exact = kind == "b" or (kind in ("i", "u", "f") and aval.dtype.itemsize >= 4)
-    return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= _MAX_ROW
+    return exact and aval.ndim > 1 and 1 < aval.shape[-1] <= max_row
 
 
 def _by_element(eqn: Equation) -> bool:
@@ -109,12 +112,12 @@ def _keeps_rows(eqn: Equation) -> bool:
     return len(eqn.params["shape"]) - 1 in eqn.params["broadcast_dimensions"]
 
 
-def _reduces(eqn: Equation) -> bool:
+def _reduces(eqn: Equation, max_row: int) -> bool:
     """Whether it reduces rows, or reduces columns to a much smaller result."""
     if eqn.primitive.name not in _COMBINES or eqn.effects or eqn.is_set_apart:
         return False
     (operand,), (result,) = eqn.in_avals, eqn.out_avals
-    return operand.ndim - 1 in eqn.params["axes"] or result.size * _MAX_ROW < operand.size
+    return operand.ndim - 1 in eqn.params["axes"] or result.size * max_row < operand.size
 
 
 class _Rewriter(EquationRewriter):
@@ -123,6 +126,12 @@ class _Rewriter(EquationRewriter):
     def __init__(self, old: Lowered, split: frozenset[int]) -> None:
         super().__init__(old)
         self.split = split
+        self.broadcasts = {
+            v: eqn
+            for eqn in old.equations
+            if eqn.primitive.name == "broadcast_in_dim" and _by_element(eqn) and _keeps_rows(eqn)
+            for v in eqn.outputs
+        }
         self.columns: dict[tuple[int, int], Operand] = {}
 
     def run(self) -> Lowered:
@@ -158,6 +167,12 @@ class _Rewriter(EquationRewriter):
             return operand
         aval = self.avals[operand]
         k = min(k, _last(aval) - 1)
+        maker = self.broadcasts.get(operand)
+        if (operand, k) not in self.columns and maker is not None and _last(maker.in_avals[0]) == _last(aval):
+            # The column of an array, broadcast: its rows may stand apart, and are read once for all.
+            inputs, params = self._by_column(maker, k)
+            (column,) = self.add(eqn, maker.primitive, params, inputs, [_without_last(aval)])
+            self.columns[operand, k] = column
         if (operand, k) not in self.columns:
             part = operand
             if _last(aval) > 1:

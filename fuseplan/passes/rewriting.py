@@ -1,10 +1,10 @@
 """Rewrite a traced program into equivalent programs whose plans may be faster.
 
-For XLA's loops on a CPU, short rows become columns (``array_to_columns``), and large values are
-rematerialised for distant readers (``recompute_large``). For kernels, reductions are split into steps
-(``split_reductions``), and large values are rematerialised for each axis along which they are streamed
-(``recompute_streams``). All planners that form groups get the same programs, so that their plans differ only
-by their groups.
+Short rows become columns (``array_to_columns``): for XLA's loops on a CPU always, for kernels where a quick
+plan is faster. For loops, large values are rematerialised for distant readers (``recompute_large``). For
+kernels, reductions are split into steps (``split_reductions``), and large values are rematerialised for each
+axis along which they are streamed (``recompute_streams``). All planners that form groups get the same
+programs, so that their plans differ only by their groups.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
+from costmodel.memory import SUBLANES
 from fuseplan.frontend.compared import copies_apart
 from fuseplan.frontend.lower import Lowered
 from fuseplan.passes.array_to_columns import by_columns
@@ -105,14 +106,26 @@ def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
 
 
 def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowered | None, bool]:
-    """The program with reductions in steps and large values rematerialised, where kernels gain by that, else
-    None; and whether there was no time to decide about all. Then the rewrites that are finished count."""
-    split: Lowered | None = None
+    """The program with short rows as columns, reductions in steps and large values rematerialised, where
+    kernels gain by that, else None; and whether there was no time to decide about all. Then the rewrites that
+    are finished count."""
+    found: Lowered | None = None
     try:
-        split = split_sums(lowered, options.device, options.features, work)
-        return along_streams(split or lowered, options.device, options.features, work) or split, False
+        found = _faster_by_columns(lowered, options, work)
+        found = split_sums(found or lowered, options.device, options.features, work) or found
+        return along_streams(found or lowered, options.device, options.features, work) or found, False
     except UndecidedError:
-        return split, True
+        return found, True
+
+
+def _faster_by_columns(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
+    """The program with short rows as columns, if a quick plan of it is faster: a TPU's vectors have
+    ``LANES`` elements, of which a short row fills few."""
+    columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES)
+    if columns is None or any(copies_apart(columns.graph)):
+        return None
+    rows_ps = quick_ps(lowered, options.device, options.features, work)
+    return columns if quick_ps(columns, options.device, options.features, work) < rows_ps else None
 
 
 def _possible(lowered: Lowered | None, options: Options) -> Lowered | None:

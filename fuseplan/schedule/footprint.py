@@ -20,7 +20,7 @@ from costmodel.axes import Classes, GroupAxes, axis_classes, compose, minor_exte
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node, OpKind
 from costmodel.onchip import LeastFootprint
-from fuseplan.schedule.layout import repeats
+from fuseplan.schedule.layout import SHORT_AXIS, repeats
 from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
 
@@ -45,6 +45,7 @@ class Capacity:
             _NEVER_STREAMED if is_product or DimRole.WHOLE in node.roles else _reduced(node, known[node.id])
             for node, is_product in zip(graph.nodes, products, strict=True)
         ]
+        self._short = _short(others, known)
         self._rows: frozenset[int] | None = None
         """The axes that may be streamed in passes; None: all."""
         if not device.capabilities.walks_in_passes:
@@ -67,10 +68,10 @@ class Capacity:
         """Whether the axis that ``nodes`` reduce may be streamed in several passes, so that none of it has to
         be on chip, as far as can be told of every larger group.
 
-        It is the only axis that the group reduces: with another resident beside it, few rows would be left
-        to stream side by side. On a GPU it lies along the rows of arrays: tiles of columns have to be long
-        to be loaded well, so that there are too few of them to occupy all cores. Both hold for the axes of
-        the whole graph without its contractions, which no such group has. So a group that is forbidden to
+        It is the only long axis that the group reduces: with another resident beside it, few rows would be
+        left to stream side by side. On a GPU it lies along the rows of arrays: tiles of columns have to be
+        long to be loaded well, so that there are too few of them to occupy all cores. Both hold for the axes
+        of the whole graph without its contractions, which no such group has. So a group that is forbidden to
         do so forbids it to every larger one.
         """
         return self.can_stream(frozenset().union(*map(self.reduced, nodes)))
@@ -82,9 +83,8 @@ class Capacity:
 
     def can_stream(self, reduced: frozenset[int]) -> bool:
         """``may_stream`` of nodes that reduce these axes together."""
-        return (
-            len(reduced) == 1 and reduced != _NEVER_STREAMED and (self._rows is None or reduced <= self._rows)
-        )
+        long = reduced - self._short
+        return len(long) <= 1 and long != _NEVER_STREAMED and (self._rows is None or long <= self._rows)
 
     def refuse(self, nodes: tuple[int, ...], axes: GroupAxes, crossing: Set[int]) -> Verdict | None:
         """Why no tile of ``nodes`` or of a larger group can fit on a core, or None.
@@ -132,6 +132,16 @@ class Capacity:
 def _reduced(node: Node, classes: Sequence[int]) -> frozenset[int]:
     own = zip(classes, node.roles, strict=True)
     return frozenset(c for c, role in own if role == DimRole.REDUCED)
+
+
+def _short(nodes: Iterable[Node], classes: Classes) -> frozenset[int]:
+    """The axes all of whose dimensions are short."""
+    long: set[int] = set()
+    every: set[int] = set()
+    for node in nodes:
+        every.update(classes[node.id])
+        long.update([c for c, size in zip(classes[node.id], node.dims, strict=True) if size > SHORT_AXIS])
+    return frozenset(every - long)
 
 
 def _rows(nodes: Iterable[Node], classes: Classes) -> frozenset[int]:

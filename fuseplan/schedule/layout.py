@@ -14,6 +14,10 @@ from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
+SHORT_AXIS = 32
+"""An axis of at most this extent is short. A parallel one is whole or has tiles of one, and is tiled together
+with the next; a reduced one may be whole beside an axis that is streamed in passes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contraction:
@@ -99,7 +103,7 @@ def axis_roles(
 
     At most one axis is streamed; the roles of the others follow from their use. An axis that is reduced
     in one pass, and indexes no result, needs no passes. Any other is streamed in several passes, and
-    then the group holds no other axis, or in one pass that writes results (``Capacity`` says where).
+    then the group holds no other long axis, or in one pass that writes results (``Capacity`` says where).
     """
     written = [w.axis_set for w in layout.writes]
     held = [a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a]]
@@ -121,7 +125,9 @@ def axis_roles(
     for a in in_one_pass:
         yield streaming(a), False
     for a in streamable:
-        if a not in in_one_pass and (a not in repeated or len(held) == 1):
+        others = [b for b in held if b != a]
+        are_short = all(axes.sizes[b] <= SHORT_AXIS and not axes.whole[b] for b in others)
+        if a not in in_one_pass and (a not in repeated or are_short):
             yield streaming(a), True
 
 

@@ -17,7 +17,7 @@ from costmodel.graph import DimMap
 from costmodel.kernel import Access, AxisRole
 from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
-from fuseplan.schedule.layout import Contraction, Layout
+from fuseplan.schedule.layout import SHORT_AXIS, Contraction, Layout
 
 CONTIGUOUS_TILES = (32, 128, 512, 2048)
 """Candidate tiles of the axis along which the largest arrays are contiguous."""
@@ -27,9 +27,6 @@ ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
 """Those of the innermost other parallel axes."""
 STREAM_TILES = (8, 64, 256, 1024)
 """Those of a stream walked once; ``Backend.pass_tiles`` are those of one walked in several passes."""
-SHORT_AXIS = 32
-"""A parallel axis of at most this extent is whole or has tiles of one, and is tiled together with the
-next."""
 MOST_SHORT_AXES = 10
 """Of more short axes than that, the outer ones have tiles of one: each doubles the number of tilings."""
 

@@ -103,6 +103,36 @@ def test_long_rows_are_what_float64_says(name: str, device: str, dtype: str) -> 
     assert np.max(np.abs(np.asarray(got, np.float64) - want) / scale) < tolerance
 
 
+def squared_distances(x: Any, y: Any) -> Any:
+    return ((x[:, None, :] - y[None, :, :]) ** 2).sum(-1)
+
+
+PAIRWISE = {
+    "soft_minimum": lambda x, y: -jax.nn.logsumexp(-squared_distances(x, y), 1),
+    "soft_nearest": lambda x, y: (jax.nn.softmax(-squared_distances(x, y), 1)[:, :, None] * y[None]).sum(1),
+    "normalised": lambda x, y: squared_distances(x, y) / squared_distances(x, y).max(1, keepdims=True),
+    "soft_minimum_grad": lambda x, y: jax.grad(lambda x: jax.nn.logsumexp(-squared_distances(x, y), 1).sum())(
+        x
+    ),
+}
+
+
+@pytest.mark.parametrize("dims", [3, 4])
+@pytest.mark.parametrize("name", PAIRWISE)
+def test_short_axes_are_whole_beside_a_long_one_in_passes(name: str, dims: int) -> None:
+    """Coordinates of points, which each tile of distances reduces."""
+    rng = np.random.default_rng(0)
+    args = tuple(jnp.asarray(rng.standard_normal((n, dims)), "float32") for n in (37, 1501))
+    f = PAIRWISE[name]
+    want = in_float64(f, args)
+    plan, (got,) = run(f, args, small("h200"))
+    assert len(plan.kernels) == 1
+    assert max(passes(plan)) >= 1
+    assert np.max(np.abs(np.asarray(got, np.float64) - want)) / np.abs(want).max() < 2e-6
+    plan, (got,) = run(f, args, small("tpu_v5e"))
+    assert np.max(np.abs(np.asarray(got, np.float64) - want)) / np.abs(want).max() < 2e-6
+
+
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize("name", ["softmax", "log_softmax", "layernorm", "softmax_grad"])
 def test_what_is_no_number_stays_in_its_row(name: str, device: str) -> None:

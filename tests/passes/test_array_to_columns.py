@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from fuseplan import Features, make_plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.array_to_columns import by_columns
@@ -130,6 +131,34 @@ def refused():
 @pytest.mark.parametrize("why", refused())
 def test_left_alone(why):
     check(*refused()[why], splits=False)
+
+
+def test_columns_are_those_of_the_points_and_not_of_what_is_broadcast():
+    """Each column of the points is taken once, however often it is broadcast."""
+    points = jax.ShapeDtypeStruct((2000, 3), "float32")
+    new = by_columns(
+        lower(trace(lambda x: jnp.exp(((x[:, None] - x[None]) ** 2).sum(-1)).sum(1), points)), 1 << 20
+    )
+    slices = [eqn for eqn in new.equations if eqn.primitive.name == "slice"]
+    assert [eqn.inputs for eqn in slices] == [new.graph.inputs] * 3
+    read = {v for eqn in new.equations for v in eqn.inputs if isinstance(v, int)} | {*new.outputs}
+    assert all(not read.isdisjoint(eqn.outputs) for eqn in new.equations)
+
+
+@pytest.mark.parametrize(("device", "is_split"), [("tpu_v5e", True), ("h200", False)])
+def test_kernels_compute_by_columns_where_that_is_faster(device, is_split):
+    """A row of four coordinates fills four of a TPU's 128 lanes."""
+    points = jax.ShapeDtypeStruct((2000, 4), "float32")
+
+    def soft_minimum(x, y):
+        return -jax.nn.logsumexp(-((x[:, None] - y[None]) ** 2).sum(-1), 1)
+
+    plan = make_plan(soft_minimum, device=device)(points, points)
+    largest = max(v.size for v in plan.graph.values)
+    assert largest == (2000 * 2000 if is_split else 2000 * 2000 * 4)
+    as_traced = make_plan(soft_minimum, device=device, features=Features(rewrites=False))(points, points)
+    assert plan.objective_ps <= as_traced.objective_ps
+    assert (plan.objective_ps * 2 < as_traced.objective_ps) == is_split
 
 
 _UNARY = (jnp.sin, jnp.abs, jnp.square, lambda x: x * 0.5, lambda x: jnp.where(x > 0, x, 0.1), jnp.tanh)

@@ -13,6 +13,7 @@ from costmodel.graph import GraphError, OpKind, check_graph, copies_of, without_
 from fuseplan import Features, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.pipeline import PEERS
 from fuseplan.plan.options import Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.runtime.executor import make_runner
@@ -119,6 +120,41 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
     assert {computed(nodes) for nodes in listed} - {frozenset()} <= searched
     # The search lets in some groups that do not fit on chip, which the verifier leaves out: no kernel is one.
     assert not any(isinstance(book.price(nodes), Price) for nodes in found - listed)
+
+
+def test_a_sum_of_few_terms_is_computed_again_if_it_is_made_of_less():
+    """The distance of two points for each of its readers, but not the mean of a row."""
+
+    def distances(x, y):
+        d = ((x[:, None] - y[None]) ** 2).sum(-1)
+        return d.max(1), jnp.exp(d).sum(1)
+
+    def centred(x):
+        y = x - x.mean(1, keepdims=True)
+        return y.max(1), jnp.exp(y).sum(1)
+
+    points = jax.ShapeDtypeStruct((2000, 3), "float32")
+    rows = jax.ShapeDtypeStruct((200_000, 30), "float32")
+    for f, args, copied in ((distances, (points, points), True), (centred, (rows,), False)):
+        graph = lower(trace(f, *args)).graph
+        copies = split(graph, roots_of(graph, get_device("h200")))
+        sums = [node.id for node in graph.nodes if node.op == "reduce_sum"]
+        assert (copies is not None and copies.copies[sums[0]] == 2) == copied
+
+
+def test_distances_of_points_are_computed_by_each_reader():
+    """The optimum where a value of all pairs is never written, which is three times as fast."""
+    points = jax.ShapeDtypeStruct((8000, 4), "float32")
+
+    def soft_minimum(x, y):
+        return -jax.nn.logsumexp(-((x[:, None] - y[None]) ** 2).sum(-1), 1)
+
+    plan = fuseplan.make_plan(soft_minimum, device="h200")(points, points)
+    written = max(v.size for k in plan.kernels for w in k.spec.writes for v in [plan.graph.values[w.value]])
+    assert plan.status == "OPTIMAL"
+    assert written == 8000
+    others = [fuseplan.make_plan(soft_minimum, device="h200", planner=p)(points, points) for p in PEERS]
+    assert all(plan.objective_ps <= other.objective_ps for other in others)
 
 
 def with_slow_memory(name):

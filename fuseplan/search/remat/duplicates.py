@@ -27,9 +27,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 
 from costmodel.device import DeviceSpec, bytes_in
-from costmodel.graph import ORIGINAL, Graph, GraphRewriter, Item, Node, OpKind, without_copies
+from costmodel.graph import ORIGINAL, DimRole, Graph, GraphRewriter, Item, Node, OpKind, without_copies
 from fuseplan.frontend.compared import needed_once
 from fuseplan.search.limits import LIMITS
 from fuseplan.support.bitset import bits
@@ -72,21 +73,21 @@ class SplitGraph:
 def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
     """The operations that may be worth computing again.
 
-    These are elementwise operations, broadcasts and moves with two to ``max_copies`` readers (the caller of
-    the function counts as one), whose result takes a noticeable part of a launch of ``device`` to read, and
-    that can be computed, by operations of these kinds alone, from at most ``max_feed_ratio`` times the bytes
-    they make (``fuseplan.search.limits``).
+    These are elementwise operations, broadcasts, moves and reductions of few terms, with two to
+    ``max_copies`` readers (the caller of the function counts as one), whose result takes a noticeable part of
+    a launch of ``device`` to read, and that can be computed, by operations of these kinds alone, from at most
+    ``max_feed_ratio`` times the bytes they make (``fuseplan.search.limits``).
     """
     min_bytes = bytes_in(device.launch_ps, device.hbm_bytes_per_s) // LIMITS.launch_divisor
     large = [
         (node.id, made)
         for node in graph.nodes
-        if (made := sum([graph.values[v].nbytes for v in node.outputs])) >= min_bytes
-        and _is_cheap(node)
+        if (made := _made_bytes(graph, node)) >= min_bytes
         and 1 < _n_readers(graph, node) <= LIMITS.max_copies
     ]
-    fed_bytes = _feeds(graph) if large else []
-    return tuple([n for n, made in large if fed_bytes[n] <= LIMITS.max_feed_ratio * made])
+    cheap = _cheap(graph) if large else []
+    feeds = ((n, made, cheap[n]) for n, made in large)
+    return tuple([n for n, made, fed in feeds if fed is not None and fed <= LIMITS.max_feed_ratio * made])
 
 
 def _n_readers(graph: Graph, node: Node) -> int:
@@ -112,40 +113,56 @@ def readers_of_copies(
 ) -> list[list[tuple[Copy, ...]]]:
     """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
     copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
+    cheap = _cheap(graph)
     for node in reversed(graph.nodes):
         readers = [r for v in node.outputs for r in graph.consumers[v]]
         found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
         if not graph.results.isdisjoint(node.outputs):
             found.insert(0, (-1, 0))
         wanted = node.id in roots or (_n_readers(graph, node) == 1 and node.id not in once)
-        splits = _is_cheap(node) and wanted and 1 < len(found) <= LIMITS.max_copies
+        splits = cheap[node.id] is not None and wanted and 1 < len(found) <= LIMITS.max_copies
         copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
     return copies
 
 
-def _is_cheap(node: Node) -> bool:
-    return node.kind <= OpKind.INJECTIVE and not node.effects and bool(node.backends)
+def _cheap(graph: Graph) -> list[int | None]:
+    """For each operation that a kernel may compute again, the bytes of the arrays from which operations of
+    that kind alone can compute it: 0 if it is made of indices, more than any memory holds if there are too
+    many arrays. None for the others.
 
-
-def _feeds(graph: Graph) -> list[int]:
-    """For each cheap node, the bytes of the arrays from which cheap operations alone can compute it: 0 if it
-    is made of indices, more than any memory holds if there are too many arrays."""
-    fed: list[int] = []
+    A reduction may be computed again if it has few terms, and is made of arrays that are not much larger than
+    its result: like a squared distance, and unlike the mean of a row.
+    """
+    fed: list[int | None] = []
     sources: list[frozenset[int] | None] = []
     for node in graph.nodes:
         feeding: list[frozenset[int] | None] = []
-        for v in node.inputs if _is_cheap(node) else ():
+        for v in node.inputs:
             producer = graph.values[v].producer
-            leads = producer >= 0 and _is_cheap(graph.nodes[producer])
+            leads = producer >= 0 and fed[producer] is not None
             feeding.append(sources[producer] if leads else frozenset((v,)))
         own = frozenset[int]().union(*(some for some in feeding if some is not None))
-        if None in feeding or len(own) > LIMITS.max_sources:
-            sources.append(None)
-            fed.append(1 << 62)
-        else:
-            sources.append(own)
-            fed.append(sum(graph.values[v].nbytes for v in own))
+        is_wide = None in feeding or len(own) > LIMITS.max_sources
+        n_bytes = 1 << 62 if is_wide else sum(graph.values[v].nbytes for v in own)
+        is_cheap = _has_few_terms(node) and (
+            node.kind <= OpKind.INJECTIVE or n_bytes <= LIMITS.max_feed_ratio * _made_bytes(graph, node)
+        )
+        sources.append(None if is_wide else own)
+        fed.append(n_bytes if is_cheap else None)
     return fed
+
+
+def _has_few_terms(node: Node) -> bool:
+    """Whether each element of its results follows from a few elements of its operands."""
+    if node.effects or not node.backends or node.kind > OpKind.REDUCTION:
+        return False
+    reduced = [n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED]
+    is_whole = node.kind == OpKind.REDUCTION and DimRole.WHOLE in node.roles
+    return not is_whole and prod(reduced) <= LIMITS.max_copied_terms
+
+
+def _made_bytes(graph: Graph, node: Node) -> int:
+    return sum([graph.values[v].nbytes for v in node.outputs])
 
 
 def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Collection[int]) -> SplitGraph:
