@@ -142,6 +142,14 @@ class Node:
     scope: str = ""
     """The names of the enclosing ``jax.named_scope``s, outermost first: ``block/attention``."""
 
+    @property
+    def reduction_size(self) -> int:
+        """The number of elements that a reduction, or of products that a contraction, combines into each
+        element of its result; 1 for other operations."""
+        return math.prod(
+            [n for n, role in zip(self.dims, self.roles, strict=True) if role == DimRole.REDUCED]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Graph:

@@ -56,11 +56,6 @@ class MaskedGroup:
         pairs = zip(self.spec.node_axes[i], self.nodes[i].roles, strict=True)
         return frozenset(a for axes, role in pairs if role in roles for a in axes)
 
-    def depth(self, i: int) -> int:
-        """The number of elements that a reduction combines into one."""
-        node = self.nodes[i]
-        return math.prod(n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED)
-
     def steps(self) -> int:
         """The length of the longest chain of operations."""
         steps: list[int] = []
@@ -205,7 +200,7 @@ class Bounds:
                 yield tuple(zip(masks, values, strict=True))
 
     def _total(self, i: int, term: Interval) -> Interval:
-        n = self.group.depth(i)
+        n = self.group.nodes[i].reduction_size
         bad = self.xp.isinf(term[0]) | self.xp.isinf(term[1])
         lo, hi = self.xp.where(bad, np.nan, term[0]) * n, self.xp.where(bad, np.nan, term[1]) * n
         return rounded(self.xp, self.group.equations[i].out_avals[0].dtype, (lo, hi), exact=False, terms=n)

@@ -33,8 +33,8 @@ _COMBINES: dict[str, Primitive] = {
 
 
 def by_columns(lowered: Lowered, min_bytes: int, max_row: int = _MAX_ROW) -> Lowered | None:
-    """``lowered`` with arrays of rows of at most ``max_row`` elements, and at least ``min_bytes``, computed
-    column by column; None where it has none.
+    """Compute arrays of at least ``min_bytes`` column by column, if their rows have at most ``max_row``
+    elements; None where ``lowered`` has none.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -126,12 +126,13 @@ class _Rewriter(EquationRewriter):
     def __init__(self, old: Lowered, split: frozenset[int]) -> None:
         super().__init__(old)
         self.split = split
-        self.broadcasts = {
+        self.broadcasts: dict[Operand, Equation] = {
             v: eqn
             for eqn in old.equations
             if eqn.primitive.name == "broadcast_in_dim" and _by_element(eqn) and _keeps_rows(eqn)
             for v in eqn.outputs
         }
+        """For each value that repeats the rows of an array, the equation that makes it."""
         self.columns: dict[tuple[int, int], Operand] = {}
 
     def run(self) -> Lowered:
@@ -167,23 +168,27 @@ class _Rewriter(EquationRewriter):
             return operand
         aval = self.avals[operand]
         k = min(k, _last(aval) - 1)
+        if (operand, k) not in self.columns:
+            self.columns[operand, k] = self._new_column(eqn, operand, aval, k)
+        return self.columns[operand, k]
+
+    def _new_column(self, eqn: Equation, operand: int, aval: Any, k: int) -> Operand:
+        """Write the equations that take column ``k`` of an operand, an array of type ``aval``."""
         maker = self.broadcasts.get(operand)
-        if (operand, k) not in self.columns and maker is not None and _last(maker.in_avals[0]) == _last(aval):
-            # The column of an array, broadcast: its rows may stand apart, and are read once for all.
+        if maker is not None and _last(maker.in_avals[0]) == _last(aval):
+            # The column is taken before the broadcast, and so once for all broadcasts of the array.
             inputs, params = self._by_column(maker, k)
             (column,) = self.add(eqn, maker.primitive, params, inputs, [_without_last(aval)])
-            self.columns[operand, k] = column
-        if (operand, k) not in self.columns:
-            part = operand
-            if _last(aval) > 1:
-                starts, limits = (0,) * (aval.ndim - 1) + (k,), (*aval.shape[:-1], k + 1)
-                params = {"start_indices": starts, "limit_indices": limits, "strides": None}
-                sliced = aval.update(shape=(*aval.shape[:-1], 1))
-                (part,) = self.add(eqn, lax.slice_p, params, [operand], [sliced])
-            params = {"dimensions": (aval.ndim - 1,)}
-            (column,) = self.add(eqn, lax.squeeze_p, params, [part], [_without_last(aval)])
-            self.columns[operand, k] = column
-        return self.columns[operand, k]
+            return column
+        part = operand
+        if _last(aval) > 1:
+            starts, limits = (0,) * (aval.ndim - 1) + (k,), (*aval.shape[:-1], k + 1)
+            params = {"start_indices": starts, "limit_indices": limits, "strides": None}
+            sliced = aval.update(shape=(*aval.shape[:-1], 1))
+            (part,) = self.add(eqn, lax.slice_p, params, [operand], [sliced])
+        params = {"dimensions": (aval.ndim - 1,)}
+        (column,) = self.add(eqn, lax.squeeze_p, params, [part], [_without_last(aval)])
+        return column
 
     def _reduce(self, eqn: Equation) -> None:
         """Write an equation that reduces split values."""

@@ -119,10 +119,15 @@ def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowere
 
 
 def _faster_by_columns(lowered: Lowered, options: Options, work: Work) -> Lowered | None:
-    """The program with short rows as columns, if a quick plan of it is faster: a TPU's vectors have
-    ``LANES`` elements, of which a short row fills few."""
-    columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES)
-    if columns is None or any(copies_apart(columns.graph)):
+    """The program with short rows as columns, if a heuristic plan of it is faster than one of ``lowered``.
+
+    A short row fills few lanes of a TPU's vector. Rows of up to a tile's sublanes are tried.
+
+    Raises:
+        UndecidedError: ``work`` was over before it was known which is faster.
+    """
+    columns = _possible(by_columns(lowered, options.device.least_large_bytes, SUBLANES), options)
+    if columns is None:
         return None
     rows_ps = quick_ps(lowered, options.device, options.features, work)
     return columns if quick_ps(columns, options.device, options.features, work) < rows_ps else None

@@ -135,7 +135,7 @@ def _reduced(node: Node, classes: Sequence[int]) -> frozenset[int]:
 
 
 def _short(nodes: Iterable[Node], classes: Classes) -> frozenset[int]:
-    """The axes all of whose dimensions are short."""
+    """The axes of which no dimension is longer than ``SHORT_AXIS``."""
     long: set[int] = set()
     every: set[int] = set()
     for node in nodes:

@@ -114,8 +114,8 @@ class SearchLimits:
     """The values that copies read may be so many times as large as what they make: a copy saves its reader a
     read, and the last one also the write."""
     max_copied_terms: int = 32
-    """Terms of each sum that is computed again at most: their arithmetic takes about as long as to read the
-    sum from memory."""
+    """Terms that each element of a reduction that is copied may have. On a GPU, to add up so many takes about
+    as long as to read the sum from memory."""
     max_sources: int = 16
     """Arrays from which a copied operation is computed at most."""
     max_partial_copies: int = 2

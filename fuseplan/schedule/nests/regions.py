@@ -20,11 +20,10 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from math import prod
 
 from costmodel.axes import Conflict, unify
 from costmodel.backends import backend_of
-from costmodel.graph import DimRole, Graph, Node, OpKind, boundary
+from costmodel.graph import Graph, Node, OpKind, boundary
 from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.pricing import Nodes
@@ -285,7 +284,7 @@ def narrow_contractions(graph: Graph, backend: str) -> Iterator[Nodes]:
     operations between them; and each pair with a contraction to whose result its own is added. Only the last
     result has other readers."""
     for node in graph.nodes:
-        if not _is_contraction(node, backend) or _depth(node) > backend_of(backend).one_step_depth:
+        if not _is_contraction(node, backend) or node.reduction_size > backend_of(backend).one_step_depth:
             continue
         for v in node.inputs:
             before = _narrow_operand(graph, v, node.id, backend)
@@ -299,11 +298,6 @@ def narrow_contractions(graph: Graph, backend: str) -> Iterator[Nodes]:
 
 def _is_contraction(node: Node, backend: str) -> bool:
     return node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE and can_nest(node, backend)
-
-
-def _depth(node: Node) -> int:
-    """The number of products summed for each element of the result."""
-    return prod(n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED)
 
 
 def _narrow_operand(graph: Graph, v: int, reader: int, backend: str) -> set[int]:

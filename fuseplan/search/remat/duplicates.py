@@ -27,7 +27,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 
 from costmodel.device import DeviceSpec, bytes_in
 from costmodel.graph import ORIGINAL, DimRole, Graph, GraphRewriter, Item, Node, OpKind, without_copies
@@ -85,9 +84,9 @@ def roots_of(graph: Graph, device: DeviceSpec) -> tuple[int, ...]:
         if (made := _made_bytes(graph, node)) >= min_bytes
         and 1 < _n_readers(graph, node) <= LIMITS.max_copies
     ]
-    cheap = _cheap(graph) if large else []
-    feeds = ((n, made, cheap[n]) for n, made in large)
-    return tuple([n for n, made, fed in feeds if fed is not None and fed <= LIMITS.max_feed_ratio * made])
+    sources = _source_bytes(graph) if large else []
+    read = ((n, made, sources[n]) for n, made in large)
+    return tuple([n for n, made, some in read if some is not None and some <= LIMITS.max_feed_ratio * made])
 
 
 def _n_readers(graph: Graph, node: Node) -> int:
@@ -113,25 +112,26 @@ def readers_of_copies(
 ) -> list[list[tuple[Copy, ...]]]:
     """For each node, for each of its copies, its readers; ``(-1, 0)`` is the caller."""
     copies: list[list[tuple[Copy, ...]]] = [[] for _ in graph.nodes]
-    cheap = _cheap(graph)
+    sources = _source_bytes(graph)
     for node in reversed(graph.nodes):
         readers = [r for v in node.outputs for r in graph.consumers[v]]
         found: list[Copy] = [(r, k) for r in dict.fromkeys(readers) for k in range(len(copies[r]))]
         if not graph.results.isdisjoint(node.outputs):
             found.insert(0, (-1, 0))
         wanted = node.id in roots or (_n_readers(graph, node) == 1 and node.id not in once)
-        splits = cheap[node.id] is not None and wanted and 1 < len(found) <= LIMITS.max_copies
+        splits = sources[node.id] is not None and wanted and 1 < len(found) <= LIMITS.max_copies
         copies[node.id] = [(reader,) for reader in found] if splits else [tuple(found)]
     return copies
 
 
-def _cheap(graph: Graph) -> list[int | None]:
-    """For each operation that a kernel may compute again, the bytes of the arrays from which operations of
-    that kind alone can compute it: 0 if it is made of indices, more than any memory holds if there are too
-    many arrays. None for the others.
+def _source_bytes(graph: Graph) -> list[int | None]:
+    """For each operation that a kernel may compute again, the bytes of the arrays from which such operations
+    alone can compute it; None for all others.
 
-    A reduction may be computed again if it has few terms, and is made of arrays that are not much larger than
-    its result: like a squared distance, and unlike the mean of a row.
+    An operation computed from indices alone has 0 bytes; one computed from more than ``max_sources`` arrays
+    has more bytes than any memory holds. A reduction may be computed again if it has at most
+    ``max_copied_terms`` terms, and if its sources have at most ``max_feed_ratio`` times the bytes of its
+    result. That holds of the squared distances of points, and not of the means of rows.
     """
     fed: list[int | None] = []
     sources: list[frozenset[int] | None] = []
@@ -153,15 +153,15 @@ def _cheap(graph: Graph) -> list[int | None]:
 
 
 def _has_few_terms(node: Node) -> bool:
-    """Whether each element of its results follows from a few elements of its operands."""
+    """Whether each element of the node's results depends on few elements of its operands."""
     if node.effects or not node.backends or node.kind > OpKind.REDUCTION:
         return False
-    reduced = [n for n, role in zip(node.dims, node.roles, strict=True) if role == DimRole.REDUCED]
     is_whole = node.kind == OpKind.REDUCTION and DimRole.WHOLE in node.roles
-    return not is_whole and prod(reduced) <= LIMITS.max_copied_terms
+    return not is_whole and node.reduction_size <= LIMITS.max_copied_terms
 
 
 def _made_bytes(graph: Graph, node: Node) -> int:
+    """The bytes of the node's results."""
     return sum([graph.values[v].nbytes for v in node.outputs])
 
 
