@@ -85,6 +85,18 @@ class Backend:
     """Whether a computed operand of a contraction needs a second copy in another layout."""
     scans_by_joining: bool = False
     """Whether a scan along a block is computed by joining halves, which need space beside the result."""
+    loop_movers: frozenset[str] = frozenset()
+    """The primitives that move data inside of XLA's loops for the device; others are kernels of their own,
+    which transpose or gather."""
+    loops_shift: bool = True
+    """Whether these loops hold concatenations of slices, such as a rolled array, rather than of slices that
+    were written before."""
+    loop_products: frozenset[str] = frozenset()
+    """The contractions of which such a loop may hold one, with what its operands are computed from and what
+    is computed from its result."""
+    loop_reductions: int = 1
+    """Kernels that XLA makes of a loop that ends in a sum: the first adds up each block, another one the
+    blocks."""
     batches_lead: bool = False
     """Whether the batch dimensions of a contraction must come first."""
 
@@ -151,6 +163,8 @@ _POINTERS = 4096 // 8 - 2
 """A launch on a GPU passes 4,096 bytes of parameters (CUDA C++ programming guide): a pointer to each array,
 and two of the compiler's own."""
 
+_SHIFTS = frozenset({"slice", "split", "concatenate", "pad"})
+
 for _backend in (
     Backend(
         "mosaic_tpu",
@@ -160,6 +174,9 @@ for _backend in (
         depth_tiles=(128, 256, 512),
         held_tiles=(1024, 2048, 4096),  # weights that fit whole into VMEM are read once
         accumulates_in_memory=True,
+        loop_movers=_SHIFTS,
+        loops_shift=False,
+        loop_products=frozenset({"dot_general"}),
         batches_lead=True,
     ),
     Backend(
@@ -178,6 +195,8 @@ for _backend in (
         ignores_unit_dims=True,
         relayouts_operands=True,
         scans_by_joining=True,
+        loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
+        loop_reductions=2,
     ),
     Backend(
         "mosaic_gpu",
@@ -191,6 +210,8 @@ for _backend in (
         exchanges_bool=False,
         fuses_operands=False,
         walks_in_passes=False,
+        loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
+        loop_reductions=2,
     ),
     Backend("xla", "fuseplan.codegen.xla", emits_kernels=False),
     Backend(

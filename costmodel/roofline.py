@@ -16,12 +16,13 @@ from math import prod
 from costmodel import dtypes
 from costmodel.axes import NodeAxes
 from costmodel.device import DeviceSpec, time_ps
-from costmodel.graph import DimRole, Flops, Graph, Node
+from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
 from costmodel.memory import is_bitcast
 from costmodel.onchip import Footprint, concurrent_tiles, footprint
 from costmodel.traffic import bytes_moved
+from costmodel.xla_loops import evaluations_in_loop, is_one_loop
 
 _NOTHING = Compiled(0, 0, 0)
 """The result of compilation of nodes for which XLA emits no kernel."""
@@ -56,6 +57,9 @@ def estimate(
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
+    is_loop = device.capabilities.emits_kernels and _is_xla_loop(graph, spec)
+    if is_loop:
+        work = _work_of_loop(graph, spec)
     flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
     memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)
@@ -79,6 +83,13 @@ def estimate(
     if device.platform == "cpu":
         fresh = fresh_ps(graph, spec, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
+    if is_loop:  # It waits for its first elements, as a tiled kernel does for its first block.
+        if any(graph.nodes[n].kind == OpKind.REDUCTION for n in spec.nodes):
+            launch_ps *= device.capabilities.loop_reductions
+        if device.sequential_grid:
+            step_ps = device.grid_step_ps
+        else:
+            latency_ps = device.hbm_latency_ps
     if spec.axes:
         tiles = prod(spec.grid)
         steps = 1 if spec.streamed is None else spec.axes[spec.streamed].n_tiles
@@ -145,6 +156,29 @@ def work_of(graph: Graph, spec: KernelSpec) -> Work:
         if flops.matrix:
             products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))
     return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
+
+
+def _is_xla_loop(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether XLA fuses the group into one loop of several operations on arrays."""
+    if spec.capabilities.emits_kernels or spec.compiled is not None or not is_one_loop(graph, spec.nodes):
+        return False
+    return any(graph.nodes[n].dims for n in spec.nodes)
+
+
+def _work_of_loop(graph: Graph, spec: KernelSpec) -> Work | None:
+    """The work of a loop of XLA, which evaluates operations where they are read."""
+    times = evaluations_in_loop(graph, spec.nodes)
+    if times is None:
+        return None
+    terms = Flops()
+    products = []
+    for n, share in zip(spec.nodes, times, strict=True):
+        node = graph.nodes[n]
+        flops = node.flops.share(*share)
+        terms += flops
+        if flops.matrix:
+            products.append(((), flops.matrix, graph.values[node.inputs[0]].dtype))
+    return Work((((), False, terms),), tuple(products))
 
 
 def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:

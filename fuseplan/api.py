@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 
@@ -51,6 +51,7 @@ def jit(
     strict: bool = False,
     measure: bool = False,
     constraints: Constraints | None = None,
+    peers: Sequence[str] = (),
     **jit_options: Any,
 ) -> Any:
     """``jax.jit`` that plans which operations share a kernel, and emits these kernels.
@@ -71,6 +72,8 @@ def jit(
             on tracers the fused function is used.
         constraints: which operations must or must not share a kernel, and how large a kernel may be. With
             ``measure=True`` they do not bind ``jax.jit``'s program.
+        peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
+            compiles the program by XLA, for the plan that ``jax.jit`` has.
         **jit_options: options of ``jax.jit``, such as ``static_argnums`` and ``donate_argnums``.
 
     Returns:
@@ -94,13 +97,31 @@ def jit(
     if f is None:
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
-            constraints=constraints, **jit_options,
+            constraints=constraints, peers=peers, **jit_options,
         )  # fmt: skip
     _require_function(
         "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
     )
-    make_options("test" if device is None else device, planner, deadline_s, strict, constraints)
-    return JitFused(f, device, planner, deadline_s, strict, constraints, jit_options, measure)
+    planning = Planning(device, planner, deadline_s, strict, constraints, peers)
+    planning.options("test" if device is None else device)
+    return JitFused(f, planning, jit_options, measure)
+
+
+class Planning(NamedTuple):
+    """The options of ``jit`` that decide how a function is planned."""
+
+    device: str | DeviceSpec | None
+    planner: str
+    deadline_s: float
+    strict: bool
+    constraints: Constraints | None
+    peers: Sequence[str]
+
+    def options(self, device: str | DeviceSpec | None) -> Options:
+        """The checked options, for ``device``."""
+        return make_options(
+            device, self.planner, self.deadline_s, self.strict, self.constraints, peers=self.peers
+        )
 
 
 class JitFused:
@@ -109,18 +130,14 @@ class JitFused:
     def __init__(
         self,
         f: Callable[..., Any],
-        device: str | DeviceSpec | None,
-        planner: str,
-        deadline_s: float,
-        strict: bool,
-        constraints: Constraints | None,
+        planning: Planning,
         jit_options: dict[str, Any],
         measure: bool = False,
     ) -> None:
         # Do not copy f's attributes: they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
         self._f = f
-        self._planning = (device, planner, deadline_s, strict, constraints)
+        self._planning = planning
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
         self._jitted = RecoveringJit(
@@ -136,8 +153,7 @@ class JitFused:
     def _options(self) -> Options:
         # This CPU is measured only where prices matter (``with_figures``): it takes seconds, and in most
         # functions no price matters.
-        device, planner, deadline_s, strict, constraints = self._planning
-        return make_options(unmeasured_device(device), planner, deadline_s, strict, constraints)
+        return self._planning.options(unmeasured_device(self._planning.device))
 
     def _is_left_to_jax(self, closed: Any) -> bool:
         """Whether calls of a traced function run ``jax.jit``'s program without planning."""
@@ -231,7 +247,7 @@ class JitFused:
         if device is None:
             return self._jitted.lower(*args, **kwargs)
 
-        other = JitFused(self._f, device, *self._planning[1:], self._jit_options)
+        other = JitFused(self._f, self._planning._replace(device=device), self._jit_options)
         name = device if isinstance(device, str) else device.name
         return lower_there(
             self._name,
@@ -269,11 +285,16 @@ def make_plan(
     strict: bool = False,
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
+    peers: Sequence[str] = (),
 ) -> Callable[..., Plan]:
     """A function that returns the plan of ``f``, as ``jax.make_jaxpr`` returns its jaxpr.
 
     ``f`` may also be a program that ``fuseplan.extend.lower`` has made, to plan it several times; the
     function then takes no arguments. ``features`` switches parts of the planner off, for ablations.
+
+    ``peers`` are planners whose plans are made, too: the fastest plan is used, so that it is no slower than
+    any of them. ``["xla"]`` compiles the program by XLA, for the plan that ``jax.jit`` has; for a device that
+    is not present that needs the extra ``aot``.
 
     Raises:
         FuseplanError: an unknown device or planner, or another invalid option.
@@ -290,7 +311,7 @@ def make_plan(
         _require_function("fuseplan.make_plan", f)
     elif strict:
         raise InvalidArgumentError("strict is an option of fuseplan.extend.lower, which made this program")
-    options = make_options(device, planner, deadline_s, strict, constraints, features)
+    options = make_options(device, planner, deadline_s, strict, constraints, features, peers)
     if isinstance(f, Lowered):
         program = f
         return lambda: Plan.of(plan_best(program, options))

@@ -30,6 +30,7 @@ from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.notes import NoteKind, limit_reached, note
 from fuseplan.plan.options import Options
+from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
@@ -161,20 +162,23 @@ class _Planner:
         return found.cut_short(limit).bound_of("as rewritten")
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
-        """``found``, or the plan of a heuristic or of another system's algorithm (``PEERS``) where that is
-        faster. A proof excludes faster plans."""
-        plan = found.plan
-        if self.options.planner != "solver" or self.options.deadline_s <= 0 or plan is None:
+        """``found``, or the plan of a planner that the user asked for, where that is faster; where ``found``
+        is not proven, also of a heuristic or of another system's algorithm (``PEERS``). A proof excludes
+        faster plans of these, and not of XLA's own kernels."""
+        plan, asked = found.plan, self.options.peers
+        if self.options.deadline_s <= 0 or plan is None:
             return found
-        if plan.status == "OPTIMAL":
-            return found
+        may_gain = self.options.planner == "solver" and plan.status != "OPTIMAL"
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
             is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
-            for name in PEERS if is_small else HEURISTICS:
+            names = (PEERS if is_small else HEURISTICS) if may_gain else ()
+            for name in dict.fromkeys((*asked, *names)):
                 left_s = self.expires_at - time.monotonic()
                 if left_s <= 0 or not may_begin(DIVISION, len(program.graph.nodes), left_s):
                     return found
+                if program is not self.traced and has_fixed_kernels(name):
+                    continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
                 peer = _plan_below(found.time_ps, program, options, StageTimer())
                 if peer is not None:

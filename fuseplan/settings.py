@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from costmodel.device import DeviceSpec, UnknownDeviceError
@@ -20,11 +21,12 @@ def make_options(
     strict: bool = False,
     constraints: Constraints | None = None,
     features: Features = ALL_FEATURES,
+    peers: Sequence[str] = (),
 ) -> Options:
     """Check the options of a call, and resolve its device; ``None`` is the device of JAX's default backend.
 
     Raises:
-        UnknownNameError: the device or the planner is unknown.
+        UnknownNameError: the device, the planner or one of ``peers`` is unknown.
         InvalidArgumentError: the deadline is no number of at least 0, or an option has another type.
     """
     if not isinstance(planner, str):
@@ -47,7 +49,12 @@ def make_options(
             f"features expects a fuseplan.Features, got {type(features).__name__}: write "
             "fuseplan.Features(siblings=False)"
         )
-    return Options(resolve_device(device), planner, float(deadline_s), strict, constraints or None, features)
+    if isinstance(peers, str) or not all(isinstance(name, str) for name in peers):
+        raise InvalidArgumentError(f"peers expects names of planners, such as ['xla'], got {peers!r}")
+    for name in peers:
+        get_planner(name)
+    limits = constraints or None
+    return Options(resolve_device(device), planner, float(deadline_s), strict, limits, features, tuple(peers))
 
 
 def with_figures(options: Options) -> Options:

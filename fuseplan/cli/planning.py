@@ -60,6 +60,12 @@ def plan(
     small: Small = False,
     deadline: Deadline = DEFAULT_DEADLINE_S,
     strict: Annotated[bool, typer.Option("--strict", help="Fail on an operation without a rule.")] = False,
+    peers: Annotated[
+        str | None,
+        typer.Option(
+            "--peers", metavar="NAME,…", help="Planners whose plans are made too; the fastest is used."
+        ),
+    ] = None,
     explain: Annotated[
         str | None,
         typer.Option("--explain", metavar="A,B", help="Why these operations are (not) in one kernel."),
@@ -74,7 +80,8 @@ def plan(
 ) -> None:
     """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
-    options = make_options(device, planner, deadline, strict, constraints)
+    names = [] if peers is None else peers.split(",")
+    options = make_options(device, planner, deadline, strict, constraints, peers=names)
     ends = None if explain is None else _two_operations(explain)
     f, args = load(workload, dtype, small)
     with progress(1) as steps:

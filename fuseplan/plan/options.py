@@ -32,6 +32,9 @@ class Features:
     """The tile is the cheapest of all, not the largest that fits."""
     loop_nests: bool = True
     """On the CPU, loops over tiles hold large intermediates one tile at a time."""
+    xla_loops: bool = True
+    """On a GPU or a TPU, a group that no tiled kernel can hold, or none as fast, may be left to XLA as one
+    loop."""
     recompute: bool = True
     """Values that several kernels read are rematerialised in each kernel that gains by it; on the CPU, large
     values for distant readers."""
@@ -68,6 +71,8 @@ class Options:
     strict: bool = False
     constraints: Constraints | None = None
     features: Features = ALL_FEATURES
+    peers: tuple[str, ...] = ()
+    """Planners whose plans are made, too: the fastest plan is used."""
     asked_s: float | None = None
     """The user's deadline, of which ``deadline_s`` seconds are left; None where the two are equal."""
     shares: int = 1

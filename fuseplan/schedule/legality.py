@@ -8,6 +8,7 @@
   (``possible_prologues``).
 - ``refuse_results``, ``refuse_exchange``: what the kernel may read and write; not monotone.
   ``scheduler.Scheduler.schedule`` asks both.
+- ``refuse_loop``: the rules for a loop into which XLA fuses a group of a GPU's or TPU's program.
 - ``refuse_nest``: the rules for a nest (``nests``), a kernel in several passes or of several contractions.
 
 Other modules refuse a group for more than its operations:
@@ -25,14 +26,19 @@ Other modules refuse a group for more than its operations:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from itertools import pairwise
 
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
-from costmodel.graph import Boundary, Graph, Node, OpKind
+from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
+from costmodel.xla_loops import repeated_in_loop
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
+
+MAX_LOOP_ARRAYS = 96
+"""Arrays that a loop of XLA reads and writes at most (``MaxOperandsAndOutputsPerFusion``)."""
 
 Prologues = Sequence[bool] | Mapping[int, bool]
 """By node, whether it may be a prologue, as ``possible_prologues`` says."""
@@ -78,6 +84,45 @@ def refuse_nest(
     if refused is None and isinstance(axes, Conflict):
         return Verdict("shapes", axes.reason, (axes.producer, axes.consumer))
     return refused
+
+
+def refuse_loop(
+    graph: Graph, nodes: tuple[int, ...], backend: str, edge: Boundary | None = None
+) -> Verdict | None:
+    """Why XLA does not fuse ``nodes`` (ascending ids) into one loop of the device of ``backend``, or None.
+
+    A loop has elementwise operations, broadcasts, data movement, and reductions that end it; on some devices
+    also a contraction, whose operands may be transposed. All that it writes has one iteration space: with
+    several reductions, that of each. ``edge`` is what it reads and writes; without it, its ``boundary``. Not
+    monotone.
+    """
+    members = [graph.nodes[n] for n in nodes]
+    refused = (
+        _barriers(graph, members, "xla")
+        or _loop_ends(members, backend_of(backend).loop_products)
+        or _movers(graph, members, backend)
+    )
+    if refused is not None:
+        return refused
+    edge = edge or boundary(graph, nodes)
+    if len(edge.reads) + len(edge.writes) > MAX_LOOP_ARRAYS:
+        return Verdict("backend", f"its loop would read and write more than {MAX_LOOP_ARRAYS} arrays", nodes)
+    makers = [graph.nodes[graph.values[v].producer] for v in edge.writes]
+    for first, node in pairwise(makers):
+        if _elements(graph, node)[0] != _elements(graph, first)[0]:
+            reason = f"{first.op} and {node.op} would be written by loops over other elements"
+            return Verdict("shapes", reason, (first.id, node.id))
+    reductions = [node for node in makers if node.kind == OpKind.REDUCTION]
+    for first, node in pairwise(reductions):
+        if _elements(graph, node) != _elements(graph, first):
+            return Verdict("shapes", f"{first.op} and {node.op} reduce other dimensions", (first.id, node.id))
+    repeated = repeated_in_loop(graph, nodes)
+    if repeated is None:
+        return Verdict("backend", "its loop would evaluate an operation at too many indices", nodes)
+    if repeated:
+        reason = f"XLA does not evaluate {graph.nodes[repeated[0]].op} more than once"
+        return Verdict("backend", reason, repeated[:1])
+    return None
 
 
 def refuse_results(nodes: tuple[int, ...], edge: Boundary, features: Features) -> Verdict | None:
@@ -149,9 +194,17 @@ def _contractions(members: list[Node], features: Features, backend: str) -> Verd
 def _xla_loops(members: list[Node]) -> Verdict | None:
     """XLA's CPU loops fuse elementwise operations and data movement with each other and into a reduction, but
     nothing onto a reduction or around a contraction."""
-    made_by = {v: n for n in members if n.kind >= OpKind.REDUCTION for v in n.outputs}
+    return _loop_ends(members) or _shared_operands(members)
+
+
+def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict | None:
+    """A loop ends with a reduction. It holds one contraction at most, of the primitives ``may_hold``."""
+    made_by = {v: n for n in members if n.kind == OpKind.REDUCTION for v in n.outputs}
+    products = 0
     for node in members:
-        if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+        is_product = node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+        products += is_product
+        if is_product and (products > 1 or node.op not in may_hold):
             return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
         for v in node.inputs:
             if v in made_by:
@@ -160,7 +213,44 @@ def _xla_loops(members: list[Node]) -> Verdict | None:
                     f"XLA ends a loop at {made_by[v].op}: {node.op} starts another",
                     (made_by[v].id, node.id),
                 )
-    return _shared_operands(members)
+    return None
+
+
+def _elements(graph: Graph, node: Node) -> tuple[tuple[int, ...], tuple[bool, ...]]:
+    """The shape over which a loop that ends in ``node`` runs, and which dimensions are reduced."""
+    if node.kind != OpKind.REDUCTION:
+        shape = graph.values[node.outputs[0]].shape
+        return shape, (False,) * len(shape)
+    reduced = [any(node.roles[d] == DimRole.REDUCED for d in dims) for dims in node.input_maps[0]]
+    return graph.values[node.inputs[0]].shape, tuple(reduced)
+
+
+def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
+    """What moves data inside of a loop; parts of arrays that are joined, as in a rolled array, may have to be
+    written first."""
+    can = backend_of(backend)
+    parts = {v: node for node in members if node.takes_part for v in node.outputs}
+    operands = {v for n in members if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE for v in n.inputs}
+    for node in members:
+        if node.kind != OpKind.INJECTIVE:
+            continue
+        if node.op == "transpose" and not operands.isdisjoint(node.outputs):
+            continue  # A contraction takes its operands in any order of dimensions.
+        if node.bitcast and not (can.lane_tiles and _changes_rows(graph, node)):
+            continue
+        if node.op not in can.loop_movers:
+            return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
+        for v in node.inputs if not (node.takes_part or can.loops_shift) else ():
+            if v in parts:
+                reason = f"XLA writes what {parts[v].op} takes before {node.op} joins it"
+                return Verdict("backend", reason, (parts[v].id, node.id))
+    return None
+
+
+def _changes_rows(graph: Graph, node: Node) -> bool:
+    """Whether a reshape does more than add or drop dimensions of size one."""
+    source, made = ([d for d in graph.values[v].shape if d != 1] for v in (node.inputs[0], node.outputs[0]))
+    return source != made
 
 
 def _shared_operands(members: list[Node]) -> Verdict | None:

@@ -37,6 +37,7 @@ from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import Rank, Tiles, tilings
+from fuseplan.schedule.xla_loops import XlaLoops
 from fuseplan.support.errors import Verdict
 
 CACHED_AXES = 1_000
@@ -130,12 +131,22 @@ class Scheduler(Pricing):
         make_nests = KernelNests if emits_kernels else CpuNests
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
         self._prologues = possible_prologues(graph)
+        self.has_loops = emits_kernels and features.xla_loops
         self.axes = lru_cache(CACHED_AXES)(Unifier(graph))
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:  # type: ignore[override]
-        """As ``Pricing.offers``: the groups that are offered as nests."""
-        return () if self._nests is None else self._nests.offers
+        """As ``Pricing.offers``: nests, and loops of XLA."""
+        nests = () if self._nests is None else self._nests.offers
+        return tuple(dict.fromkeys((*nests, *(() if self._loops is None else self._loops.offers))))
+
+    @cached_property
+    def _loops(self) -> XlaLoops | None:
+        def tiled(nodes: Nodes) -> Kernel | Verdict:
+            edge = boundary(self.graph, nodes)
+            return self.tiled(nodes, edge, self._prologues, self._floor.one_kernel(nodes))
+
+        return XlaLoops(self.graph, self.device, self._floor, tiled) if self.has_loops else None
 
     @property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -169,6 +180,8 @@ class Scheduler(Pricing):
         """As ``Pricing.least``; higher where no axis can be parallel, so that one core runs all tiles."""
         if self.skips_tiles(nodes):
             return 0
+        if self.has_loop(nodes):
+            return self._floor(nodes)
         is_idle = self.device.core_count > 1 and self._is_on_one_core(nodes)
         return self._floor.on_one_core(nodes) if is_idle else self._floor.one_kernel(nodes)
 
@@ -187,7 +200,12 @@ class Scheduler(Pricing):
         return not free_axes(group_layout(self.graph, nodes, axes, boundary(self.graph, nodes)), axes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        return (0, 0) if self.skips_tiles(nodes) else self._floor.parts(nodes, together=True)
+        is_tiled = not self.has_loop(nodes)
+        return (0, 0) if self.skips_tiles(nodes) else self._floor.parts(nodes, together=is_tiled)
+
+    def has_loop(self, nodes: Nodes) -> bool:
+        """Whether the group is offered as a loop of XLA, which bounds of tiled kernels do not hold for."""
+        return self._loops is not None and self._loops.has(nodes)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
         """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
@@ -244,6 +262,14 @@ class Scheduler(Pricing):
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         if len(nodes) == 1:
             return self._kernel_of_xla(nodes, edge)
+        loop = None if self._loops is None else self._loops.kernel(nodes, edge)
+        if loop is None:
+            return self.tiled(nodes, edge, prologues, floor_ps)
+        tiled = self.tiled(nodes, edge, prologues, floor_ps)
+        return loop if isinstance(tiled, Verdict) or loop.cost.time_ps < tiled.cost.time_ps else tiled
+
+    def tiled(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
+        """As ``schedule``, of several nodes, without XLA's loops."""
         if (refused := refuse_results(nodes, edge, self.features)) is not None:
             return refused
         refused = self._refuse(nodes, edge, prologues)

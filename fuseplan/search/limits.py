@@ -87,7 +87,7 @@ class SearchLimits:
     window grows to another reader of an array rather than to a reader or producer."""
     max_groups_of_window: int = 1_000
     """Candidate groups of one window."""
-    max_idle_windows: int = 48
+    max_idle_windows: int = 12
     """Windows in a row without gain after which the neighbourhood search ends."""
     window_gap_divisor: int = 1_000
     """The neighbourhood search ends within this part of the floor."""

@@ -62,6 +62,7 @@ class Groups:
                     self._apart[u] |= 1 << v
                     self._apart[v] |= 1 << u
         self._position = {node: i for i, node in enumerate(self.nodes)}
+        self._offers = dict.fromkeys(self._offered())
         self._copies = _CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
         self._values: list[int] = []
         self._crosses = self._boundaries()
@@ -91,7 +92,8 @@ class Groups:
                 if self._room.follows(question):
                     continue
                 if not border:
-                    if not self._copies or not self._copies.contradict(group, ~group):
+                    allowed = not self._copies or not self._copies.contradict(group, ~group)
+                    if allowed and group not in self._offers:
                         yield group
                     continue
                 new = border & -border
@@ -101,7 +103,7 @@ class Groups:
                     continue
                 if not self._rules.refuses(grown) and self._may_fit(grown, self._question(grown, out)):
                     waiting.append((grown, out, 0))
-        yield from self._offered()
+        yield from self._offers
 
     def below(self, prices: Sequence[int], room_ps: int) -> Iterator[int]:
         """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
@@ -151,13 +153,14 @@ class Groups:
                 if refused:
                     continue
                 if not open_:
-                    if not self._copies or not self._copies.contradict(group, ~group):
+                    allowed = not self._copies or not self._copies.contradict(group, ~group)
+                    if allowed and group not in self._offers:
                         yield group
                     continue
                 (stakes,) = floor.stakes(self._row(group))
                 new = max(bits(open_), key=lambda i: (prices[i] + stakes[i], -i))
                 waiting += [(group, out | 1 << new, several), (group | 1 << new, out, several)]
-        yield from self._offered()
+        yield from self._offers
 
     def _least_margin(
         self,

@@ -102,3 +102,29 @@ def test_side_effects_want_the_device() -> None:
 def test_of_another_backend_of_the_device() -> None:
     plan = make(jnp.exp, "h200:mosaic_gpu", shaped(64, 64))
     assert [kernel.spec.backend for kernel in plan.kernels] == ["xla"]
+
+
+@both
+def test_xlas_plan_is_used_where_it_is_asked_for_and_faster(device: str) -> None:
+    """XLA draws random bits in the loop that uses them."""
+
+    def dropped(key, x):
+        return jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
+
+    args = (jax.eval_shape(lambda: jax.random.key(0)), shaped(4096, 768))
+    xla = fuseplan.make_plan(dropped, device=device, planner="xla")(*args)
+    alone = fuseplan.make_plan(dropped, device=device)(*args)
+    both_ways = fuseplan.make_plan(dropped, device=device, peers=["xla"])(*args)
+    assert alone.status == "OPTIMAL"
+    assert both_ways.objective_ps == xla.objective_ps < alone.objective_ps
+    assert both_ways.bound_ps <= both_ways.objective_ps
+    assert "xla's plan is used" in both_ways.notes[-1]
+    assert both_ways.verify().status == "verified"
+    assert Plan.from_json(both_ways.to_json()) == both_ways
+
+
+def test_a_peer_that_is_slower_changes_nothing() -> None:
+    x = shaped(4096, 1024)
+    plan = fuseplan.make_plan(jax.nn.softmax, device="h200", peers=["unfused", "xla"])(x)
+    assert plan.status == "OPTIMAL"
+    assert plan.kernels == fuseplan.make_plan(jax.nn.softmax, device="h200")(x).kernels

@@ -64,9 +64,9 @@ HEADS, TABLE = (1024, 12, 64), (1024, 1, 64)
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 @pytest.mark.parametrize("f", [rope_by_slices, rope_by_reshape, rope_by_pairs], ids=lambda f: f.__name__)
 def test_rotary_embedding_is_one_kernel(f, device):
-    # Neighbours in a lane are taken apart by XLA on a TPU.
+    # Neighbours in a lane are taken apart by XLA on a TPU, which also joins them for its own last loop.
     assert kernels(f, (HEADS, TABLE, TABLE), device) == (
-        3 if (f, device) == (rope_by_pairs, "tpu_v5e") else 1
+        4 if (f, device) == (rope_by_pairs, "tpu_v5e") else 1
     )
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from costmodel.xla_loops import is_one_loop
 from tests.codegen.test_planned_kernels import run_planned
 from tests.helpers.cutting_cases import rope_by_pairs, rope_by_reshape, rope_by_slices
 from tests.helpers.emit_cases import layernorm, rmsnorm
@@ -134,7 +135,7 @@ def test_forward_and_backward(name, device):
         with jax.enable_x64(True):
             wide = [a if a.dtype == "int32" else a.astype("float64") for a in jax.tree.leaves(args)]
             want = run_quickly(both, *jax.tree.unflatten(jax.tree.structure(args), wide))
-        assert any(k.spec.backend != "xla" for k in plan.kernels)
+        assert any(is_one_loop(plan.graph, k.spec.nodes) for k in plan.kernels)
         tolerance = float(jnp.finfo(dtype).eps) * (8 if dtype != "float32" else 64)
         for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
             g64, w64 = np.asarray(g).astype("float64"), np.asarray(w)

@@ -179,7 +179,7 @@ def test_streaming_is_worth_it(device: str) -> None:
 
     for f in (jax.nn.softmax, jax.nn.log_softmax):
         best = time_ps(f)
-        assert best < 0.51 * time_ps(f, features=Features(streaming=False))
+        assert best < 0.51 * time_ps(f, features=Features(streaming=False, xla_loops=False))
         assert best < 0.38 * time_ps(f, planner="unfused")
 
 

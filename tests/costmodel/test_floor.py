@@ -11,6 +11,7 @@ from costmodel.floor import Floor
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import Features
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import Verdict
 from tests.helpers.graphs import TPU, GraphBuilder
@@ -60,8 +61,8 @@ def test_no_partition_beats_the_floor(graph, device):
             kernel = scheduler.price(nodes)
             if not isinstance(kernel, Verdict):
                 times[nodes] = kernel.cost.time_ps
-                assert floor.parts(nodes)[1] <= floor.parts(nodes, together=True)[1] <= kernel.cost.hbm_bytes
-                assert floor.one_kernel(nodes) <= kernel.cost.time_ps
+                assert floor.parts(nodes)[1] <= scheduler.floors(nodes)[1] <= kernel.cost.hbm_bytes
+                assert scheduler.floors(nodes)[0] <= kernel.cost.time_ps
     best = {(): 0}
     for size in range(1, n + 1):
         for nodes in itertools.combinations(range(n), size):
@@ -85,7 +86,7 @@ def test_the_floor_of_a_streaming_kernel_is_its_cost():
 def test_the_floor_of_a_tpus_kernel_has_the_padding():
     b = GraphBuilder()
     graph = b.build(b.elementwise(b.elementwise(b.input((4096, 16, 64)), op="neg"), op="abs"))
-    cost = Scheduler(graph, TPU).price((0, 1)).cost
+    cost = Scheduler(graph, TPU, features=Features(xla_loops=False)).price((0, 1)).cost
     floor = Floor(graph, TPU)
     assert floor.parts((0, 1), together=True)[1] == cost.hbm_bytes == 2 * 4096 * 16 * 128 * 4
     assert floor.parts((0, 1))[1] == 2 * 4096 * 16 * 64 * 4  # XLA's own kernels pad nothing

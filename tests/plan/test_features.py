@@ -48,6 +48,7 @@ WORTH = {
     "streaming": ("h200", lambda x: jnp.exp(x).sum(1), array(1024, 65536)),
     "choice_of_tile": ("h200", lambda x, w, b: x @ w + b, *HALF),
     "loop_nests": ("cpu", attention, *QKV),
+    "xla_loops": ("h200", lambda x: jnp.roll(x, 1, 0) - x, array(2048, 2048)),
     # Its backward pass is too far from its forward pass for one nest of both.
     "recompute": ("cpu", *flat(get_workload("gpt2_block_grad"))),
     "splits": ("h200", *flat(get_workload("layernorm_grad"))),

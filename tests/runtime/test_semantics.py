@@ -156,6 +156,13 @@ def test_dump_to_a_file_is_a_warning(monkeypatch, tmp_path):
     assert target.read_text() == "mine"
 
 
+def test_peers_are_names_of_planners():
+    with pytest.raises(fuseplan.InvalidArgumentError, match=r"such as \['xla'\], got 'xla'"):
+        fuseplan.jit(jnp.tanh, peers="xla")
+    with pytest.raises(fuseplan.FuseplanError, match="Did you mean 'greedy'"):
+        fuseplan.jit(jnp.tanh, peers=["greedi"])
+
+
 @pytest.mark.parametrize("planner", [["solver"], None, 3])
 def test_planner_must_be_a_name(planner):
     with pytest.raises(fuseplan.InvalidArgumentError, match="one planner"):

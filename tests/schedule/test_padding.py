@@ -17,6 +17,7 @@ from costmodel.roofline import estimate
 from fuseplan import Kernel, Plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import Features
 from fuseplan.schedule.addressing import can_regroup, keeps_ranks, regroups
 from fuseplan.schedule.legality import refuse_nest
 from fuseplan.schedule.scheduler import Scheduler
@@ -76,7 +77,8 @@ def test_what_is_not_padded_is_one_kernel(old, new):
 @pytest.mark.parametrize(("old", "new"), RESHAPES)
 def test_the_reason_names_value_and_block(old, new, backend):
     graph = lower(reshaped(old, new)).graph
-    scheduler = Scheduler(graph, get_device("h200" if backend == "triton" else "h200:mosaic_gpu"))
+    device = get_device("h200" if backend == "triton" else "h200:mosaic_gpu")
+    scheduler = Scheduler(graph, device, features=Features(xla_loops=False))
     for nodes in ((0, 1), (1, 2), (0, 1, 2)):
         verdict = scheduler.compatible(nodes)
         assert verdict == scheduler.price(nodes) == refuse_nest(graph, backend, nodes, scheduler.axes)
@@ -88,9 +90,10 @@ def test_the_reason_names_value_and_block(old, new, backend):
 
 
 def test_the_plan_says_why():
-    plan = fuseplan.make_plan(lambda x: jnp.sin(x).reshape(5, 3) * 2, device="h200")(
-        jax.ShapeDtypeStruct((3, 5), "float32")
+    make = fuseplan.make_plan(
+        lambda x: jnp.sin(x).reshape(5, 3) * 2, device="h200", features=Features(xla_loops=False)
     )
+    plan = make(jax.ShapeDtypeStruct((3, 5), "float32"))
     assert "would move the padding of its block [4,8]" in str(plan.explain(0, 1))
 
 

@@ -74,7 +74,9 @@ def test_what_is_behind_a_product_by_a_path_in_the_group():
 def test_switched_off_nothing_is_fused_into_an_operand(device):
     args = (X, X, W)
     assert isinstance(whole(glu, *args, device=get_device(device)), Kernel)
-    refused = whole(glu, *args, device=get_device(device), features=Features(prologues=False))
+    refused = whole(
+        glu, *args, device=get_device(device), features=Features(prologues=False, xla_loops=False)
+    )
     assert isinstance(refused, Verdict)
     assert "nothing is fused into the operands" in refused.reason
 
@@ -105,7 +107,7 @@ def test_a_scale_of_rows_may_serve_both_ends():
 def test_a_residual_of_what_the_product_reads(device):
     square = jax.ShapeDtypeStruct((512, 512), "float32")
     for f in (lambda x, w: x @ w + x, lambda x, w: jax.nn.silu(x) @ w + x):
-        kernel = whole(f, square, square, device=get_device(device))
+        kernel = whole(f, square, square, device=get_device(device), features=Features(xla_loops=False))
         assert isinstance(kernel, Kernel)
         assert len({r.value for r in kernel.spec.reads}) == 2
         assert len(kernel.spec.reads) == 3  # x along the depth, and along the columns

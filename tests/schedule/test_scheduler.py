@@ -17,6 +17,7 @@ from fuseplan import Kernel
 from fuseplan.codegen import emit
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.plan.options import Features
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.tilings import addressing
@@ -33,8 +34,9 @@ def shape(*extents, dtype="float32"):
 
 
 def priced(f, *args, device=H200):
+    """The tiled kernel of a whole function, or why there is none."""
     graph = lower(trace(f, *args)).graph
-    return Scheduler(graph, device).price(tuple(range(len(graph.nodes))))
+    return Scheduler(graph, device, features=Features(xla_loops=False)).price(tuple(range(len(graph.nodes))))
 
 
 def layernorm(x, g):
@@ -194,7 +196,7 @@ def test_inner_tile_divides():
 @pytest.mark.parametrize("depth", [768, 200])
 def test_of_equally_fast_steps_a_sequential_grid_takes_the_fewest(depth):
     graph = lower(trace(lambda x, w: jnp.tanh(x) @ w, shape(1024, depth), shape(depth, 512))).graph
-    scheduler = Scheduler(graph, V5E)
+    scheduler = Scheduler(graph, V5E, features=Features(xla_loops=False))
     chosen = scheduler.price((0, 1))
     costs = [(spec, estimate(graph, spec, V5E)) for spec in scheduler.schedules((0, 1))]
     alike = [

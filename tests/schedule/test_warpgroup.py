@@ -13,7 +13,7 @@ from fuseplan import make_plan
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.passes.recompute_streams import along_streams
-from fuseplan.plan.options import ALL_FEATURES
+from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import block_order, is_addressable
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import InvalidPlanError
@@ -24,6 +24,7 @@ from tests.helpers.specs import P, S, Tiled, hand_spec, whole_group
 pytestmark = pytest.mark.one_python
 
 H200 = get_device("h200:mosaic_gpu")
+TILED = Features(xla_loops=False)
 ROWS, COLUMNS = ((0,), (1,)), ((1,), (0,))
 
 
@@ -159,7 +160,7 @@ def test_no_kernel_walks_in_passes_or_holds_two_contractions(name):
     f, args = get_workload(name).build(dtype="bfloat16")
     lowered = lower(trace(f, *args))
     for device, has_any in ((H200, False), (get_device("h200"), True)):
-        offers = Scheduler(lowered.graph, device, lowered).offers
+        offers = Scheduler(lowered.graph, device, lowered, TILED).offers
         assert bool(offers) is (has_any and name != "cross_entropy")
     assert along_streams(lowered, H200, ALL_FEATURES) is None
     plan = make_plan(f, device=H200)(*args)
@@ -186,7 +187,7 @@ def test_what_cuts_or_picks_is_left_to_xla():
         return jnp.tanh(pairs) + jnp.take_along_axis(x, i[:, None], 1), jnp.cumsum(y, 1) * 2
 
     args = (jax.ShapeDtypeStruct(s, d) for s, d in (((64, 1024), "float32"),) * 2 + (((64,), "int32"),))
-    plan = make_plan(f, device=H200)(*args)
+    plan = make_plan(f, device=H200, features=TILED)(*args)
     held = {op for group in groups(plan) for op in group}
     assert {"tanh", "add"} <= held
     assert held.isdisjoint({"slice", "concatenate", "gather", "cumsum"})

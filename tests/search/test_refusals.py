@@ -84,7 +84,8 @@ def searched(monkeypatch: pytest.MonkeyPatch, name: str, device: str) -> list[Sp
 
 def kernels(space: Space, rng: random.Random) -> Iterator[Mask]:
     """Groups of several positions that obey the rules and have a price: not those that are offered."""
-    groups = [mask for mask in space.priced_ps if mask & (mask - 1) and space._clash(mask) is None]
+    groups = [mask for mask in space.priced_ps if mask & (mask - 1) and mask not in space.offers]
+    groups = [mask for mask in groups if space._clash(mask) is None]
     yield from rng.sample(groups, min(len(groups), 150))
 
 

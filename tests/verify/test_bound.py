@@ -24,7 +24,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Joint
 from fuseplan.plan.notes import NoteKind
-from fuseplan.plan.options import Options
+from fuseplan.plan.options import Features, Options
 from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.component import make_proof
@@ -429,6 +429,10 @@ fuseplan.cli.main()
     assert result.stdout.startswith("verified: OPTIMAL")
 
 
+TILED = Features(xla_loops=False)
+"""Without XLA's loops, which add up columns in two steps of their own."""
+
+
 def sums_in_steps(x, w, y):
     """Sums so long that they are made in two steps, of what several kernels compute again."""
     shared = jnp.exp(x) * 2.0
@@ -440,7 +444,7 @@ def test_proofs_of_programs_with_steps_and_copies_are_about_the_same_graph():
     """Operations that wait for each other do so in the graph that the verifier makes of the plan."""
     shapes = (array("float32", 8192, 768), array("float32", 768, 768), array("float32", 8192, 768))
     lowered = lower(trace(sums_in_steps, *shapes))
-    _, plan = plan_best(lowered, Options(get_device("h200"), "solver", 120.0))
+    _, plan = plan_best(lowered, Options(get_device("h200"), "solver", 120.0, features=TILED))
     assert plan.graph.waits, "a sum in two steps waits"
     assert plan.proof.roots, "some operation may be computed again"
     assert plan.status == "OPTIMAL"
@@ -457,7 +461,9 @@ def test_a_graph_that_does_not_follow_from_the_plan_is_not_proven(monkeypatch):
         lambda *args: replace(real(*args), graph=replace(real(*args).graph, waits=((0, 1),))),
     )
     shapes = (array("float32", 8192, 768), array("float32", 768, 768), array("float32", 8192, 768))
-    _, plan = plan_best(lower(trace(sums_in_steps, *shapes)), Options(get_device("h200"), "solver", 120.0))
+    _, plan = plan_best(
+        lower(trace(sums_in_steps, *shapes)), Options(get_device("h200"), "solver", 120.0, features=TILED)
+    )
     assert (plan.status, plan.bound_ps, plan.proof) == ("FEASIBLE", None, None)
     assert NoteKind.UNVERIFIABLE.value in plan.notes
     assert plan.verify().status == VERIFIED, "its kernels are legal all the same"

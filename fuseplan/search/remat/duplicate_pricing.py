@@ -6,7 +6,7 @@ each once, that writes a value only if some copy of it has a reader outside.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -19,12 +19,15 @@ from costmodel.partial_floor import PartialFloor
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import is_nest
-from fuseplan.schedule.legality import possible_prologues, refuse_leak
+from fuseplan.schedule.legality import Prologues, possible_prologues, refuse_leak
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
+from fuseplan.schedule.xla_loops import XlaLoops
 from fuseplan.search.remat.duplicates import SplitGraph
 from fuseplan.support.errors import Verdict
+
+_Schedule = Callable[[Nodes, Boundary, Prologues, int], Kernel | Verdict]
 
 
 class DuplicatePricing(Pricing):
@@ -41,7 +44,11 @@ class DuplicatePricing(Pricing):
         self._prologues = possible_prologues(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
-        self.offers = copies.lifted(scheduler.offers)
+        self._loops = None
+        if scheduler.has_loops:
+            self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._tiled)
+        own = [] if self._loops is None else [o for o in self._loops.offers if len(self._once(o)) == len(o)]
+        self.offers = tuple(dict.fromkeys((*copies.lifted(scheduler.offers), *own)))
         self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
 
     def unsettled(self) -> DuplicatePricing:
@@ -54,10 +61,15 @@ class DuplicatePricing(Pricing):
         return self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
-        return self._floor.one_kernel(nodes)
+        return self.floors(nodes)[0]
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        return self._floor.parts(nodes, together=True)
+        is_loop = self._has_loop(nodes) or self._scheduler.has_loop(self._once(nodes))
+        return self._floor.parts(nodes, together=not is_loop)
+
+    def _has_loop(self, nodes: Nodes) -> bool:
+        """Whether a group that holds no operation twice is offered as a loop of XLA."""
+        return self._loops is not None and self._loops.has(nodes) and len(self._once(nodes)) == len(nodes)
 
     def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
         """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
@@ -104,10 +116,21 @@ class DuplicatePricing(Pricing):
         return frozenset([self._value[v] for v in filter(is_certain, crossing)])
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
+        found = self._priced(nodes, self._scheduler.schedule)
+        loop = None
+        if self._loops is not None and self._has_loop(nodes):
+            loop = self._loops.kernel(nodes, boundary(self.graph, nodes))
+        if loop is None:
+            return found
+        return loop if isinstance(found, Verdict) or loop.cost.time_ps < found.cost.time_ps else found
+
+    def _tiled(self, nodes: Nodes) -> Kernel | Verdict:
+        return self._priced(nodes, self._scheduler.tiled)
+
+    def _priced(self, nodes: Nodes, schedule: _Schedule) -> Kernel | Verdict:
+        """The kernel that ``schedule`` makes of the operations of ``nodes``, each once."""
         once, edge = self._once(nodes), self._boundary(nodes)
-        answer = self._scheduler.schedule(
-            once, edge, self._prologues_among(nodes), self._floor.one_kernel(nodes)
-        )
+        answer = schedule(once, edge, self._prologues_among(nodes), self._floor.one_kernel(nodes))
         if isinstance(answer, Verdict):
             return self._here(nodes, answer)
         refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)

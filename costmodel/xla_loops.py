@@ -1,0 +1,103 @@
+"""Count how often XLA evaluates each operation of a loop that it fuses (``evaluations_in_loop``).
+
+XLA emits a fusion as one loop over the elements of its result. The element of an operand is computed where it
+is needed: once for each index at which the loop reads it, as no array is kept. A stencil of a computed array
+evaluates that array at each point of the stencil; a value that is broadcast is evaluated for each element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fractions import Fraction
+from math import prod
+
+from costmodel.graph import Graph, Node, OpKind, boundary
+
+MAX_INDICES = 32
+"""Indices at which a loop may evaluate one operation: the emitted code has a copy for each."""
+
+DIVISIONS = frozenset({"div", "rem"})
+"""Primitives that XLA counts as expensive, beside those with transcendental operations."""
+
+_LOOP = 0
+"""The index of the loop itself."""
+
+
+def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+    """For each of ``nodes``, how often XLA evaluates all of it in one loop, as (numerator, denominator), at
+    least (1, 1); None if it evaluates one at more than ``MAX_INDICES`` indices.
+
+    ``nodes`` are elementwise operations, broadcasts, data movement, contractions, and reductions that no
+    other of them reads. The indices of two readers are the same if only elementwise operations and broadcasts
+    lead to them. A contraction reads each element of its operands once.
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> evaluations_in_loop(make_graph((), (), (), ()), ())
+        ()
+    """
+    results = set(boundary(graph, nodes).writes)
+    inside = set(nodes)
+    read: dict[int, dict[int, Fraction]] = {n: {} for n in nodes}
+    """By node and index, the elements that are evaluated."""
+    names: dict[tuple[int, int, int], int] = {}
+    """The number of each index: of a mover, its operand, and the index at which the mover is evaluated."""
+    found: dict[int, tuple[int, int]] = {}
+    for n in reversed(nodes):
+        node, own = graph.nodes[n], read[n]
+        size = prod(node.dims) if node.kind == OpKind.REDUCTION else _made(graph, node)
+        if not results.isdisjoint(node.outputs) or node.kind == OpKind.REDUCTION:
+            own[_LOOP] = max(own.get(_LOOP, Fraction(0)), Fraction(size))
+        if len(own) > MAX_INDICES:
+            return None
+        done = max(sum(own.values(), Fraction(0)), Fraction(size)) / max(size, 1)
+        found[n] = (done.numerator, done.denominator) if size else (1, 1)
+        for k, v in enumerate(node.inputs):
+            producer = graph.values[v].producer
+            if producer not in inside:
+                continue
+            if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
+                index = names.setdefault((n, k, _LOOP), len(names) + 1)
+                read[producer][index] = Fraction(graph.values[v].size)
+                continue
+            for index, count in own.items():
+                if node.kind == OpKind.INJECTIVE and not node.bitcast:
+                    index = names.setdefault((n, k, index), len(names) + 1)
+                    count = count * _part(graph, node, v)
+                of_producer = read[producer]
+                of_producer[index] = max(of_producer.get(index, Fraction(0)), count)
+    return tuple([found[n] for n in nodes])
+
+
+def _part(graph: Graph, node: Node, v: int) -> Fraction:
+    """The share of the elements of a mover's result that come from its operand ``v``: of a concatenation or a
+    padded array, each element is read from one operand, or from none."""
+    if node.takes_part:
+        return Fraction(1)
+    return min(Fraction(1), Fraction(graph.values[v].size, max(_made(graph, node), 1)))
+
+
+def _made(graph: Graph, node: Node) -> int:
+    """The elements of the results."""
+    return sum(graph.values[v].size for v in node.outputs)
+
+
+def repeated_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Those of ``nodes`` that XLA does not fuse into their loop, as it would evaluate an expensive operation
+    more than once; None where ``evaluations_in_loop`` is."""
+    times = evaluations_in_loop(graph, nodes)
+    if times is None:
+        return None
+    repeated = (n for n, (done, once) in zip(nodes, times, strict=True) if done > once)
+    return tuple([n for n in repeated if _is_expensive(graph.nodes[n])])
+
+
+def _is_expensive(node: Node) -> bool:
+    """As ``InstructionFusion::IsExpensive`` of XLA."""
+    return node.flops.transcendental > 0 or node.flops.matrix > 0 or node.op in DIVISIONS
+
+
+def is_one_loop(graph: Graph, nodes: Collection[int]) -> bool:
+    """Whether a group that XLA compiles is a loop of several operations, rather than one operation with the
+    bitcasts around it."""
+    return sum(not graph.nodes[n].bitcast for n in nodes) > 1

@@ -1,0 +1,231 @@
+"""Find the groups of a GPU's or TPU's program that XLA fuses into one loop, and price them.
+
+XLA's loops hold what a tiled kernel cannot: slices, concatenations, pads and gathers of computed arrays, of
+which each element is evaluated where it is needed. They also keep XLA's own layout of arrays, which on a TPU
+pads less than that of a tiled kernel. Such a group is *offered* (``Pricing.offers``) where no tiled kernel
+could hold it, or none could be nearly as fast.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from functools import cached_property
+
+from costmodel.device import DeviceSpec
+from costmodel.floor import Floor
+from costmodel.graph import Boundary, Graph, Node, OpKind, boundary
+from costmodel.memory import least_array_bytes
+from costmodel.roofline import estimate
+from costmodel.xla_loops import is_one_loop, repeated_in_loop
+from fuseplan.plan.fusion_plan import Kernel
+from fuseplan.schedule.layout import whole_array_spec
+from fuseplan.schedule.legality import refuse_loop
+from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.structure import Signatures
+from fuseplan.support.digraph import between
+from fuseplan.support.errors import Verdict
+
+MAX_OPERATIONS = 1_000
+"""Operations of a loop: XLA's own fusions have hundreds at most."""
+
+GAIN_DIVISOR = 20
+"""A loop is offered beside a tiled kernel if it saves this part of its time: the model is no more exact."""
+
+MAX_ATTEMPTS = 8
+"""Times that a loop is made smaller because it would evaluate an expensive operation more than once."""
+
+MAX_WORK = 200_000
+"""Operations in all loops that are looked at, about a second of work."""
+
+
+class XlaLoops:
+    """The loops of one graph that are offered on a device that has kernels of its own.
+
+    Args:
+        graph: the graph.
+        device: the device.
+        floor: lower bounds on kernels of ``graph`` on ``device``.
+        tiled: the fastest tiled kernel of a group, or why there is none. It is not kept.
+    """
+
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, floor: Floor, tiled: Callable[[Nodes], Kernel | Verdict]
+    ) -> None:
+        self._graph, self._device = graph, device
+        self.offers = _Candidates(graph, device, floor, tiled).offers()
+        """The loops that no tiled kernel could hold, or none nearly as fast."""
+        self._offered = frozenset(self.offers)
+
+    def has(self, nodes: Nodes) -> bool:
+        """Whether the group is offered."""
+        return nodes in self._offered
+
+    def kernel(self, nodes: Nodes, edge: Boundary) -> Kernel | None:
+        """The loop of an offered group that reads and writes ``edge``; None if it cannot be one."""
+        return _loop(self._graph, self._device, nodes, edge) if self.has(nodes) else None
+
+
+def _loop(graph: Graph, device: DeviceSpec, nodes: Nodes, edge: Boundary) -> Kernel | None:
+    if refuse_loop(graph, nodes, device.backend, edge) is not None:
+        return None
+    spec = whole_array_spec(graph, nodes, edge)
+    return Kernel(spec, estimate(graph, spec, device))
+
+
+class _Candidates:
+    """The groups that may be loops, and the comparison of each with its tiled kernel."""
+
+    def __init__(
+        self, graph: Graph, device: DeviceSpec, floor: Floor, tiled: Callable[[Nodes], Kernel | Verdict]
+    ) -> None:
+        self.graph, self.device = graph, device
+        self._floor, self._tiled = floor, tiled
+        self._left = MAX_WORK
+        self._better_by_structure: dict[tuple[int, ...], bool] = {}
+
+    def offers(self) -> tuple[Nodes, ...]:
+        """As ``XlaLoops.offers``."""
+        if not any(self._prefers_loop):
+            return ()
+        return tuple(nodes for nodes in dict.fromkeys(self._loops()) if self._is_better(nodes))
+
+    @cached_property
+    def _fuses(self) -> list[bool]:
+        """For each node, whether a loop may hold it, beside what reads it."""
+        graph, backend = self.graph, self.device.backend
+
+        def with_reader(n: int) -> Nodes:
+            """A transposed operand may be in the loop of its contraction."""
+            readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
+            is_operand = [graph.nodes[r].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for r in readers] == [True]
+            return (n, *readers) if is_operand and graph.nodes[n].kind == OpKind.INJECTIVE else (n,)
+
+        return [refuse_loop(graph, with_reader(node.id), backend) is None for node in graph.nodes]
+
+    @cached_property
+    def _prefers_loop(self) -> list[bool]:
+        """For each node, whether a loop may be better than a tiled kernel because of it: the kernel cannot
+        hold it, or pads an array of it more, or has too few tiles for its sums, or reads an operand of its
+        contraction for each tile of the other."""
+        graph, backend = self.graph, self.device.backend
+        found = []
+        for node, fuses in zip(graph.nodes, self._fuses, strict=True):
+            touched = [graph.values[v] for v in node.inputs + node.outputs]
+            pads = self.device.sequential_grid and any(least_array_bytes(v) > v.nbytes for v in touched)
+            moves_or_sums = node.kind in (OpKind.INJECTIVE, OpKind.REDUCTION, OpKind.OUT_ELEMENTWISE_FUSABLE)
+            found.append(fuses and (pads or backend not in node.backends or moves_or_sums))
+        return found
+
+    def _loops(self) -> Iterable[Nodes]:
+        """Candidates: for each node whose result must be written, the operations from which it alone is
+        computed; for each result that no loop reads, also all from which it is computed, of which others may
+        be written, too; and those of several results of one shape that overlap."""
+        graph = self.graph
+        whole: list[set[int]] = []
+        for node in graph.nodes:
+            if not self._fuses[node.id] or self._left <= 0:
+                continue
+            readers = {r for v in node.outputs for r in graph.consumers[v]}
+            goes_on = [r for r in readers if self._fuses[r] and node.kind != OpKind.REDUCTION]
+            is_read = any(v in graph.results for v in node.outputs) or len(readers) != 1
+            leaves_mover = node.kind == OpKind.INJECTIVE and not all(self._prefers_loop[r] for r in goes_on)
+            if is_read or not goes_on or leaves_mover:
+                yield from self._worth_pricing(self._cone(node, alone=True))
+            if not goes_on:
+                whole.append(self._cone(node, alone=False))
+        for cone in whole:
+            yield from self._worth_pricing(cone)
+        merged = self._merged(whole)
+        for cone in merged:
+            yield from self._worth_pricing(cone)
+
+    def _worth_pricing(self, cone: set[int]) -> Iterable[Nodes]:
+        if is_one_loop(self.graph, cone) and any(self._prefers_loop[n] for n in cone):
+            yield tuple(sorted(cone))
+
+    def _cone(self, root: Node, alone: bool) -> set[int]:
+        """``root`` and the operations from which it is computed, of such as may be in its loop; with
+        ``alone``, only those whose results nothing else needs."""
+        apart: set[int] = set()
+        for _ in range(MAX_ATTEMPTS):
+            cone = self._grown(root, alone, apart)
+            repeated = repeated_in_loop(self.graph, tuple(sorted(cone)))
+            if not repeated:
+                break
+            apart.update(repeated)
+        return cone
+
+    def _grown(self, root: Node, alone: bool, apart: Collection[int]) -> set[int]:
+        """As ``_cone``, without the operations ``apart``."""
+        graph, cone = self.graph, {root.id}
+        waiting = [root.id]
+        has_product = root.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+        while waiting and len(cone) < MAX_OPERATIONS:
+            n = waiting.pop()
+            self._left -= 1
+            for v in graph.nodes[n].inputs:
+                producer = graph.values[v].producer
+                if producer < 0 or producer in cone or producer in apart or not self._fuses[producer]:
+                    continue
+                kind = graph.nodes[producer].kind
+                if kind == OpKind.REDUCTION or (kind == OpKind.OUT_ELEMENTWISE_FUSABLE and has_product):
+                    continue
+                made = graph.nodes[producer].outputs
+                is_inner = all(v not in graph.results and cone.issuperset(graph.consumers[v]) for v in made)
+                if not alone or is_inner:
+                    cone.add(producer)
+                    waiting.append(producer)
+                    has_product = has_product or kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+        return cone
+
+    def _merged(self, cones: list[set[int]]) -> list[set[int]]:
+        """The unions of cones that overlap and whose last operations have one iteration space."""
+        by_space: dict[tuple[int, ...], list[set[int]]] = {}
+        for cone in cones:
+            kept = by_space.setdefault(self.graph.nodes[max(cone)].dims, [])
+            near = [other for other in kept if not other.isdisjoint(cone)]
+            self._left -= sum(map(len, near))
+            kept[:] = [other for other in kept if other.isdisjoint(cone)]
+            kept.append(cone.union(*near))
+        return [cone for several in by_space.values() for cone in several]
+
+    def _is_better(self, nodes: Nodes) -> bool:
+        """Whether the group is a loop, and no tiled kernel is nearly as fast; groups of one structure are
+        compared once."""
+        if not self._is_convex(nodes):
+            return False
+        key = self._signatures.of(nodes).key
+        if key not in self._better_by_structure:
+            self._better_by_structure[key] = self._beats_tiles(nodes)
+        return self._better_by_structure[key]
+
+    def _beats_tiles(self, nodes: Nodes) -> bool:
+        kernel = _loop(self.graph, self.device, nodes, boundary(self.graph, nodes))
+        if kernel is None:
+            return False
+        gains_from_ps = kernel.cost.time_ps + kernel.cost.time_ps // GAIN_DIVISOR
+        if self._floor.one_kernel(nodes) >= gains_from_ps:
+            return True
+        tiled = self._tiled(nodes)
+        if isinstance(tiled, Verdict):
+            return True
+        kinds = {self.graph.nodes[n].kind for n in nodes}
+        may_idle = OpKind.REDUCTION in kinds and not self.device.sequential_grid
+        may_read_again = OpKind.OUT_ELEMENTWISE_FUSABLE in kinds
+        return (may_idle or may_read_again) and tiled.cost.time_ps >= gains_from_ps
+
+    @cached_property
+    def _signatures(self) -> Signatures:
+        return Signatures(self.graph)
+
+    def _is_convex(self, nodes: Nodes) -> bool:
+        graph = self.graph
+
+        def after(n: int) -> Iterable[int]:
+            return (r for v in graph.nodes[n].outputs for r in graph.consumers[v])
+
+        def before(n: int) -> Iterable[int]:
+            makers = (graph.values[v].producer for v in graph.nodes[n].inputs)
+            return (m for m in makers if m >= 0)
+
+        return len(between(nodes, after, before)) == len(nodes)

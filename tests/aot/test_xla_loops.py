@@ -1,0 +1,76 @@
+"""XLA makes of the groups that are left to it as one loop the kernels that they are priced as."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import fuseplan
+from costmodel.xla_loops import is_one_loop
+from fuseplan.codegen import emit
+from fuseplan.workloads import get_workload
+
+pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
+
+
+def shaped(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, "float32")
+
+
+def diffused(x: Any) -> Any:
+    near = [jnp.roll(x, shift, axis) for shift in (1, -1) for axis in (0, 1)]
+    return x + 0.1 * (sum(near) - 4 * x)
+
+
+def centred(x: Any) -> Any:
+    y = x - x.mean((0, 1, 2))
+    return y * jax.lax.rsqrt((y * y).mean((0, 1, 2)) + 1e-5)
+
+
+def padded(x: Any) -> Any:
+    y = jnp.pad(x * x, 1)
+    return y[2:, 1:-1] + y[:-2, 1:-1] - y[1:-1, 2:]
+
+
+def nearest(x: Any, y: Any) -> Any:
+    return ((x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T).argmin(1)
+
+
+CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
+    "diffused": ("h200", diffused, (shaped(1024, 1024),)),
+    "centred": ("h200", centred, (shaped(16, 56, 56, 64),)),
+    "centred on a TPU": ("tpu_v5e", centred, (shaped(16, 56, 56, 64),)),
+    "nearest": ("tpu_v5e", nearest, (shaped(20_000, 3), shaped(5_000, 3))),
+    "mlp": ("tpu_v5e", *get_workload("mlp").build()),
+    "padded": ("h200", padded, (shaped(1000, 300),)),
+    "gray_scott": ("h200", *get_workload("gray_scott").build()),
+    "shallow_water": ("h200", *get_workload("shallow_water").build()),
+    "selective_scan": ("h200", *get_workload("selective_scan").build()),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_loop_is_compiled_to_what_it_is_priced_as(name: str) -> None:
+    device, f, args = CASES[name]
+    plan = fuseplan.make_plan(f, device=device, deadline_s=100)(*args)
+    graph, seen = plan.graph, set()
+    for kernel in plan.kernels:
+        spec = kernel.spec
+        key = (len(spec.nodes), kernel.cost.time_ps)
+        if spec.backend != "xla" or not is_one_loop(graph, spec.nodes) or key in seen:
+            continue
+        seen.add(key)
+        group = emit(spec, plan.program)
+        arrays = [graph.values[v] for v in dict.fromkeys(access.value for access in spec.reads)]
+        shapes = [jax.ShapeDtypeStruct(value.shape, value.dtype) for value in arrays]
+        xla = fuseplan.make_plan(lambda *xs, group=group: group(*xs), device=device, planner="xla")(*shapes)
+        launches = sum(k.spec.compiled.launches for k in xla.kernels)
+        assert launches == kernel.cost.launch_ps // plan.device.launch_ps
+        assert xla.objective_ps == pytest.approx(
+            kernel.cost.time_ps, rel=0.05, abs=plan.device.hbm_latency_ps
+        )
+    assert seen, "the plan has a loop"

@@ -1,0 +1,188 @@
+"""Groups that are left to XLA as one loop: which they are, and that they are used where they are faster."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from costmodel.devices import get_device
+from costmodel.graph import boundary
+from costmodel.xla_loops import is_one_loop
+from fuseplan import Features
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.schedule.legality import refuse_loop
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.support.digraph import between
+
+
+def array(*shape, dtype="float32"):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def refusal(f, *args, device="h200"):
+    graph = lower(trace(f, *args)).graph
+    return refuse_loop(graph, tuple(range(len(graph.nodes))), get_device(device).backend)
+
+
+def rolled(x):
+    """A step of diffusion on a periodic grid."""
+    near = [jnp.roll(x, shift, axis) for shift in (1, -1) for axis in (0, 1)]
+    return x + 0.1 * (sum(near) - 4 * x)
+
+
+X = array(512, 512)
+
+REFUSED = {
+    "ends a loop": (lambda x: x - x.sum(0), "h200"),
+    "loops over other elements": (lambda x: ((y := jnp.tanh(x))[1:], y), "h200"),
+    "reduce other dimensions": (lambda x: ((y := jnp.tanh(x)).sum(0), y.sum(1)), "h200"),
+    "runs transpose on its own": (lambda x: jnp.tanh(x).T + 1, "h200"),
+    "runs sort on its own": (lambda x: jnp.sort(x) + 1, "h200"),
+    "before concatenate joins it": (rolled, "tpu_v5e"),
+    "runs reshape on its own": (lambda x: jnp.tanh(x).reshape(-1, 64) * 2, "tpu_v5e"),
+    "does not evaluate tanh more than once": (lambda x: (y := jnp.tanh(x))[1:] - y[:-1], "h200"),
+    "runs dot_general on its own": (lambda x: jnp.tanh(x @ x), "h200"),
+    "runs conv_general_dilated on its own": (
+        lambda x: jnp.tanh(jax.lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")),
+        "tpu_v5e",
+    ),
+    "more than 96 arrays": (lambda x: [x * k for k in range(2, 99)], "h200"),
+}
+
+
+@pytest.mark.parametrize("reason", REFUSED)
+def test_what_is_no_loop_says_why(reason):
+    f, device = REFUSED[reason]
+    refused = refusal(f, X, device=device)
+    assert refused is not None
+    if reason != "runs sort on its own":  # sort is a step of its own everywhere
+        assert reason in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("f", "device"),
+    [
+        (rolled, "h200"),
+        (lambda x: ((y := x * x).sum(0), y), "h200"),
+        (lambda x: ((y := x * x).sum(0), y.max(0)), "tpu_v5e"),
+        (lambda x: x[1:] - x[:-1], "tpu_v5e"),
+        (lambda x: jnp.pad(x, 1) * 2, "h200"),
+        (lambda x: jnp.tanh(x * 2 @ x.T + 1).max(1), "tpu_v5e"),
+    ],
+)
+def test_what_is_a_loop(f, device):
+    assert refusal(f, X, device=device) is None
+
+
+def test_two_contractions_are_two_loops():
+    refused = refusal(lambda x: jnp.tanh(x @ x) @ x, X, device="tpu_v5e")
+    assert "runs dot_general on its own" in refused.reason
+
+
+def test_the_nearest_of_many_points_writes_no_distances():
+    def nearest(x, y):
+        return ((x * x).sum(1)[:, None] + (y * y).sum(1) - 2 * x @ y.T).argmin(1)
+
+    plan = fuseplan.make_plan(nearest, device="tpu_v5e")(array(20_000, 3), array(20_000, 3))
+    assert plan.status == "OPTIMAL"
+    assert max(plan.graph.values[a.value].size for k in plan.kernels for a in k.spec.writes) == 20_000
+    products = [k for k in plan.kernels if k.cost.flops.matrix]
+    assert products[0].cost.matrix_ps > 0
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e", "rtx4090"])
+def test_offered_loops_are_convex_and_no_slower_than_tiles(device):
+    def f(x, y):
+        a = rolled(x) * y
+        b = jnp.concatenate([a[1:], y[:1]])
+        return b, (a - b.mean(0)).sum(0), jnp.pad(jnp.tanh(b), 1)
+
+    lowered = lower(trace(f, X, X))
+    graph = lowered.graph
+    scheduler = Scheduler(graph, get_device(device), lowered)
+    loops = scheduler._loops
+    assert loops.offers
+    for nodes in loops.offers:
+        edge = boundary(graph, nodes)
+        after = lambda n: (r for v in graph.nodes[n].outputs for r in graph.consumers[v])  # noqa: E731
+        before = lambda n: (  # noqa: E731
+            m for v in graph.nodes[n].inputs if (m := graph.values[v].producer) >= 0
+        )
+        assert between(nodes, after, before) == set(nodes)
+        kernel = scheduler.price(nodes)
+        assert kernel.cost.time_ps <= loops.kernel(nodes, edge).cost.time_ps
+        assert kernel.cost.time_ps >= scheduler.floor(nodes)
+        assert kernel.cost.time_ps >= scheduler.floors(nodes)[0]
+        assert kernel.cost.time_ps >= scheduler.least(nodes)
+
+
+def test_a_stencil_is_one_loop_on_a_gpu():
+    plan = fuseplan.make_plan(rolled, device="h200")(array(2048, 2048))
+    assert len(plan.kernels) == 1
+    assert plan.status == "OPTIMAL"
+    spec = plan.kernels[0].spec
+    assert spec.backend == "xla"
+    assert is_one_loop(plan.graph, spec.nodes)
+    device = get_device("h200")
+    least_us = 2 * 2048 * 2048 * 4 / device.hbm_bytes_per_s * 1e6 + device.launch_ps / 1e6
+    assert plan.objective_us == pytest.approx(least_us, rel=1e-6)
+    assert plan.verify().status == "verified"
+
+
+def test_values_that_two_loops_read_are_computed_in_each():
+    """The differences from a mean are squared and summed in one loop, and scaled in another."""
+
+    def batchnorm(x):
+        centred = x - x.mean((0, 1, 2))
+        return centred * jax.lax.rsqrt((centred * centred).mean((0, 1, 2)) + 1e-5)
+
+    for device in ("h200", "tpu_v5e"):
+        make = fuseplan.make_plan(batchnorm, device=device, deadline_s=100)
+        plan = make(array(16, 56, 56, 64))
+        assert plan.status == "OPTIMAL"
+        large = [
+            v
+            for kernel in plan.kernels
+            for v in {access.value for access in kernel.spec.writes}
+            if plan.graph.values[v].size == 16 * 56 * 56 * 64
+        ]
+        assert len(large) == 1, "only the result is written"
+
+
+def test_a_plan_with_loops_runs():
+    def f(x):
+        y = rolled(x)
+        return y, (y * y).sum(0)
+
+    x = np.random.default_rng(0).normal(size=(200, 70)).astype("float32")
+    plan = fuseplan.make_plan(f, device="h200")(x)
+    assert any(is_one_loop(plan.graph, k.spec.nodes) and k.spec.backend == "xla" for k in plan.kernels)
+    wide = x.astype("float64")
+    near = sum(np.roll(wide, shift, axis) for shift in (1, -1) for axis in (0, 1))
+    expected = wide + 0.1 * (near - 4 * wide)
+    got = plan.run(x, interpret=True)
+    np.testing.assert_allclose(got[0], expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(got[1], (expected**2).sum(0), rtol=1e-5)
+
+
+def test_a_long_program_is_looked_at_in_little_work():
+    """Candidates of a web of shifts are cut off by counted work, not by the clock."""
+
+    def web(x):
+        found = [x, x * 2]
+        for k in range(600):
+            a, b = found[-1], found[-1 - k % 7 % len(found)]
+            found.append(jnp.concatenate([a[1:], b[:1]]) + (a if k % 3 else b))
+        return found[-1], found[-50], found[-100]
+
+    lowered = lower(trace(web, array(64)))
+    scheduler = Scheduler(lowered.graph, get_device("h200"), lowered)
+    twice = [Scheduler(lowered.graph, get_device("h200"), lowered).offers for _ in range(2)]
+    assert twice[0] == twice[1] == scheduler.offers
+
+
+def test_switched_off_nothing_is_left_to_a_loop():
+    plan = fuseplan.make_plan(rolled, device="h200", features=Features(xla_loops=False))(X)
+    assert not any(k.spec.backend == "xla" and is_one_loop(plan.graph, k.spec.nodes) for k in plan.kernels)
