@@ -8,7 +8,6 @@ evaluates that array at each point of the stencil; a value that is broadcast is 
 from __future__ import annotations
 
 from collections.abc import Collection
-from fractions import Fraction
 from math import prod
 
 from costmodel.graph import Graph, Node, OpKind, boundary
@@ -38,7 +37,7 @@ def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int
     """
     results = set(boundary(graph, nodes).writes)
     inside = set(nodes)
-    read: dict[int, dict[int, Fraction]] = {n: {} for n in nodes}
+    read: dict[int, dict[int, int]] = {n: {} for n in nodes}
     """By node and index, the elements that are evaluated."""
     names: dict[tuple[int, int, int], int] = {}
     """The number of each index: of a mover, its operand, and the index at which the mover is evaluated."""
@@ -47,34 +46,32 @@ def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int
         node, own = graph.nodes[n], read[n]
         size = prod(node.dims) if node.kind == OpKind.REDUCTION else _made(graph, node)
         if not results.isdisjoint(node.outputs) or node.kind == OpKind.REDUCTION:
-            own[_LOOP] = max(own.get(_LOOP, Fraction(0)), Fraction(size))
+            own[_LOOP] = max(own.get(_LOOP, 0), size)
         if len(own) > MAX_INDICES:
             return None
-        done = max(sum(own.values(), Fraction(0)), Fraction(size)) / max(size, 1)
-        found[n] = (done.numerator, done.denominator) if size else (1, 1)
+        found[n] = (max(sum(own.values()), size), size) if size else (1, 1)
         for k, v in enumerate(node.inputs):
             producer = graph.values[v].producer
             if producer not in inside:
                 continue
             if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE:
                 index = names.setdefault((n, k, _LOOP), len(names) + 1)
-                read[producer][index] = Fraction(graph.values[v].size)
+                read[producer][index] = graph.values[v].size
                 continue
             for index, count in own.items():
                 if node.kind == OpKind.INJECTIVE and not node.bitcast:
                     index = names.setdefault((n, k, index), len(names) + 1)
-                    count = count * _part(graph, node, v)
+                    count = _part(graph, node, v, count)
                 of_producer = read[producer]
-                of_producer[index] = max(of_producer.get(index, Fraction(0)), count)
+                of_producer[index] = max(of_producer.get(index, 0), count)
     return tuple([found[n] for n in nodes])
 
 
-def _part(graph: Graph, node: Node, v: int) -> Fraction:
-    """The share of the elements of a mover's result that come from its operand ``v``: of a concatenation or a
+def _part(graph: Graph, node: Node, v: int, count: int) -> int:
+    """How many of ``count`` elements of a mover's result come from its operand ``v``: of a concatenation or a
     padded array, each element is read from one operand, or from none."""
-    if node.takes_part:
-        return Fraction(1)
-    return min(Fraction(1), Fraction(graph.values[v].size, max(_made(graph, node), 1)))
+    size, made = graph.values[v].size, _made(graph, node)
+    return count if node.takes_part or size >= made else -(-count * size // made)
 
 
 def _made(graph: Graph, node: Node) -> int:

@@ -34,8 +34,8 @@ GAIN_DIVISOR = 20
 MAX_ATTEMPTS = 8
 """Times that a loop is made smaller because it would evaluate an expensive operation more than once."""
 
-MAX_WORK = 200_000
-"""Operations in all loops that are looked at, about a second of work."""
+MAX_WORK = 50_000
+"""Operations in all loops that are looked at, some tenths of a second of work."""
 
 
 class XlaLoops:
@@ -133,11 +133,9 @@ class _Candidates:
                 yield from self._worth_pricing(self._cone(node, alone=True))
             if not goes_on:
                 whole.append(self._cone(node, alone=False))
-        for cone in whole:
-            yield from self._worth_pricing(cone)
-        merged = self._merged(whole)
-        for cone in merged:
-            yield from self._worth_pricing(cone)
+        for cone in (*whole, *self._merged(whole)):
+            if self._left > 0 and self._is_convex(cone):
+                yield from self._worth_pricing(cone)
 
     def _worth_pricing(self, cone: set[int]) -> Iterable[Nodes]:
         if is_one_loop(self.graph, cone) and any(self._prefers_loop[n] for n in cone):
@@ -149,6 +147,7 @@ class _Candidates:
         apart: set[int] = set()
         for _ in range(MAX_ATTEMPTS):
             cone = self._grown(root, alone, apart)
+            self._left -= len(cone)
             repeated = repeated_in_loop(self.graph, tuple(sorted(cone)))
             if not repeated:
                 break
@@ -162,7 +161,6 @@ class _Candidates:
         has_product = root.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
         while waiting and len(cone) < MAX_OPERATIONS:
             n = waiting.pop()
-            self._left -= 1
             for v in graph.nodes[n].inputs:
                 producer = graph.values[v].producer
                 if producer < 0 or producer in cone or producer in apart or not self._fuses[producer]:
@@ -192,8 +190,6 @@ class _Candidates:
     def _is_better(self, nodes: Nodes) -> bool:
         """Whether the group is a loop, and no tiled kernel is nearly as fast; groups of one structure are
         compared once."""
-        if not self._is_convex(nodes):
-            return False
         key = self._signatures.of(nodes).key
         if key not in self._better_by_structure:
             self._better_by_structure[key] = self._beats_tiles(nodes)
@@ -218,7 +214,8 @@ class _Candidates:
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
-    def _is_convex(self, nodes: Nodes) -> bool:
+    def _is_convex(self, nodes: set[int]) -> bool:
+        """Whether no path leaves the group and returns."""
         graph = self.graph
 
         def after(n: int) -> Iterable[int]:
@@ -228,4 +225,5 @@ class _Candidates:
             makers = (graph.values[v].producer for v in graph.nodes[n].inputs)
             return (m for m in makers if m >= 0)
 
+        self._left -= max(nodes) - min(nodes)  # the operations that paths may lead through
         return len(between(nodes, after, before)) == len(nodes)
