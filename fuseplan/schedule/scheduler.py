@@ -138,7 +138,12 @@ class Scheduler(Pricing):
     def offers(self) -> tuple[Nodes, ...]:  # type: ignore[override]
         """As ``Pricing.offers``: nests, and loops of XLA."""
         nests = () if self._nests is None else self._nests.offers
-        return tuple(dict.fromkeys((*nests, *(() if self._loops is None else self._loops.offers))))
+        return tuple(dict.fromkeys((*nests, *self.loops)))
+
+    @property
+    def loops(self) -> tuple[Nodes, ...]:
+        """The groups that are offered as loops of XLA."""
+        return () if self._loops is None else self._loops.offers
 
     @cached_property
     def _loops(self) -> XlaLoops | None:
@@ -260,16 +265,16 @@ class Scheduler(Pricing):
 
     def schedule(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
-        if len(nodes) == 1:
-            return self._kernel_of_xla(nodes, edge)
         loop = None if self._loops is None else self._loops.kernel(nodes, edge)
-        if loop is None:
-            return self.tiled(nodes, edge, prologues, floor_ps)
         tiled = self.tiled(nodes, edge, prologues, floor_ps)
+        if loop is None:
+            return tiled
         return loop if isinstance(tiled, Verdict) or loop.cost.time_ps < tiled.cost.time_ps else tiled
 
     def tiled(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
-        """As ``schedule``, of several nodes, without XLA's loops."""
+        """As ``schedule``, without XLA's loops of several operations."""
+        if len(nodes) == 1:
+            return self._kernel_of_xla(nodes, edge)
         if (refused := refuse_results(nodes, edge, self.features)) is not None:
             return refused
         refused = self._refuse(nodes, edge, prologues)

@@ -154,8 +154,9 @@ def compare(case: Case) -> Comparison:
     if copies is None or len(copies.graph.nodes) > MOST_COPIES:
         there = "none" if copies is None else "too many"
         return replace(_sorted(faults), copies=there, is_slower=is_slower)
-    again = best_with_copies(copies, device, copies.lifted(scheduler.offers))
-    faults += _faults(copies.graph, DuplicatePricing(copies, scheduler), again)
+    pricing = DuplicatePricing(copies, scheduler)
+    again = best_with_copies(copies, device, pricing.offers)
+    faults += _faults(copies.graph, pricing, again)
     if again[0] > least[0]:
         faults.append((False, f"the best plan with copies takes {again[0]} ps, without {least[0]}"))
     return replace(_sorted(faults), copies="compared", gains=again[0] < least[0], is_slower=is_slower)

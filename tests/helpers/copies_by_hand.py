@@ -12,7 +12,10 @@ from itertools import combinations
 
 from costmodel.device import DeviceSpec
 from costmodel.graph import Graph, copies_of, make_graph
-from fuseplan import Kernel
+from costmodel.roofline import estimate
+from fuseplan import Features, Kernel
+from fuseplan.schedule.layout import whole_array_spec
+from fuseplan.schedule.legality import refuse_loop
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.errors import Verdict
 
@@ -26,6 +29,8 @@ class ByHand:
         self.graph, self.device = graph, device
         self.offers = offers
         """The groups that break the rules and are kernels all the same; None: all that have a price."""
+        self.loops = frozenset(offers or ())
+        """The groups that may be loops of XLA."""
         self.copies = {n: nodes for nodes in copies_of(graph) for n in nodes}
         self._renames = Scheduler(graph, device).renames
 
@@ -34,12 +39,24 @@ class ByHand:
         if not self.is_searched(set(nodes)):
             return Verdict("copies", "not in the search space", tuple(nodes))
         merged, new = merged_in(self.graph, nodes)
-        scheduler, group = Scheduler(merged, self.device), tuple(sorted({new[n] for n in nodes}))
+        group = tuple(sorted({new[n] for n in nodes}))
+        scheduler = Scheduler(merged, self.device, features=Features(xla_loops=False))
         if self.offers is not None and tuple(nodes) not in self.offers:
             refused = scheduler.compatible(group)
             if refused is not None:
                 return refused
-        return scheduler.price(group)
+        kernel = scheduler.price(group)
+        loop = self._loop(merged, group) if tuple(nodes) in self.loops else None
+        if loop is None:
+            return kernel
+        return loop if isinstance(kernel, Verdict) or loop.cost.time_ps < kernel.cost.time_ps else kernel
+
+    def _loop(self, merged: Graph, group: tuple[int, ...]) -> Kernel | None:
+        """The group as one loop of XLA."""
+        if refuse_loop(merged, group, self.device.backend) is not None:
+            return None
+        spec = whole_array_spec(merged, group)
+        return Kernel(spec, estimate(merged, spec, self.device))
 
     def is_searched(self, group: set[int]) -> bool:
         """The three sentences of ``fuseplan.search.remat.duplicates``, one after the other."""

@@ -71,7 +71,8 @@ def every_plan(copies, pairs):
     graph = copies.graph
     after = edges_after(graph)
     before = [{u for u in range(len(after)) if n in after[u]} for n in range(len(after))]
-    kernels = legal_kernels(graph, ByHand(graph, QUICK), pairs)
+    offers = DuplicatePricing(copies, Scheduler(copies.whole, QUICK)).offers
+    kernels = legal_kernels(graph, ByHand(graph, QUICK, offers), pairs)
     groups = {nodes: kernel.cost.time_ps for nodes, kernel in kernels.items()}
     found: dict[int, int] = {}
     stack, count = [((), 0)], 0

@@ -95,6 +95,7 @@ def test_what_is_computed_again_within_constraints_is_decided_optimally(g, data)
     graph, pricing = copies.graph, DuplicatePricing(copies, Scheduler(g, QUICK))
     pairs = [*siblings_within(graph, pricing, limits), *ties(graph)]
     obeying.components = components_within(graph, pricing, limits)
+    obeying.loops = frozenset(pricing.offers)
     try:
         best = brute_force(graph, obeying, pairs)[0]
     except IndexError:  # no partition obeys

@@ -62,7 +62,8 @@ def test_what_is_computed_again_is_decided_optimally(g):
     plan = SOLVE(copies.graph, pricing, Budget())
     assert plan.status == "OPTIMAL"
     pairs = {*siblings_of(copies.graph, pricing), *ties(copies.graph)}
-    assert objectives(plan) == brute_force(copies.graph, ByHand(copies.graph, QUICK), tuple(pairs))[0]
+    by_hand = ByHand(copies.graph, QUICK, pricing.offers)
+    assert objectives(plan) == brute_force(copies.graph, by_hand, tuple(pairs))[0]
 
 
 @settings(max_examples=80, deadline=None)
@@ -71,8 +72,8 @@ def test_groups_of_copies_are_those_of_the_definition(g):
     copies = split_programs(g)
     if copies is None:
         return
-    graph, by_hand = copies.graph, ByHand(copies.graph, QUICK)
     pricing = DuplicatePricing(copies, Scheduler(g, QUICK))
+    graph, by_hand = copies.graph, ByHand(copies.graph, QUICK, pricing.offers)
     parts = decompose(graph, PriceBook(graph, pricing))
     pairs = parts.crossable.siblings
     after = edges_after(graph)

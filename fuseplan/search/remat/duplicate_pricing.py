@@ -44,10 +44,11 @@ class DuplicatePricing(Pricing):
         self._prologues = possible_prologues(copies.graph)
         nested = {c: scheduler.nested[n] for c, n in enumerate(copies.node) if n in scheduler.nested}
         self._floor = Floor(copies.graph, scheduler.device, nested)
+        self._whole_loops = frozenset(copies.lifted(scheduler.loops))
         self._loops = None
         if scheduler.has_loops:
             self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._tiled)
-        own = [] if self._loops is None else [o for o in self._loops.offers if len(self._once(o)) == len(o)]
+        own = [] if self._loops is None else [o for o in self._loops.offers if self._has_own_loop(o)]
         self.offers = tuple(dict.fromkeys((*copies.lifted(scheduler.offers), *own)))
         self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
 
@@ -64,10 +65,10 @@ class DuplicatePricing(Pricing):
         return self.floors(nodes)[0]
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        is_loop = self._has_loop(nodes) or self._scheduler.has_loop(self._once(nodes))
+        is_loop = nodes in self._whole_loops or self._has_own_loop(nodes)
         return self._floor.parts(nodes, together=not is_loop)
 
-    def _has_loop(self, nodes: Nodes) -> bool:
+    def _has_own_loop(self, nodes: Nodes) -> bool:
         """Whether a group that holds no operation twice is offered as a loop of XLA."""
         return self._loops is not None and self._loops.has(nodes) and len(self._once(nodes)) == len(nodes)
 
@@ -116,9 +117,10 @@ class DuplicatePricing(Pricing):
         return frozenset([self._value[v] for v in filter(is_certain, crossing)])
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
-        found = self._priced(nodes, self._scheduler.schedule)
+        schedule = self._scheduler.schedule if nodes in self._whole_loops else self._scheduler.tiled
+        found = self._priced(nodes, schedule)
         loop = None
-        if self._loops is not None and self._has_loop(nodes):
+        if self._loops is not None and self._has_own_loop(nodes):
             loop = self._loops.kernel(nodes, boundary(self.graph, nodes))
         if loop is None:
             return found
@@ -133,7 +135,8 @@ class DuplicatePricing(Pricing):
         answer = schedule(once, edge, self._prologues_among(nodes), self._floor.one_kernel(nodes))
         if isinstance(answer, Verdict):
             return self._here(nodes, answer)
-        refused = None if is_nest(self._whole, answer.spec) else self._leak(once, edge)
+        is_free = is_nest(self._whole, answer.spec) or not answer.spec.capabilities.emits_kernels
+        refused = None if is_free else self._leak(once, edge)
         if refused is not None:
             return self._here(nodes, refused)
         members = [self.graph.nodes[n] for n in reversed(nodes)]
