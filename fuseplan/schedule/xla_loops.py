@@ -2,8 +2,8 @@
 
 XLA's loops hold what a tiled kernel cannot: slices, concatenations, pads and gathers of computed arrays, of
 which each element is evaluated where it is needed. They also keep XLA's own layout of arrays, which on a TPU
-pads less than that of a tiled kernel. Such a group is *offered* (``Pricing.offers``) where no tiled kernel
-could hold it, or none could be nearly as fast.
+pads less than that of a tiled kernel; there a loop may hold a contraction, too. Such a group is *offered*
+(``Pricing.offers``) where no tiled kernel could hold it, or none could be nearly as fast.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class _Candidates:
         for node, fuses in zip(graph.nodes, self._fuses, strict=True):
             touched = [graph.values[v] for v in node.inputs + node.outputs]
             pads = self.device.sequential_grid and any(least_array_bytes(v) > v.nbytes for v in touched)
-            moves_or_sums = node.kind in (OpKind.INJECTIVE, OpKind.REDUCTION, OpKind.OUT_ELEMENTWISE_FUSABLE)
-            found.append(fuses and (pads or backend not in node.backends or moves_or_sums))
+            is_costly = node.kind in (OpKind.INJECTIVE, OpKind.REDUCTION, OpKind.OUT_ELEMENTWISE_FUSABLE)
+            found.append(fuses and (pads or backend not in node.backends or is_costly))
         return found
 
     def _loops(self) -> Iterable[Nodes]:
