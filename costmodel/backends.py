@@ -86,17 +86,17 @@ class Backend:
     scans_by_joining: bool = False
     """Whether a scan along a block is computed by joining halves, which need space beside the result."""
     loop_movers: frozenset[str] = frozenset()
-    """The primitives that move data inside of XLA's loops for the device; others are kernels of their own,
-    which transpose or gather."""
+    """The primitives that move data inside of XLA's loops for the device. Every other one, such as a
+    transpose, is a kernel of its own."""
     loops_shift: bool = True
     """Whether these loops hold concatenations of slices, such as a rolled array, rather than of slices that
     were written before."""
     loop_products: frozenset[str] = frozenset()
     """The contractions of which such a loop may hold one, with what its operands are computed from and what
     is computed from its result."""
-    loop_reductions: int = 1
-    """Kernels that XLA makes of a loop that ends in a sum: the first adds up each block, another one the
-    blocks."""
+    reduction_loop_kernels: int = 1
+    """The number of kernels that XLA makes of a loop that ends in a reduction: one reduces each block, and a
+    second one the results of the blocks."""
     batches_lead: bool = False
     """Whether the batch dimensions of a contraction must come first."""
 
@@ -196,7 +196,7 @@ for _backend in (
         relayouts_operands=True,
         scans_by_joining=True,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
-        loop_reductions=2,
+        reduction_loop_kernels=2,
     ),
     Backend(
         "mosaic_gpu",
@@ -211,7 +211,7 @@ for _backend in (
         fuses_operands=False,
         walks_in_passes=False,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
-        loop_reductions=2,
+        reduction_loop_kernels=2,
     ),
     Backend("xla", "fuseplan.codegen.xla", emits_kernels=False),
     Backend(

@@ -9,6 +9,7 @@ integers, rounded up, so that a plan does not depend on the machine that makes i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -58,8 +59,8 @@ def estimate(
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
     is_loop = device.capabilities.emits_kernels and _is_xla_loop(graph, spec)
-    if is_loop:
-        work = _work_of_loop(graph, spec)
+    if is_loop:  # It evaluates operations where they are read.
+        work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes))
     flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
     memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)
@@ -85,7 +86,7 @@ def estimate(
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
     if is_loop:  # It waits for its first elements, as a tiled kernel does for its first block.
         if any(graph.nodes[n].kind == OpKind.REDUCTION for n in spec.nodes):
-            launch_ps *= device.capabilities.loop_reductions
+            launch_ps *= device.capabilities.reduction_loop_kernels
         if device.sequential_grid:
             step_ps = device.grid_step_ps
         else:
@@ -141,17 +142,20 @@ class Work:
     """Axes, flops and the dtype of the first operand of each contraction, which determines its rate."""
 
 
-def work_of(graph: Graph, spec: KernelSpec) -> Work:
-    """The work of ``spec``, and of every schedule with the same nodes, axes, streamed axis and passes."""
+def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | None = None) -> Work:
+    """The work of ``spec``, and of every schedule with the same nodes, axes, streamed axis and passes.
+
+    ``times``: how often each node is evaluated, if not as often as its ``evaluations`` say.
+    """
     rerun = _rerun_each_step(graph, spec)
     terms: dict[tuple[NodeAxes, bool], Flops] = {}
     products = []
-    for i, (n, times) in enumerate(zip(spec.nodes, evaluations(spec), strict=True)):
+    for i, (n, share) in enumerate(zip(spec.nodes, times or evaluations(spec), strict=True)):
         node = graph.nodes[n]
         if not node.flops.total:
             continue
         key = (spec.node_axes[i] if spec.axes else (), i in rerun)
-        flops = node.flops.share(*times)
+        flops = node.flops.share(*share)
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
             products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))
@@ -163,22 +167,6 @@ def _is_xla_loop(graph: Graph, spec: KernelSpec) -> bool:
     if spec.capabilities.emits_kernels or spec.compiled is not None or not is_one_loop(graph, spec.nodes):
         return False
     return any(graph.nodes[n].dims for n in spec.nodes)
-
-
-def _work_of_loop(graph: Graph, spec: KernelSpec) -> Work | None:
-    """The work of a loop of XLA, which evaluates operations where they are read."""
-    times = evaluations_in_loop(graph, spec.nodes)
-    if times is None:
-        return None
-    terms = Flops()
-    products = []
-    for n, share in zip(spec.nodes, times, strict=True):
-        node = graph.nodes[n]
-        flops = node.flops.share(*share)
-        terms += flops
-        if flops.matrix:
-            products.append(((), flops.matrix, graph.values[node.inputs[0]].dtype))
-    return Work((((), False, terms),), tuple(products))
 
 
 def _executed(work: Work, spec: KernelSpec, device: DeviceSpec) -> tuple[Flops, int]:

@@ -8,7 +8,7 @@ import time
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 
@@ -102,26 +102,16 @@ def jit(
     _require_function(
         "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
     )
-    planning = Planning(device, planner, deadline_s, strict, constraints, peers)
-    planning.options("test" if device is None else device)
-    return JitFused(f, planning, jit_options, measure)
-
-
-class Planning(NamedTuple):
-    """The options of ``jit`` that decide how a function is planned."""
-
-    device: str | DeviceSpec | None
-    planner: str
-    deadline_s: float
-    strict: bool
-    constraints: Constraints | None
-    peers: Sequence[str]
-
-    def options(self, device: str | DeviceSpec | None) -> Options:
-        """The checked options, for ``device``."""
-        return make_options(
-            device, self.planner, self.deadline_s, self.strict, self.constraints, peers=self.peers
-        )
+    options_for = functools.partial(
+        make_options,
+        planner=planner,
+        deadline_s=deadline_s,
+        strict=strict,
+        constraints=constraints,
+        peers=peers,
+    )
+    options_for("test" if device is None else device)
+    return JitFused(f, device, options_for, jit_options, measure)
 
 
 class JitFused:
@@ -130,14 +120,15 @@ class JitFused:
     def __init__(
         self,
         f: Callable[..., Any],
-        planning: Planning,
+        device: str | DeviceSpec | None,
+        options_for: functools.partial[Options],
         jit_options: dict[str, Any],
         measure: bool = False,
     ) -> None:
         # Do not copy f's attributes: they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
         self._f = f
-        self._planning = planning
+        self._device, self._options_for = device, options_for
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
         self._jitted = RecoveringJit(
@@ -153,7 +144,7 @@ class JitFused:
     def _options(self) -> Options:
         # This CPU is measured only where prices matter (``with_figures``): it takes seconds, and in most
         # functions no price matters.
-        return self._planning.options(unmeasured_device(self._planning.device))
+        return self._options_for(unmeasured_device(self._device))
 
     def _is_left_to_jax(self, closed: Any) -> bool:
         """Whether calls of a traced function run ``jax.jit``'s program without planning."""
@@ -197,9 +188,9 @@ class JitFused:
         return getattr(self._f, "__name__", type(self._f).__name__)
 
     def __repr__(self) -> str:
-        device, planner, *_ = self._planning
+        planner = self._options_for.keywords["planner"]
         measure = ", measure=True" if self._choices else ""
-        return f"fuseplan.jit({self._name}, device={device!r}, planner={planner!r}{measure})"
+        return f"fuseplan.jit({self._name}, device={self._device!r}, planner={planner!r}{measure})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a decorated method to its instance, as ``jax.jit`` does."""
@@ -247,7 +238,7 @@ class JitFused:
         if device is None:
             return self._jitted.lower(*args, **kwargs)
 
-        other = JitFused(self._f, self._planning._replace(device=device), self._jit_options)
+        other = JitFused(self._f, device, self._options_for, self._jit_options)
         name = device if isinstance(device, str) else device.name
         return lower_there(
             self._name,

@@ -80,7 +80,7 @@ def plan(
 ) -> None:
     """Plan WORKLOAD and print its kernels. --out and --json write the plan as JSON, for `fuseplan verify`."""
     constraints = constraints_of(must_fuse, never_fuse, max_peak_bytes, max_group_size, max_kernel_args)
-    names = [] if peers is None else peers.split(",")
+    names = [] if peers is None else names_in(peers, "--peers")
     options = make_options(device, planner, deadline, strict, constraints, peers=names)
     ends = None if explain is None else _two_operations(explain)
     f, args = load(workload, dtype, small)

@@ -236,7 +236,7 @@ def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
             continue
         if node.op == "transpose" and not operands.isdisjoint(node.outputs):
             continue  # A contraction takes its operands in any order of dimensions.
-        if node.bitcast and not (can.lane_tiles and _changes_rows(graph, node)):
+        if node.bitcast and not (can.lane_tiles and changes_rows(graph, node)):
             continue
         if node.op not in can.loop_movers:
             return Verdict("backend", f"XLA runs {node.op} on its own on this device", (node.id,))
@@ -247,7 +247,7 @@ def _movers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
     return None
 
 
-def _changes_rows(graph: Graph, node: Node) -> bool:
+def changes_rows(graph: Graph, node: Node) -> bool:
     """Whether a reshape does more than add or drop dimensions of size one."""
     source, made = ([d for d in graph.values[v].shape if d != 1] for v in (node.inputs[0], node.outputs[0]))
     return source != made

@@ -22,13 +22,21 @@ from costmodel.onchip import KernelFootprint, largest_block
 from costmodel.partial_floor import PartialFloor
 from costmodel.roofline import Work, estimate, work_of
 from costmodel.tiling_costs import tiling_costs
+from costmodel.xla_loops import is_one_loop
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, free_axes, group_layout, whole_array_spec
 from fuseplan.schedule.least_tiles import refuse_beside
-from fuseplan.schedule.legality import Prologues, possible_prologues, refuse, refuse_exchange, refuse_results
+from fuseplan.schedule.legality import (
+    Prologues,
+    changes_rows,
+    possible_prologues,
+    refuse,
+    refuse_exchange,
+    refuse_results,
+)
 from fuseplan.schedule.nests.accelerator import KernelNests
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.multipass import passes_of
@@ -37,7 +45,7 @@ from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
 from fuseplan.schedule.tilings import Rank, Tiles, tilings
-from fuseplan.schedule.xla_loops import XlaLoops
+from fuseplan.schedule.xla_loops import XlaLoops, faster
 from fuseplan.support.errors import Verdict
 
 CACHED_AXES = 1_000
@@ -192,10 +200,7 @@ class Scheduler(Pricing):
 
     def _is_on_one_core(self, nodes: Nodes) -> bool:
         """Whether every kernel of ``nodes`` is tiled, and none has a parallel axis."""
-        if (
-            not self.device.capabilities.emits_kernels
-            or sum(not self.graph.nodes[n].bitcast for n in nodes) < 2
-        ):
+        if not self.device.capabilities.emits_kernels or self._is_of_xla(nodes):
             return False
         if self._nests is not None and self._nests.may_be(nodes):
             return False
@@ -250,7 +255,7 @@ class Scheduler(Pricing):
     def _is_of_xla(self, nodes: Nodes) -> bool:
         """Whether XLA compiles the group: it has one operation at most that is no bitcast. XLA's kernels need
         no tile that fits on chip."""
-        return sum(not self.graph.nodes[n].bitcast for n in nodes) < 2
+        return not is_one_loop(self.graph, nodes)
 
     def price(self, nodes: Nodes) -> Kernel | Verdict:
         """The fastest kernel of ``nodes`` (ascending ids), or why there is none.
@@ -266,10 +271,7 @@ class Scheduler(Pricing):
     def schedule(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         loop = None if self._loops is None else self._loops.kernel(nodes, edge)
-        tiled = self.tiled(nodes, edge, prologues, floor_ps)
-        if loop is None:
-            return tiled
-        return loop if isinstance(tiled, Verdict) or loop.cost.time_ps < tiled.cost.time_ps else tiled
+        return faster(self.tiled(nodes, edge, prologues, floor_ps), loop)
 
     def tiled(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``schedule``, without XLA's loops of several operations."""
@@ -354,10 +356,7 @@ class Scheduler(Pricing):
         node = self.graph.nodes[n]
         if not node.bitcast or not self.device.capabilities.ignores_unit_dims:
             return False
-        source, result = (
-            [d for d in self.graph.values[v].shape if d != 1] for v in node.inputs + node.outputs
-        )
-        return source == result
+        return not changes_rows(self.graph, node)
 
     def cache_key(self, nodes: Nodes, signatures: Signatures) -> str | None:
         """As ``Pricing.cache_key``: the settings, and ``nodes`` with the operations that compute their

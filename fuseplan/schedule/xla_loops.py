@@ -65,6 +65,13 @@ class XlaLoops:
         return _loop(self._graph, self._device, nodes, edge) if self.has(nodes) else None
 
 
+def faster(tiled: Kernel | Verdict, loop: Kernel | None) -> Kernel | Verdict:
+    """The faster of a tiled kernel and a loop of one group; the tiled one of equals."""
+    if loop is None:
+        return tiled
+    return loop if isinstance(tiled, Verdict) or loop.cost.time_ps < tiled.cost.time_ps else tiled
+
+
 def _loop(graph: Graph, device: DeviceSpec, nodes: Nodes, edge: Boundary) -> Kernel | None:
     if refuse_loop(graph, nodes, device.backend, edge) is not None:
         return None

@@ -23,7 +23,7 @@ from fuseplan.schedule.legality import Prologues, possible_prologues, refuse_lea
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.structure import Signatures
-from fuseplan.schedule.xla_loops import XlaLoops
+from fuseplan.schedule.xla_loops import XlaLoops, faster
 from fuseplan.search.remat.duplicates import SplitGraph
 from fuseplan.support.errors import Verdict
 
@@ -122,9 +122,7 @@ class DuplicatePricing(Pricing):
         loop = None
         if self._loops is not None and self._has_own_loop(nodes):
             loop = self._loops.kernel(nodes, boundary(self.graph, nodes))
-        if loop is None:
-            return found
-        return loop if isinstance(found, Verdict) or loop.cost.time_ps < found.cost.time_ps else found
+        return faster(found, loop)
 
     def _tiled(self, nodes: Nodes) -> Kernel | Verdict:
         return self._priced(nodes, self._scheduler.tiled)
