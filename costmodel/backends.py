@@ -91,6 +91,8 @@ class Backend:
     loops_shift: bool = True
     """Whether these loops hold concatenations of slices, such as a rolled array, rather than of slices that
     were written before."""
+    loop_generators: frozenset[str] = frozenset()
+    """The primitives that these loops evaluate from the indices of an element, and no other kernel can."""
     loop_products: frozenset[str] = frozenset()
     """The contractions of which such a loop may hold one, with what its operands are computed from and what
     is computed from its result."""
@@ -164,6 +166,7 @@ _POINTERS = 4096 // 8 - 2
 and two of the compiler's own."""
 
 _SHIFTS = frozenset({"slice", "split", "concatenate", "pad"})
+_GENERATORS = frozenset({"random_bits"})
 
 for _backend in (
     Backend(
@@ -175,6 +178,7 @@ for _backend in (
         held_tiles=(1024, 2048, 4096),  # weights that fit whole into VMEM are read once
         accumulates_in_memory=True,
         loop_movers=_SHIFTS,
+        loop_generators=_GENERATORS,
         loops_shift=False,
         loop_products=frozenset({"dot_general"}),
         batches_lead=True,
@@ -196,6 +200,7 @@ for _backend in (
         relayouts_operands=True,
         scans_by_joining=True,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
+        loop_generators=_GENERATORS,
         reduction_loop_kernels=2,
     ),
     Backend(
@@ -211,6 +216,7 @@ for _backend in (
         fuses_operands=False,
         walks_in_passes=False,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
+        loop_generators=_GENERATORS,
         reduction_loop_kernels=2,
     ),
     Backend("xla", "fuseplan.codegen.xla", emits_kernels=False),

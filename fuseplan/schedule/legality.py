@@ -96,10 +96,10 @@ def refuse_loop(
     several reductions, that of each. ``edge`` is what it reads and writes; without it, its ``boundary``. Not
     monotone.
     """
-    members = [graph.nodes[n] for n in nodes]
+    members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
     refused = (
-        _barriers(graph, members, "xla")
-        or _loop_ends(members, backend_of(backend).loop_products)
+        _barriers(graph, members, "xla", can.loop_generators)
+        or _loop_ends(members, can.loop_products)
         or _movers(graph, members, backend)
     )
     if refused is not None:
@@ -144,7 +144,9 @@ def refuse_exchange(graph: Graph, backend: str, nodes: tuple[int, ...], edge: Bo
     return None
 
 
-def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None:
+def _barriers(graph: Graph, members: list[Node], backend: str, also: Collection[str] = ()) -> Verdict | None:
+    """Why kernels of ``backend``, which can contain the primitives ``also``, contain no group with one of
+    ``members``, or None."""
     for node in members:
         if node.effects:
             return Verdict("side-effects", f"{node.op} has side effects", (node.id,))
@@ -152,7 +154,7 @@ def _barriers(graph: Graph, members: list[Node], backend: str) -> Verdict | None
             return Verdict("backend", f"{node.op} has an empty array, which XLA leaves out", (node.id,))
         if node.kind == OpKind.OPAQUE:
             return Verdict("opaque", f"{node.op} is a step of its own", (node.id,))
-        if backend not in node.backends:
+        if backend not in node.backends and node.op not in also:
             return Verdict("backend", f"{backend} kernels cannot contain {node.op}", (node.id,))
         refused = refuse_regrouping(graph, node, backend)
         if refused is not None:

@@ -33,6 +33,7 @@ def rolled(x):
 
 
 X = array(512, 512)
+KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 REFUSED = {
     "ends a loop": (lambda x: x - x.sum(0), "h200"),
@@ -74,6 +75,26 @@ def test_what_is_no_loop_says_why(reason):
 )
 def test_what_is_a_loop(f, device):
     assert refusal(f, X, device=device) is None
+
+
+def test_random_bits_are_made_in_the_loop_of_their_reader():
+    for device, count in (("h200", 1), ("tpu_v5e", 1), ("cpu", 2)):
+        plan = fuseplan.make_plan(lambda key, x: x * jax.random.bits(key, X.shape), device=device)(KEY, X)
+        assert len(plan.kernels) == count, device
+        assert any("random_bits" in v.reason for v in plan.refusals) == (device == "cpu")
+
+
+def test_random_bits_of_other_generators_are_kernels_of_their_own():
+    key = jax.eval_shape(lambda: jax.random.key(0, impl="rbg"))
+    plan = fuseplan.make_plan(lambda key, x: x * jax.random.bits(key, X.shape), device="h200")(key, X)
+    assert [len(kernel.spec.nodes) for kernel in plan.kernels] == [1, 2]
+
+
+def test_many_keys_make_the_leading_dimensions_of_random_bits():
+    keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 512))
+    graph = lower(trace(jax.vmap(lambda key: jax.random.bits(key, (64,)) >> 3), keys)).graph
+    node = next(node for node in graph.nodes if node.op == "random_bits")
+    assert (node.dims, node.input_maps, node.output_maps) == ((512, 64), (((0,),),), (((0,), (1,)),))
 
 
 def test_two_contractions_are_two_loops():

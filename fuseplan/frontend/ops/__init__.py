@@ -12,6 +12,7 @@ from fuseplan.frontend.ops import (
     movement,
     one_hot_gather,
     opaque,
+    random_bits,
     reduction,
     slices,
 )
@@ -19,6 +20,6 @@ from fuseplan.frontend.ops.rule import has_rule, register_rule, rule_of, rules
 
 __all__ = ["has_rule", "register_rule", "rule_of", "rules"]
 
-for _family in (elementwise, movement, slices, reduction, contraction, one_hot_gather, opaque):
+for _family in (elementwise, movement, slices, reduction, contraction, one_hot_gather, opaque, random_bits):
     for _name, _rule in _family.RULES.items():
         register_rule(_name, _rule)

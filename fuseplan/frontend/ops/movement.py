@@ -191,7 +191,7 @@ RULES: dict[str, Rule] = {
     "iota": Rule(OpKind.BROADCAST, elementwise_space, no_flops, _iota_block),
     "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
     "bitcast_convert_type": Rule(
-        OpKind.INJECTIVE,
+        OpKind.ELEMENTWISE,
         elementwise_space,
         no_flops,
         bind,

@@ -1,4 +1,4 @@
-"""Primitives that always stay kernels of their own: control flow, collectives, FFTs, random bits.
+"""Primitives that always stay kernels of their own: control flow, collectives, FFTs, random keys.
 
 XLA compiles them. Their rules only count flops, for primitives with a body those of the body.
 """
@@ -12,6 +12,7 @@ from typing import Any
 from jax.extend import core as jex_core
 
 from costmodel.graph import Flops, OpKind
+from fuseplan.frontend.ops.random_bits import random_bits_flops
 from fuseplan.frontend.ops.rule import PALLAS, Rule, in_size, no_flops, out_size, rule_of, whole_space
 from fuseplan.frontend.trace import Equation, flatten
 from fuseplan.support import jax_compat
@@ -52,12 +53,6 @@ def _fft_flops(eqn: Equation) -> Flops:
     return Flops(vector=round(5 * max(in_size(eqn), out_size(eqn)) * math.log2(max(n, 2))))
 
 
-def _random_bits_flops(eqn: Equation) -> Flops:
-    """56 integer operations a word of Threefry-2x32: 20 rounds of add, rotate (3 operations) and xor for
-    two words, and the key injections (Salmon et al., SC'11)."""
-    return Flops(vector=56 * out_size(eqn))
-
-
 def _flops_per_element(eqn: Equation) -> Flops:
     """One operation an element, for a reduction over devices."""
     return Flops(vector=in_size(eqn))
@@ -71,7 +66,7 @@ _FLOPS: dict[Callable[[Equation], Flops], tuple[str, ...]] = {
     _fft_flops: ("fft",),
     _flops_per_element: ("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter"),
     _call_flops: ("pjit", "jit", "shard_map", "closed_call", "custom_lin"),
-    _random_bits_flops: ("random_bits", "rng_bit_generator"),
+    random_bits_flops: ("rng_bit_generator",),
     no_flops: (
         *("optimization_barrier", "await_cotangents", "fused_tangents", "axis_index", "pvary"),
         *("all_gather", "all_gather_invariant", "all_to_all", "ppermute"),
