@@ -41,7 +41,7 @@ def plan_groups(
 
 
 def _groups(book: PriceBook, objective: Objective) -> Iterator[Nodes]:
-    parts = decompose(book.graph, book)
+    parts = decompose(book.graph, book, at_hubs=False)
     found = [
         [piece for colour in colours(space, objective) for piece in convex(space, colour)]
         for space in parts.spaces
