@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from costmodel.device import DeviceSpec
+from fuseplan import runtime
+from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing
+from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing, tracing_state
 from fuseplan.pipeline import plan_best, plan_function
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
@@ -34,11 +36,15 @@ from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.support.environment import is_checked, is_disabled
 from fuseplan.support.errors import InvalidArgumentError
+from fuseplan.support.jax_compat import filter_traceback, hide_frames
 from fuseplan.targets.compile_only import compiler_for, lower_for
 from fuseplan.targets.detect import local_platform, unmeasured_device
 
 if TYPE_CHECKING:
     import pandas as pd
+
+for _path in (__file__, runtime.__path__[0], frontend_trace.__file__):
+    hide_frames(_path)
 
 
 def jit(
@@ -99,9 +105,11 @@ def jit(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
             constraints=constraints, peers=peers, **jit_options,
         )  # fmt: skip
-    _require_function(
-        "fuseplan.jit", f, "; with only options, use it as a decorator: @fuseplan.jit(device=...)"
-    )
+    if not callable(f):  # jax.jit's message, and the likely reason
+        raise InvalidArgumentError(
+            f"Expected a callable value, got {f!r} of type {type(f).__name__}. With options only, "
+            "fuseplan.jit is a decorator: @fuseplan.jit(device=...)"
+        )
     options_for = functools.partial(
         make_options,
         planner=planner,
@@ -125,48 +133,49 @@ class JitFused:
         jit_options: dict[str, Any],
         measure: bool = False,
     ) -> None:
-        # Do not copy f's attributes: they would hide equally named ones of this class.
+        # __getattr__ finds f's attributes. Copied, they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
         self._f = f
         self._device, self._options_for = device, options_for
+        # This CPU is measured only where prices matter (``with_figures``): it takes seconds, and in most
+        # functions no price matters. A function, so that no cycle keeps this object alive.
+        self._options = functools.cache(lambda: options_for(unmeasured_device(device)))
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
+        self._emitted = functools.partial(_emitted, f, self._options)
         self._jitted = RecoveringJit(
-            self._name, self._emitted_for, self._reference, CallSignatures(f, jit_options), jit_options
+            self._name, self._emitted, self._reference, CallSignatures(f, jit_options), jit_options
         )
         self._choices: Choices | None = None
         if measure:
             self._choices = Choices(
-                self._name, f, self._jitted, self._reference, jit_options, self._is_left_to_jax
+                self._name,
+                f,
+                self._jitted,
+                self._reference,
+                jit_options,
+                functools.partial(_is_left_to_jax, self._options),
             )
-
-    @functools.cached_property
-    def _options(self) -> Options:
-        # This CPU is measured only where prices matter (``with_figures``): it takes seconds, and in most
-        # functions no price matters.
-        return self._options_for(unmeasured_device(self._device))
-
-    def _is_left_to_jax(self, closed: Any) -> bool:
-        """Whether calls of a traced function run ``jax.jit``'s program without planning."""
-        return not may_loop_anywhere(flatten(closed), self._options)
-
-    def _emitted_for(self, platform: str | None, plan_of: PlanOf) -> Callable[..., Any]:
-        f = self._f
-
-        @functools.wraps(f)
-        def fused(*args: Any, **kwargs: Any) -> Any:
-            return fuse(f, args, kwargs, self._options, platform or local_platform(), plan_of)
-
-        return fused
+        self._direct: Callable[..., Any] | None = None
+        """What later calls run, where nothing is to be seen to at each call."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if is_disabled() or is_tracing():
-            return self._reference(*args, **kwargs)
-        expected = self._expected(args, kwargs) if is_checked() else None
-        result = (self._choices or self._jitted)(*args, **kwargs)
-        if expected is not None:
-            check_results(self._name, result, expected[0])
-        return result
+        direct = self._direct
+        try:
+            if direct is not None and not tracing_state.depth:  # is_tracing() without the cost of a call
+                return direct(*args, **kwargs)
+            if is_disabled() or is_tracing():
+                return self._reference(*args, **kwargs)
+            if self._choices is None and not is_checked() and local_platform() == "cpu":
+                self._direct = self._jitted.fused
+            expected = self._expected(args, kwargs) if is_checked() else None
+            result = (self._choices or self._jitted)(*args, **kwargs)
+            if expected is not None:
+                check_results(self._name, result, expected[0])
+            return result
+        except Exception as error:
+            filter_traceback(error)
+            raise
 
     def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
         """The result of ``jax.jit(f)``, computed before the arguments may be donated; None on tracers and for
@@ -187,6 +196,12 @@ class JitFused:
     def _name(self) -> str:
         return getattr(self._f, "__name__", type(self._f).__name__)
 
+    def __getattr__(self, name: str) -> Any:
+        # Attributes of the function, and what else a function that jax.jit returns has.
+        if name.startswith("__") or name == "_jitted":
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._jitted.fused, name)
+
     def __repr__(self) -> str:
         planner = self._options_for.keywords["planner"]
         measure = ", measure=True" if self._choices else ""
@@ -205,10 +220,10 @@ class JitFused:
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
         flat = flatten(traced.jaxpr)
-        plan = Plan.of(plan_of(flat, with_figures(self._options), trace_s))
+        plan = Plan.of(plan_of(flat, with_figures(self._options()), trace_s))
         if not runs_as_jax(plan):
             return plan
-        inside = any(may_loop_anywhere(body, self._options) for body in bodies(flat.equations))
+        inside = any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations))
         kind = NoteKind.RUNS_AS_JAX_BUT_BODIES if inside else NoteKind.RUNS_AS_JAX
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
@@ -218,7 +233,7 @@ class JitFused:
         function."""
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
-        return plan_passes(flatten(traced.jaxpr), self._options)
+        return plan_passes(flatten(traced.jaxpr), self._options())
 
     def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
         """The measurement of ``measure=True`` for arguments of these shapes; None if there is none."""
@@ -242,9 +257,9 @@ class JitFused:
         name = device if isinstance(device, str) else device.name
         return lower_there(
             self._name,
-            other._emitted_for,
+            other._emitted,
             self._reference,
-            other._options.device.platform,
+            other._options().device.platform,
             lambda jitted: lower_for(jitted, args, kwargs, name),
             compiler_for(name),
             self._jit_options,
@@ -252,7 +267,7 @@ class JitFused:
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
-        return self._reference.eval_shape(*args, **kwargs)
+        return self._jitted.fused.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Delete compiled programs, as ``jax.jit(f).clear_cache()``, and measurements."""
@@ -260,6 +275,23 @@ class JitFused:
             self._choices.clear()
         self._jitted.clear_cache()
         self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
+
+
+def _emitted(
+    f: Callable[..., Any], options: Callable[[], Options], platform: str | None, plan_of: PlanOf
+) -> Callable[..., Any]:
+    """``f``, whose kernels for a platform (None: the one of this process) are planned by ``plan_of``."""
+
+    @functools.wraps(f)
+    def fused(*args: Any, **kwargs: Any) -> Any:
+        return fuse(f, args, kwargs, options(), platform or local_platform(), plan_of)
+
+    return fused
+
+
+def _is_left_to_jax(options: Callable[[], Options], closed: Any) -> bool:
+    """Whether calls of a traced function run ``jax.jit``'s program without planning."""
+    return not may_loop_anywhere(flatten(closed), options())
 
 
 def _require_function(caller: str, f: Any, remedy: str = "") -> None:

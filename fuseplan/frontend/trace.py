@@ -153,23 +153,28 @@ class Traced(Flat):
         return jax_compat.is_high(self.jaxpr) or _calls(self.jaxpr, "custom_vmap_call")
 
 
-_state = threading.local()
+class _State(threading.local):
+    depth = 0
+    """How many functions this thread is tracing, one inside another."""
+
+
+tracing_state = _State()
 
 
 def is_tracing() -> bool:
     """Whether this thread is tracing a function to plan it. A nested ``fuseplan.jit`` is then traced as its
     plain function, so that the outer plan covers it."""
-    return getattr(_state, "depth", 0) > 0
+    return tracing_state.depth > 0
 
 
 @contextmanager
 def tracing() -> Iterator[None]:
     """A context in which ``is_tracing()`` is true."""
-    _state.depth = getattr(_state, "depth", 0) + 1
+    tracing_state.depth += 1
     try:
         yield
     finally:
-        _state.depth -= 1
+        tracing_state.depth -= 1
 
 
 def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
@@ -183,9 +188,28 @@ def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
         >>> [str(e.primitive) for e in trace(lambda x: jnp.tanh(x) * 2, jnp.ones(3)).equations]
         ['tanh', 'mul']
     """
+    closed, out_tree = _traced(f, args, kwargs)
+    return flatten(closed, out_tree)
+
+
+def trace_used(
+    f: Callable[..., Any], args: Any, kwargs: Any, static_argnums: Sequence[int]
+) -> tuple[Traced, list[bool]]:
+    """As ``trace``, as a function of those arrays among the arguments that ``f`` uses; and which these are of
+    all, in the order of ``jax.tree.leaves((args, kwargs))``. The arguments at ``static_argnums`` are given to
+    ``f`` as they are."""
+    closed, out_tree = _traced(f, args, kwargs, static_argnums)
+    closed, used = jax_compat.without_unused(closed)
+    return flatten(closed, out_tree), used
+
+
+def _traced(
+    f: Callable[..., Any], args: Any, kwargs: Any, static_argnums: Sequence[int] = ()
+) -> tuple[jex_core.ClosedJaxpr, Any]:
+    traced = jax.make_jaxpr(f, static_argnums, return_shape=True)
     with tracing():
-        closed, out_shape = jax.make_jaxpr(f, return_shape=True)(*args, **kwargs)
-    return flatten(closed, jax.tree.structure(out_shape))
+        closed, out_shape = traced(*args, **kwargs)
+    return closed, jax.tree.structure(out_shape)
 
 
 def flatten(closed: jex_core.ClosedJaxpr, out_tree: Any = None) -> Traced:

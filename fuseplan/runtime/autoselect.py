@@ -24,6 +24,7 @@ import jax
 from costmodel.timing import in_turns
 from fuseplan.report.debug import report_measurement
 from fuseplan.runtime.recovering import CallSignatures
+from fuseplan.support import jax_compat
 from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
 
 Side = Literal["fused", "plain"]
@@ -342,7 +343,6 @@ class Choices:
 def _is_staging(args: Any, kwargs: Any) -> bool:
     """Whether a call is now recorded (inside ``jax.jit``), transformed, or interpreted,
     instead of compiled and run."""
-    disabled: bool = jax.config.jax_disable_jit  # type: ignore[attr-defined]  # a documented option
     # An operation without operands is treated like any other, and transfers nothing.
     values = (jax.lax.iota("int32", 1), *jax.tree.leaves((args, kwargs)))
-    return disabled or any(isinstance(x, jax.core.Tracer) for x in values)
+    return jax_compat.is_jit_disabled() or any(isinstance(x, jax.core.Tracer) for x in values)

@@ -6,17 +6,23 @@ Inside ``jax.jit``'s trace the user's function is traced once more and becomes o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import functools
+from collections.abc import Callable, Iterable
+from itertools import compress
+from typing import Any, TypeVar
 
 import jax
 from jax.interpreters import ad
 
-from fuseplan.frontend.trace import trace
+from fuseplan.frontend.trace import trace_used
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.options import Options
 from fuseplan.runtime.derivative import differentiate
 from fuseplan.runtime.primitive import PlanOf, Settings, call_of, can_be_equation, fused_p
+from fuseplan.support import jax_compat
+
+_Key = TypeVar("_Key", int, str)
 
 ad.primitive_jvps[fused_p] = differentiate
 
@@ -36,40 +42,31 @@ def fuse(
     writes to references (``jax.new_ref``) from outside, or takes or returns a type that is no array.
     ``plan_of`` makes the plans, by default ``plan_traced``.
     """
-    dynamic, rebuild = _split(args, kwargs)
+    static, static_names = _static(enumerate(args)), _static(kwargs.items())
+    named = {name: value for name, value in kwargs.items() if name not in static_names}
+    dynamic = jax.tree.leaves(([a for i, a in enumerate(args) if i not in static], named))
     symbolic = any(not isinstance(n, int) for a in dynamic for n in getattr(a, "shape", ()))
-    if not dynamic or symbolic:
+    if not dynamic or symbolic or jax_compat.is_jit_disabled():
         return f(*args, **kwargs)
-
-    def flat_f(*arrays: Any) -> Any:
-        inner_args, inner_kwargs = rebuild(arrays)
-        return f(*inner_args, **inner_kwargs)
-
-    traced = trace(flat_f, *dynamic)
+    if static_names:
+        f = functools.partial(f, **{name: kwargs[name] for name in static_names})
+    traced, is_used = trace_used(f, args, named, static)
     bind = traced.evaluate
     if can_be_equation(traced):
         bind = call_of(traced, Settings(options, platform, plan_of=plan_of)).bind
-    return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *dynamic))
+    return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *compress(dynamic, is_used)))
 
 
-def _split(args: Any, kwargs: Any) -> tuple[list[Any], Callable[[Sequence[Any]], tuple[Any, Any]]]:
-    """The arrays of the arguments that hold tracers, and how to put others in their place."""
-    arguments = [*args, *kwargs.values()]
-    arrays: list[Any] = []
-    trees: list[tuple[Any, slice] | None] = []
-    for argument in arguments:
-        leaves, tree = jax.tree.flatten(argument)
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-            trees.append((tree, slice(len(arrays), len(arrays) + len(leaves))))
-            arrays += leaves
-        else:
-            trees.append(None)
+def _static(arguments: Iterable[tuple[_Key, Any]]) -> list[_Key]:
+    """The positions or names of arguments that hold no tracer, but for empty containers, which may have no
+    hash."""
 
-    def rebuild(new: Sequence[Any]) -> tuple[Any, Any]:
-        filled = [
-            argument if where is None else jax.tree.unflatten(where[0], new[where[1]])
-            for argument, where in zip(arguments, trees, strict=True)
-        ]
-        return filled[: len(args)], dict(zip(kwargs, filled[len(args) :], strict=True))
+    def is_static(argument: Any) -> bool:
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(argument)):
+            return False
+        with contextlib.suppress(TypeError):
+            hash(argument)
+            return True
+        return False
 
-    return arrays, rebuild
+    return [key for key, argument in arguments if is_static(argument)]

@@ -105,7 +105,8 @@ class RecoveringJit:
         self, name: str, emitted: Emitted, reference: Any, calls: CallSignatures, options: dict[str, Any]
     ) -> None:
         self._name, self._reference, self._calls = name, reference, calls
-        self._fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None)), **options)
+        self.fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None)), **options)
+        """The fused function without recovery."""
         self._accepted = jax.jit(emitted(None, partial(plan_accepted, None, compile_here)), **options)
         self._kept: dict[Hashable, Any] = {}
 
@@ -118,7 +119,7 @@ class RecoveringJit:
             return self._accepted(*args, **kwargs)
         _kernels_made.set(False)
         try:
-            return self._fused(*args, **kwargs)
+            return self.fused(*args, **kwargs)
         except Exception as error:
             if not may_be_kernels_fault(error) or _is_donated(args, kwargs):
                 raise
@@ -152,11 +153,11 @@ class RecoveringJit:
         """As ``jax.jit(f).trace``. Kernels are compiled now, since the traced program is compiled by
         others."""
         on_cpu = local_platform() == "cpu"
-        return (self._fused if on_cpu else self._accepted).trace(*args, **kwargs)
+        return (self.fused if on_cpu else self._accepted).trace(*args, **kwargs)
 
     def lower(self, *args: Any, **kwargs: Any) -> RecoveringLowered:
         """As ``jax.jit(f).lower``."""
-        attempts = [self._fused, self._accepted, self._reference]
+        attempts = [self.fused, self._accepted, self._reference]
         kept = self._kept.get(self._key(args, kwargs)) if self._kept else None
         if kept is not None:
             attempts = attempts[attempts.index(kept) :]
@@ -165,7 +166,7 @@ class RecoveringJit:
     def clear_cache(self) -> None:
         """As ``jax.jit(f).clear_cache()``."""
         self._kept.clear()
-        for jitted in (self._fused, self._accepted):
+        for jitted in (self.fused, self._accepted):
             jitted.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 

@@ -18,6 +18,7 @@ from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import mesh as _mesh
 from jax._src import source_info_util as _source_info_util
+from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import partial_eval as _partial_eval
 from jax._src.lax.lax import optimization_barrier_p as optimization_barrier_p
 from jax._src.sharding_impls import UNSPECIFIED as UNSPECIFIED
@@ -77,6 +78,26 @@ def make_jaxpr(constvars: Any, invars: Any, outvars: Any, eqns: Any) -> Any:
     return jex_core.Jaxpr(constvars, invars, outvars, eqns, frozenset(), info)
 
 
+def hide_frames(path: str) -> None:
+    """Leave the frames of a file, or of all in a folder, out of tracebacks that JAX filters and out of the
+    lines of the user's code that it names.
+
+    JAX has the functions for libraries like this one, under private names.
+    """
+    _traceback_util.register_exclusion(path)
+    _source_info_util.register_exclusion(path)
+
+
+def filter_traceback(error: BaseException) -> None:
+    """Drop hidden frames (``hide_frames``) from an error's traceback, unless ``JAX_TRACEBACK_FILTERING=off``.
+    A bare ``raise`` then adds none.
+
+    JAX has this in a decorator that costs a microsecond at each call.
+    """
+    if _traceback_util._filtering_mode() not in ("off", "tracebackhide") and error.__traceback__ is not None:
+        error.__traceback__ = _traceback_util.filter_traceback(error.__traceback__)
+
+
 def source_line(source_info: Any) -> str:
     """``file:line (function)`` of an equation's ``source_info``.
 
@@ -101,6 +122,14 @@ def is_eager() -> bool:
     ``jax.core`` lost the name; to ask costs a third of a microsecond at each call.
     """
     return bool(_core.trace_state_clean())
+
+
+def is_jit_disabled() -> bool:
+    """Whether functions run operation by operation, under ``jax.disable_jit``.
+
+    JAX's stubs lack the documented option.
+    """
+    return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
@@ -136,9 +165,25 @@ def as_compiled(closed: jex_core.ClosedJaxpr) -> tuple[jex_core.Jaxpr, Sequence[
     if is_high(closed.jaxpr):
         closed = _partial_eval.lower_jaxpr2(closed)  # type: ignore[no-untyped-call]
     jaxpr = closed.jaxpr
-    live, _ = _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), True)
+    live, _ = _without_dead_code(jaxpr, True)
     is_same = [id(eqn) for eqn in live.eqns] == [id(eqn) for eqn in jaxpr.eqns]
     return jaxpr if is_same else live, closed.consts
+
+
+def _without_dead_code(jaxpr: jex_core.Jaxpr, keep_arguments: bool) -> tuple[jex_core.Jaxpr, list[bool]]:
+    # The body of a shard_map has axes that JAX's own checks would miss here.
+    with _config.enable_checks(False):
+        return _partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), keep_arguments)
+
+
+def without_unused(closed: jex_core.ClosedJaxpr) -> tuple[jex_core.ClosedJaxpr, list[bool]]:
+    """A closed jaxpr without the arguments that neither a result nor a side effect needs, and which it needs.
+
+    ``jax.jit`` drops them in a private function.
+    """
+    jaxpr = closed.jaxpr
+    live, used = _without_dead_code(jaxpr, False)
+    return (closed, used) if all(used) else (closed.replace(jaxpr=live), used)
 
 
 def register_low(

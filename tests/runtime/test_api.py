@@ -260,7 +260,7 @@ def test_bad_options_name_the_remedy(options, error, says):
 
 
 def test_bad_function():
-    with pytest.raises(InvalidArgumentError, match="expects a function"):
+    with pytest.raises(InvalidArgumentError, match="Expected a callable value, got 3 of type int"):
         fuseplan.jit(3)
 
 

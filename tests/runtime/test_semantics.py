@@ -4,6 +4,7 @@ differentiation, settings of equations, batching, donation, effects."""
 from __future__ import annotations
 
 import functools
+import weakref
 
 import jax
 import jax.numpy as jnp
@@ -167,3 +168,76 @@ def test_peers_are_names_of_planners():
 def test_planner_must_be_a_name(planner):
     with pytest.raises(fuseplan.InvalidArgumentError, match="one planner"):
         fuseplan.jit(jnp.tanh, planner=planner)
+
+
+def test_containers_without_arrays_are_passed_on():
+    def f(x, options, more, *, none, empty):
+        assert (options, more, none, empty) == ({}, ((), {}), None, [])
+        return x + 1
+
+    np.testing.assert_array_equal(J(f)(1, {}, ((), {}), none=None, empty=[]), 2)
+
+
+def depends_on_a_value(params, x):
+    return x if params["w"].sum() > 0 else -x
+
+
+def returns_text(x):
+    return "text"
+
+
+@pytest.mark.parametrize("f", [depends_on_a_value, returns_text])
+def test_errors_while_tracing_are_those_of_jax_with_its_frames(f):
+    args = ({"w": jnp.ones(3)}, 1.0) if f is depends_on_a_value else (1.0,)
+    seen = []
+    for jit in (jax.jit, J):
+        with pytest.raises(TypeError) as caught:
+            jit(f)(*args)
+        frames = [(frame.path, frame.lineno) for frame in caught.traceback[1:]]
+        seen.append((caught.type, str(caught.value), frames))
+    assert seen[0] == seen[1]
+
+
+def test_arguments_that_are_not_used_are_not_inputs():
+    def f(x, unused, y):
+        return x + y
+
+    args = 1.0, np.ones(9), 2.0
+    ours, theirs = (jit(f).lower(*args).compile().memory_analysis() for jit in (J, jax.jit))
+    assert ours.argument_size_in_bytes == theirs.argument_size_in_bytes == 8
+    np.testing.assert_array_equal(J(f)(*args), 3)
+
+
+def test_a_function_is_traced_once_for_all_uses():
+    traces = []
+
+    def f(x):
+        traces.append(x)
+        return x * 2
+
+    for fast in (J(f), J(f)):
+        for use in (fast, fast.eval_shape, fast.lower, fast):
+            use(1.0)
+    assert len(traces) == 1
+
+
+def test_nothing_keeps_a_dropped_function_alive():
+    x = jnp.ones(10)
+    fast = J((lambda x: lambda y: x + y)(x))
+    fast(1.0)
+    x = weakref.ref(x)
+    del fast
+    assert x() is None
+
+
+def test_attributes_of_the_function_and_of_what_jax_jit_returns():
+    def f(x):
+        return x
+
+    f.version = 3
+    fast = J(f)
+    assert fast.version == 3
+    fast(1)
+    assert fast._cache_size() == 1
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        getattr(fast, "nothing")  # noqa: B009
