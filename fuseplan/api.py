@@ -38,7 +38,7 @@ from fuseplan.support.environment import is_checked, is_disabled
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.jax_compat import filter_traceback, hide_frames
 from fuseplan.targets.compile_only import compiler_for, lower_for
-from fuseplan.targets.detect import local_platform, unmeasured_device
+from fuseplan.targets.detect import device_of, local_platform, unmeasured_device
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +51,7 @@ def jit(
     f: Callable[..., Any] | None = None,
     /,
     *,
-    device: str | DeviceSpec | None = None,
+    device: str | DeviceSpec | jax.Device | None = None,
     planner: str = "solver",
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
@@ -66,7 +66,8 @@ def jit(
         f: the function; without it, a decorator is returned.
         device: a name of ``fuseplan.devices()``, ``name:backend`` (``"h200:mosaic_gpu"``) for
             another of its backends, or a ``costmodel.DeviceSpec``; None is the device that JAX runs on.
-            Kernels for a device that is not present are left to XLA.
+            Kernels for a device that is not present are left to XLA. A ``jax.Device`` is also the
+            ``device`` that ``jax.jit`` runs on.
         planner: a name of ``fuseplan.planner_names()``.
         deadline_s: seconds of planning after which the best plan found so far is used.
         strict: raise ``UnsupportedOperationError`` for a primitive without a rule instead of
@@ -118,6 +119,9 @@ def jit(
         constraints=constraints,
         peers=peers,
     )
+    if isinstance(device, jax.Device):
+        jit_options = {**jit_options, "device": device}
+        device = "cpu" if device.platform == "cpu" else device_of(device)
     options_for("test" if device is None else device)
     return JitFused(f, device, options_for, jit_options, measure)
 

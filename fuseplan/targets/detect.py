@@ -34,8 +34,7 @@ _NEAREST = {"gpu": "h100", "tpu": "tpu_v5e"}
 
 def local_platform() -> str:
     """``cpu``, ``gpu`` or ``tpu``: the platform of JAX's default backend."""
-    platform = jax.default_backend()
-    return {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    return _platform(jax.default_backend())
 
 
 def find_device(name: str | DeviceSpec) -> DeviceSpec:
@@ -57,18 +56,27 @@ def unmeasured_device(device: str | DeviceSpec | None) -> str | DeviceSpec | Non
 def local_device() -> DeviceSpec:
     """The device of JAX's default backend. An unknown one is replaced by a similar known device, with a
     warning."""
-    platform = local_platform()
-    if platform == "cpu":
+    return device_of(jax.devices()[0])
+
+
+def device_of(device: jax.Device) -> DeviceSpec:
+    """The description of one of JAX's devices. An unknown one is replaced by a similar known device, with a
+    warning."""
+    if device.platform == "cpu":
         return local_cpu()
-    kind = jax.devices()[0].device_kind.lower()
+    kind = device.device_kind.lower()
     for words, name in _KINDS.items():
         if re.search(rf"\b{words}\b", kind):  # whole words: an L40S is no L4
             return get_device(name)
-    nearest = _NEAREST.get(platform, "cpu")
+    nearest = _NEAREST.get(_platform(device.platform), "cpu")
     warnings.warn(
         f"fuseplan does not know the device {kind!r} and plans for {nearest!r}; "
         "pass device= with a costmodel.DeviceSpec of your own to say what it can do",
         FuseplanWarning,
-        stacklevel=2,
+        stacklevel=3,
     )
     return find_device(nearest)
+
+
+def _platform(name: str) -> str:
+    return {"cuda": "gpu", "rocm": "gpu"}.get(name, name)

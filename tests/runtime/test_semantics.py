@@ -241,3 +241,11 @@ def test_attributes_of_the_function_and_of_what_jax_jit_returns():
     assert fast._cache_size() == 1
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         getattr(fast, "nothing")  # noqa: B009
+
+
+def test_a_device_of_jax_is_where_the_function_runs():
+    device = jax.devices()[-1]
+    with pytest.warns(DeprecationWarning, match="device"):  # jax.jit's
+        fast = fuseplan.jit(lambda x: x * 2, device=device)
+    assert fast(1.0).devices() == {device}
+    assert fast.plan(1.0).device.name == "cpu"

@@ -41,7 +41,7 @@ def runs_on(monkeypatch):
     def set_device(kind):
         platform = "tpu" if kind.startswith("TPU") else "gpu"
         monkeypatch.setattr(jax, "default_backend", lambda: platform)
-        monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind)])
+        monkeypatch.setattr(jax, "devices", lambda: [SimpleNamespace(device_kind=kind, platform=platform)])
 
     return set_device
 
