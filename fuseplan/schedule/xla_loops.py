@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from functools import cached_property
+from math import prod
 
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
@@ -184,15 +185,20 @@ class _Candidates:
         return cone
 
     def _merged(self, cones: list[set[int]]) -> list[set[int]]:
-        """The unions of cones that overlap and whose last operations have one iteration space."""
-        by_space: dict[tuple[int, ...], list[set[int]]] = {}
+        """The unions of cones whose last operations have one iteration space, and that have an array of that
+        size in common, as XLA fuses siblings."""
+        graph = self.graph
+        by_space: dict[tuple[int, ...], list[tuple[set[int], set[int]]]] = {}
         for cone in cones:
-            kept = by_space.setdefault(self.graph.nodes[max(cone)].dims, [])
-            near = [other for other in kept if not other.isdisjoint(cone)]
-            self._left -= sum(map(len, near))
-            kept[:] = [other for other in kept if other.isdisjoint(cone)]
-            kept.append(cone.union(*near))
-        return [cone for several in by_space.values() for cone in several]
+            last = graph.nodes[max(cone)]
+            touched = {v for n in cone for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
+            large = {v for v in touched if graph.values[v].size >= prod(last.dims)}
+            kept = by_space.setdefault(last.dims, [])
+            near = [(others, values) for others, values in kept if not values.isdisjoint(large)]
+            self._left -= len(touched)
+            kept[:] = [(others, values) for others, values in kept if values.isdisjoint(large)]
+            kept.append((cone.union(*(o for o, _ in near)), large.union(*(v for _, v in near))))
+        return [cone for several in by_space.values() for cone, _ in several]
 
     def _is_better(self, nodes: Nodes) -> bool:
         """Whether the group is a loop, and no tiled kernel is nearly as fast; groups of one structure are

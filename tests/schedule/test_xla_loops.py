@@ -77,6 +77,16 @@ def test_what_is_a_loop(f, device):
     assert refusal(f, X, device=device) is None
 
 
+def test_loops_that_read_one_array_are_one_loop():
+    def shifted(x, y):
+        return jnp.roll(x, 1, 0) * 2 + y, jnp.roll(x, 1, 1) - y
+
+    plan = fuseplan.make_plan(shifted, device="h200")(X, X)
+    assert [len(kernel.spec.writes) for kernel in plan.kernels] == [2]
+    apart = fuseplan.make_plan(lambda x, y: (shifted(x, x)[0], shifted(y, y)[1]), device="h200")(X, X)
+    assert len(apart.kernels) == 2
+
+
 def test_random_bits_are_made_in_the_loop_of_their_reader():
     for device, count in (("h200", 1), ("tpu_v5e", 1), ("cpu", 2)):
         plan = fuseplan.make_plan(lambda key, x: x * jax.random.bits(key, X.shape), device=device)(KEY, X)
