@@ -1,16 +1,22 @@
-"""Output of the command line: rich tables on a terminal, plain aligned text in a pipe, and progress on a
-terminal's stderr."""
+"""Output for people: rich tables on a terminal, plain aligned text in a pipe, and progress on a terminal's
+stderr."""
 
 from __future__ import annotations
 
 import json
 import shutil
 import sys
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from fuseplan.support.format import columns
+from fuseplan.support.progress import Progress, followed, is_followed
+
+PATIENCE_S = 2.0
+"""Seconds of planning after which a terminal is told."""
 
 
 def print_table(
@@ -90,16 +96,79 @@ def progress(total: int) -> Iterator[Steps]:
     if not sys.stderr.isatty():
         yield Steps()
         return
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
-        yield Steps(bar, bar.add_task("", total=total))
+    with followed() as planning:
+
+        class PlanningColumn(rich_progress.TextColumn):
+            def render(self, task: Any) -> Any:
+                return Text(str(planning), overflow="ellipsis", no_wrap=True)
+
+        bar = rich_progress.Progress(
+            rich_progress.TextColumn("{task.description}"),
+            rich_progress.BarColumn(bar_width=16),
+            rich_progress.MofNCompleteColumn(),
+            rich_progress.TimeElapsedColumn(),
+            PlanningColumn(""),
+            console=Console(stderr=True),
+            transient=True,
+        )
+        with bar:
+            yield Steps(bar, bar.add_task("", total=total))
+
+
+@contextmanager
+def planning_line(what: str, deadline_s: float) -> Iterator[None]:
+    """Say on a terminal's stderr, in one line, how the planning in this block gets on, once it has taken
+    ``PATIENCE_S``. Nothing if stderr is no terminal, or another display follows the planning."""
+    if not sys.stderr.isatty() or is_followed():
+        yield
+        return
+    with followed() as progress:
+        line = _PlanningLine(what, deadline_s, progress)
+        timer = threading.Timer(PATIENCE_S, line.show)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()
+            line.finish()
+
+
+class _PlanningLine:
+    """A line that is written anew until the planning ends, and then says what was found."""
+
+    def __init__(self, what: str, deadline_s: float, progress: Progress) -> None:
+        self._what, self._deadline_s, self._progress = what, deadline_s, progress
+        self._started = time.monotonic()
+        self._status: Any = None
+
+    def show(self) -> None:
+        """Begin to write the line."""
+        from rich.console import Console
+        from rich.status import Status
+
+        self._status = Status(self, console=Console(stderr=True, highlight=False))
+        self._status.start()
+
+    def finish(self) -> None:
+        """Leave a line on what was found, if one was shown."""
+        if self._status is not None:
+            self._status.stop()
+            self._status.console.print(
+                f"fuseplan planned {self._what} in {self._seconds:.0f} s: {self._progress.found}"
+            )
+
+    @property
+    def _seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def __rich__(self) -> Any:
+        from rich.text import Text
+
+        text = f"fuseplan plans {self._what}: {self._seconds:.0f} of {self._deadline_s:g} s, {self._progress}"
+        return Text(text, overflow="ellipsis", no_wrap=True)

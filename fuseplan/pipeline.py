@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+from fuseplan.console import planning_line
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat, trace
 from fuseplan.memory.liveness import plan_peak_bound
@@ -37,6 +38,7 @@ from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
 from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
+from fuseplan.support import progress
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import DIVISION, Limit, StageTimer, may_begin
 
@@ -84,9 +86,13 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
     clock = clock or StageTimer()
     # Lowering cannot be cut short, but the deadline covers it.
     expires_at = time.monotonic() + options.deadline_s - clock.seconds.get("lower", 0.0)
-    programs, notes = rewritten_programs(lowered, options, clock, expires_at)
-    plan_one = _Planner(lowered, options, expires_at, clock)
-    plan = _certified(plan_one.best(programs).required(), lowered)
+    what = f"{len(lowered.graph.nodes):,} operations for {options.device.name}"
+    with planning_line(what, options.deadline_s):
+        progress.enter("rewrite")
+        programs, notes = rewritten_programs(lowered, options, clock, expires_at)
+        plan_one = _Planner(lowered, options, expires_at, clock)
+        plan = _certified(plan_one.best(programs).required(), lowered)
+        progress.found(plan.objective_ps, plan.bound_ps or 0)
     stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
     plan = replace(plan, notes=(*plan.notes, *map(str, notes)), stats=stats)
     report_plan(plan)
@@ -107,6 +113,7 @@ def _plan_below(limit_ps: float, lowered: Lowered, options: Options, clock: Stag
         for step in PROGRAM_PASSES:
             if step is order and state.grouping.time_ps >= limit_ps:
                 return None
+            progress.enter(step.__name__)
             step(state)
     except MemoryLimitError as error:
         return Attempt(error)

@@ -37,6 +37,7 @@ from fuseplan.search.component_cache import ComponentCache
 from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
 from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
+from fuseplan.support import progress
 from fuseplan.support.errors import FuseplanWarning, Verdict
 from fuseplan.support.work import (
     DIVISION,
@@ -155,7 +156,21 @@ class _Solver:
             solved[part] = solve_component(part, starts, budget, expires_at, watch)
             with book.work.uncounted():
                 cache.keep(part, solved[part], book.work.spent - before)
+            tell()
 
+        def tell() -> None:
+            """Say how fast the best plan of the graph is, but for what the order of execution changes."""
+            waiting = [part for part in smallest_first if part not in solved]
+            if not progress.is_followed() or any(map(cache.has, waiting)):
+                return
+            known = {part: (found.groups, found.bound_ps) for part, found in solved.items()}
+            with book.work.uncounted():  # A display changes no plan.
+                known |= {part: (starts.best(part)[0], parts.spaces[part].floor_ps) for part in waiting}
+                times_ps = {part: parts.spaces[part].total(best).time_ps for part, (best, _) in known.items()}
+            every = [part for part, _ in parts.instances]
+            progress.found(sum(times_ps[part] for part in every), sum(known[part][1] for part in every))
+
+        tell()
         for part in smallest_first:
             entry = cache.recall(part)
             if entry is None:

@@ -1,0 +1,69 @@
+"""What a planning is doing: its stage, and the best plan and bound so far, for a display to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Progress:
+    """The state of the plannings in one block of ``followed``."""
+
+    stage: str = ""
+    """The pass that runs now."""
+    best_ps: float = math.inf
+    """The time of the fastest plan found so far, in picoseconds; infinite before there is one."""
+    bound_ps: float = 0.0
+    """No plan of the program that is searched takes less."""
+
+    def __str__(self) -> str:
+        return ", ".join(filter(None, (self.stage, self.found)))
+
+    @property
+    def found(self) -> str:
+        """The best plan and its gap as text; empty before there is one."""
+        if not math.isfinite(self.best_ps):
+            return ""
+        gap = 1 - self.bound_ps / self.best_ps if self.best_ps else 0.0
+        return (
+            f"{self.best_ps / 1e6:,.4g} µs, gap {gap:.0%}"
+            if gap > 0
+            else f"{self.best_ps / 1e6:,.4g} µs, proven"
+        )
+
+
+_followed: ContextVar[Progress | None] = ContextVar("_followed", default=None)
+
+
+@contextmanager
+def followed() -> Iterator[Progress]:
+    """Follow the plannings of this thread while the block runs."""
+    progress = Progress()
+    token = _followed.set(progress)
+    try:
+        yield progress
+    finally:
+        _followed.reset(token)
+
+
+def is_followed() -> bool:
+    """Whether a block of ``followed`` is running."""
+    return _followed.get() is not None
+
+
+def enter(stage: str) -> None:
+    """Say which pass begins."""
+    progress = _followed.get()
+    if progress is not None:
+        progress.stage = stage
+
+
+def found(time_ps: float, bound_ps: float) -> None:
+    """Say how fast a plan of the whole program is, and that none takes less than ``bound_ps``."""
+    progress = _followed.get()
+    if progress is not None and time_ps < math.inf:
+        progress.best_ps, progress.bound_ps = min(progress.best_ps, time_ps), bound_ps
