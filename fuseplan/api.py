@@ -24,6 +24,7 @@ from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Op
 from fuseplan.public_plan import Plan
 from fuseplan.report.frames import compare_frame, devices_frame
 from fuseplan.runtime.autoselect import Choices, Measurement
+from fuseplan.runtime.background import InBackground
 from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
 from fuseplan.runtime.control_flow import bodies
@@ -56,6 +57,7 @@ def jit(
     deadline_s: float = DEFAULT_DEADLINE_S,
     strict: bool = False,
     measure: bool = False,
+    background: bool = False,
     constraints: Constraints | None = None,
     peers: Sequence[str] = (),
     **jit_options: Any,
@@ -77,6 +79,8 @@ def jit(
             and run the faster one from then on. Nothing is timed if both are the same program, as on a CPU
             where no tiled loop can gain. A function with side effects is not timed, and run by ``jax.jit``;
             on tracers the fused function is used.
+        background: plan and compile in a thread. Until the fused program is ready (``JitFused.is_ready``),
+            calls at new shapes run ``jax.jit``'s. A process that ends waits for a planning that runs.
         constraints: which operations must or must not share a kernel, and how large a kernel may be. With
             ``measure=True`` they do not bind ``jax.jit``'s program.
         peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
@@ -104,7 +108,7 @@ def jit(
     if f is None:
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
-            constraints=constraints, peers=peers, **jit_options,
+            background=background, constraints=constraints, peers=peers, **jit_options,
         )  # fmt: skip
     if not callable(f):  # jax.jit's message, and the likely reason
         raise InvalidArgumentError(
@@ -123,7 +127,7 @@ def jit(
         jit_options = {**jit_options, "device": device}
         device = "cpu" if device.platform == "cpu" else device_of(device)
     options_for("test" if device is None else device)
-    return JitFused(f, device, options_for, jit_options, measure)
+    return JitFused(f, device, options_for, jit_options, measure, background)
 
 
 class JitFused:
@@ -136,6 +140,7 @@ class JitFused:
         options_for: functools.partial[Options],
         jit_options: dict[str, Any],
         measure: bool = False,
+        background: bool = False,
     ) -> None:
         # __getattr__ finds f's attributes. Copied, they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
@@ -147,9 +152,8 @@ class JitFused:
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
         self._emitted = functools.partial(_emitted, f, self._options)
-        self._jitted = RecoveringJit(
-            self._name, self._emitted, self._reference, CallSignatures(f, jit_options), jit_options
-        )
+        calls = CallSignatures(f, jit_options)
+        self._jitted = RecoveringJit(self._name, self._emitted, self._reference, calls, jit_options)
         self._choices: Choices | None = None
         if measure:
             self._choices = Choices(
@@ -160,6 +164,10 @@ class JitFused:
                 jit_options,
                 functools.partial(_is_left_to_jax, self._options),
             )
+        self._background: InBackground | None = None
+        if background:
+            fused = self._choices or self._jitted
+            self._background = InBackground(self._name, fused, self._jitted, self._reference, calls)
         self._direct: Callable[..., Any] | None = None
         """What later calls run, where nothing is to be seen to at each call."""
 
@@ -170,10 +178,11 @@ class JitFused:
                 return direct(*args, **kwargs)
             if is_disabled() or is_tracing():
                 return self._reference(*args, **kwargs)
-            if self._choices is None and not is_checked() and local_platform() == "cpu":
+            chosen = self._background or self._choices
+            if chosen is None and not is_checked() and local_platform() == "cpu":
                 self._direct = self._jitted.fused
             expected = self._expected(args, kwargs) if is_checked() else None
-            result = (self._choices or self._jitted)(*args, **kwargs)
+            result = (chosen or self._jitted)(*args, **kwargs)
             if expected is not None:
                 check_results(self._name, result, expected[0])
             return result
@@ -209,6 +218,7 @@ class JitFused:
     def __repr__(self) -> str:
         planner = self._options_for.keywords["planner"]
         measure = ", measure=True" if self._choices else ""
+        measure += ", background=True" if self._background else ""
         return f"fuseplan.jit({self._name}, device={self._device!r}, planner={planner!r}{measure})"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
@@ -243,6 +253,11 @@ class JitFused:
         """The measurement of ``measure=True`` for arguments of these shapes; None if there is none."""
         return self._choices.measured(args, kwargs) if self._choices else None
 
+    def is_ready(self, *args: Any, **kwargs: Any) -> bool:
+        """With ``background=True``, whether calls at these shapes run the fused program, after a first one;
+        else true."""
+        return self._background is None or self._background.is_ready(args, kwargs)
+
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """Trace the fused function, as ``jax.jit(f).trace``, to a ``jax.stages.Traced``."""
         return self._jitted.trace(*args, **kwargs)
@@ -275,6 +290,8 @@ class JitFused:
 
     def clear_cache(self) -> None:
         """Delete compiled programs, as ``jax.jit(f).clear_cache()``, and measurements."""
+        if self._background:
+            self._background.clear()
         if self._choices:
             self._choices.clear()
         self._jitted.clear_cache()

@@ -59,6 +59,22 @@ class CallSignatures:
         dynamic = tuple(a for i, a in enumerate(args) if i not in numbers)
         return (*statics, *named), dynamic, {k: v for k, v in kwargs.items() if k not in self._static_names}
 
+    def shapes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        """The arguments with the shape, dtype and placement in the place of each array."""
+        static = {i for i, *_ in self.split(args, kwargs)[0]} if self._static_numbers else set()
+        shapes = [a if i in static else jax.tree.map(_shape_of, a) for i, a in enumerate(args)]
+        named = {k: v if k in self._static_names else jax.tree.map(_shape_of, v) for k, v in kwargs.items()}
+        return tuple(shapes), named
+
+
+def _shape_of(leaf: Any) -> Any:
+    if not isinstance(leaf, jax.Array):
+        return leaf
+    sharding = leaf.sharding if leaf.committed else None
+    return jax.ShapeDtypeStruct(
+        leaf.shape, leaf.dtype, sharding=sharding, weak_type=jax.typeof(leaf).weak_type
+    )
+
 
 def _static_parameters(
     f: Callable[..., Any], options: dict[str, Any]

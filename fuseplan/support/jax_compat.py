@@ -124,6 +124,14 @@ def is_eager() -> bool:
     return bool(_core.trace_state_clean())
 
 
+def trace_context() -> Any:
+    """The settings of this thread that change what is traced and compiled, to compare.
+
+    JAX's own caches have them in their keys.
+    """
+    return _config.trace_context()
+
+
 def is_jit_disabled() -> bool:
     """Whether functions run operation by operation, under ``jax.disable_jit``.
 

@@ -1,0 +1,162 @@
+"""``fuseplan.jit(background=True)``: ``jax.jit``'s program answers until the fused one is compiled."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import fuseplan
+from fuseplan.runtime import background, primitive
+from tests.helpers.arrays import ramp
+
+J = functools.partial(fuseplan.jit, device="test", background=True)
+X = ramp(0, 11, 3, 4)
+
+
+def f(x, scale=2.0):
+    return jnp.tanh(x) * scale
+
+
+@pytest.fixture
+def planning(monkeypatch):
+    """Planning waits for ``planning.set()``, and counts in ``planning.plans``."""
+    event = threading.Event()
+    event.plans = []
+    planned = primitive.planned
+
+    def waiting(*args):
+        event.plans.append(threading.current_thread().name)
+        assert event.wait(60)
+        return planned(*args)
+
+    monkeypatch.setattr(primitive, "planned", waiting)
+    yield event
+    event.set()
+
+
+def copied(x):
+    return jnp.copy(x) if isinstance(x, jax.Array) else x
+
+
+def wait_for(fast, *args, **kwargs):
+    until = time.monotonic() + 60
+    while not fast.is_ready(*args, **kwargs):
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def compilations():
+    seen = []
+
+    def listen(event, *_, **__):
+        if "backend_compile" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_calls_do_not_wait_for_the_plan(planning):
+    fast = J(f)
+    for _ in range(3):
+        np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+        assert not fast.is_ready(X)
+    planning.set()
+    wait_for(fast, X)
+    np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+    assert len(planning.plans) == 1
+    assert planning.plans[0].startswith("fuseplan")
+
+
+def test_the_caller_compiles_nothing_but_jax_jits_program(planning, compilations):
+    fast, x = J(lambda x: jnp.tanh(x) * 3), jax.block_until_ready(X + 0)
+    compilations.clear()
+    fast(x)
+    assert len(compilations) == 1
+    planning.set()
+    wait_for(fast, x)
+    assert len(compilations) == 2
+    fast(x), fast(x)
+    assert len(compilations) == 2
+
+
+def test_each_signature_has_its_own_plan(planning):
+    planning.set()
+    fast = J(f, static_argnames="scale", donate_argnums=0)
+    for x, kwargs in ((X, {}), (X[:2], {"scale": 3.0}), (np.float32(2), {}), (1, {})):
+        for _ in range(2):
+            np.testing.assert_allclose(fast(copied(x), **kwargs), f(x, **kwargs), rtol=1e-6)
+            wait_for(fast, x, **kwargs)
+    assert not fast.is_ready(X[1:])
+
+
+def test_many_threads_start_one_planning(planning):
+    fast = J(f)
+    results = []
+    threads = [threading.Thread(target=lambda: results.append(fast(X))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    planning.set()
+    wait_for(fast, X)
+    assert len(results) == 8
+    assert len(planning.plans) == 1
+    for result in results:
+        np.testing.assert_allclose(result, f(X), rtol=1e-6)
+
+
+def test_tracers_and_settings_of_a_thread_are_planned_where_they_are(planning):
+    planning.set()
+    fast = J(f)
+    np.testing.assert_allclose(jax.grad(lambda x: fast(x).sum())(X), 2 - 2 * np.tanh(X) ** 2, atol=1e-5)
+    with jax.numpy_dtype_promotion("strict"):
+        fast(X)
+        wait_for(fast, X)
+        np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+
+
+def test_a_failure_is_a_warning(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("no such luck")
+
+    def called_and_tried():
+        fast(X)
+        background._worker().submit(lambda: None).result(60)  # after the planning
+
+    monkeypatch.setattr(primitive, "planned", broken)
+    fast = J(f)
+    with pytest.warns(fuseplan.FuseplanWarning, match="f: it was not planned in the background.*no such"):
+        called_and_tried()
+    np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+    assert not fast.is_ready(X)
+
+
+def test_with_measure(planning):
+    planning.set()
+    fast = J(f, measure=True)
+    fast(X)
+    wait_for(fast, X)
+    assert fast.measured(X) is None
+    fast(X)
+    assert fast.measured(X) is not None
+
+
+def test_without_background_it_is_always_ready():
+    fast = fuseplan.jit(f, device="test")
+    assert fast.is_ready(X)
+    assert "background=True" in repr(J(f))
+    assert "background" not in repr(fast)
+    again = J(f)
+    again(X)
+    wait_for(again, X)
+    again.clear_cache()
+    assert not again.is_ready(X)
