@@ -82,6 +82,8 @@ def _made(graph: Graph, node: Node) -> int:
 def repeated_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[int, ...] | None:
     """Those of ``nodes`` that XLA does not fuse into their loop, as it would evaluate an expensive operation
     more than once; None where ``evaluations_in_loop`` is."""
+    if all(graph.nodes[n].kind == OpKind.ELEMENTWISE for n in nodes):
+        return ()
     times = evaluations_in_loop(graph, nodes)
     if times is None:
         return None

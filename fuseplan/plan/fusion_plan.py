@@ -91,7 +91,7 @@ class PlanStats:
     distinct_components: int = 0
     candidates: int = 0
     seconds: tuple[tuple[str, float], ...] = ()
-    """Pairs of stage name (``trace``, ``lower``, ``cache``, ``enumerate``, ``solve``,
+    """Pairs of stage name (``trace``, ``lower``, ``offers``, ``cache``, ``enumerate``, ``solve``,
     ``order``, ``check``; ``compile`` of XLA's own plan) and seconds."""
     certified: str = ""
     """The simplest heuristic whose plan of the same program takes no longer than this proven plan; empty if

@@ -74,7 +74,7 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
             (``fuseplan.search.set_partitioning``).
     """
     budget = budget or Budget()
-    solver = _Solver(graph, PriceBook(graph, pricing), budget)
+    solver = _Solver(graph, pricing, budget)
     may_divide = budget.deadline_s <= 0 or may_begin(DIVISION, len(graph.nodes), budget.deadline_s)
     if not (budget.known or may_divide):
         return undivided(solver.book, budget.deadline_s, solver.watch)
@@ -110,9 +110,11 @@ class _Found:
 class _Solver:
     """Plans one graph within one budget."""
 
-    def __init__(self, graph: Graph, book: PriceBook, budget: Budget) -> None:
-        self.graph, self.book, self.budget = graph, book, budget
+    def __init__(self, graph: Graph, pricing: Pricing, budget: Budget) -> None:
         self.watch = watch = StageTimer()
+        self.book = book = PriceBook(graph, pricing)
+        watch.lap("offers")
+        self.graph, self.budget = graph, budget
         tail_s = min(seconds_of(TAIL, len(graph.nodes)), budget.deadline_s / 2)
         self.expires_at = watch.started + budget.deadline_s - tail_s
         book.expires_at = watch.started + budget.deadline_s - lead_s(len(graph.nodes))

@@ -23,8 +23,9 @@ from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.legality import refuse_loop
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.structure import Signatures
-from fuseplan.support.digraph import between
+from fuseplan.support.digraph import between, connected_sets
 from fuseplan.support.errors import Verdict
+from fuseplan.support.work import Work
 
 MAX_OPERATIONS = 1_000
 """Operations of a loop: XLA's own fusions have hundreds at most."""
@@ -37,6 +38,9 @@ MAX_ATTEMPTS = 8
 
 MAX_WORK = 50_000
 """Operations in all loops that are looked at, some tenths of a second of work."""
+
+MAX_PRICING = 100_000
+"""Units of work (``fuseplan.support.work``) of comparing loops with tiled kernels."""
 
 
 class XlaLoops:
@@ -89,6 +93,7 @@ class _Candidates:
         self.graph, self.device = graph, device
         self._floor, self._tiled = floor, tiled
         self._left = MAX_WORK
+        self._pricing = Work(MAX_PRICING)
         self._better_by_structure: dict[tuple[int, ...], bool] = {}
 
     def offers(self) -> tuple[Nodes, ...]:
@@ -188,33 +193,36 @@ class _Candidates:
         """The unions of cones whose last operations have one iteration space, and that have an array of that
         size in common, as XLA fuses siblings."""
         graph = self.graph
-        by_space: dict[tuple[int, ...], list[tuple[set[int], set[int]]]] = {}
-        for cone in cones:
-            last = graph.nodes[max(cone)]
+        first: dict[tuple[tuple[int, ...], int], int] = {}
+        """The first cone of an iteration space that has an array."""
+        pairs: list[tuple[int, int]] = []
+        for k, cone in enumerate(cones):
+            dims = graph.nodes[max(cone)].dims
+            size = prod(dims)
             touched = {v for n in cone for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
-            large = {v for v in touched if graph.values[v].size >= prod(last.dims)}
-            kept = by_space.setdefault(last.dims, [])
-            near = [(others, values) for others, values in kept if not values.isdisjoint(large)]
             self._left -= len(touched)
-            kept[:] = [(others, values) for others, values in kept if values.isdisjoint(large)]
-            kept.append((cone.union(*(o for o, _ in near)), large.union(*(v for _, v in near))))
-        return [cone for several in by_space.values() for cone, _ in several]
+            pairs += [(first.setdefault((dims, v), k), k) for v in touched if graph.values[v].size >= size]
+        return [set().union(*(cones[k] for k in some)) for some in connected_sets(len(cones), pairs)]
 
     def _is_better(self, nodes: Nodes) -> bool:
         """Whether the group is a loop, and no tiled kernel is nearly as fast; groups of one structure are
-        compared once."""
+        compared once. False where there is no work left to compare them."""
         key = self._signatures.of(nodes).key
         if key not in self._better_by_structure:
             self._better_by_structure[key] = self._beats_tiles(nodes)
         return self._better_by_structure[key]
 
     def _beats_tiles(self, nodes: Nodes) -> bool:
+        if self._pricing.is_spent:
+            return False
+        self._pricing.spend_price(len(nodes), loops=True)
         kernel = _loop(self.graph, self.device, nodes, boundary(self.graph, nodes))
         if kernel is None:
             return False
         gains_from_ps = kernel.cost.time_ps + kernel.cost.time_ps // GAIN_DIVISOR
         if self._floor.one_kernel(nodes) >= gains_from_ps:
             return True
+        self._pricing.spend_price(len(nodes))
         tiled = self._tiled(nodes)
         if isinstance(tiled, Verdict):
             return True
