@@ -7,6 +7,7 @@ and backward passes (``fuseplan.runtime.derivative``).
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,6 +30,7 @@ from fuseplan.runtime.screen import may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
 from fuseplan.support import jax_compat
+from fuseplan.support.errors import FuseplanError, FuseplanWarning
 
 fused_p = Primitive("fused")
 fused_p.multiple_results = True
@@ -160,17 +162,13 @@ def call_of(traced: Traced, settings: Settings) -> Call:
     def evaluate(*flat: Any) -> Any:
         return shared.evaluate(*flat)
 
-    @jax.jit
-    def evaluate_low(*flat: Any) -> Any:
-        return shared.evaluate_low(*flat)
-
     return Call(
         settings,
         tuple(v.aval for v in traced.jaxpr.outvars),
         frozenset(traced.jaxpr.effects),
         evaluate,
         shared.reaches,
-        maker_of(shared, settings, evaluate if traced.low is traced.jaxpr else evaluate_low),
+        maker_of(shared, settings, shared.evaluate_low),
         len(traced.inputs),
         traced.jaxpr,
         traced.low,
@@ -180,13 +178,24 @@ def call_of(traced: Traced, settings: Settings) -> Call:
 
 def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable[[], FlatFunction]:
     """A function that plans the program and returns it as kernels; as ``evaluate``, JAX's own operations, if
-    no kernel gains."""
+    no kernel gains, or with a warning if planning fails."""
 
     def make() -> FlatFunction:
+        try:
+            return made()
+        except FuseplanError:
+            raise  # for the user
+        except Exception as error:
+            if settings.options.strict:
+                raise
+            warn_of_failure("planned", error)
+            return evaluate
+
+    def made() -> FlatFunction:
         if may_loop(flat, settings.options):
             plan = planned(flat, settings)
             if not runs_as_jax(plan):
-                return runner_of(plan, settings)
+                return _or_evaluated(runner_of(plan, settings), evaluate, settings)
         else:
             report_left()
         equations = with_planned_bodies(flat.equations, _fuse_body(settings))
@@ -195,6 +204,35 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
         return evaluator(equations, flat.inputs, flat.outputs)
 
     return make
+
+
+def _or_evaluated(run: FlatFunction, evaluate: FlatFunction, settings: Settings) -> FlatFunction:
+    """``run``; with a warning ``evaluate`` where its loops cannot be emitted. Kernels that a compiler refuses
+    are planned anew (``fuseplan.runtime.recovering``)."""
+    if settings.options.strict or settings.platform != "cpu":
+        return run
+
+    def emitted(*flat: Any) -> list[Any]:
+        try:
+            return run(*flat)
+        except FuseplanError:
+            raise
+        except Exception as error:
+            warn_of_failure("emitted", error)
+            return evaluate(*flat)
+
+    return emitted
+
+
+def warn_of_failure(what: str, error: Exception) -> None:
+    """Warn that ``jax.jit``'s program runs after a failure of fuseplan's own."""
+    said = next(iter(str(error).splitlines()), "")
+    warnings.warn(
+        f"a function could not be {what}, so jax.jit's program is used. The error, which strict=True raises: "
+        f"{type(error).__name__}: {said}",
+        FuseplanWarning,
+        stacklevel=2,
+    )
 
 
 def runner_of(plan: FusionPlan, settings: Settings, part: Part | None = None) -> FlatFunction:

@@ -13,6 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import fuseplan
+from fuseplan.runtime import executor, primitive
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
@@ -249,3 +250,41 @@ def test_a_device_of_jax_is_where_the_function_runs():
         fast = fuseplan.jit(lambda x: x * 2, device=device)
     assert fast(1.0).devices() == {device}
     assert fast.plan(1.0).device.name == "cpu"
+
+
+def fails(*_, **__):
+    raise ZeroDivisionError("no such luck")
+
+
+def test_a_failure_of_the_planner_is_a_warning(monkeypatch):
+    monkeypatch.setattr(primitive, "planned", fails)
+    fast = J(lambda x: jnp.tanh(x) + 1)
+    with pytest.warns(fuseplan.FuseplanWarning, match="not be planned.*ZeroDivisionError: no such luck"):
+        result = fast(1.0)
+    np.testing.assert_allclose(result, np.tanh(1.0) + 1, rtol=1e-6)
+    np.testing.assert_allclose(fast(1.0), result)
+    np.testing.assert_allclose(jax.jit(fast)(2.0), np.tanh(2.0) + 1, rtol=1e-6)
+    with pytest.raises(ZeroDivisionError):
+        J(lambda x: jnp.tanh(x) + 2, strict=True)(1.0)
+
+
+def test_a_failure_of_emission_is_a_warning(monkeypatch):
+    def smoothed(x, w):
+        return jnp.exp(-((x[:, None] - x[None]) ** 2)) @ w
+
+    monkeypatch.setattr(executor, "emit", lambda *_, **__: fails)
+    args = jnp.linspace(0, 1, 3000), jnp.ones((3000, 16))
+    with pytest.warns(fuseplan.FuseplanWarning, match="not be emitted.*ZeroDivisionError: no such luck"):
+        result = fuseplan.jit(smoothed)(*args)
+    np.testing.assert_allclose(result, smoothed(*args), rtol=1e-4)
+    with pytest.raises(ZeroDivisionError):
+        fuseplan.jit(lambda *args: smoothed(*args) + 1, strict=True)(*args)
+
+
+def test_the_compiled_program_names_the_users_lines():
+    def f(x):
+        return jnp.tanh(x) + 1
+
+    line = f.__code__.co_firstlineno + 1
+    text = fuseplan.jit(f).lower(1.0).as_text(debug_info=True)
+    assert f'test_semantics.py":{line}' in text
