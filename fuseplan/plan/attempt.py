@@ -66,7 +66,7 @@ class Attempt:
         """This one, or the plan that the planner ``name`` made of an equivalent program where it is faster.
 
         The bound stays if it is below that plan and of the same graph; else it is ``floor_ps`` of that plan,
-        which no plan of its program beats.
+        which no plan of its program beats but one of XLA's own kernels, or the time of the plan if it does.
         """
         plan, other = self.plan, peer.plan
         if plan is None or other is None or other.objective_ps >= plan.objective_ps:
@@ -76,7 +76,8 @@ class Attempt:
         used = replace(other, planner=plan.planner, status="FEASIBLE", notes=(*plan.notes, told), stats=stats)
         bound_ps = plan.bound_ps
         if bound_ps is None or bound_ps > other.objective_ps or other.graph is not plan.graph:
-            return replace(self, outcome=replace(used, bound_ps=floor_ps(other), proof=None))
+            bound_ps = min(floor_ps(other), other.objective_ps)
+            return replace(self, outcome=replace(used, bound_ps=bound_ps, proof=None))
         return replace(self, outcome=replace(used, bound_ps=bound_ps, proof=plan.proof))
 
     @property

@@ -15,6 +15,7 @@ adds to its group are preferred (du Merle, Villeneuve, Desrosiers and Hansen, "S
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
@@ -277,9 +278,10 @@ class _Search:
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     """The best partition by the groups known, if it can run and is better than ``best``."""
     space = search.space
-    search.part_overlaps()
-    if space.total(best).time_ps > search.bound_ps:
-        search.dive()
+    if time.monotonic() < search.expires_at:  # Neither can be cut short.
+        search.part_overlaps()
+        if space.total(best).time_ps > search.bound_ps:
+            search.dive()
     times_ps = search.priced
     found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
     return better(space, best, found.groups)

@@ -18,7 +18,9 @@ from tests.helpers.quickly import on_both, run_quickly
 
 pytestmark = pytest.mark.usefixtures("compiled_quickly")
 
-NAMES = [name for name in WORKLOADS if "train" not in name]
+LEFT_TO_XLA = {"dropout_residual"}
+"""Random bits are made in a loop of XLA."""
+NAMES = [name for name in WORKLOADS if "train" not in name and name not in LEFT_TO_XLA]
 
 
 def run_planned(f, args, device, planner="solver"):
@@ -30,7 +32,7 @@ def run_planned(f, args, device, planner="solver"):
     return plan, got, want
 
 
-BOTH = ("softmax", "layernorm_grad", "causal_attention", "linear_cross_entropy_grad", "dropout_residual")
+BOTH = ("softmax", "layernorm_grad", "causal_attention", "linear_cross_entropy_grad")
 """What both Pythons run; the others' kernels are of the same kinds."""
 
 
