@@ -222,6 +222,7 @@ def test_a_function_is_traced_once_for_all_uses():
     assert len(traces) == 1
 
 
+@pytest.mark.skipif(jax.__version_info__ >= (0, 11), reason="caches of JAX keep constants of jaxprs")
 def test_nothing_keeps_a_dropped_function_alive():
     x = jnp.ones(10)
     fast = J((lambda x: lambda y: x + y)(x))
