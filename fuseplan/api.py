@@ -169,7 +169,7 @@ class JitFused:
             fused = self._choices or self._jitted
             self._background = InBackground(self._name, fused, self._jitted, self._reference, calls)
         self._direct: Callable[..., Any] | None = None
-        """What later calls run, where nothing is to be seen to at each call."""
+        """The jitted function that later calls run, where they need no checks and no recovery."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         direct = self._direct

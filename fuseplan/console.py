@@ -121,8 +121,8 @@ def progress(total: int) -> Iterator[Steps]:
 
 @contextmanager
 def planning_line(what: str, deadline_s: float) -> Iterator[None]:
-    """Say on a terminal's stderr, in one line, how the planning in this block gets on, once it has taken
-    ``PATIENCE_S``. Nothing if stderr is no terminal, or another display follows the planning."""
+    """Show the progress of planning in one line on a terminal's stderr, once it has taken ``PATIENCE_S``.
+    Nothing is shown if stderr is no terminal, or if another display shows the progress already."""
     if not sys.stderr.isatty() or is_followed():
         yield
         return
@@ -140,7 +140,7 @@ def planning_line(what: str, deadline_s: float) -> Iterator[None]:
 
 
 class _PlanningLine:
-    """A line that is written anew until the planning ends, and then says what was found."""
+    """One line of a terminal: the progress of planning, and in the end its result."""
 
     def __init__(self, what: str, deadline_s: float, progress: Progress) -> None:
         self._what, self._deadline_s, self._progress = what, deadline_s, progress
@@ -148,7 +148,7 @@ class _PlanningLine:
         self._status: Any = None
 
     def show(self) -> None:
-        """Begin to write the line."""
+        """Start to show the line."""
         from rich.console import Console
         from rich.status import Status
 
@@ -156,7 +156,7 @@ class _PlanningLine:
         self._status.start()
 
     def finish(self) -> None:
-        """Leave a line on what was found, if one was shown."""
+        """Replace the line, if it was shown, by the result."""
         if self._status is not None:
             self._status.stop()
             self._status.console.print(

@@ -25,7 +25,7 @@ from costmodel.timing import in_turns
 from fuseplan.report.debug import report_measurement
 from fuseplan.runtime.recovering import CallSignatures
 from fuseplan.support import jax_compat
-from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError
+from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError, first_line
 
 Side = Literal["fused", "plain"]
 SIDES: tuple[Side, Side] = ("fused", "plain")
@@ -292,7 +292,7 @@ class Choices:
             return measurement, jitted[measurement.kept](*args, **kwargs)
 
         def without(side: Side, error: Exception) -> tuple[Measurement, Any]:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
+            said = first_line(error)
             other = OTHER[side]
             try:
                 settled = settle(Measurement(other, f"the {side} program failed: {said}"))

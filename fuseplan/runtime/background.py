@@ -11,7 +11,7 @@ from typing import Any
 
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit
 from fuseplan.support import jax_compat
-from fuseplan.support.errors import FuseplanWarning
+from fuseplan.support.errors import FuseplanWarning, first_line
 
 
 @cache
@@ -81,9 +81,8 @@ class InBackground:
             if jax_compat.trace_context() == context:
                 self._compiles.lower(*args, **kwargs).compile()
         except Exception as error:
-            said = next(iter(str(error).splitlines()), type(error).__name__)
-            text = f"{self._name}: it was not planned in the background, so jax.jit's program stays: {said}"
-            warnings.warn(text, FuseplanWarning, stacklevel=2)
+            text = f"{self._name}: it was not planned in the background, so jax.jit's program stays: "
+            warnings.warn(text + first_line(error), FuseplanWarning, stacklevel=2)
             return
         with self._lock:
             if key in self._program:

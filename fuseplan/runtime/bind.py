@@ -58,8 +58,7 @@ def fuse(
 
 
 def _static(arguments: Iterable[tuple[_Key, Any]]) -> list[_Key]:
-    """The positions or names of arguments that hold no tracer, but for empty containers, which may have no
-    hash."""
+    """The positions or names of the hashable arguments without a tracer in them."""
 
     def is_static(argument: Any) -> bool:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(argument)):

@@ -24,7 +24,7 @@ from fuseplan.plan.options import Options
 from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.replan import Compile, compile_here, has_kernels, is_refusal, plan_accepted
 from fuseplan.support import jax_compat
-from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError
+from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError, first_line
 from fuseplan.targets.detect import local_platform
 
 
@@ -60,7 +60,7 @@ class CallSignatures:
         return (*statics, *named), dynamic, {k: v for k, v in kwargs.items() if k not in self._static_names}
 
     def shapes(self, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The arguments with the shape, dtype and placement in the place of each array."""
+        """The arguments, with a ``ShapeDtypeStruct`` (with dtype and sharding) in the place of each array."""
         static = {i for i, *_ in self.split(args, kwargs)[0]} if self._static_numbers else set()
         shapes = [a if i in static else jax.tree.map(_shape_of, a) for i, a in enumerate(args)]
         named = {k: v if k in self._static_names else jax.tree.map(_shape_of, v) for k, v in kwargs.items()}
@@ -253,7 +253,7 @@ def may_be_kernels_fault(error: Exception) -> bool:
 
 def warn_of_reference(name: str, error: Exception) -> None:
     """Warn that ``jax.jit`` takes over after ``error``, of a compiler or of a run."""
-    said = next(iter(str(error).splitlines()), type(error).__name__)
+    said = first_line(error)
     warnings.warn(
         f"{name}: the fused program does not compile or run, so jax.jit's own is used. The error: {said}",
         CompilerRefusalWarning,

@@ -12,6 +12,11 @@ class FuseplanError(Exception):
     remedy."""
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or the name of its type if it has none."""
+    return next(iter(str(error).splitlines()), type(error).__name__)
+
+
 class UnknownNameError(FuseplanError, ValueError):
     """A device, planner, workload or backend of that name is not known."""
 

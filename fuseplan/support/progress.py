@@ -1,4 +1,4 @@
-"""What a planning is doing: its stage, and the best plan and bound so far, for a display to read."""
+"""The progress of planning, for a display to read: the current pass, and the best plan and bound so far."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Progress:
-    """The state of the plannings in one block of ``followed``."""
+    """The progress of the plans that are made inside one ``followed`` block."""
 
     stage: str = ""
     """The pass that runs now."""
@@ -29,11 +29,8 @@ class Progress:
         if not math.isfinite(self.best_ps):
             return ""
         gap = 1 - self.bound_ps / self.best_ps if self.best_ps else 0.0
-        return (
-            f"{self.best_ps / 1e6:,.4g} µs, gap {gap:.0%}"
-            if gap > 0
-            else f"{self.best_ps / 1e6:,.4g} µs, proven"
-        )
+        proof = f"gap {gap:.0%}" if gap > 0 else "proven"
+        return f"{self.best_ps / 1e6:,.4g} µs, {proof}"
 
 
 _followed: ContextVar[Progress | None] = ContextVar("_followed", default=None)
@@ -41,7 +38,7 @@ _followed: ContextVar[Progress | None] = ContextVar("_followed", default=None)
 
 @contextmanager
 def followed() -> Iterator[Progress]:
-    """Follow the plannings of this thread while the block runs."""
+    """Record the progress of the plans that this thread makes inside the block."""
     progress = Progress()
     token = _followed.set(progress)
     try:
@@ -56,14 +53,14 @@ def is_followed() -> bool:
 
 
 def enter(stage: str) -> None:
-    """Say which pass begins."""
+    """Record that a pass begins."""
     progress = _followed.get()
     if progress is not None:
         progress.stage = stage
 
 
 def found(time_ps: float, bound_ps: float) -> None:
-    """Say how fast a plan of the whole program is, and that none takes less than ``bound_ps``."""
+    """Record the modelled time of a plan of the whole program, and a lower bound on that of every plan."""
     progress = _followed.get()
     if progress is not None and time_ps < math.inf:
         progress.best_ps, progress.bound_ps = min(progress.best_ps, time_ps), bound_ps

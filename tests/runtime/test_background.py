@@ -51,19 +51,6 @@ def wait_for(fast, *args, **kwargs):
         time.sleep(0.01)
 
 
-@pytest.fixture
-def compilations():
-    seen = []
-
-    def listen(event, *_, **__):
-        if "backend_compile" in event:
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def test_calls_do_not_wait_for_the_plan(planning):
     fast = J(f)
     for _ in range(3):

@@ -31,20 +31,6 @@ def short_measurements(monkeypatch):
     monkeypatch.setattr(measure, "ENOUGH_S", 0.005)
 
 
-@pytest.fixture
-def compilations():
-    """Counts the programs that the backend compiles."""
-    seen = []
-
-    def listen(event, *_, **__):
-        if "backend_compile" in event:
-            seen.append(event)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    yield seen
-    jax.monitoring.unregister_event_duration_listener(listen)
-
-
 def slow(x):
     """``tanh(x) + 1`` behind a sleep: nothing can be faster than this is slow."""
 
