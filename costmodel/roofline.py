@@ -58,7 +58,8 @@ def estimate(
     if need is None:
         need = footprint(graph, spec, device)
     moved = bytes_moved(graph, spec, device)
-    is_loop = device.capabilities.emits_kernels and _is_xla_loop(graph, spec)
+    is_of_xla = device.capabilities.emits_kernels and _is_loop_of_xla(graph, spec)
+    is_loop = is_of_xla and spec.compiled is None
     if is_loop:  # It evaluates operations where they are read.
         work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes))
     flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
@@ -84,9 +85,9 @@ def estimate(
     if device.platform == "cpu":
         fresh = fresh_ps(graph, spec, device)
         sums_ps = sum(reduction_ps(graph, graph.nodes[n], device) for n in spec.nodes)
-    if is_loop:  # It waits for its first elements, as a tiled kernel does for its first block.
-        if any(graph.nodes[n].kind == OpKind.REDUCTION for n in spec.nodes):
-            launch_ps *= device.capabilities.reduction_loop_kernels
+    if is_loop and any(graph.nodes[n].kind == OpKind.REDUCTION for n in spec.nodes):
+        launch_ps *= device.capabilities.reduction_loop_kernels
+    if is_of_xla:  # It waits for its first elements, as a tiled kernel does for its first block.
         if device.sequential_grid:
             step_ps = device.grid_step_ps
         else:
@@ -162,9 +163,9 @@ def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | N
     return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
 
 
-def _is_xla_loop(graph: Graph, spec: KernelSpec) -> bool:
-    """Whether XLA fuses the group into one loop of several operations on arrays."""
-    if spec.capabilities.emits_kernels or spec.compiled is not None or not is_one_loop(graph, spec.nodes):
+def _is_loop_of_xla(graph: Graph, spec: KernelSpec) -> bool:
+    """Whether XLA fuses the group into a loop of several operations on arrays."""
+    if spec.capabilities.emits_kernels or not is_one_loop(graph, spec.nodes):
         return False
     return any(graph.nodes[n].dims for n in spec.nodes)
 

@@ -154,7 +154,7 @@ class MemoryFit:
             raise MemoryLimitError(most, least, self._least_bytes(every), fastest.grouping.bound_ps, ended_by)
         best = min(answers, key=lambda answer: answer.grouping.time_ps)
         bound_ps, proof = fastest.grouping.bound_ps, fastest.grouping.proof
-        if best.lowered is not self.lowered and (proof is None or not proof.roots):
+        if best.lowered is not self.lowered and (proof is None or not proof.copied):
             bound_ps = proof = None  # They hold for plans without rematerialisation.
         before, time_ps = fastest.grouping.uncertified(), best.grouping.time_ps
         proven = bound_ps is not None and bound_ps >= time_ps

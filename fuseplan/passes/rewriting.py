@@ -84,8 +84,7 @@ def may_rewrite(options: Options) -> bool:
 
 def may_recompute(options: Options) -> bool:
     """Whether a second search follows, which also decides about rematerialisation."""
-    decides = may_rewrite(options) and options.features.recompute and options.deadline_s > 0
-    return decides and options.device.capabilities.emits_kernels
+    return may_rewrite(options) and options.features.recompute and options.deadline_s > 0
 
 
 def may_stream(options: Options, lowered: Lowered) -> bool:
@@ -94,7 +93,8 @@ def may_stream(options: Options, lowered: Lowered) -> bool:
 
 
 def _has_streams(options: Options) -> bool:
-    return may_recompute(options) and options.features.loop_nests
+    is_for_kernels = options.device.capabilities.emits_kernels and options.features.loop_nests
+    return is_for_kernels and may_recompute(options)
 
 
 def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:

@@ -65,7 +65,7 @@ class Proof:
 
     parts: tuple[Part, ...]
     joint: Joint | None = None
-    roots: tuple[int, ...] = ()
+    copied: tuple[int, ...] = ()
     """The operations that may be rematerialised, as nodes of the graph in which each operation is one node
     (``costmodel.graph.whole``). Where there are any, all other numbers are those of nodes of the graph in
     which they are split into copies."""

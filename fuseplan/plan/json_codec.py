@@ -24,7 +24,7 @@ from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.support.errors import InvalidPlanError
 
 FORMAT = "fuseplan.plan"
-VERSION = 2
+VERSION = 3
 """Of the schema: raised with every change that an older reader would misread."""
 
 

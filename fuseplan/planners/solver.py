@@ -271,9 +271,7 @@ class _Solver:
             tuple(dict.fromkeys(notes)),
             stats,
             proof,
-            frozenset(
-                n for part, nodes in parts.instances if part in solved and solved[part].crowded for n in nodes
-            ),
+            tuple([nodes for part, nodes in parts.instances if part in solved and solved[part].crowded]),
         )
         if kernels:
             book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)

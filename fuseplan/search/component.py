@@ -241,8 +241,8 @@ def _solve_space(
         columns = None if has_ended else _by_columns(space, best, floor_ps, expires_at, most)
         if columns is not None:
             result = columns
-            gains = space.total(result.groups) < space.total(best)
-            if has_copies and not (result.optimal or gains or space.book.is_past(expires_at)):
+            result.crowded = has_copies and not (result.optimal or space.book.is_past(expires_at))
+            if result.crowded and space.total(result.groups) >= space.total(best):
                 told = part_note(NoteKind.TOO_MANY_COPIES, space)
                 return Solved(best, floor_ps, False, note=told, crowded=True)
         else:
@@ -254,11 +254,7 @@ def _solve_space(
             result.note = result.note or (ended_note(space) if is_late else too_many)
         gap_ps = space.total(result.groups).time_ps - result.bound_ps
         # XLA divides a component of its own loops itself.
-        if (
-            gap_ps > result.bound_ps // LIMITS.slack_divisor
-            and not space.book.absorbs_moves
-            and result.steady
-        ):
+        if gap_ps > result.bound_ps // LIMITS.slack_divisor and result.steady:
             result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)
@@ -276,7 +272,7 @@ def _by_columns(
     as fast as the floor."""
     if space.total(best).time_ps == floor_ps:
         return Solved(best, floor_ps, True)
-    if space.book.absorbs_moves or space.n > LIMITS.max_dense_positions:
+    if space.n > LIMITS.max_dense_positions:
         return None
     floor = space.book.partial_floor(space.members)
     if floor is None:

@@ -78,8 +78,8 @@ class Grouping:
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """The proof of ``bound_ps``."""
-    crowded: frozenset[int] = frozenset()
-    """Nodes of components that were not searched, because copies make too many groups."""
+    crowded: tuple[Nodes, ...] = ()
+    """The components whose plans were not proven, because copies make too many groups."""
     repeats: tuple[Nodes, ...] = ()
     """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
     ``kernels`` compute it once."""
@@ -269,7 +269,7 @@ class Solved:
     lists_all: bool = True
     """Whether ``columns`` are all legal groups that have not been refused, if there are any."""
     crowded: bool = False
-    """Whether it has too many groups for copies of operations to be worth their search."""
+    """Whether copies of operations make too many groups to prove a plan."""
 
 
 def failure(error: BaseException) -> Note:

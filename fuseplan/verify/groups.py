@@ -356,13 +356,23 @@ class _CopyRules:
         self._own: dict[int, list[tuple[int, int]]] = {}
         """For each reader, the copies that it reads, each with all copies of the operation."""
         self._alone: dict[int, tuple[int, int, int]] = {}
-        """For each copy: all copies, its readers, and the copies that only its value depends on."""
+        """For each copy: all copies, its readers, and the copies that only its value depends on and that
+        rename or make no less."""
 
         def leading(n: int) -> Iterator[int]:
             for m in (graph.values[v].producer for v in graph.nodes[n].inputs):
                 if m in mask and _leads(graph, every[m], every[n]):
-                    yield m
+                    if renames(m) or n_bytes(m) >= n_bytes(n):
+                        yield m
                     yield from leading(m) if renames(m) else ()
+
+        def n_bytes(n: int) -> int:
+            """The bytes that the operation makes, or of one that renames for a single reader, the reader."""
+            made = graph.nodes[n].outputs
+            readers = {r for v in made for r in graph.consumers[v]}
+            if renames(n) and len(readers) == 1 and graph.results.isdisjoint(made):
+                return n_bytes(*readers)
+            return sum(graph.values[v].nbytes for v in made)
 
         for n in position:
             makers = [graph.values[v].producer for v in graph.nodes[n].inputs]

@@ -207,18 +207,18 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
 
 def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     """The graph and prices of the search space that the plan is from."""
-    if plan.proof is not None and plan.proof.roots:
+    if plan.proof is not None and plan.proof.copied:
         _check_origins(plan.graph, plan.proof.origins)
         n_operations = len(set(plan.proof.origins or plan.graph.origins or range(len(plan.graph.nodes))))
-        if not all(0 <= root < n_operations for root in plan.proof.roots):
+        if not all(0 <= root < n_operations for root in plan.proof.copied):
             raise RefutedError(
-                f"the proof rematerialises n{max(plan.proof.roots)}, of {n_operations:,} operations"
+                f"the proof rematerialises n{max(plan.proof.copied)}, of {n_operations:,} operations"
             )
-        copies = searched(plan.graph, plan.proof.roots, plan.proof.origins)
-        if copies is None or copies.roots != plan.proof.roots:
+        copies = searched(plan.graph, plan.proof.copied, plan.proof.origins)
+        if copies is None or copies.copied != plan.proof.copied:
             raise RefutedError("the proof rematerialises an operation that has one reader")
         graph = copies.whole
-        if not set(plan.proof.roots) <= set(roots_of(graph, plan.device)):
+        if not set(copies.roots) <= set(roots_of(graph, plan.device)):
             raise RefutedError("the proof rematerialises an operation that the search does not duplicate")
         pricing = DuplicatePricing(copies, Scheduler(graph, plan.device, None, plan.features))
         limits = plan.constraints

@@ -80,7 +80,20 @@ class ByHand:
     def _leading(self, n: int) -> set[int]:
         makers = {self.graph.values[v].producer for v in self.graph.nodes[n].inputs}
         found = {m for m in makers & self.copies.keys() if self._leads_to_this_alone(m, n)}
-        return found.union(*(self._leading(m) for m in found if self._renames(m)))
+        behind = set[int]().union(*(self._leading(m) for m in found if self._renames(m)))
+        least = self._made(self._reader_behind(n))
+        return {m for m in found if self._renames(m) or self._made(m) >= least} | behind
+
+    def _reader_behind(self, n: int) -> int:
+        """The operation for which alone ``n`` renames; else ``n``."""
+        readers = [r for v in self.graph.nodes[n].outputs for r in self.graph.consumers[v]]
+        is_result = not self.graph.results.isdisjoint(self.graph.nodes[n].outputs)
+        if not self._renames(n) or len(set(readers)) != 1 or is_result:
+            return n
+        return self._reader_behind(readers[0])
+
+    def _made(self, n: int) -> int:
+        return sum(self.graph.values[v].nbytes for v in self.graph.nodes[n].outputs)
 
     def _leads_to_this_alone(self, maker: int, n: int) -> bool:
         graph = self.graph

@@ -329,8 +329,8 @@ def test_every_field_is_written(plan):
         ("{}", '"format": "fuseplan.plan"'),
         ("NaN", "NaN is not JSON"),
         ("[" * 100_000, "not JSON"),
-        ('{"format": "fuseplan.plan", "version": 99}', "schema version 99, this fuseplan reads 2"),
-        ('{"format": "fuseplan.plan", "version": 2}', "plan: expected an object"),
+        ('{"format": "fuseplan.plan", "version": 99}', "schema version 99, this fuseplan reads 3"),
+        ('{"format": "fuseplan.plan", "version": 3}', "plan: expected an object"),
         (b"{}", "expected a plan as JSON text, got bytes"),
     ],
 )

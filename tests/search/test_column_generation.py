@@ -317,5 +317,5 @@ def test_a_program_of_too_many_groups_to_list_is_proven_optimal_and_verified():
     assert plan.status == "OPTIMAL"
     # With copies of the distances there are too many: each is computed once.
     assert roots_of(plan.graph, plan.device)
-    assert (plan.recomputed, plan.proof.roots) == ((), ())
+    assert (plan.recomputed, plan.proof.copied) == ((), ())
     assert plan.verify().status == "verified"

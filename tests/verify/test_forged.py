@@ -233,11 +233,11 @@ def joint_of_a_component_twice(plan):
 
 
 def root_that_has_one_reader(plan):
-    return claiming(plan, roots=(*plan.proof.roots, 2))
+    return claiming(plan, copied=(*plan.proof.copied, 2))
 
 
 def root_that_is_not_there(plan):
-    return claiming(plan, roots=(*plan.proof.roots, 10**6))
+    return claiming(plan, copied=(*plan.proof.copied, 10**6))
 
 
 def copies_of_other_operations(plan):

@@ -59,12 +59,14 @@ class DuplicatePricing(Pricing):
         return other
 
     def floor(self, nodes: Nodes) -> int:
-        return self._floor(nodes)
+        return 0 if self._scheduler.skips_tiles(self._once(nodes)) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
         return self.floors(nodes)[0]
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
+        if self._scheduler.skips_tiles(self._once(nodes)):
+            return 0, 0
         is_loop = nodes in self._whole_loops or self._has_own_loop(nodes)
         return self._floor.parts(nodes, together=not is_loop)
 

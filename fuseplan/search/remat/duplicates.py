@@ -17,9 +17,10 @@ Two more rules keep the number of groups near what it is without copies:
 
 2. An operation with three or more copies is computed once for all readers, or by each reader for itself: a
    group that holds a copy without its reader holds all copies.
-3. An operation that only leads to a copied one is computed again together with it: a group that holds some
-   copies of an operation but not all holds, with each, the operations that lead to it alone, whether renamed
-   on the way (``Pricing.renames``) or not.
+3. An operation that only leads to a copied one, and renames (``Pricing.renames``) or makes no less, is
+   computed again together with it: a group that holds some copies of an operation but not all holds, with
+   each, these operations, also those behind a renaming. An operation that makes less, such as the mean of a
+   row that is subtracted from it, may instead be computed once, and read by each copy.
 """
 
 from __future__ import annotations
@@ -54,6 +55,11 @@ class SplitGraph:
     """For each node of ``whole``, the number of its copies in ``graph``."""
     roots: tuple[int, ...]
     """The nodes of ``whole`` that were chosen to be copied; other copied nodes only lead to them."""
+
+    @property
+    def copied(self) -> tuple[int, ...]:
+        """The nodes of ``whole`` that have several copies."""
+        return tuple([n for n, count in enumerate(self.copies) if count > 1])
 
     @property
     def places(self) -> list[list[int]]:
@@ -185,23 +191,34 @@ def built(graph: Graph, copies: Sequence[Sequence[tuple[Copy, ...]]], roots: Col
     return SplitGraph(graph, split_graph, node_of, value_of, counts, split_roots)
 
 
+def small_leading(copies: SplitGraph) -> Iterator[int]:
+    """The copied nodes of ``whole`` that only lead to another one, and make less than it (rule 3)."""
+    graph = copies.whole
+    for n in set(copies.copied).difference(copies.roots):
+        readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
+        if all(_made_bytes(graph, graph.nodes[n]) < _made_bytes(graph, graph.nodes[r]) for r in readers):
+            yield n
+
+
 def operations_of(graph: Graph) -> list[tuple[int]]:
     """For each node, the one of ``without_copies(graph)``."""
     number = {n: i for i, n in enumerate(sorted(set(graph.origins)))}
     return [(number[n],) for n in graph.origins] or [(node.id,) for node in graph.nodes]
 
 
-def searched(graph: Graph, roots: Collection[int], origins: tuple[int, ...] = ()) -> SplitGraph | None:
+def searched(graph: Graph, copied: Collection[int], origins: tuple[int, ...] = ()) -> SplitGraph | None:
     """Rebuild, from the graph of a plan, the graph with copies that was searched for it; None if no operation
     could be computed twice.
 
     Args:
         graph: the graph of the plan.
-        roots: ``SplitGraph.roots`` of the search.
+        copied: ``SplitGraph.copied`` of the search.
         origins: for each node of ``graph``, the first that computes the same operation of the graph that
             was searched, where that is not ``graph.origins`` (``fuseplan.plan.fusion_plan.Proof.origins``).
     """
-    return split(without_copies(replace(graph, origins=origins or graph.origins)), roots)
+    whole = without_copies(replace(graph, origins=origins or graph.origins))
+    roots = [n for n in copied if _n_readers(whole, whole.nodes[n]) > 1]
+    return split(whole, roots, frozenset(range(len(whole.nodes))).difference(copied))
 
 
 class DuplicateRules:
@@ -284,14 +301,24 @@ class DuplicateRules:
 def _leading(
     graph: Graph, every: dict[int, Sequence[int]], n: int, renames: Callable[[int], bool]
 ) -> Iterator[int]:
-    """The operations whose results only copy ``n`` needs."""
+    """The operations whose results only copy ``n`` needs, and that rename or make no less than it."""
+    least = _made_bytes(graph, graph.nodes[_renamed_for(graph, n, renames)])
     for v in graph.nodes[n].inputs:
         maker = graph.values[v].producer
         makers = every.get(graph.origins[maker], ()) if maker >= 0 else ()
-        if makers and _readers(graph, makers) == {graph.origins[n]}:
+        if not makers or _readers(graph, makers) != {graph.origins[n]}:
+            continue
+        if renames(maker) or _made_bytes(graph, graph.nodes[maker]) >= least:
             yield maker
-            if renames(maker):
-                yield from _leading(graph, every, maker, renames)
+        if renames(maker):
+            yield from _leading(graph, every, maker, renames)
+
+
+def _renamed_for(graph: Graph, n: int, renames: Callable[[int], bool]) -> int:
+    """The operation that reads what ``n`` makes, if ``n`` renames for it alone, and so on; else ``n``."""
+    readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
+    is_for_one = renames(n) and len(readers) == 1 and graph.results.isdisjoint(graph.nodes[n].outputs)
+    return _renamed_for(graph, readers.pop(), renames) if is_for_one else n
 
 
 def _readers(graph: Graph, copies: Sequence[int]) -> set[int]:

@@ -42,9 +42,9 @@ def materialised(
     program, node_id = places.program(lowered)
     proof = grouping.proof
     if proof is not None:
-        proof = replace(proof, roots=copies.roots, origins=_origins(copies, node_id))
+        proof = replace(proof, copied=copies.copied, origins=_origins(copies, node_id))
         # Prices are given node by node of the graph with copies, which no plan holds.
-        again = searched(program.graph, proof.roots, proof.origins)
+        again = searched(program.graph, proof.copied, proof.origins)
         if again is None or again.graph != copies.graph:
             grouping, proof = grouping.unproven(note(NoteKind.UNVERIFIABLE)), None
     kernels: list[Kernel] = []

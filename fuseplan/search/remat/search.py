@@ -4,7 +4,8 @@
 as many groups, so ``worth_recomputing`` keeps those that a trial finds: some kernel of the best plan without
 copies would better compute the value for itself. In the gradient of a GPT-2 block for an H200 these are 7 of
 17.
-Where copies still make too many groups of a component, all of its operations are computed once.
+Where copies still make too many groups of a component, its operations are computed once: first the small ones
+that lead to the chosen, then all.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
-from fuseplan.search.remat.duplicates import SplitGraph, roots_of, split
+from fuseplan.search.remat.duplicates import SplitGraph, roots_of, small_leading, split
 from fuseplan.search.remat.materialise import materialised
 from fuseplan.support.digraph import reachable
 from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of
@@ -98,26 +99,43 @@ class Search:
         roots: Sequence[int],
         limits: Resolved | None,
     ) -> tuple[SplitGraph, Grouping] | None:
-        """The graph with copies of ``roots`` and its best plan; None if nothing can be copied. Roots of
-        components that then have too many groups are left out. ``groups`` are a plan without copies."""
+        """The graph with copies of ``roots`` and its best plan; None if nothing can be copied. Of components
+        that then have too many groups, first the small operations that lead to roots are computed once; where
+        copies still gain nothing, the roots are, too. ``groups`` are a plan without copies."""
+        once = computed_once(limits)
+        best: tuple[SplitGraph, Grouping] | None = None
         while True:
             started = time.monotonic()
-            copies = split(graph, roots, computed_once(limits))
+            copies = split(graph, roots, once)
             if copies is None:
-                return None
+                return best
             pricing, known = DuplicatePricing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
             left = replace(self.budget.until(self.expires_at), known=known)
             found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
-            if not found.crowded:
-                return copies, found
-            if time.monotonic() >= self.expires_at:
+            if best is None or _is_better(found, best[1]):
+                best = copies, found
+            if found.crowded and time.monotonic() >= self.expires_at:
                 told = note(NoteKind.FEWER_COPIES_CUT, limit=Limit.DEADLINE)
-                return copies, replace(found, notes=(*found.notes, told))
-            crowded = {copies.node[c] for c in found.crowded}
-            roots = tuple([n for n in roots if n not in crowded])
+                return best[0], replace(best[1], notes=(*best[1].notes, told))
+            gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
+            crowded = {copies.node[c] for part in found.crowded for c in part}
+            idle = {copies.node[c] for part in found.crowded if gaining.isdisjoint(part) for c in part}
+            if small := crowded.intersection(small_leading(copies)):
+                once |= small
+            elif idle:
+                roots = tuple([n for n in roots if n not in idle])
+            else:
+                return best
+
+
+def _is_better(found: Grouping, other: Grouping) -> bool:
+    """Whether a plan with fewer copies is no slower, or proven and as fast within the tolerance."""
+    is_proven = found.status == "OPTIMAL" and other.status != "OPTIMAL"
+    tolerance_ps = other.time_ps // LIMITS.slack_divisor if is_proven else 0
+    return found.time_ps <= other.time_ps + tolerance_ps
 
 
 def computed_once(limits: Resolved | None) -> frozenset[int]:
@@ -131,6 +149,9 @@ def worth_recomputing(
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     kernels that read the result, would better compute for themselves, with the operations that lead there."""
     roots = roots_of(graph, scheduler.device)
+    if not scheduler.device.capabilities.emits_kernels:  # The loops recompute what they need (`passes`).
+        nested = {n for offer in scheduler.offers for n in offer}
+        roots = tuple([n for n in roots if n not in nested])
     if len(roots) <= LIMITS.untried_copies:
         return roots
     copies = split(graph, roots, computed_once(limits))
