@@ -106,9 +106,16 @@ def plan_program(lowered: Lowered, options: Options, clock: StageTimer | None = 
     return found
 
 
-def _plan_below(limit_ps: float, lowered: Lowered, options: Options, clock: StageTimer) -> Attempt | None:
-    """As ``plan_program``; None if the kernels would take ``limit_ps`` or more, before they are ordered."""
-    state = Planning(lowered, options, clock, time.monotonic() + options.deadline_s)
+def _plan_below(
+    limit_ps: float,
+    lowered: Lowered,
+    options: Options,
+    clock: StageTimer,
+    scheduler: Scheduler | None = None,
+) -> Attempt | None:
+    """As ``plan_program``; None if the kernels would take ``limit_ps`` or more, before they are ordered.
+    ``scheduler``: one of the same program, which other planners have used."""
+    state = Planning(lowered, options, clock, time.monotonic() + options.deadline_s, scheduler)
     try:
         for step in PROGRAM_PASSES:
             if step is order and state.grouping.time_ps >= limit_ps:
@@ -122,7 +129,11 @@ def _plan_below(limit_ps: float, lowered: Lowered, options: Options, clock: Stag
     return Attempt(replace(state.plan, stats=stats), limit_reached(state.notes))
 
 
-PEERS = (*HEURISTICS, "tvm_fuse_ops", "inductor", "xla_priority")
+COPYING_PEERS = ("nnc_tensorexpr", "xla_priority")
+"""Planners that choose for themselves which operations several kernels compute. The solver's plan is compared
+with theirs even if it is proven, as its proof is about copies of the operations that it chose."""
+
+PEERS = (*HEURISTICS, "tvm_fuse_ops", "inductor", *COPYING_PEERS)
 """The planners whose plans the solver's is compared with, where it is not proven: heuristics, which keep to
 the deadline, and then other systems' algorithms, which do not."""
 
@@ -145,6 +156,7 @@ class _Planner:
         """Whether time is left for programs that need less memory."""
         self.options = replace(options, shares=_MOST_PROGRAMS if self.has_leaner else 1)
         self.expires_at, self.clock = expires_at, clock
+        self._schedulers: list[tuple[Lowered, Scheduler]] = []
 
     def best(self, programs: Sequence[Lowered]) -> Attempt:
         """The fastest plan of ``programs`` and, where that may be faster, of the program as traced; of
@@ -170,16 +182,20 @@ class _Planner:
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a planner that the user asked for, where that is faster; where ``found``
-        is not proven, also of a heuristic or of another system's algorithm (``PEERS``). A proof excludes
-        faster plans of these, and not of XLA's own kernels."""
+        takes longer than the floor, also of another system's algorithm, and where it is not proven, of a
+        heuristic. A proof excludes faster plans without other copies, and not those of XLA's own kernels."""
         plan, asked = found.plan, self.options.peers
         if self.options.deadline_s <= 0 or plan is None:
             return found
-        may_gain = self.options.planner == "solver" and plan.status != "OPTIMAL"
+        usual: tuple[str, ...] = ()
+        if self.options.planner == "solver":
+            usual = COPYING_PEERS if plan.status == "OPTIMAL" else PEERS
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
             is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
-            names = (PEERS if is_small else HEURISTICS) if may_gain else ()
+            every = tuple(range(len(program.graph.nodes)))
+            may_gain = self._scheduler_of(program).floor(every) < found.time_ps
+            names = [name for name in usual if may_gain and (is_small or name in HEURISTICS)]
             for name in dict.fromkeys((*asked, *names)):
                 left_s = self.expires_at - time.monotonic()
                 if left_s <= 0 or not may_begin(DIVISION, len(program.graph.nodes), left_s):
@@ -187,7 +203,7 @@ class _Planner:
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
-                peer = _plan_below(found.time_ps, program, options, StageTimer())
+                peer = _plan_below(found.time_ps, program, options, StageTimer(), self._scheduler_of(program))
                 if peer is not None:
                     found = found.or_faster_of(peer, name, whole_floor_ps)
         return found
@@ -207,7 +223,18 @@ class _Planner:
     def _attempt(self, program: Lowered, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         options = until_deadline(self.expires_at, self.options, shares)
-        return plan_program(program, options, self.clock)
+        found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
+        assert found is not None, "every plan takes less than forever"
+        return found
+
+    def _scheduler_of(self, program: Lowered) -> Scheduler:
+        """The scheduler of a program, which all its planners share: what is offered is found once."""
+        for known, scheduler in self._schedulers:
+            if known is program:
+                return scheduler
+        scheduler = Scheduler(program.graph, self.options.device, program, self.options.features)
+        self._schedulers.append((program, scheduler))
+        return scheduler
 
     def _needs_more(self, program: Lowered) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""

@@ -87,7 +87,7 @@ def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Cros
     kept: list[Edge] = []
     barriers: list[Edge] = list(effect_edges(graph))
     at_hubs = at_hubs and book.crosses_hubs
-    hubs = {} if at_hubs else _hub_edges(graph)
+    hubs = {} if at_hubs else hub_edges(graph)
     offered = _offered_edges(graph, book)
     every = tuple(range(len(graph.nodes)))
     # A set that is allowed has no part that is refused.
@@ -173,7 +173,7 @@ def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:
     return offered
 
 
-def _hub_edges(graph: Graph) -> dict[Edge, Verdict]:
+def hub_edges(graph: Graph) -> dict[Edge, Verdict]:
     """The edges through which a scalar ties more than ``MAX_PORTS`` operations together."""
     hubs = wide_hubs(graph)
     dropped: dict[Edge, Verdict] = {}

@@ -15,6 +15,7 @@ from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import PlanStats
 from fuseplan.plan.notes import AnyNote, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
+from fuseplan.search.components import hub_edges
 from fuseplan.search.grouping import Grouping, break_cycles
 from fuseplan.search.selectors import Ties
 from fuseplan.search.space import Mask
@@ -78,7 +79,8 @@ class _GroupSplitter:
         """For each group that was divided, why it cannot be one kernel."""
         self._known: dict[object, list[Nodes]] = {}
         self._offers = frozenset(book.offers)
-        self._ties = Ties(graph, book.full_size_operands)
+        hubs = () if book.crosses_hubs else hub_edges(graph)
+        self._ties = Ties(graph, book.full_size_operands, hubs)
         self._untied = 0
 
     def pieces(self, group: Nodes) -> list[Nodes]:

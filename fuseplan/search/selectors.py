@@ -7,7 +7,7 @@ operations, and full-size operands of several operations.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
 from costmodel.graph import Graph
@@ -19,15 +19,22 @@ from fuseplan.support.errors import ConstraintError
 
 
 class Ties:
-    """For each operation, its predecessors and successors, and its full-size operands."""
+    """For each operation, its predecessors and successors, and its full-size operands. The edges ``untied``
+    tie no group together."""
 
-    def __init__(self, graph: Graph, full_size_operands: Callable[[int], Nodes] = lambda n: ()) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        full_size_operands: Callable[[int], Nodes] = lambda n: (),
+        untied: Collection[tuple[int, int]] = (),
+    ) -> None:
         self.edges = data_edges(graph) + effect_edges(graph)
         self.after: list[list[int]] = [[] for _ in graph.nodes]
         self.before: list[list[int]] = [[] for _ in graph.nodes]
         for u, v in self.edges:
             self.after[u].append(v)
             self.before[v].append(u)
+        self._untied = frozenset(untied)
         self._operands = [full_size_operands(node.id) for node in graph.nodes]
 
     def between(self, nodes: set[int]) -> set[int]:
@@ -38,7 +45,12 @@ class Ties:
         """The connected parts of ``nodes``, by lowest operation."""
         nodes = sorted(nodes)
         place = {n: i for i, n in enumerate(nodes)}
-        edges = [(i, place[m]) for n, i in place.items() for m in self.after[n] if m in place]
+        edges = [
+            (i, place[m])
+            for n, i in place.items()
+            for m in self.after[n]
+            if m in place and (n, m) not in self._untied
+        ]
         first: dict[int, int] = {}
         edges += [(i, first.setdefault(v, i)) for n, i in place.items() for v in self._operands[n]]
         return [tuple([nodes[i] for i in part]) for part in connected_sets(len(nodes), edges)]
