@@ -24,7 +24,7 @@ from fuseplan.search.column_pricing import search
 from fuseplan.search.group_search import GroupSearch
 from fuseplan.search.grouping import decompose
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
-from fuseplan.search.remat.duplicates import roots_of, split
+from fuseplan.search.remat.duplicates import split
 from fuseplan.support.bitset import bits
 from fuseplan.verify.groups import Groups
 
@@ -315,7 +315,5 @@ def test_a_program_of_too_many_groups_to_list_is_proven_optimal_and_verified():
     points = jax.ShapeDtypeStruct((2_000, 3), "float32")
     plan = fuseplan.make_plan(jax.grad(lennard_jones), device="h200", deadline_s=90.0)(points)
     assert plan.status == "OPTIMAL"
-    # With copies of the distances there are too many: each is computed once.
-    assert roots_of(plan.graph, plan.device)
-    assert (plan.recomputed, plan.proof.copied) == ((), ())
+    assert plan.recomputed, "the distances are computed where they are read"
     assert plan.verify().status == "verified"
