@@ -232,7 +232,12 @@ class _Planner:
         for known, scheduler in self._schedulers:
             if known is program:
                 return scheduler
-        scheduler = Scheduler(program.graph, self.options.device, program, self.options.features)
+        features = self.options.features
+        n_operations, deadline_s = len(program.graph.nodes), self.options.deadline_s
+        if deadline_s > 0 and not may_begin(DIVISION, n_operations, deadline_s):
+            # It stays one component, which needs no offers; to look for them cannot be cut short.
+            features = replace(features, loop_nests=False, xla_loops=False)
+        scheduler = Scheduler(program.graph, self.options.device, program, features)
         self._schedulers.append((program, scheduler))
         return scheduler
 

@@ -79,12 +79,19 @@ def find_skips(
             holds = xp.logical_and(holds, bounds.neutral(i, case))
         return holds
 
-    # The bound of an extremum may not follow from skipped elements. Dead cases are removed until that holds:
-    # two more rounds suffice in practice, and ``safe`` checks the rest.
-    typical = _typical_bounds(group)
-    dead = [case for case in cases if neutral(np, typical, [case], [case])]
-    for _ in range(2):
-        dead = [case for case in dead if neutral(np, typical, [case], dead)]
+    def find_dead() -> list[Assumption]:
+        # The bound of an extremum may not follow from skipped elements. Dead cases are removed until that
+        # holds: two more rounds suffice in practice, and ``safe`` checks the rest.
+        typical = _typical_bounds(group)
+        dead = [case for case in cases if neutral(np, typical, [case], [case])]
+        for _ in range(2):
+            dead = [case for case in dead if neutral(np, typical, [case], dead)]
+        return dead
+
+    # Schedules that differ in tiles alone have the same bounds, if the same masks are constant on some tile.
+    masks = tuple((mask, table.ranges[mask], tuple(table.choices.get(mask, ()))) for mask in table.ranges)
+    key = (spec.nodes, spec.node_axes, group.sizes, tuple(sinks), tuple(cases), masks)
+    dead = group.index.remembered(key, find_dead)
     if not dead:
         return None
 

@@ -7,8 +7,8 @@ column is past its last row it is false everywhere.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +36,7 @@ _PARTS = 64
 _MAX_CELLS = 1 << 20
 """The most cells of one division, some tenths of a second of NumPy. Beyond, coverage counts as not proven."""
 
+_T = TypeVar("_T")
 
 Keys = Sequence[tuple[Access, float]]
 """Values of index arithmetic, each with a number that its elements may equal."""
@@ -53,6 +54,7 @@ class IndexArithmetic:
         """The number of operations from indices to each value; infinite unless it is index arithmetic."""
         self._covered: dict[object, bool] = {}
         """Results of ``covers``, by its arguments with renumbered axes."""
+        self._remembered: dict[object, Any] = {}
 
     def __contains__(self, v: int) -> bool:
         # Iterative: a chain of operations may be as long as the graph.
@@ -73,6 +75,13 @@ class IndexArithmetic:
                 self._depth[u] = 1 + max(depths, default=0)
             waiting.pop()
         return self._depth[v] <= MAX_DEPTH
+
+    def remembered(self, key: object, find: Callable[[], _T]) -> _T:
+        """What ``find`` found first for ``key``, for all schedules of the program."""
+        if key not in self._remembered:
+            self._remembered[key] = find()
+        found: _T = self._remembered[key]
+        return found
 
     def bounds(self, access: Access, cells: Mapping[int, Interval], sizes: Sequence[int]) -> Interval:
         """Bounds of a value on cells.

@@ -104,23 +104,24 @@ class Search:
         copies still gain nothing, the roots are, too. ``groups`` are a plan without copies."""
         once = computed_once(limits)
         best: tuple[SplitGraph, Grouping] | None = None
+        gains = False
         while True:
             started = time.monotonic()
             copies = split(graph, roots, once)
-            if copies is None:
-                return best
+            if copies is None:  # A plan that gains nothing has a better bound from the search without copies.
+                return best if gains else None
             pricing, known = DuplicatePricing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
             left = replace(self.budget.until(self.expires_at), known=known)
             found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
+            gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
             if best is None or _is_better(found, best[1]):
-                best = copies, found
+                best, gains = (copies, found), bool(gaining)
             if found.crowded and time.monotonic() >= self.expires_at:
                 told = note(NoteKind.FEWER_COPIES_CUT, limit=Limit.DEADLINE)
                 return best[0], replace(best[1], notes=(*best[1].notes, told))
-            gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
             crowded = {copies.node[c] for part in found.crowded for c in part}
             idle = {copies.node[c] for part in found.crowded if gaining.isdisjoint(part) for c in part}
             if small := crowded.intersection(small_leading(copies)):
