@@ -9,6 +9,7 @@ if m is as low. This condition is checked when the plan is run, from the extrema
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -95,11 +96,62 @@ def find_skips(
     if not dead:
         return None
 
+    def find_limits() -> dict[int, float] | None:
+        return _limits(group, lambda inputs: bool(neutral(np, inputs, dead, dead)))
+
     def safe(arrays: Mapping[int, Any]) -> Any:
-        return neutral(jnp, lambda v: input_bounds(arrays[v]), dead, dead)
+        limits = group.index.remembered((key, "limits"), find_limits)
+        if limits is None:
+            return neutral(jnp, lambda v: input_bounds(arrays[v]), dead, dead)
+        within = [jnp.abs(arrays[v]).max(initial=0) <= limit for v, limit in limits.items()]
+        return functools.reduce(jnp.logical_and, within, jnp.bool_(True))
 
     axes, live = table.live({cases[case] for case in dead}, inner)
     return None if live.all() or inner not in axes else Skips(axes, live, safe)
+
+
+def _limits(
+    group: MaskedGroup, holds: Callable[[Callable[[int], Interval]], bool]
+) -> dict[int, float] | None:
+    """Powers of two by the float arrays that the group reads: the dead tiles may be skipped, as ``holds``
+    says of bounds of all arrays, if no element is larger in size, or NaN. None if even 1 is too large.
+
+    The condition on a call's data is then one maximum for each array. It is narrower than what ``holds`` for
+    the data's own bounds, which takes hundreds of scalar operations to evaluate.
+    """
+    reads = dict.fromkeys(access.value for access in group.spec.reads)
+    floats = [v for v in reads if jnp.issubdtype(group.avals[v].dtype, jnp.floating)]
+    most = {v: int(np.log2(float(jnp.finfo(group.avals[v].dtype).max))) for v in floats}
+
+    def may_reach(exponents: Mapping[int, int]) -> bool:
+        def bounds(v: int) -> Interval:
+            if v not in exponents:
+                return unknown(group.avals[v].dtype)
+            size = np.float64(2.0 ** min(exponents[v], most[v]))
+            return -size, size
+
+        return holds(bounds)
+
+    def highest(least: int, too_high: int, works: Callable[[int], bool]) -> int:
+        """The highest exponent that works; ``least`` does, and ``too_high`` does not."""
+        while too_high - least > 1:
+            middle = (least + too_high) // 2
+            least, too_high = (middle, too_high) if works(middle) else (least, middle)
+        return least
+
+    def reaches_alone(others: Mapping[int, int], v: int, exponent: int) -> bool:
+        return may_reach({**others, v: exponent})
+
+    if not may_reach(dict.fromkeys(floats, 0)):
+        return None
+    common = highest(0, max(most.values(), default=0) + 1, lambda e: may_reach(dict.fromkeys(floats, e)))
+    found = {v: min(common, most[v]) for v in floats}
+    for v in floats:
+        if may_reach({**found, v: most[v]}):
+            found[v] = most[v]
+        else:
+            found[v] = highest(found[v], most[v], functools.partial(reaches_alone, found, v))
+    return {v: 2.0**exponent for v, exponent in found.items()}
 
 
 def _sinks(group: MaskedGroup, inner: int, nodes: Sequence[int]) -> list[int] | None:

@@ -14,6 +14,7 @@ from costmodel.graph import DimRole, boundary
 from costmodel.kernel import AxisRole
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import Literal, trace
+from fuseplan.masks import dead_tiles
 from fuseplan.masks.dead_tiles import find_skips
 from fuseplan.masks.index_ranges import IndexArithmetic
 from fuseplan.schedule.layout import group_layout
@@ -289,6 +290,22 @@ def test_huge_scores_are_not_safe():
     assert skips is not None
     assert is_safe(lowered, skips, normal(*QKV, scale=1e5))
     assert not is_safe(lowered, skips, normal(*QKV, scale=1e19))
+
+
+@pytest.mark.parametrize("f", [causal, causal_finite])
+def test_the_condition_is_one_maximum_an_array_and_implies_that_of_the_data_s_bounds(f, monkeypatch):
+    lowered, _, _, skips = plan(f, normal(*QKV))
+    inputs = lowered.graph.inputs
+    safe = jax.make_jaxpr(lambda *xs: skips.safe(dict(zip(inputs, xs, strict=True))))(*normal(*QKV))
+    assert len(safe.eqns) <= 6 * len(QKV)
+    monkeypatch.setattr(dead_tiles, "_limits", lambda group, holds: None)
+    answers = set()
+    for exponent in range(-6, 36, 3):
+        args = normal(*QKV, scale=10.0**exponent)
+        lowered, _, _, of_data = plan(f, args)
+        answers.add((is_safe(lowered, skips, args), is_safe(lowered, of_data, args)))
+    assert answers >= {(True, True), (False, False)}
+    assert (True, False) not in answers
 
 
 def test_a_row_without_elements_is_not_skipped():
