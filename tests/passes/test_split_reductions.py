@@ -124,6 +124,7 @@ def test_whole_arrays_and_long_rows(name, dtype, shape, monkeypatch):
     """With a NaN, and without: by rows, be they ragged, or by pieces of rows."""
     monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
     monkeypatch.setattr(planner, "is_faster_as_traced", lambda *_: False)
+    monkeypatch.setattr(planner, "COPYING_PEERS", ())
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
     f, x = WHOLE[name], jnp.asarray(np.random.default_rng(0).standard_normal(shape), dtype)
     lowered, plan = plan_traced(trace(f, x), make_options(device, "solver", deadline_s=3))
