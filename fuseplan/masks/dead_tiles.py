@@ -3,8 +3,8 @@
 A causal mask sets half of the scores to -inf, and exp, sums and products turn these into exact zeros. The
 tiles for which that holds follow from the mask's index arithmetic when the plan is made (``index_ranges``).
 That the zeros are exact depends also on the data: zero times infinity is NaN, and exp(-1e9 - m) is not zero
-if m is as low. This condition is checked when the plan is run, from the extrema of the arrays
-(``value_ranges``).
+if m is as low. This condition is checked when the plan is run: no element of an array may be larger than a
+limit that is found when the plan is made, or else the extrema of the arrays decide (``value_ranges``).
 """
 
 from __future__ import annotations
