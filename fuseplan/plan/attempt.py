@@ -73,7 +73,8 @@ class Attempt:
             return self
         told = str(note(NoteKind.PEER, planner=name))
         stats = replace(plan.stats, certified="")
-        used = replace(other, planner=plan.planner, status="FEASIBLE", notes=(*plan.notes, told), stats=stats)
+        notes = tuple(dict.fromkeys((*plan.notes, told)))
+        used = replace(other, planner=plan.planner, status="FEASIBLE", notes=notes, stats=stats)
         bound_ps = plan.bound_ps
         if bound_ps is None or bound_ps > other.objective_ps or other.graph is not plan.graph:
             bound_ps = min(floor_ps(other), other.objective_ps)
