@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -121,7 +122,7 @@ def _limits(
     """
     reads = dict.fromkeys(access.value for access in group.spec.reads)
     floats = [v for v in reads if jnp.issubdtype(group.avals[v].dtype, jnp.floating)]
-    most = {v: int(np.log2(float(jnp.finfo(group.avals[v].dtype).max))) for v in floats}
+    most = {v: math.frexp(float(jnp.finfo(group.avals[v].dtype).max))[1] - 1 for v in floats}
 
     def may_reach(exponents: Mapping[int, int]) -> bool:
         def bounds(v: int) -> Interval:

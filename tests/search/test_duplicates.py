@@ -28,6 +28,7 @@ from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.verify.groups import Groups
+from fuseplan.verify.plan import check_plan
 from fuseplan.workloads import get_workload, make_args
 from tests.helpers.copies_by_hand import ByHand, ties
 from tests.helpers.graphs import TEST_DEVICE
@@ -341,3 +342,24 @@ def test_a_false_proof_is_refuted(damage):
         parts = tuple(dearer if part is prices else part for part in plan.proof.parts)
         plan = dataclasses.replace(plan, proof=dataclasses.replace(plan.proof, parts=parts))
     assert plan.verify().status == "refuted"
+
+
+@pytest.mark.parametrize(("device", "packs"), [("cpu", True), ("h200", False), ("h200", True)])
+def test_groups_with_copies_cross_hubs_where_those_without_do(device, packs):
+    """Else a CPU's kernels would hold operations that only a scalar ties together, which is none."""
+
+    def step(x, rate):
+        y = x - x.mean(1, keepdims=True)
+        return y.max(1), jnp.exp(y).sum(1), *[rate * (x[:, k] + k) for k in range(8)]
+
+    shapes = (jax.ShapeDtypeStruct((512, 256), "float32"), jax.ShapeDtypeStruct((), "float32"))
+    lowered = lower(trace(step, *shapes))
+    scheduler = Scheduler(lowered.graph, get_device(device), lowered, Features(packs=packs))
+    copies = split(lowered.graph, roots_of(lowered.graph, scheduler.device))
+    assert (
+        DuplicatePricing(copies, scheduler).crosses_hubs
+        == scheduler.crosses_hubs
+        == (device != "cpu" and packs)
+    )
+    plan = fuseplan.make_plan(step, device=device, features=Features(packs=packs), planner="greedy")(*shapes)
+    assert check_plan(plan)

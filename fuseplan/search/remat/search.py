@@ -21,6 +21,7 @@ from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.notes import FAULTS, Note, NoteKind, note, renumbered
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.shared_operands import wide_hubs
 from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.limits import LIMITS
@@ -103,6 +104,8 @@ class Search:
         that then have too many groups, first the small operations that lead to roots are computed once; where
         copies still gain nothing, the roots are, too. ``groups`` are a plan without copies."""
         once = computed_once(limits)
+        if not scheduler.crosses_hubs:  # Each copy of a hub would have too few readers to be one.
+            once |= {graph.values[v].producer for v in wide_hubs(graph).ports}
         best: tuple[SplitGraph, Grouping] | None = None
         gains = False
         while True:
