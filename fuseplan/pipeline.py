@@ -190,12 +190,15 @@ class _Planner:
         usual: tuple[str, ...] = ()
         if self.options.planner == "solver":
             usual = COPYING_PEERS if plan.status == "OPTIMAL" else PEERS
+        if not (usual or asked):
+            return found
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
             is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
             every = tuple(range(len(program.graph.nodes)))
-            may_gain = self._scheduler_of(program).floor(every) < found.time_ps
-            names = [name for name in usual if may_gain and (is_small or name in HEURISTICS)]
+            names = [name for name in usual if is_small or name in HEURISTICS]
+            if names and self._scheduler_of(program).floor(every) >= found.time_ps:
+                names = []
             for name in dict.fromkeys((*asked, *names)):
                 left_s = self.expires_at - time.monotonic()
                 if left_s <= 0 or not may_begin(DIVISION, len(program.graph.nodes), left_s):

@@ -114,11 +114,12 @@ def find_skips(
 def _limits(
     group: MaskedGroup, holds: Callable[[Callable[[int], Interval]], bool]
 ) -> dict[int, float] | None:
-    """Powers of two by the float arrays that the group reads: the dead tiles may be skipped, as ``holds``
-    says of bounds of all arrays, if no element is larger in size, or NaN. None if even 1 is too large.
+    """For each float array that the group reads, a power of two: dead tiles may be skipped if no element of
+    any array is NaN or larger than it in absolute value. None if the elements may not even be as large as 1.
 
-    The condition on a call's data is then one maximum for each array. It is narrower than what ``holds`` for
-    the data's own bounds, which takes hundreds of scalar operations to evaluate.
+    ``holds`` says whether dead tiles may be skipped for given bounds of the arrays. To evaluate it on the
+    bounds of a call's data takes hundreds of scalar operations; these limits take one maximum for each array,
+    and are sufficient, not necessary.
     """
     reads = dict.fromkeys(access.value for access in group.spec.reads)
     floats = [v for v in reads if jnp.issubdtype(group.avals[v].dtype, jnp.floating)]

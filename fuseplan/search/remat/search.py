@@ -153,7 +153,8 @@ def worth_recomputing(
     """The operations that could be computed again; of many, those that one kernel of ``groups``, or all
     kernels that read the result, would better compute for themselves, with the operations that lead there."""
     roots = roots_of(graph, scheduler.device)
-    if not scheduler.device.capabilities.emits_kernels:  # The loops recompute what they need (`passes`).
+    if not scheduler.device.capabilities.emits_kernels:
+        # What tiled loops compute again was decided before the search (``fuseplan.passes.recompute_large``).
         nested = {n for offer in scheduler.offers for n in offer}
         roots = tuple([n for n in roots if n not in nested])
     if len(roots) <= LIMITS.untried_copies:
