@@ -213,7 +213,7 @@ class _Search:
 
     def part_overlaps(self) -> None:
         """Price what makes a partition of the groups that the linear program uses, where they overlap."""
-        self._search.disjoint(sorted(self.columns.support(), key=lambda mask: mask & -mask))
+        self._search.disjoint(sorted(self.columns.support(), key=lambda mask: mask & -mask), self.expires_at)
 
     def _grow(self, prices: Figures, max_work: int) -> bool:
         """Add groups that are found fast (``GroupSearch.grown``), from those that the linear program uses and

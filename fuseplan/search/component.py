@@ -265,6 +265,10 @@ def _solve_space(
     return result
 
 
+_MANY_FLOORS = 256
+"""Priced groups that are compared with their floors after the deadline."""
+
+
 def _by_columns(
     space: Space, best: list[Mask], floor_ps: int, expires_at: float, max_work: int
 ) -> Solved | None:
@@ -281,13 +285,16 @@ def _by_columns(
         found = solve_by_columns(space, floor, best, expires_at, max_work)
     except FAILURES as error:
         return Solved(best, floor_ps, False, note=failure(error), steady=False)
-    _check_floor(space, floor, found.columns)
+    priced = [mask for mask in found.columns if mask not in space.offers]
+    if space.book.is_past(expires_at):  # There is time for a sample.
+        priced = priced[:_MANY_FLOORS]
+    _check_floor(space, floor, priced)
     return found
 
 
-def _check_floor(space: Space, floor: PartialFloor, columns: Iterable[Mask]) -> None:
+def _check_floor(space: Space, floor: PartialFloor, priced: Iterable[Mask]) -> None:
     """Note a fault if a priced group takes less than ``floor`` says."""
-    masks = [m for m in columns if m not in space.offers and isinstance(space.known_price(m), Price)]
+    masks = [mask for mask in priced if isinstance(space.known_price(mask), Price)]
     sets = as_sets(masks, space.n)
     for mask, floor_ps in zip(masks, floor(sets, sets).astype(int).tolist(), strict=True):
         space.book.check_bound(space.nodes(mask), space.total([mask]).time_ps, floor_ps)

@@ -171,12 +171,14 @@ class GroupSearch:
         gains = total(groups, prices) - self._floor(groups, groups)
         growing = np.ones(len(groups), dtype=bool)
         while growing.any() and space.book.work.spent < limit and not space.book.is_past(expires_at):
-            of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices, out)
+            of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices, out, expires_at)
             growing[:] = False
             # Of equal gains the larger group, since what joins for nothing may lead to more.
             sizes = wider.sum(axis=1)
             for k in np.lexsort((-sizes, -wider_gains)).tolist():
                 g = of[k]
+                if space.book.is_past(expires_at):
+                    break
                 if growing[g] or wider_gains[k] < gains[g] or not self._is_allowed(wider[k]):
                     continue
                 groups[g], gains[g], growing[g] = wider[k], wider_gains[k], True
@@ -185,6 +187,8 @@ class GroupSearch:
             growing[np.setdiff1d(np.arange(len(groups)), first)] = False
         found: dict[Mask, int] = {}
         for mask in dict.fromkeys(masks(groups[gains > 0])):
+            if space.book.is_past(expires_at):
+                break
             time_ps = self._time_ps(mask)
             if time_ps is not None and time_ps < prices[bits(mask)].sum():
                 found[mask] = time_ps
@@ -198,28 +202,35 @@ class GroupSearch:
         each: Figures = self._floor.shares(as_sets(groups, self.space.n)).max(axis=0)
         return each
 
-    def disjoint(self, groups: Sequence[Mask]) -> None:
+    def disjoint(self, groups: Sequence[Mask], expires_at: float = float("inf")) -> None:
         """Price the connected parts of each group that no group before it holds, and the same from the last
-        to the first: with these, groups that overlap become a partition."""
+        to the first, until ``expires_at``: with these, groups that overlap become a partition."""
         for order in (groups, groups[::-1]):
             taken = 0
             for group in order:
                 for part in connected_parts(group & ~taken, self.space.neighbours):
+                    if self.space.book.is_past(expires_at):
+                        return
                     (row,) = as_sets([part], self.space.n)
                     hull, never, _ = self._closed(row[None], ~row[None])
                     if not (hull & never).any() and self._is_allowed(row):
                         self._time_ps(part)
                 taken |= group
 
-    def _wider(self, groups: Sets, rows: Any, prices: Figures, out: Sets) -> tuple[Any, Sets, Figures]:
+    def _wider(
+        self, groups: Sets, rows: Any, prices: Figures, out: Sets, expires_at: float
+    ) -> tuple[Any, Sets, Figures]:
         """Each of the ``rows`` of ``groups`` with each of its neighbours that may join, closed: the row, the
-        larger group, and by how much its positions' prices exceed its floor."""
+        larger group, and by how much its positions' prices exceed its floor; those that are found until
+        ``expires_at``."""
         work = self.space.book.work
         near = self._near(groups[rows]) & ~groups[rows] & ~out
         of, joins = np.nonzero(near)
         of = rows[of]
         parts: list[tuple[Any, Sets, Figures]] = []
         for start in range(0, len(of), _BATCH):
+            if self.space.book.is_past(expires_at):
+                break
             own, join = of[start : start + _BATCH], joins[start : start + _BATCH]
             work.spend_partial_groups(len(own), self.space.n)
             known = groups[own]
@@ -231,7 +242,7 @@ class GroupSearch:
             own, known = own[allowed], known[allowed]
             parts.append((own, known, total(known, prices) - self._floor(known, known)))
         if not parts:
-            return of, groups[:0], np.zeros(0)
+            return rows[:0], groups[:0], np.zeros(0)
         own, known, gain = zip(*parts, strict=True)
         return np.concatenate(own), np.concatenate(known), np.concatenate(gain)
 

@@ -155,8 +155,10 @@ def _is_cheaper(price: Price, others: Iterable[Price | Verdict]) -> bool:
 
 def with_offers(space: Space, groups: list[Mask]) -> list[Mask]:
     """``groups`` with each offered group that is cheaper than what it replaces; a group that
-    it takes only a part of falls into its nodes."""
+    it takes only a part of falls into its nodes. Offers end where ``space.book`` is late."""
     for offer in space.offers:
+        if space.book.is_late():
+            break
         if not isinstance(space.price(offer), Price):
             continue
         apart = [mask for mask in groups if mask & offer]
