@@ -42,7 +42,8 @@ class Pricing(ABC):
     """
 
     offers: tuple[Nodes, ...] = ()
-    """Convex, connected groups that may be kernels although ``compatible`` refuses them."""
+    """Convex, connected groups that may be kernels although ``compatible`` refuses them. Such a group may
+    have another price than one of equal structure that is not offered."""
     settled: frozenset[int] = frozenset()
     """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses every other group with one of
     them, even if it allows groups of equal structure."""
@@ -325,7 +326,9 @@ class PriceBook:
         """The copies of each operation that has several, if ``merges_copies``."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
-        self._kernels: dict[tuple[int, ...], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
+        self._offered = frozenset(pricing.offers)
+        self._kernels: dict[tuple[Key, bool], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
+        """Of each structure, offered or not, the group that was priced, its values, and the answer."""
         self.expires_at = math.inf
         """The deadline, by ``time.monotonic``."""
         self.work = unlimited()
@@ -428,9 +431,10 @@ class PriceBook:
         return relocate(kernel, nodes, known_values, structure.values)
 
     def _lookup(self, nodes: Nodes, structure: Structure) -> tuple[Nodes, tuple[int, ...], Kernel | Verdict]:
-        known = self._kernels.get(structure.key)
+        key = structure.key, nodes in self._offered
+        known = self._kernels.get(key)
         if known is None:
-            known = self._kernels[structure.key] = (nodes, structure.values, self._pricing.price(nodes))
+            known = self._kernels[key] = (nodes, structure.values, self._pricing.price(nodes))
         return known
 
 

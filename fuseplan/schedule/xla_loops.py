@@ -191,7 +191,7 @@ class _Candidates:
 
     def _merged(self, cones: list[set[int]]) -> list[set[int]]:
         """The unions of cones whose last operations have one iteration space, and that have an array of that
-        size in common, as XLA fuses siblings."""
+        size in common, as XLA fuses siblings. A contraction reads its operands in another order."""
         graph = self.graph
         first: dict[tuple[tuple[int, ...], int], int] = {}
         """The first cone of an iteration space that has an array."""
@@ -199,7 +199,10 @@ class _Candidates:
         for k, cone in enumerate(cones):
             dims = graph.nodes[max(cone)].dims
             size = prod(dims)
-            touched = {v for n in cone for v in (*graph.nodes[n].inputs, *graph.nodes[n].outputs)}
+            touched = {v for n in cone for v in graph.nodes[n].outputs}
+            for n in cone:
+                if graph.nodes[n].kind != OpKind.OUT_ELEMENTWISE_FUSABLE:
+                    touched.update(graph.nodes[n].inputs)
             self._left -= len(touched)
             pairs += [(first.setdefault((dims, v), k), k) for v in touched if graph.values[v].size >= size]
         return [set().union(*(cones[k] for k in some)) for some in connected_sets(len(cones), pairs)]

@@ -19,6 +19,18 @@ def test_the_solver_finds_the_best_of_all_plans(first):
     assert any(comparison.copies == "compared" for comparison in found)
 
 
+PRICED_BY_STRUCTURE = (2_894, 4_462)
+"""Seeds of graphs in which a group is offered as a loop of XLA, and one of equal structure is not."""
+
+MERGED_BY_OPERANDS = 10_219
+"""The seed of a graph in which two loops have no more in common than the operand of a contraction."""
+
+
+@pytest.mark.parametrize("seed", [*PRICED_BY_STRUCTURE, MERGED_BY_OPERANDS])
+def test_loops_of_xla_are_priced_and_joined_as_by_brute_force(seed):
+    assert not compare(random_case(seed)).wrong
+
+
 def test_a_plan_that_is_not_the_best_is_found(capsys):
     planners.register_planner("solver", get_planner("greedy"))
     assert experiment.main(["--graphs", "12"]) == 1
