@@ -32,7 +32,7 @@ from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
-from fuseplan.runtime.screen import may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.screen import is_on_cpu, may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.support.environment import is_checked, is_disabled
@@ -236,9 +236,13 @@ class JitFused:
         flat = flatten(traced.jaxpr)
         plan = Plan.of(plan_of(flat, with_figures(self._options()), trace_s))
         if not runs_as_jax(plan):
-            return plan
-        inside = any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations))
-        kind = NoteKind.RUNS_AS_JAX_BUT_BODIES if inside else NoteKind.RUNS_AS_JAX
+            if not is_on_cpu(plan.device) or may_loop(flat, self._options()):
+                return plan
+            kind = NoteKind.LEFT_BY_HEURISTIC
+        elif any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations)):
+            kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
+        else:
+            kind = NoteKind.RUNS_AS_JAX
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
     def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:

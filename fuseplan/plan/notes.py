@@ -132,6 +132,9 @@ class NoteKind(Enum):
     REPLANNED = "planned anew for {device}"
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
+    LEFT_BY_HEURISTIC = (
+        "a call runs jax.jit's own program: it asks best_first first, by whose plan no tiled loop gains"
+    )
 
 
 FAULTS = frozenset({NoteKind.BELOW_FLOOR, NoteKind.NOT_MONOTONE})

@@ -2,14 +2,16 @@
 
 On a CPU XLA regroups all operations that a plan leaves to it, so only tiled loops change the program that
 runs. Tiled loops are always groups that were offered for their large intermediates
-(``fuseplan.schedule.nests.offered``). The tests here are necessary conditions of an offer, cheapest first:
-whether any large array is made, whether one of them could stay out of memory (both in time linear in the
-program), and whether some region has a loop nest that is cheaper than its operations one by one.
+(``fuseplan.schedule.nests.offered``). The tests here are cheapest first: whether any large array is made,
+whether one of them could stay out of memory (both in time linear in the program), and whether some region has
+a loop nest that is cheaper than its operations one by one. The solver is asked only where a heuristic's plan
+of such a region has a loop: the proof of a plan without loops changes nothing that runs.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from typing import Any
 
 from costmodel.device import DeviceSpec
@@ -24,7 +26,12 @@ from fuseplan.planners import has_fixed_kernels, is_built_in
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.grouping import decompose
+from fuseplan.search.heuristics import best_first_groups, heuristic_groups
 from fuseplan.settings import with_figures
+from fuseplan.support.work import DIVISION, may_begin
 
 
 def is_screened(options: Options) -> bool:
@@ -54,13 +61,34 @@ def may_loop(flat: Flat, options: Options) -> bool:
         return False
     device = with_figures(options).device
 
-    def has_offers(program: Lowered) -> bool:
+    def may_gain(program: Lowered) -> bool:
+        if options.planner == "solver":
+            return _has_loop_by_heuristic(program, device, options)
         return CpuNests(program.graph, device, program).has_offers
 
-    if any(map(has_offers, programs)):
+    if any(map(may_gain, programs)):
         return True
     recomputing = recompute(programs[0], min_bytes) if options.features.recompute else None
-    return recomputing is not None and has_offers(recomputing)
+    return recomputing is not None and may_gain(recomputing)
+
+
+def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Options) -> bool:
+    """Whether the plan of ``best_first`` has a tiled loop. Only the components that have an offer are
+    planned."""
+    graph, left_s = program.graph, options.deadline_s
+    scheduler = Scheduler(graph, device, program, options.features)
+    if not scheduler.offers:
+        return False
+    if left_s > 0 and not may_begin(DIVISION, len(graph.nodes), left_s):
+        return True  # Planning does what there is time for.
+    book = PriceBook(graph, scheduler)
+    if left_s > 0:
+        book.expires_at = time.monotonic() + left_s
+    for space in decompose(graph, book, at_hubs=False).spaces:
+        groups = heuristic_groups(space, best_first_groups) if space.offers else []
+        if any(book.kernel(space.nodes(mask)).spec.capabilities.loop_nest for mask in groups):
+            return True
+    return False
 
 
 def may_loop_anywhere(flat: Flat, options: Options) -> bool:

@@ -15,7 +15,7 @@ import fuseplan
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
-from fuseplan.runtime import derivative, primitive
+from fuseplan.runtime import derivative, primitive, screen
 from fuseplan.runtime.screen import is_screened, may_loop
 from fuseplan.settings import make_options
 from fuseplan.targets import calibrate
@@ -74,7 +74,8 @@ def test_no_program_that_a_plan_puts_loops_into_is_handed_over(monkeypatch):
         (m, n), f, args = random_case(seed)
         monkeypatch.setattr(random_programs, "M", m)
         monkeypatch.setattr(random_programs, "N", n)
-        options = make_options(CPU, planner=("best_first", "greedy", "inductor")[seed % 3], deadline_s=2)
+        planner = ("best_first", "greedy", "inductor", "solver")[seed % 4]
+        options = make_options(CPU, planner=planner, deadline_s=2)
         traced = trace(f, *args)
         seen[may_loop(traced, options), has_loops(plan_traced(traced, options)[1])] += 1
     assert not seen[False, True]
@@ -90,7 +91,31 @@ def test_a_workload_with_loops_is_not_handed_over(name):
     if len(traced.equations) > 300:
         pytest.skip("planned elsewhere: layers are alike")
     options = make_options(CPU, planner="best_first")
-    assert may_loop(traced, options) or not has_loops(plan_traced(traced, options)[1])
+    if has_loops(plan_traced(traced, options)[1]):
+        assert may_loop(traced, options)
+        assert may_loop(traced, make_options(CPU))
+
+
+def of_distances(x):
+    """The sum of a Matérn kernel matrix: XLA's two loops of it are faster than tiled ones."""
+    r = jnp.sqrt(jnp.maximum(((x[:, None] - x[None]) ** 2).sum(-1), 1e-12))
+    return ((1 + r + r * r / 3) * jnp.exp(-r)).sum()
+
+
+def test_the_solver_is_not_asked_where_a_heuristic_finds_no_loop(unplanned):
+    """An offer alone is no reason."""
+    x = jax.ShapeDtypeStruct((2048, 8), "float32")
+    assert may_loop(trace(of_distances, x), make_options(CPU, planner="greedy"))
+    fuseplan.jit(of_distances, device=CPU).lower(x)
+
+
+def test_a_plan_says_where_the_call_does_not_run_its_loops(monkeypatch):
+    x = jax.ShapeDtypeStruct((2048, 64), "float32")
+    told = NoteKind.LEFT_BY_HEURISTIC.value
+    assert told not in fuseplan.jit(of_points, device=CPU).plan(x).notes
+    monkeypatch.setattr(screen, "best_first_groups", lambda space: space.singles)
+    monkeypatch.setattr(screen, "heuristic_groups", lambda space, merge: merge(space))
+    assert told in fuseplan.jit(of_points, device=CPU).plan(x).notes
 
 
 def instructions(compiled):
