@@ -37,7 +37,8 @@ class DuplicatePricing(Pricing):
 
     def __init__(self, copies: SplitGraph, scheduler: Scheduler) -> None:
         self.graph = copies.graph
-        self.capacity = Capacity(copies.graph, scheduler.device)
+        self.device = scheduler.device
+        self.capacity = None if scheduler.capacity is None else Capacity(copies.graph, scheduler.device)
         self.crosses_hubs = scheduler.crosses_hubs
         self._whole, self._node, self._value = copies.whole, copies.node, copies.value
         self._places = copies.places
