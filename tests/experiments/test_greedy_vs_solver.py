@@ -171,3 +171,11 @@ def test_the_zoo_is_large_and_known():
     assert len(ZOO) >= 25
     assert len(set(ZOO)) == len(ZOO)
     assert all(get_workload(name).name == name for name in ZOO)
+
+
+def test_the_committed_results_have_no_plan_below_the_solvers_but_xlas_own():
+    """The plans of other planners enter the solver's answer; XLA's real one does where the user asks."""
+    frame = frame_of(RowFile(greedy_vs_solver.RESULTS, Row).rows)
+    others = frame[~frame.planner.isin(["solver", "xla"])]
+    assert len(others) >= 8 * len(ZOO) * frame.device.nunique()
+    assert others[others.over_solver < 1].empty
