@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 import jax
 import jax.numpy as jnp
 
-from costmodel.device import DeviceSpec
 from costmodel.devices import TEST_DEVICE, get_device
 from costmodel.graph import Graph
 from fuseplan import Kernel
@@ -155,7 +154,7 @@ def compare(case: Case) -> Comparison:
         there = "none" if copies is None else "too many"
         return replace(_sorted(faults), copies=there, is_slower=is_slower)
     pricing = DuplicatePricing(copies, scheduler)
-    again = best_with_copies(copies, device, pricing.offers)
+    again = best_with_copies(copies, scheduler, pricing.offers)
     faults += _faults(copies.graph, pricing, again)
     if again[0] > least[0]:
         faults.append((False, f"the best plan with copies takes {again[0]} ps, without {least[0]}"))
@@ -200,12 +199,22 @@ def best(g: Graph, pricing: Pricing, all_nests: bool = False) -> Objectives:
     return best_sequence(g, price, siblings_of(g, pricing))
 
 
-def best_with_copies(copies: SplitGraph, device: DeviceSpec, offers: Sequence[tuple[int, ...]]) -> Objectives:
-    """The least objectives of all plans of a graph with copies: which kernels compute what."""
+def best_with_copies(
+    copies: SplitGraph, scheduler: Scheduler, offers: Sequence[tuple[int, ...]]
+) -> Objectives:
+    """The least objectives of all plans of a graph with copies: which kernels compute what. ``scheduler`` is
+    of the whole graph: the groups that it offers, with all of their copies, are kernels here, too."""
     g = copies.graph
-    by_hand = ByHand(g, device, offers)
-    pairs = {*siblings_of(g, DuplicatePricing(copies, Scheduler(copies.whole, device))), *ties(g)}
-    return best_sequence(g, lambda nodes: _figures(by_hand.price(nodes)), tuple(pairs))
+    by_hand = ByHand(g, scheduler.device, offers)
+    pairs = {*siblings_of(g, DuplicatePricing(copies, scheduler)), *ties(g)}
+    offered = dict(zip(copies.lifted(scheduler.offers), scheduler.offers, strict=True))
+
+    def price(nodes: tuple[int, ...]) -> Objectives | None:
+        if nodes in offered:
+            return _figures(scheduler.price(offered[nodes]))
+        return _figures(by_hand.price(nodes))
+
+    return best_sequence(g, price, tuple(pairs))
 
 
 def _figures(kernel: Kernel | Verdict) -> Objectives | None:
