@@ -57,14 +57,15 @@ def solve_by_columns(
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         # The gap is small already: to close it is worth as much work again.
-        converged = search.converge(None, max(search.spent, LIMITS.min_exact_work))
+        converged = search.converge(None, search.as_much_again)
         best = _cover(search, best)
     bound_ps, duals = search.bound_ps, search.duals
     is_proven = space.total(best).time_ps == bound_ps
+    until = search.spent + search.as_much_again
     for divisor in LIMITS.room_divisors if converged and not is_proven else ():
         # A group in a plan as fast as the best known costs at most the gap more than its members.
         gap = space.total(best).time_ps - bound_ps
-        near = search.near(gap // divisor)
+        near = search.near(gap // divisor, until - search.spent)
         times_ps = {**columns.times_ps, **near.times_ps}
         # Offered groups are columns, and none of those that the search finds.
         worth = {mask: sum(duals[i] for i in bits(mask)) for mask in times_ps}
@@ -167,6 +168,11 @@ class _Search:
         return {**self._search.times_ps, **self.columns.times_ps}
 
     @property
+    def as_much_again(self) -> int:
+        """Units of work that one more step of a proof is worth: as many as it took to come here."""
+        return max(self.spent, LIMITS.min_proof_work)
+
+    @property
     def _left(self) -> int:
         """Units of work."""
         return max(self._limit - self.space.book.work.spent, 0)
@@ -178,18 +184,20 @@ class _Search:
 
     def converge(self, slack_divisor: int | None, max_work: int = 1 << 62) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
-        reached, in ``max_work`` units."""
+        reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
+        starts anew, from better prices if any were found."""
         limit = self.spent + max_work
         while (prices := self.grow(slack_divisor, limit)) is not None:
             left = min(self._left, limit - self.spent)
+            most = min(left, self.as_much_again)
             found = self._search.below(
-                prices, most=LIMITS.max_new_columns, max_work=left, expires_at=self.expires_at
+                prices, most=LIMITS.max_new_columns, max_work=most, expires_at=self.expires_at
             )
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:
                 self.duals = tuple(map(int, proven))
             new = [mask for mask in found.times_ps if mask not in self.columns.times_ps]
-            if not new:
+            if not new and (found.complete or most == left):
                 return found.complete
             for mask in new:
                 self.columns.add(mask, found.times_ps[mask])
@@ -262,15 +270,15 @@ class _Search:
                     columns.add(mask, time_ps)
         columns.restrict(())
 
-    def near(self, room_ps: int) -> Found:
+    def near(self, room_ps: int, max_work: int) -> Found:
         """The groups that take at most ``room_ps`` longer than the prices of their members; not all if these
-        are too many."""
+        are too many, or take more than ``max_work`` units to find."""
         prices = np.array(self.duals, dtype=np.float64)
         return self._search.below(
             prices,
             room=room_ps + 1,
             most=LIMITS.max_groups,
-            max_work=self._left,
+            max_work=min(self._left, max_work),
             expires_at=self.expires_at,
         )
 

@@ -20,9 +20,10 @@ class SearchLimits:
     fit on chip, column generation is used instead."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
-    min_exact_work: int = 2_000_000
-    """Units of work that column generation may take, at least, to close a gap of half a percent; else as many
-    as it took to come there."""
+    min_proof_work: int = 2_000_000
+    """Units of work that one step of a proof by column generation may take, at least: to look for groups that
+    cost less than their members, to close a gap of half a percent, to list the groups near the bound. Else as
+    many as it took to come there."""
     max_column_work_with_copies: int = 2_000_000
     """As ``max_column_work``, in a component with copies. Where that neither proves a plan nor finds one
     faster than without copies, no operation of the component is computed twice."""
