@@ -327,6 +327,10 @@ class PriceBook:
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}
         self._oversized: dict[tuple[Key, tuple[int, ...]], tuple[Nodes, Verdict | None]] = {}
         self._offered = frozenset(pricing.offers)
+        self._offers_from: dict[int, list[Nodes]] = {}
+        """The offered groups by lowest node."""
+        for nodes in pricing.offers:
+            self._offers_from.setdefault(nodes[0], []).append(nodes)
         self._kernels: dict[tuple[Key, bool], tuple[Nodes, tuple[int, ...], Kernel | Verdict]] = {}
         """Of each structure, offered or not, the group that was priced, its values, and the answer."""
         self.expires_at = math.inf
@@ -408,6 +412,18 @@ class PriceBook:
     ) -> Verdict | None:
         """As ``Pricing.oversized_beside``."""
         return self._pricing.oversized_beside(nodes, crossing, joiners)
+
+    def offers_within(self, nodes: Nodes) -> tuple[tuple[int, ...], ...]:
+        """The offered groups among ``nodes``, as their positions there."""
+        if not self._offers_from:
+            return ()
+        place = {n: i for i, n in enumerate(nodes)}
+        return tuple(
+            tuple([place[n] for n in offer])
+            for first in nodes
+            for offer in self._offers_from.get(first, ())
+            if place.keys() >= set(offer)
+        )
 
     def cache_key(self, nodes: Nodes) -> str | None:
         """As ``Pricing.cache_key``."""

@@ -40,10 +40,18 @@ class Signatures:
         known: dict[Any, int] = {}
         shapes: dict[Any, int] = {}
         arrays = [shapes.setdefault((v.shape, v.dtype), len(shapes)) for v in graph.values]
+        indices = _index_arithmetic(graph, arrays)
         # Whether an operation may be computed inside a contraction depends on all of its transitive readers.
+        # Which tiles a kernel may skip depends on the indices in its masks, also where these are given.
         self._class = [
             known.setdefault(
-                (_but_place(node), inside, *[arrays[v] for v in node.inputs + node.outputs]), len(known)
+                (
+                    _but_place(node),
+                    inside,
+                    tuple([indices.get(v) for v in node.inputs]),
+                    *[arrays[v] for v in node.inputs + node.outputs],
+                ),
+                len(known),
             )
             for node, inside in zip(graph.nodes, possible_prologues(graph), strict=True)
         ]
@@ -109,8 +117,24 @@ class Signatures:
         return "\n".join(words)
 
     def _told(self, kind: int) -> str:
-        facts, inside, *arrays = self._contents[kind]
+        # Numbers of index arithmetic mean nothing elsewhere: a user of the text adds that of the masks.
+        facts, inside, _, *arrays = self._contents[kind]
         return repr((facts, inside, [self._arrays[a] for a in arrays]))
+
+
+def _index_arithmetic(graph: Graph, arrays: Sequence[int]) -> dict[int, int]:
+    """For each value that is computed from indices and literals alone, or is a mask that depends on such a
+    value, a number: equal for equal computations. ``arrays`` has a number for the type of each value."""
+    known: dict[Any, int] = {}
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        operands = tuple([found.get(v) for v in node.inputs])
+        is_known = [number is not None for number in operands]
+        for place, v in enumerate(node.outputs):
+            if all(is_known) or (any(is_known) and graph.values[v].dtype == "bool"):
+                key = (_but_place(node), operands, place, arrays[v])
+                found[v] = known.setdefault(key, len(known))
+    return found
 
 
 _ELSEWHERE = ("id", "inputs", "outputs", "source", "scope", "reciprocal", "takes_part")

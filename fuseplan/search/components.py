@@ -20,7 +20,6 @@ from itertools import combinations, pairwise
 from costmodel.graph import Graph
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.shared_operands import Edge, sibling_pairs, wide_hubs
-from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 
@@ -157,9 +156,11 @@ def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> s
     return {(u, v) for u, v in kept if back.join(u, v)}
 
 
-def component_key(signatures: Signatures, component: Component) -> tuple:
+def component_key(book: PriceBook, component: Component) -> tuple:
     """Equal for components that are the same planning problem on other arrays."""
-    return (signatures.of(component.nodes).key, component.edges, component.siblings, component.apart)
+    structure = book.signatures.key(component.nodes)[0]
+    offers = book.offers_within(component.nodes)
+    return structure, component.edges, component.siblings, component.apart, offers
 
 
 def _offered_edges(graph: Graph, book: PriceBook) -> set[Edge]:

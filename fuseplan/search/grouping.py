@@ -145,7 +145,7 @@ def decompose(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Decomposit
     examples: list[Component] = []
     instances: list[tuple[int, Nodes]] = []
     for component in components(graph, crossable):
-        key = component_key(book.signatures, component)
+        key = component_key(book, component)
         part = known.setdefault(key, len(known))
         if part == len(examples):
             examples.append(component)

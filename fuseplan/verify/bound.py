@@ -219,7 +219,7 @@ class _Verifier:
             k, part = part_of.pop(first)
             if part.prices_ps and len(part.prices_ps) != len(component.nodes):
                 raise RefutedError(f"{len(part.prices_ps)} prices are given for {self._name(component)}")
-            claims[first] = _Claim(component, part, (component_key(book.signatures, component), k))
+            claims[first] = _Claim(component, part, (component_key(book, component), k))
         if part_of:
             raise RefutedError(f"the proof counts a component that starts at n{min(part_of)}: there is none")
         if proof.joint is not None:

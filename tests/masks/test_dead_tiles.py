@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import fuseplan
 from costmodel.axes import Conflict, unify
 from costmodel.graph import DimRole, boundary
 from costmodel.kernel import AxisRole
@@ -18,7 +19,7 @@ from fuseplan.masks import dead_tiles
 from fuseplan.masks.dead_tiles import find_skips
 from fuseplan.masks.index_ranges import IndexArithmetic
 from fuseplan.schedule.layout import group_layout
-from fuseplan.schedule.scheduler import SpecMaker
+from fuseplan.schedule.scheduler import Scheduler, SpecMaker
 from tests.helpers.quickly import QUICKLY
 
 pytestmark = [pytest.mark.one_python, pytest.mark.usefixtures("compiled_quickly")]
@@ -450,3 +451,39 @@ def test_long_sequences_are_cheap():
     skips = plan(window, args, n=n, tile=128)[-1]
     assert skips is not None
     assert skips.live.sum() == 511
+
+
+N_LONG = 2_048
+
+
+def two_layers(masks):
+    """Attention behind each of ``masks``, which the function returns, too, so that no kernel makes them."""
+
+    def f(q, k, v):
+        rows, columns = jnp.arange(N_LONG)[:, None], jnp.arange(N_LONG)[None, :]
+        given = [mask(rows, columns) for mask in masks]
+        for mask in given:
+            scores = jnp.where(mask, q @ jnp.swapaxes(k, 1, 2), -1e30)
+            q = jnp.tanh(jax.nn.softmax(scores, axis=-1) @ v)
+        return q, *given
+
+    return f
+
+
+def causal(rows, columns):
+    return columns <= rows
+
+
+def in_window(rows, columns):
+    return (columns <= rows) & (columns > rows - 256)
+
+
+@pytest.mark.parametrize("masks", [(causal, in_window), (in_window, causal)])
+def test_groups_of_one_structure_skip_the_tiles_of_their_own_masks(masks):
+    x = jax.ShapeDtypeStruct((4, N_LONG, 64), "float32")
+    plan = fuseplan.make_plan(two_layers(masks), device="h200")(x, x, x)
+    scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
+    skipping = [kernel for kernel in plan.kernels if kernel.spec.tiles_visited]
+    assert len({kernel.spec.tiles_visited for kernel in skipping}) == len(skipping) == 2
+    for kernel in skipping:
+        assert scheduler.price(kernel.spec.nodes).cost == kernel.cost

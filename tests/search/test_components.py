@@ -145,8 +145,19 @@ def test_components_with_another_way_around_are_not_equal():
     for g, n_apart in ((free, 0), (tied, 1)):
         _, parts = decompose(g)
         assert sum(map(bool, max(parts, key=lambda c: len(c.nodes)).apart)) <= n_apart
-    key = {component_key(Signatures(g), decompose(g)[1][0]) for g in (free, tied)}
+    key = {component_key(PriceBook(g, Bytes(g)), decompose(g)[1][0]) for g in (free, tied)}
     assert len(key) == 2
+
+
+def test_components_of_which_one_is_offered_are_not_equal():
+    # Two chains of two operations.
+    g = graph("eeee", [[], [0], [], [2]])
+    _, parts = decompose(g)
+    for offers, n_keys in (((), 1), (((0, 1),), 2), (((0, 1), (2, 3)), 1)):
+        pricing = Bytes(g)
+        pricing.offers = offers
+        book = PriceBook(g, pricing)
+        assert len({component_key(book, component) for component in parts}) == n_keys
 
 
 def test_a_scalar_shared_by_many_ties_nothing_together_but_at_hubs():

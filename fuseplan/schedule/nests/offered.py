@@ -23,7 +23,7 @@ from fuseplan.schedule.nests.live_tiles import tiles_visited, tiles_visited_in_r
 from fuseplan.schedule.nests.multipass import program_of
 from fuseplan.schedule.nests.regions import can_nest, is_index_arithmetic, regions
 from fuseplan.schedule.pricing import Nodes, relocate
-from fuseplan.schedule.structure import Signatures
+from fuseplan.schedule.structure import Key, Signatures
 from fuseplan.support.digraph import reachable
 
 
@@ -36,8 +36,8 @@ class Nests(ABC):
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None, backend: str) -> None:
         self.graph, self.device, self.lowered, self.backend = graph, device, lowered, backend
         self._is_index = is_index_arithmetic(graph, backend)
-        self._by_structure: dict[object, tuple[tuple[int, ...], Kernel | None]] = {}
-        self._gains_by_structure: dict[tuple[int, ...], bool] = {}
+        self._by_structure: dict[Key, tuple[tuple[int, ...], Kernel | None]] = {}
+        self._gains_by_structure: dict[Key, bool] = {}
 
     @abstractmethod
     def choose(
@@ -97,13 +97,12 @@ class Nests(ABC):
         """The fastest nest of the group, or None; with ``below_ps``, None if it takes longer. Groups of one
         structure are searched once."""
         structure = self._signatures.of(nodes)
-        key = (structure.key, self._mask_structure(nodes))
-        if key not in self._by_structure:
+        if structure.key not in self._by_structure:
             found = self._search(nodes, below_ps)
             if found is None and below_ps is not None:
                 return None  # Slower nests were not searched.
-            self._by_structure[key] = (structure.values, found)
-        values, kernel = self._by_structure[key]
+            self._by_structure[structure.key] = (structure.values, found)
+        values, kernel = self._by_structure[structure.key]
         return kernel and relocate(kernel, nodes, values, structure.values)
 
     def _search(self, nodes: Nodes, below_ps: int | None) -> Kernel | None:
@@ -151,9 +150,3 @@ class Nests(ABC):
     @cached_property
     def _index(self) -> IndexArithmetic | None:
         return None if self.lowered is None else IndexArithmetic(self.lowered)
-
-    def _mask_structure(self, nodes: Nodes) -> tuple[object, ...]:
-        """The structure of ``nodes`` with the ``mask_makers``, and the positions of these."""
-        makers = self.mask_makers(nodes)
-        every = tuple(sorted({*makers, *nodes}))
-        return (self._signatures.of(every).key, tuple(every.index(n) for n in makers)) if makers else ()
