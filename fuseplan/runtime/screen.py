@@ -45,8 +45,8 @@ def is_screened(options: Options) -> bool:
 
 
 def may_loop(flat: Flat, options: Options) -> bool:
-    """Whether a plan of the program under ``options`` may contain a tiled loop. Bodies of the program's loops
-    and branches are not examined."""
+    """Whether a plan of the program under ``options`` may contain a tiled loop; of the solver, whether it is
+    asked. Bodies of the program's loops and branches are not examined."""
     if not is_screened(options):
         return True
     if has_fixed_kernels(options.planner) or not options.features.loop_nests:

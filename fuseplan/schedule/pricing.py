@@ -42,7 +42,7 @@ class Pricing(ABC):
     """
 
     offers: tuple[Nodes, ...] = ()
-    """Convex, connected groups that may be kernels although ``compatible`` refuses them. Such a group may
+    """Convex, connected groups that may be kernels even if ``compatible`` refuses them. Such a group may
     have another price than one of equal structure that is not offered."""
     settled: frozenset[int] = frozenset()
     """Nodes that are alone or in one of the ``offers``: ``compatible`` refuses every other group with one of

@@ -67,7 +67,7 @@ def solve_by_columns(
         gap = space.total(best).time_ps - bound_ps
         near = search.near(gap // divisor, until - search.spent)
         times_ps = {**columns.times_ps, **near.times_ps}
-        # Offered groups are columns, and none of those that the search finds.
+        # Offered groups are columns; the search may find those that no rule refuses, too.
         worth = {mask: sum(duals[i] for i in bits(mask)) for mask in times_ps}
         alive = [mask for mask, time_ps in times_ps.items() if time_ps - worth[mask] <= gap]
         found = prove(space, alive, times_ps, {}, duals, bound_ps, best, expires_at)
@@ -286,7 +286,7 @@ class _Search:
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     """The best partition by the groups known, if it can run and is better than ``best``."""
     space = search.space
-    if time.monotonic() < search.expires_at:  # Neither can be cut short.
+    if time.monotonic() < search.expires_at:
         search.part_overlaps()
         if space.total(best).time_ps > search.bound_ps:
             search.dive()
