@@ -40,7 +40,7 @@ from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import DIVISION, Limit, StageTimer, may_begin
+from fuseplan.support.work import DIVISION, PEER, SLOW_PEER, Limit, StageTimer, may_begin, seconds_of
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
 """The names of all passes, in order."""
@@ -133,13 +133,14 @@ COPYING_PEERS = ("nnc_tensorexpr", "xla_priority")
 """Planners that choose for themselves which operations several kernels compute. The solver's plan is compared
 with theirs even if it is proven, as its proof is about copies of the operations that it chose."""
 
-PEERS = (*HEURISTICS, "tvm_fuse_ops", "inductor", *COPYING_PEERS)
-"""The planners whose plans the solver's is compared with, where it is not proven: heuristics, which keep to
-the deadline, and then other systems' algorithms, which do not."""
+_UNITS_OF_PEERS = {"inductor": PEER, "tvm_fuse_ops": PEER, "nnc_tensorexpr": PEER, "xla_priority": SLOW_PEER}
 
-_MAX_OPERATIONS_OF_PEERS = 300
-"""Operations of a program up to which other systems' algorithms are asked: there they take less than a second
-together."""
+PEERS = (*_UNITS_OF_PEERS, *HEURISTICS)
+"""The planners whose plans the solver's is compared with, where it is not proven: other systems' algorithms,
+and then heuristics, from whose plans of its components the solver starts."""
+
+_SHARE_OF_PEERS = 4
+"""This part of the deadline, or what other systems' algorithms take of it, is kept for them."""
 
 _MOST_PROGRAMS = 4
 """The number of programs that are planned within a limit of memory: the rewritten one, the traced one, and
@@ -194,15 +195,16 @@ class _Planner:
             return found
         others = [program for program in programs if program is not self.traced]
         for program in (self.traced, *others):
-            is_small = len(program.graph.nodes) <= _MAX_OPERATIONS_OF_PEERS
             every = tuple(range(len(program.graph.nodes)))
-            names = [name for name in usual if is_small or name in HEURISTICS]
-            if names and self._scheduler_of(program).floor(every) >= found.time_ps:
-                names = []
+            is_least = usual and self._scheduler_of(program).floor(every) >= found.time_ps
+            names = () if is_least else usual
             for name in dict.fromkeys((*asked, *names)):
-                left_s = self.expires_at - time.monotonic()
-                if left_s <= 0 or not may_begin(DIVISION, len(program.graph.nodes), left_s):
+                left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
+                if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
+                units = 0 if name in asked else _UNITS_OF_PEERS.get(name, 0)
+                if not may_begin(units, n_operations, left_s):
+                    continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
@@ -225,7 +227,11 @@ class _Planner:
 
     def _attempt(self, program: Lowered, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
-        options = until_deadline(self.expires_at, self.options, shares)
+        n_operations, most_s = len(program.graph.nodes), self.options.deadline_s / _SHARE_OF_PEERS
+        expires_at = self.expires_at
+        if self.options.planner == "solver" and may_begin(PEER, n_operations, most_s):
+            expires_at -= min(_seconds_of_peers(n_operations), most_s)
+        options = until_deadline(expires_at, self.options, shares)
         found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
         assert found is not None, "every plan takes less than forever"
         return found
@@ -250,6 +256,11 @@ class _Planner:
         limit = options.constraints.max_peak_bytes if options.constraints is not None else None
         book = PriceBook(graph, Scheduler(graph, options.device, program, options.features))
         return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
+
+
+def _seconds_of_peers(n_operations: int) -> float:
+    """Seconds that all other systems' algorithms take on so many operations."""
+    return sum(seconds_of(units, n_operations) for units in _UNITS_OF_PEERS.values())
 
 
 def _certified(plan: FusionPlan, traced: Lowered) -> FusionPlan:

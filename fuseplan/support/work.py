@@ -57,6 +57,12 @@ WHOLE = 75
 """Units for each operation that it takes to ask about a graph as one kernel, and to check that. A fan of ten
 thousand operations takes as much."""
 
+PEER = 1_000
+"""Units for each operation that another system's algorithm takes, which cannot be cut short."""
+
+SLOW_PEER = 4_000
+"""As ``PEER``, of the slowest, ``xla_priority``."""
+
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
 fifth of the time of tracing and lowering comes on top."""
