@@ -470,7 +470,7 @@ def two_layers(masks):
     return f
 
 
-def causal(rows, columns):
+def before(rows, columns):
     return columns <= rows
 
 
@@ -478,7 +478,7 @@ def in_window(rows, columns):
     return (columns <= rows) & (columns > rows - 256)
 
 
-@pytest.mark.parametrize("masks", [(causal, in_window), (in_window, causal)])
+@pytest.mark.parametrize("masks", [(before, in_window), (in_window, before)])
 def test_groups_of_one_structure_skip_the_tiles_of_their_own_masks(masks):
     x = jax.ShapeDtypeStruct((4, N_LONG, 64), "float32")
     plan = fuseplan.make_plan(two_layers(masks), device="h200")(x, x, x)
