@@ -40,7 +40,16 @@ from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
 from fuseplan.support.errors import MemoryLimitError
-from fuseplan.support.work import DIVISION, PEER, SLOW_PEER, Limit, StageTimer, may_begin, seconds_of
+from fuseplan.support.work import (
+    DIVISION,
+    PEER,
+    PRIORITY_PEER,
+    SLACK_S,
+    Limit,
+    StageTimer,
+    may_begin,
+    seconds_of,
+)
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
 """The names of all passes, in order."""
@@ -133,9 +142,9 @@ COPYING_PEERS = ("nnc_tensorexpr", "xla_priority")
 """Planners that choose for themselves which operations several kernels compute. The solver's plan is compared
 with theirs even if it is proven, as its proof is about copies of the operations that it chose."""
 
-_UNITS_OF_PEERS = {"inductor": PEER, "tvm_fuse_ops": PEER, "nnc_tensorexpr": PEER, "xla_priority": SLOW_PEER}
+_OTHER_SYSTEMS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
 
-PEERS = (*_UNITS_OF_PEERS, *HEURISTICS)
+PEERS = (*_OTHER_SYSTEMS, *HEURISTICS)
 """The planners whose plans the solver's is compared with, where it is not proven: other systems' algorithms,
 and then heuristics, from whose plans of its components the solver starts."""
 
@@ -194,7 +203,7 @@ class _Planner:
         if not (usual or asked):
             return found
         others = [program for program in programs if program is not self.traced]
-        for program in (self.traced, *others):
+        for program in (*others, self.traced):  # As a rule, rewritten ones have the faster plans.
             every = tuple(range(len(program.graph.nodes)))
             is_least = usual and self._scheduler_of(program).floor(every) >= found.time_ps
             names = () if is_least else usual
@@ -202,8 +211,7 @@ class _Planner:
                 left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
                 if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
-                units = 0 if name in asked else _UNITS_OF_PEERS.get(name, 0)
-                if not may_begin(units, n_operations, left_s):
+                if name not in asked and _seconds_of_peer(name, n_operations) > left_s + SLACK_S:
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
@@ -227,10 +235,11 @@ class _Planner:
 
     def _attempt(self, program: Lowered, shares: int = 1) -> Attempt:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
-        n_operations, most_s = len(program.graph.nodes), self.options.deadline_s / _SHARE_OF_PEERS
         expires_at = self.expires_at
-        if self.options.planner == "solver" and may_begin(PEER, n_operations, most_s):
-            expires_at -= min(_seconds_of_peers(n_operations), most_s)
+        if self.options.planner == "solver":
+            most_s = self.options.deadline_s / _SHARE_OF_PEERS
+            each_s = [_seconds_of_peer(name, len(program.graph.nodes)) for name in _OTHER_SYSTEMS]
+            expires_at -= min(sum(s for s in each_s if s <= most_s), most_s)
         options = until_deadline(expires_at, self.options, shares)
         found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
         assert found is not None, "every plan takes less than forever"
@@ -258,9 +267,11 @@ class _Planner:
         return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
 
 
-def _seconds_of_peers(n_operations: int) -> float:
-    """Seconds that all other systems' algorithms take on so many operations."""
-    return sum(seconds_of(units, n_operations) for units in _UNITS_OF_PEERS.values())
+def _seconds_of_peer(name: str, n_operations: int) -> float:
+    """Seconds that a planner takes on so many operations, which it does not end at the deadline."""
+    if name == "xla_priority":
+        return seconds_of(PRIORITY_PEER, n_operations**2)
+    return seconds_of(PEER, n_operations) if name in _OTHER_SYSTEMS else 0.0
 
 
 def _certified(plan: FusionPlan, traced: Lowered) -> FusionPlan:

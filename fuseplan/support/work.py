@@ -60,8 +60,9 @@ thousand operations takes as much."""
 PEER = 1_000
 """Units for each operation that another system's algorithm takes, which cannot be cut short."""
 
-SLOW_PEER = 4_000
-"""As ``PEER``, of the slowest, ``xla_priority``."""
+PRIORITY_PEER = 14
+"""Units for each pair of operations that ``xla_priority`` takes, which cannot be cut short either: it prices
+fusions that grow with the program."""
 
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
