@@ -45,8 +45,8 @@ def is_screened(options: Options) -> bool:
 
 
 def may_loop(flat: Flat, options: Options) -> bool:
-    """Whether a plan of the program under ``options`` may contain a tiled loop; of the solver, whether it is
-    asked. Bodies of the program's loops and branches are not examined."""
+    """Whether a call plans the program: not if no plan under ``options`` may have a tiled loop, nor with the
+    solver if ``best_first``'s has none. Bodies of the program's loops and branches are not examined."""
     if not is_screened(options):
         return True
     if has_fixed_kernels(options.planner) or not options.features.loop_nests:
@@ -75,15 +75,15 @@ def may_loop(flat: Flat, options: Options) -> bool:
 def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Options) -> bool:
     """Whether the plan of ``best_first`` has a tiled loop. Only the components that have an offer are
     planned."""
-    graph, left_s = program.graph, options.deadline_s
+    graph, deadline_s = program.graph, options.deadline_s
     scheduler = Scheduler(graph, device, program, options.features)
     if not scheduler.offers:
         return False
-    if left_s > 0 and not may_begin(DIVISION, len(graph.nodes), left_s):
+    if deadline_s > 0 and not may_begin(DIVISION, len(graph.nodes), deadline_s):
         return True  # Planning does what there is time for.
     book = PriceBook(graph, scheduler)
-    if left_s > 0:
-        book.expires_at = time.monotonic() + left_s
+    if deadline_s > 0:
+        book.expires_at = time.monotonic() + deadline_s
     for space in decompose(graph, book, at_hubs=False).spaces:
         groups = heuristic_groups(space, best_first_groups) if space.offers else []
         if any(book.kernel(space.nodes(mask)).spec.capabilities.loop_nest for mask in groups):
