@@ -8,7 +8,7 @@ says of the graph in which they are one (``copies_by_hand``).
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import jax
@@ -196,7 +196,7 @@ def best(g: Graph, pricing: Pricing, all_nests: bool = False) -> Objectives:
             return None
         return _figures(pricing.price(nodes))
 
-    return best_sequence(g, price, siblings_of(g, pricing))
+    return best_sequence(g, price, siblings_of(g, pricing), offers)
 
 
 def best_with_copies(
@@ -214,16 +214,22 @@ def best_with_copies(
             return _figures(scheduler.price(offered[nodes]))
         return _figures(by_hand.price(nodes))
 
-    return best_sequence(g, price, tuple(pairs))
+    return best_sequence(g, price, tuple(pairs), frozenset(offered))
 
 
 def _figures(kernel: Kernel | Verdict) -> Objectives | None:
     return (kernel.cost.time_ps, kernel.cost.hbm_bytes, 1) if isinstance(kernel, Kernel) else None
 
 
-def best_sequence(g: Graph, price: PriceOf, pairs: Sequence[tuple[int, int]]) -> Objectives:
+def best_sequence(
+    g: Graph,
+    price: PriceOf,
+    pairs: Sequence[tuple[int, int]],
+    offers: Collection[tuple[int, ...]] = (),
+) -> Objectives:
     """The least objectives of all sequences of kernels that compute each node once, each after what it waits
-    for. A kernel is a set of nodes that edges and ``pairs`` connect, and that has a price."""
+    for. A kernel is a set of nodes that has a price, and that is one of ``offers`` or that edges and
+    ``pairs`` connect."""
     n = len(g.nodes)
     before, near = [0] * n, [0] * n
     for i, later in enumerate(edges_after(g)):
@@ -254,7 +260,8 @@ def best_sequence(g: Graph, price: PriceOf, pairs: Sequence[tuple[int, int]]) ->
                 continue
             if group not in kernels:
                 nodes = tuple(i for i in range(n) if group >> i & 1)
-                kernels[group] = price(nodes) if _is_connected(group, near) else None
+                is_one = nodes in offers or _is_connected(group, near)
+                kernels[group] = price(nodes) if is_one else None
             cost = kernels[group]
             if cost is not None:
                 total = (time_ps + cost[0], nbytes + cost[1], count + cost[2])
