@@ -43,10 +43,9 @@ from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import (
     DIVISION,
     PEER,
-    PRIORITY_PEER,
-    SLACK_S,
     Limit,
     StageTimer,
+    Work,
     may_begin,
     seconds_of,
 )
@@ -121,10 +120,12 @@ def _plan_below(
     options: Options,
     clock: StageTimer,
     scheduler: Scheduler | None = None,
+    work: Work | None = None,
 ) -> Attempt | None:
     """As ``plan_program``; None if the kernels would take ``limit_ps`` or more, before they are ordered.
-    ``scheduler``: one of the same program, which other planners have used."""
-    state = Planning(lowered, options, clock, time.monotonic() + options.deadline_s, scheduler)
+    ``scheduler``: one of the same program, which other planners have used; ``work``: what the planner may
+    do."""
+    state = Planning(lowered, options, clock, time.monotonic() + options.deadline_s, scheduler, work)
     try:
         for step in PROGRAM_PASSES:
             if step is order and state.grouping.time_ps >= limit_ps:
@@ -211,12 +212,14 @@ class _Planner:
                 left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
                 if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
-                if name not in asked and _seconds_of_peer(name, n_operations) > left_s + SLACK_S:
+                is_extra = name in _OTHER_SYSTEMS and name not in asked
+                if is_extra and not may_begin(PEER, n_operations, left_s):
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
-                peer = _plan_below(found.time_ps, program, options, StageTimer(), self._scheduler_of(program))
+                scheduler, work = self._scheduler_of(program), Work(PEER * n_operations) if is_extra else None
+                peer = _plan_below(found.time_ps, program, options, StageTimer(), scheduler, work)
                 if peer is not None:
                     found = found.or_faster_of(peer, name, whole_floor_ps)
         return found
@@ -237,9 +240,8 @@ class _Planner:
         """Plan a program in at most ``1 / shares`` of the time that is left."""
         expires_at = self.expires_at
         if self.options.planner == "solver":
-            most_s = self.options.deadline_s / _SHARE_OF_PEERS
-            each_s = [_seconds_of_peer(name, len(program.graph.nodes)) for name in _OTHER_SYSTEMS]
-            expires_at -= min(sum(s for s in each_s if s <= most_s), most_s)
+            each_s = seconds_of(PEER, len(program.graph.nodes))
+            expires_at -= min(len(_OTHER_SYSTEMS) * each_s, self.options.deadline_s / _SHARE_OF_PEERS)
         options = until_deadline(expires_at, self.options, shares)
         found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
         assert found is not None, "every plan takes less than forever"
@@ -265,13 +267,6 @@ class _Planner:
         limit = options.constraints.max_peak_bytes if options.constraints is not None else None
         book = PriceBook(graph, Scheduler(graph, options.device, program, options.features))
         return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
-
-
-def _seconds_of_peer(name: str, n_operations: int) -> float:
-    """Seconds that a planner takes on so many operations, which it does not end at the deadline."""
-    if name == "xla_priority":
-        return seconds_of(PRIORITY_PEER, n_operations**2)
-    return seconds_of(PEER, n_operations) if name in _OTHER_SYSTEMS else 0.0
 
 
 def _certified(plan: FusionPlan, traced: Lowered) -> FusionPlan:

@@ -28,7 +28,7 @@ from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgumentError, InvalidPlanError
-from fuseplan.support.work import Limit, StageTimer
+from fuseplan.support.work import Limit, StageTimer, Work
 from fuseplan.verify.plan import check_cover, check_plan
 
 
@@ -43,6 +43,8 @@ class Planning:
     """The deadline, by ``time.monotonic``."""
     scheduler: Scheduler | None = None
     """The scheduler of the program's graph, once there is one."""
+    work: Work | None = None
+    """The counted work that the planner may do; None: as much as the deadline allows."""
     limits: Resolved | None = None
     """The constraints by node of the program."""
     budget: Budget = field(default_factory=Budget)
@@ -107,7 +109,7 @@ def search(state: Planning) -> None:
         return
     scheduler = state.clock.time("lower", state.scheduled)
     until = until_deadline(state.expires_at, options)
-    state.budget = Budget(until.deadline_s, asked_s=until.asked_s, solved=set())
+    state.budget = Budget(until.deadline_s, asked_s=until.asked_s, work=state.work, solved=set())
     state.once = state.planner_of(state.free_limits)(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)

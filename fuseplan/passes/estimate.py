@@ -41,6 +41,9 @@ def quick_ps(
         raise UndecidedError
     if not repeats:
         return once_ps
-    grouping = get_planner("xla_priority")(lowered.graph, scheduler, Budget())
+    left = Budget(left_s(work.expires_at))
+    grouping = get_planner("xla_priority")(lowered.graph, scheduler, left)
+    if work.is_over:
+        raise UndecidedError
     repeated = materialise_overlapping(lowered, scheduler, grouping.repeats) if grouping.repeats else None
     return min(once_ps, (repeated.grouping if repeated is not None else grouping).time_ps)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import inf
@@ -28,6 +29,7 @@ from costmodel.graph import Graph, Node, OpKind
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
+from fuseplan.support.work import Work, unlimited
 
 LAUNCH_S = 1e-6
 """``kKernelLaunchOverhead``."""
@@ -42,19 +44,31 @@ MIN_REDUCED_ELEMENTS = 16
 """A reduction of fewer elements is emitted as a loop, not by the reduction emitter."""
 TICKS_PER_S = 4e9
 """Resolution of ``absl::Duration``, in which XLA compares times."""
+_KERNEL_WORK = 10
+"""Units of work to estimate the time of a kernel, beside one for each of its operations."""
 DEFAULT_DEVICE = "h100"
 """The device whose rates are used if the prices follow from no device."""
 
 
 def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) -> Grouping:
-    """Plan with the fusions of the queue. ``budget`` is unused: each fusion removes an operation."""
-    return plan_decided(graph, pricing, lambda book: fuse_by_priority(book, pricing.device))
+    """Plan with the fusions of the queue: all, or those of the highest priorities that are found within
+    ``budget``."""
+    budget = budget or Budget()
+    expires_at = time.monotonic() + budget.deadline_s if budget.deadline_s > 0 else inf
+
+    def decide(book: PriceBook) -> Iterator[Nodes]:
+        return fuse_by_priority(book, pricing.device, budget.work, expires_at)
+
+    return plan_decided(graph, pricing, decide)
 
 
-def fuse_by_priority(book: PriceBook, device: DeviceSpec | None = None) -> Iterator[Nodes]:
-    """The fusions, by node ids. An operation occurs in every fusion that computes it."""
-    queue = _Queue(book, device or get_device(DEFAULT_DEVICE))
-    for fusion in queue.run():
+def fuse_by_priority(
+    book: PriceBook, device: DeviceSpec | None = None, work: Work | None = None, expires_at: float = inf
+) -> Iterator[Nodes]:
+    """The fusions, by node ids. An operation occurs in every fusion that computes it. They are those that
+    are found until ``work`` is spent, or until ``expires_at``, by ``time.monotonic``."""
+    queue = _Queue(book, device or get_device(DEFAULT_DEVICE), work or unlimited())
+    for fusion in queue.run(expires_at):
         if len(fusion) > 1:
             yield fusion
 
@@ -67,6 +81,8 @@ class _Fusion:
     nodes: set[int]
     number: int
     """XLA's instruction number: of equal priorities, the latest instruction is fused first."""
+    reduces: bool = False
+    """Whether it is written by the reduction emitter."""
     users: set[int] = field(default_factory=set)
     """Roots of the kernels that read it."""
     operands: set[int] = field(default_factory=set)
@@ -80,9 +96,26 @@ _Entry = tuple[float, int, int]
 """The negative priority, the negative number, and the root: the least entry is fused first."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What ``_Queue.runtime_s`` needs of an operation."""
+
+    compute_s: float
+    """Seconds for one element of its largest result."""
+    outputs: tuple[int, ...]
+    reads: tuple[tuple[int, float], ...]
+    """Each value that it reads, and how many elements of it for one element of a result."""
+
+
 class _Queue:
-    def __init__(self, book: PriceBook, device: DeviceSpec) -> None:
-        self.graph, self.device = book.graph, device
+    def __init__(self, book: PriceBook, device: DeviceSpec, work: Work) -> None:
+        self.graph, self.device, self._work = book.graph, device, work
+        self._steps = [self._step(node) for node in self.graph.nodes]
+        values = self.graph.values
+        self._read = [[(v, values[v].producer) for v in node.inputs] for node in self.graph.nodes]
+        """For each operation, each value that it reads, and the operation that makes it."""
+        self._sizes = [value.size for value in values]
+        self._item_bytes = [value.nbytes / max(value.size, 1) for value in values]
         self._bitcasts = {node.id for node in self.graph.nodes if book.renames(node.id)}
         self.fusions = {node.id: _Fusion(node, {node.id}, node.id) for node in self.graph.nodes}
         for node in self.graph.nodes:
@@ -91,16 +124,17 @@ class _Queue:
                     self.fusions[maker].users.add(node.id)
                     self.fusions[node.id].operands.add(maker)
         for fusion in self.fusions.values():
+            fusion.reduces = _elements_read(self.graph, fusion.root) >= MIN_REDUCED_ELEMENTS
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
         self._numbers = itertools.count(len(self.graph.nodes))
         self._queue: list[_Entry] = []
         self._entries: dict[int, _Entry] = {}
         """The current entry of each root; older entries in the queue are stale."""
 
-    def run(self) -> list[Nodes]:
+    def run(self, expires_at: float = inf) -> list[Nodes]:
         for root in self.fusions:
             self._push(root)
-        while self._queue:
+        while self._queue and not self._work.is_spent and time.monotonic() < expires_at:
             entry = heapq.heappop(self._queue)
             if self._entries.get(entry[-1]) == entry:  # else it is stale
                 self._fuse(entry[-1])
@@ -120,6 +154,7 @@ class _Queue:
             if len(fusion.nodes) == 1:  # A fusion that grows remains the same instruction.
                 fusion.number = next(self._numbers)
             fusion.nodes |= producer.nodes
+            fusion.reduces |= producer.reduces
             fusion.operands = fusion.operands - {root} | producer.operands
             fusion.runtime_s = self.runtime_s(fusion.root, fusion.nodes)
             fusion.with_producer_s.clear()
@@ -169,47 +204,51 @@ class _Queue:
             return False
         if not _is_loop(producer.root) or not _is_loop(user.root):
             return False
-        if self._reduces(producer.nodes):
-            if self._reduces(user.nodes):
+        if producer.reduces:
+            if user.reduces:
                 return False
             size = graph.values[producer.root.outputs[0]].size
             if not all(self._is_unary(graph.nodes[n], size) for n in user.nodes):
                 return False
         both = user.nodes | producer.nodes
-        reads = {v for n in both for v in graph.nodes[n].inputs if graph.values[v].producer not in both}
+        self._work.spend(len(both))
+        reads = {v for n in both for v, maker in self._read[n] if maker not in both}
         return len(reads) + len(user.root.outputs) <= MAX_ARRAYS
-
-    def _reduces(self, nodes: set[int]) -> bool:
-        """Whether a kernel is written by the reduction emitter."""
-        return any(_elements_read(self.graph, self.graph.nodes[n]) >= MIN_REDUCED_ELEMENTS for n in nodes)
 
     def _is_unary(self, node: Node, size: int) -> bool:
         result = self.graph.values[node.outputs[0]]
         return node.kind <= OpKind.INJECTIVE and len(node.inputs) == 1 and result.size == size
 
+    def _step(self, node: Node) -> _Step:
+        values, device = self.graph.values, self.device
+        size = max([values[v].size for v in node.outputs], default=0)
+        whole_s = _at(node.flops.vector, device.vector_flops_per_s)
+        whole_s += _at(node.flops.transcendental, device.transcendental_per_s)
+        read = _elements_read(self.graph, node)
+        is_joined = node.op == "concatenate"
+        reads = [(v, values[v].size / max(size, 1) if is_joined else read) for v in node.inputs]
+        return _Step(whole_s / max(size, 1), node.outputs, tuple(reads))
+
     def runtime_s(self, root: Node, nodes: set[int]) -> float:
         """Seconds of a kernel, without its launch."""
-        graph, device = self.graph, self.device
-        elements: dict[int, float] = {v: graph.values[v].size for v in root.outputs}
+        sizes, values = self._sizes, self.graph.values
+        self._work.spend(_KERNEL_WORK + len(nodes))
+        elements: dict[int, float] = {v: sizes[v] for v in root.outputs}
         """How many elements of each value the kernel computes or reads: the most of any reader."""
         compute_s = memory_s = 0.0
         for n in sorted(nodes, reverse=True):
-            node = graph.nodes[n]
-            made = max((elements.get(v, 0.0) for v in node.outputs), default=0.0)
-            size = max((graph.values[v].size for v in node.outputs), default=0)
-            vector_s = _at(node.flops.vector, device.vector_flops_per_s)
-            whole_s = vector_s + _at(node.flops.transcendental, device.transcendental_per_s)
-            compute_s += whole_s * made / max(size, 1)
-            for v in node.inputs:
-                whole = graph.values[v].size
-                share = whole / max(size, 1) if node.op == "concatenate" else _elements_read(graph, node)
-                elements[v] = max(elements.get(v, 0.0), made * share)
+            step = self._steps[n]
+            made = max([elements.get(v, 0.0) for v in step.outputs], default=0.0)
+            compute_s += step.compute_s * made
+            for v, each in step.reads:
+                count = made * each
+                if count > elements.get(v, 0.0):
+                    elements[v] = count
         for v, count in elements.items():
-            value = graph.values[v]
-            item_bytes = value.nbytes / max(value.size, 1)
-            if value.producer not in nodes:
-                memory_s += self._read_s(min(count, value.size) * item_bytes, count * item_bytes)
-        memory_s += _at(sum(graph.values[v].nbytes for v in root.outputs), device.hbm_bytes_per_s)
+            if values[v].producer not in nodes:
+                item_bytes = self._item_bytes[v]
+                memory_s += self._read_s(min(count, sizes[v]) * item_bytes, count * item_bytes)
+        memory_s += _at(sum([values[v].nbytes for v in root.outputs]), self.device.hbm_bytes_per_s)
         return compute_s + memory_s - OVERLAP * min(compute_s, memory_s)
 
     def _read_s(self, net_bytes: float, total_bytes: float) -> float:

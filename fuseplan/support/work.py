@@ -58,11 +58,8 @@ WHOLE = 75
 thousand operations takes as much."""
 
 PEER = 1_000
-"""Units for each operation that another system's algorithm takes, which cannot be cut short."""
-
-PRIORITY_PEER = 14
-"""Units for each pair of operations that ``xla_priority`` takes, which cannot be cut short either: it prices
-fusions that grow with the program."""
+"""Units for each operation that another system's algorithm takes, or may take, where the solver's plan is
+compared with its."""
 
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A

@@ -17,6 +17,7 @@ from fuseplan.planners.xla_priority import MAX_ARRAYS, _Queue, fuse_by_priority,
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.remat.materialise import split_by_groups
+from fuseplan.support.work import unlimited
 from tests.helpers.small_graphs import Bytes, graph
 
 pytestmark = pytest.mark.one_python
@@ -101,7 +102,7 @@ def test_the_time_of_a_kernel():
     n = 1024 * 1024
     compute_s = n / TEST_DEVICE.transcendental_per_s
     memory_s = 2 * 4 * n / TEST_DEVICE.hbm_bytes_per_s
-    queue = _Queue(prices, TEST_DEVICE)
+    queue = _Queue(prices, TEST_DEVICE, unlimited())
     expected = memory_s + compute_s - 0.95 * compute_s
     assert queue.runtime_s(prices.graph.nodes[0], {0}) == pytest.approx(expected)
 
@@ -109,7 +110,7 @@ def test_the_time_of_a_kernel():
 def test_what_is_read_again_comes_from_a_cache():
     # 1,024 numbers of 4 bytes are read 1,024 times: 4 KB fit the cores' own caches.
     prices = book(lambda r: jnp.broadcast_to(r, (1024, 1024)), ROW)
-    queue = _Queue(prices, TEST_DEVICE)
+    queue = _Queue(prices, TEST_DEVICE, unlimited())
     once_s, all_s = (4 * 1024 / TEST_DEVICE.hbm_bytes_per_s, 4 * 1024**2 / TEST_DEVICE.hbm_bytes_per_s)
     expected = once_s + (all_s - once_s) / (2.5 * 8) + all_s
     assert queue.runtime_s(prices.graph.nodes[0], {0}) == pytest.approx(expected)
@@ -117,7 +118,7 @@ def test_what_is_read_again_comes_from_a_cache():
 
 def test_what_is_computed_once_for_each_reader_costs_so_often():
     prices = book(lambda r: jnp.exp(r)[None] * jnp.ones((1024, 1)), ROW)
-    queue = _Queue(prices, TEST_DEVICE)
+    queue = _Queue(prices, TEST_DEVICE, unlimited())
     exp, wide = (next(n for n in prices.graph.nodes if n.op == op) for op in ("exp", "mul"))
     everything = {node.id for node in prices.graph.nodes}
     more_s = queue.runtime_s(wide, everything) - queue.runtime_s(wide, everything - {exp.id})
