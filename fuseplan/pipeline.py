@@ -35,7 +35,6 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
-from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
@@ -143,11 +142,9 @@ COPYING_PEERS = ("nnc_tensorexpr", "xla_priority")
 """Planners that choose for themselves which operations several kernels compute. The solver's plan is compared
 with theirs even if it is proven, as its proof is about copies of the operations that it chose."""
 
-_OTHER_SYSTEMS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
-
-PEERS = (*_OTHER_SYSTEMS, *HEURISTICS)
-"""The planners whose plans the solver's is compared with, where it is not proven: other systems' algorithms,
-and then heuristics, from whose plans of its components the solver starts."""
+PEERS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
+"""Other systems' algorithms, with whose plans the solver's is compared where it is not proven. Heuristics are
+not among them, as the solver starts from their plans of its components."""
 
 _SHARE_OF_PEERS = 4
 """This part of the deadline, or what other systems' algorithms take of it, is kept for them."""
@@ -193,8 +190,8 @@ class _Planner:
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a planner that the user asked for, where that is faster; where ``found``
-        takes longer than the floor, also of another system's algorithm, and where it is not proven, of a
-        heuristic. A proof excludes faster plans without other copies, and not those of XLA's own kernels."""
+        takes longer than the floor, also of another system's algorithm. A proof excludes faster plans without
+        other copies, and not those of XLA's own kernels."""
         plan, asked = found.plan, self.options.peers
         if self.options.deadline_s <= 0 or plan is None:
             return found
@@ -212,13 +209,14 @@ class _Planner:
                 left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
                 if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
-                is_extra = name in _OTHER_SYSTEMS and name not in asked
-                if is_extra and not may_begin(PEER, n_operations, left_s):
+                if name not in asked and not may_begin(PEER, n_operations, left_s):
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
-                scheduler, work = self._scheduler_of(program), Work(PEER * n_operations) if is_extra else None
+                scheduler, work = self._scheduler_of(program), None
+                if name not in asked:
+                    work = Work(PEER * n_operations)
                 peer = _plan_below(found.time_ps, program, options, StageTimer(), scheduler, work)
                 if peer is not None:
                     found = found.or_faster_of(peer, name, whole_floor_ps)
@@ -241,7 +239,7 @@ class _Planner:
         expires_at = self.expires_at
         if self.options.planner == "solver":
             each_s = seconds_of(PEER, len(program.graph.nodes))
-            expires_at -= min(len(_OTHER_SYSTEMS) * each_s, self.options.deadline_s / _SHARE_OF_PEERS)
+            expires_at -= min(len(PEERS) * each_s, self.options.deadline_s / _SHARE_OF_PEERS)
         options = until_deadline(expires_at, self.options, shares)
         found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
         assert found is not None, "every plan takes less than forever"

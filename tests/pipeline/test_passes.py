@@ -17,6 +17,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.options import Options
+from fuseplan.search import component
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import Limit
 from fuseplan.workloads.packages import PACKAGES
@@ -110,7 +111,7 @@ def test_the_solver_is_no_slower_than_any_cheap_planner(device):
     f, args = PACKAGES["log_density_grad"].build()
     of = {
         name: fuseplan.make_plan(f, device=device, planner=name, deadline_s=30)(*args)
-        for name in (*pipeline.PEERS, "solver")
+        for name in (*component.HEURISTICS, *pipeline.PEERS, "solver")
     }
     best = of.pop("solver")
     assert best.objective_us <= min(plan.objective_us for plan in of.values())

@@ -22,6 +22,7 @@ from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.component import HEURISTICS
 from fuseplan.search.grouping import decompose
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
@@ -155,7 +156,10 @@ def test_distances_of_points_are_computed_by_each_reader():
     written = max(v.size for k in plan.kernels for w in k.spec.writes for v in [plan.graph.values[w.value]])
     assert plan.status == "OPTIMAL"
     assert written == 8000
-    others = [fuseplan.make_plan(soft_minimum, device="h200", planner=p)(points, points) for p in PEERS]
+    others = [
+        fuseplan.make_plan(soft_minimum, device="h200", planner=p)(points, points)
+        for p in (*HEURISTICS, *PEERS)
+    ]
     assert all(plan.objective_ps <= other.objective_ps for other in others)
 
 
