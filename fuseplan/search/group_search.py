@@ -249,15 +249,17 @@ class GroupSearch:
     def _is_allowed(self, group: Sets) -> bool:
         """Whether no rule refuses the group, and it may have a tile that fits."""
         (mask,) = masks(group[None])
-        return self._obeys_rules(mask) and self._fits(mask)
+        return self._obeys_rules(mask) and not self.space.misfits_alone(mask)
 
     def _time_ps(self, mask: Mask) -> int | None:
         """The time of a group that holds all that convexity requires; None if it cannot be one kernel."""
         rules = self.space.duplicate_rules
-        if not ((rules is None or rules.allows(mask)) and self._fits(mask)):
+        if rules is not None and not rules.allows(mask):
             return None
         price = self.space.price(mask)
         if not isinstance(price, Price):
+            # The price says that no tile fits as fast as the question why. The answer is for other groups.
+            self.space.misfits_alone(mask)
             return None
         self.times_ps[mask] = price.time_ps
         return price.time_ps
@@ -375,10 +377,6 @@ class GroupSearch:
     def _misfits(self, questions: Sets) -> Sets:
         """Whether a nogood answers each question whether a partial group fits on chip."""
         return self._overflows.refused(questions) | self._misfitting.refused(questions)
-
-    def _fits(self, mask: Mask) -> bool:
-        """Whether the group may have a tile that fits; learns from one that has none."""
-        return not self.space.misfits_alone(mask)
 
     def _obeys_rules(self, mask: Mask) -> bool:
         # XLA runs a single position, whatever the rules say.
