@@ -28,7 +28,7 @@ from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, free_axes, group_layout, whole_array_spec
-from fuseplan.schedule.least_tiles import refuse_beside
+from fuseplan.schedule.least_tiles import LeastTiles
 from fuseplan.schedule.legality import (
     Prologues,
     changes_rows,
@@ -136,6 +136,7 @@ class Scheduler(Pricing):
         # Nor do they gain by sharing a launch.
         self.crosses_hubs = emits_kernels and features.packs
         self.capacity = Capacity(graph, device) if emits_kernels else None
+        self._least_tiles = None if self.capacity is None else LeastTiles(self.capacity)
         make_nests = KernelNests if emits_kernels else CpuNests
         self._nests: Nests | None = make_nests(graph, device, lowered) if features.loop_nests else None
         self._prologues = possible_prologues(graph)
@@ -245,12 +246,12 @@ class Scheduler(Pricing):
         self, nodes: Nodes, crossing: frozenset[int], joiners: Collection[int]
     ) -> Verdict | None:
         """As ``Pricing.oversized_beside``."""
-        if self.capacity is None or self._is_of_xla(nodes):
+        if self._least_tiles is None or self._is_of_xla(nodes):
             return None
         axes = self.axes(nodes)
         if isinstance(axes, Conflict):
             return None
-        return refuse_beside(self.capacity, nodes, axes, crossing, joiners)
+        return self._least_tiles.refuse(nodes, axes, crossing, joiners)
 
     def _is_of_xla(self, nodes: Nodes) -> bool:
         """Whether XLA compiles the group: it has one operation at most that is no bitcast. XLA's kernels need
