@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -83,9 +83,20 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     starts = HeuristicPlans(parts.spaces, budget.known)
     if not (parts.splits_hubs and solver.book.crosses_hubs):
         return solver.grouping(solver.solve(parts, starts, {}))
+    wide = decompose(graph, solver.book) if solver.has_time else None
+    solver.watch.lap("partition")
     with solver.partly(_SHARE_APART):
-        found = solver.solve(parts, starts, {})
-    return solver.grouping(solver.fuse_across_hubs(found) if solver.has_time else found)
+        found = solver.solve(parts, starts, {}, () if wide is None else _joined(parts, wide))
+    if wide is not None and solver.has_time:
+        found = solver.fuse_across_hubs(found, wide)
+    return solver.grouping(found)
+
+
+def _joined(parts: Decomposition, wide: Decomposition) -> list[int]:
+    """The parts of which no component is one of ``wide``, too."""
+    others = {nodes for _, nodes in wide.instances}
+    there = {part for part, nodes in parts.instances if nodes in others}
+    return [part for part in range(len(parts.spaces)) if part not in there]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,10 +148,17 @@ class _Solver:
         may_divide = may_begin(DIVISION, len(self.graph.nodes), left_s)
         return self.budget.deadline_s > 0 and may_divide and not self.book.is_past(self.expires_at)
 
-    def solve(self, parts: Decomposition, starts: HeuristicPlans, known: Mapping[int, Solved]) -> _Found:
-        """Solve each part but those ``known``, and put the groups in order."""
+    def solve(
+        self,
+        parts: Decomposition,
+        starts: HeuristicPlans,
+        known: Mapping[int, Solved],
+        to_start_from: Collection[int] = (),
+    ) -> _Found:
+        """Solve each part but those ``known``, and put the groups in order. Of the parts ``to_start_from``, a
+        plan is enough."""
         book, budget, expires_at, watch = self.book, self.budget, self.expires_at, self.watch
-        cache = ComponentCache(parts, "solver", budget, expires_at, starts.given)
+        cache = ComponentCache(parts, "solver", budget, expires_at, starts.given, to_start_from)
         # Small components first: a large one that reaches the deadline then costs no other its proof.
         smallest_first = sorted(
             (k for k in range(len(parts.spaces)) if k not in known), key=lambda k: parts.spaces[k].n
@@ -155,7 +173,8 @@ class _Solver:
             before = book.work.spent
             starts.best(part)
             book.work.spend(starts.work[part])
-            solved[part] = solve_component(part, starts, budget, expires_at, watch)
+            is_start = part in to_start_from
+            solved[part] = solve_component(part, starts, budget, expires_at, watch, is_start)
             with book.work.uncounted():
                 cache.keep(part, solved[part], book.work.spent - before)
             tell()
@@ -204,10 +223,9 @@ class _Solver:
         watch.lap("join")
         return _Found(parts, starts, cache, solved, refusals, certificate, *joined)
 
-    def fuse_across_hubs(self, apart: _Found) -> _Found:
-        """Solve the components that scalars of many readers connect, from a plan ``apart`` in which these are
-        passed between kernels. The other components stay as they are."""
-        parts = decompose(self.graph, self.book)
+    def fuse_across_hubs(self, apart: _Found, parts: Decomposition) -> _Found:
+        """Solve the components ``parts`` that scalars of many readers connect, from a plan ``apart`` in which
+        these are passed between kernels. The other components stay as they are."""
         part_of = {nodes: part for part, nodes in apart.parts.instances}
         earlier = dict(enumerate(parts.groups_within(apart.groups)))
         known: dict[int, Solved] = {}
@@ -217,7 +235,6 @@ class _Solver:
                 same = apart.parts.spaces[before].component, parts.spaces[part].component
                 if same[0].apart == same[1].apart and same[0].siblings == same[1].siblings:
                     known[part] = apart.solved[before]
-        self.watch.lap("partition")
         starts = HeuristicPlans(parts.spaces, self.budget.known, earlier)
         return self.solve(parts, starts, known)
 

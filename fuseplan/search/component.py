@@ -144,9 +144,17 @@ def _within(space: Space, groups: Iterable[Nodes]) -> list[Mask]:
 
 
 def solve_component(
-    part: int, starts: HeuristicPlans, budget: Budget, expires_at: float, watch: StageTimer
+    part: int,
+    starts: HeuristicPlans,
+    budget: Budget,
+    expires_at: float,
+    watch: StageTimer,
+    is_start: bool = False,
 ) -> Solved:
-    """Solve a component after presolve, and translate the solution back."""
+    """Solve a component after presolve, and translate the solution back.
+
+    ``is_start``: the plan is one to start from, so that of a component with too many groups to list no bound
+    is sought."""
     space = starts.spaces[part]
     if space.n == 1:
         time_ps = space.total([1]).time_ps
@@ -170,7 +178,7 @@ def solve_component(
     def heuristic() -> list[Mask] | None:
         return _folded(space, starts.best(part)[0], small)
 
-    solved = _solve_space(small, folded, heuristic, budget, expires_at, watch)
+    solved = _solve_space(small, folded, heuristic, budget, expires_at, watch, is_start)
     if small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
@@ -216,6 +224,7 @@ def _solve_space(
     budget: Budget,
     expires_at: float,
     watch: StageTimer,
+    is_start: bool,
 ) -> Solved:
     singles = space.singles
     if space.n == 1:
@@ -236,6 +245,8 @@ def _solve_space(
         watch.lap("heuristics")
         has_copies = space.duplicate_rules is not None and known is not None
         most = LIMITS.max_column_work_with_copies if has_copies else LIMITS.max_column_work
+        if is_start:
+            most = LIMITS.max_dive_work
         # Its tables take half a second, which is too long after the deadline.
         has_ended = time.monotonic() >= expires_at
         columns = None if has_ended else _by_columns(space, best, floor_ps, expires_at, most)
@@ -254,7 +265,7 @@ def _solve_space(
             result.note = result.note or (ended_note(space) if is_late else too_many)
         gap_ps = space.total(result.groups).time_ps - result.bound_ps
         # XLA divides a component of its own loops itself.
-        if gap_ps > result.bound_ps // LIMITS.slack_divisor and result.steady:
+        if gap_ps > result.bound_ps // LIMITS.slack_divisor and result.steady and not is_start:
             result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
     result.bound_ps = max(result.bound_ps, floor_ps)

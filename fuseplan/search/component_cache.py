@@ -10,7 +10,7 @@ did. Otherwise the component is solved again and the entry replaced.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from operator import index
 
@@ -34,7 +34,9 @@ class ComponentCache:
         budget: Budget,
         expires_at: float,
         given: Mapping[int, list[Mask]],
+        starts: Collection[int] = (),
     ) -> None:
+        """``starts``: the parts of which only a plan to start from is sought."""
         self._parts = parts
         self._expires_at = expires_at
         self._solved = budget.solved if budget.solved is not None else set()
@@ -43,7 +45,10 @@ class ComponentCache:
         if self._cache is not None:
             for part, space in enumerate(parts.spaces):
                 # A component of one operation needs no search.
-                key = solution_key(space, planner, budget, given.get(part)) if space.n > 1 else None
+                if space.n == 1:
+                    continue
+                name = f"{planner}, to start from" if part in starts else planner
+                key = solution_key(space, name, budget, given.get(part))
                 if key is not None:
                     self._keys[part] = key
         found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}
