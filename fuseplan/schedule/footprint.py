@@ -171,9 +171,9 @@ class _Streaming:
     """Positions that walk it, each with those of its results that it indexes, as bits of values."""
 
 
-_MOST_HELD = 64
-"""Sets of axes for which the capacity test of the whole component is remembered. A component with more sets,
-such as the update of many parameters, has each group tested by itself."""
+_MOST_LOOKED = 64_000
+"""Nodes that all tests of a whole component look at. A component with more sets of axes, such as the update of
+many parameters, has each further group tested by itself."""
 
 
 class ComponentCapacity:
@@ -233,7 +233,7 @@ class ComponentCapacity:
 
     def _fits(self, held: frozenset[int]) -> bool:
         known = self._fitting.get(held)
-        if known is None and len(self._fitting) < _MOST_HELD:
+        if known is None and len(self._fitting) * len(self._nodes) < _MOST_LOOKED:
             known = self._fitting[held] = self._all_fit(held)
         return bool(known)  # What is not known is looked at group by group.
 
