@@ -518,58 +518,106 @@ _AxesBlock = tuple[int, DimMap]
 """Bits of an element, and the axes of each dimension."""
 
 
+class _Operand(NamedTuple):
+    """A value that a node reads or makes."""
+
+    value: int
+    bits: int
+    """Of an element."""
+    map: DimMap
+    is_large: bool = False
+    """Whether its block is there as it is, whatever joins: it comes from outside of the graph, or is reduced
+    and is no broadcast."""
+    is_loaded: bool = False
+    """Whether it is held in registers if it comes from outside of a group."""
+
+
+class LeastFootprints:
+    """Makes the ``LeastFootprint`` of groups of one graph on one device: what is known of each node is found
+    once."""
+
+    def __init__(self, graph: Graph, device: DeviceSpec) -> None:
+        self._nodes, self._device = graph.nodes, device
+        # As ``KernelFootprint._results``: a TPU computes in 32 bits.
+        self._least_bits = ACCUMULATOR_BITS if device.sequential_grid else 0
+        in_registers = bool(device.register_bytes)
+        self._reads: list[list[_Operand]] = []
+        self._makes: list[list[_Operand]] = []
+        for node in graph.nodes:
+            reads: list[_Operand] = []
+            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
+                producer = graph.values[v].producer
+                # A larger group may hold the broadcast that makes the value, and then not the value.
+                is_held = producer < 0 or not is_virtual(graph.nodes[producer])
+                is_large = producer < 0 or (node.kind == OpKind.REDUCTION and is_held)
+                is_loaded = in_registers and is_held and not node.flops.matrix
+                bits = dtypes.bits(graph.values[v].dtype)
+                reads.append(_Operand(v, bits, dim_map, is_large, is_loaded))
+            self._reads.append(reads)
+            self._makes.append(
+                [
+                    _Operand(v, dtypes.bits(graph.values[v].dtype), dim_map)
+                    for v, dim_map in zip(node.outputs, node.output_maps, strict=True)
+                ]
+            )
+
+    def __call__(self, nodes: Sequence[int], axes: GroupAxes, crossing: Set[int]) -> LeastFootprint:
+        """The lower bound for all groups that hold ``nodes``. ``crossing`` are values that they read or write
+        however they grow."""
+        largest: set[_AxesBlock] = set()
+        exchanged: dict[int, _AxesBlock] = {}
+        loaded: dict[int, _AxesBlock] = {}
+        made: dict[int, _AxesBlock] = {}
+        for n, own in zip(nodes, axes.node_axes, strict=True):
+            for v, bits, dim_map, is_large, is_loaded in self._reads[n]:
+                is_read = v not in made
+                crosses = is_read and v in crossing
+                if not (is_large or crosses or (is_read and is_loaded)):
+                    continue
+                block = _axes_block(bits, dim_map, own)
+                if crosses:
+                    exchanged.setdefault(v, block)
+                if is_read and is_loaded:
+                    loaded.setdefault(v, block)
+                if is_large:
+                    largest.add(block)
+            for v, bits, dim_map, _, _ in self._makes[n]:
+                block = _axes_block(bits, dim_map, own)
+                made[v] = block if bits >= self._least_bits else (self._least_bits, block[1])
+                if v in crossing:
+                    exchanged[v] = block
+                    largest.add(block)
+        always = () if self._device.register_bytes else STAGES * tuple(exchanged.values())
+        every: dict[tuple[_AxesBlock, ...], None] = {}
+        alive: dict[int, _AxesBlock] = {}
+        for step in _walk([self._nodes[n] for n in nodes], loaded):
+            alive.update([(v, loaded[v]) for v in step.loads])
+            every[tuple(alive.values())] = None
+            for v in step.dying:
+                alive.pop(v, None)
+            alive.update([(v, made[v]) for v in step.used])
+        device = self._device
+        limits = (device.block_limit_bytes, device.sequential_grid)
+        return LeastFootprint(axes.sizes, *limits, frozenset(largest), always, tuple(every))
+
+
+@dataclass(frozen=True, slots=True)
 class LeastFootprint:
     """Lower bound of the footprint of a group, and of every group that contains it, in any tiling.
 
     It counts the blocks that all schedules have, with some axes whole and all others of one element, and
-    those alive at one time. ``crossing`` are values that the group reads or writes however it grows.
+    those alive at one time.
     """
 
-    def __init__(
-        self, graph: Graph, device: DeviceSpec, nodes: Sequence[int], axes: GroupAxes, crossing: Set[int]
-    ) -> None:
-        self._limit_bytes = device.block_limit_bytes
-        self._sizes = axes.sizes
-        self._tiled = device.sequential_grid
-        in_registers = bool(device.register_bytes)
-        self._largest: set[_AxesBlock] = set()
-        """Of values that cross for good, come from outside the graph, or are reduced."""
-        exchanged: dict[int, _AxesBlock] = {}
-        loaded: dict[int, _AxesBlock] = {}
-        made: dict[int, _AxesBlock] = {}
-        members = [graph.nodes[n] for n in nodes]
-        for node, own in zip(members, axes.node_axes, strict=True):
-            for v, dim_map in zip(node.inputs, node.input_maps, strict=True):
-                block = _axes_block(graph.values[v].dtype, dim_map, own)
-                producer = graph.values[v].producer
-                # A larger group may hold the broadcast that makes the value, and then not the value.
-                is_held = producer < 0 or not is_virtual(graph.nodes[producer])
-                if v not in made:
-                    if v in crossing:
-                        exchanged.setdefault(v, block)
-                    if in_registers and is_held and not node.flops.matrix:
-                        loaded.setdefault(v, block)
-                if producer < 0 or (node.kind == OpKind.REDUCTION and is_held):
-                    self._largest.add(block)
-            for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
-                block = _axes_block(graph.values[v].dtype, dim_map, own)
-                # As ``KernelFootprint._results``: a TPU computes in 32 bits.
-                least_bits = ACCUMULATOR_BITS if self._tiled else 0
-                made[v] = (max(block[0], least_bits), block[1])
-                if v in crossing:
-                    exchanged[v] = block
-                    self._largest.add(block)
-        self._always = () if in_registers else STAGES * tuple(exchanged.values())
-        """Blocks that are there throughout: a TPU has two buffers for each value that crosses."""
-        self._alive: dict[tuple[_AxesBlock, ...], None] = {}
-        """Blocks alive before each node."""
-        alive: dict[int, _AxesBlock] = {}
-        for step in _walk(members, loaded):
-            alive.update([(v, loaded[v]) for v in step.loads])
-            self._alive[tuple(alive.values())] = None
-            for v in step.dying:
-                alive.pop(v, None)
-            alive.update([(v, made[v]) for v in step.used])
+    _sizes: tuple[int, ...]
+    _limit_bytes: int
+    _tiled: bool
+    _largest: frozenset[_AxesBlock]
+    """Of values that cross for good, come from outside the graph, or are reduced."""
+    _always: tuple[_AxesBlock, ...]
+    """Blocks that are there throughout: a TPU has two buffers for each value that crosses."""
+    _alive: tuple[tuple[_AxesBlock, ...], ...]
+    """Blocks alive before each node."""
 
     def fits(self, whole: Set[int]) -> bool:
         """Whether the group could fit with the axes ``whole`` not cut."""
@@ -593,5 +641,5 @@ class LeastFootprint:
 
 
 @lru_cache(maxsize=10_000)
-def _axes_block(dtype: str, dim_map: DimMap, own: NodeAxes) -> _AxesBlock:
-    return dtypes.bits(dtype), compose(dim_map, own)
+def _axes_block(bits: int, dim_map: DimMap, own: NodeAxes) -> _AxesBlock:
+    return bits, compose(dim_map, own)

@@ -19,7 +19,7 @@ from itertools import chain
 from costmodel.axes import Classes, GroupAxes, axis_classes, compose, minor_extents
 from costmodel.device import DeviceSpec
 from costmodel.graph import DimRole, Graph, Node, OpKind
-from costmodel.onchip import LeastFootprint
+from costmodel.onchip import LeastFootprint, LeastFootprints
 from fuseplan.schedule.layout import SHORT_AXIS, repeats
 from fuseplan.support.bitset import bits
 from fuseplan.support.errors import Verdict
@@ -52,6 +52,11 @@ class Capacity:
             self._rows = frozenset()
         elif not device.sequential_grid:
             self._rows = _rows(others, known)
+
+    @cached_property
+    def least_footprint(self) -> LeastFootprints:
+        """Lower bounds of the footprints of groups."""
+        return LeastFootprints(self.graph, self.device)
 
     @cached_property
     def minor_extents(self) -> list[list[int]]:
@@ -96,7 +101,7 @@ class Capacity:
         held = frozenset(a for a in range(len(axes.sizes)) if axes.reduced[a] or axes.whole[a])
         if not held or (not any(axes.whole) and self.may_stream(nodes)):
             return None
-        least = LeastFootprint(graph, self.device, nodes, axes, crossing)
+        least = self.least_footprint(nodes, axes, crossing)
         if least.fits(held):
             return None
         members = [(graph.nodes[n], own) for n, own in zip(nodes, axes.node_axes, strict=True)]
@@ -172,8 +177,8 @@ class _Streaming:
 
 
 _MOST_LOOKED = 64_000
-"""Nodes that all tests of a whole component look at. A component with more sets of axes, such as the update of
-many parameters, has each further group tested by itself."""
+"""Nodes that all tests of a whole component look at. A component with more sets of axes, such as the update
+of many parameters, has each further group tested by itself."""
 
 
 class ComponentCapacity:
@@ -248,7 +253,7 @@ class ComponentCapacity:
             own = tuple([tuple([(next(numbers),) for _ in node.dims]) for node in members])
             values = frozenset([v for node in members for v in node.inputs + node.outputs])
             axes = GroupAxes(sizes, (), (), own)
-            self._least = LeastFootprint(graph, self._capacity.device, self._nodes, axes, values)
+            self._least = self._capacity.least_footprint(self._nodes, axes, values)
         every = chain.from_iterable(self._capacity.classes[n] for n in self._nodes)
         return self._least.fits(frozenset([a for a, c in enumerate(every) if c in held]))
 

@@ -21,7 +21,6 @@ from math import prod
 
 from costmodel.axes import GroupAxes, NodeAxes, compose
 from costmodel.graph import DimRole, Node, OpKind
-from costmodel.onchip import LeastFootprint
 from fuseplan.schedule.addressing import whole_tile
 from fuseplan.schedule.footprint import Capacity
 from fuseplan.schedule.layout import contraction_axes, repeats
@@ -131,7 +130,7 @@ class LeastTiles:
         if self._products.isdisjoint(every):  # which have tiles of their own
             least_stream = least_stream_tile(backend)
             parallel = self._along_rows(nodes, axes, every, reducible)
-        least = LeastFootprint(graph, capacity.device, nodes, axes, crossing)
+        least = capacity.least_footprint(nodes, axes, crossing)
         tiles = {**parallel, **{a: whole_tile(axes.sizes[a], backend) for a in held}}
         if least.fits_with(tiles):
             return None
