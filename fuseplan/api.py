@@ -32,7 +32,13 @@ from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
-from fuseplan.runtime.screen import is_on_cpu, may_loop, may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.screen import (
+    has_same_loops,
+    is_screened,
+    may_loop,
+    may_loop_anywhere,
+    runs_as_jax,
+)
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.support.environment import is_checked, is_disabled
@@ -233,12 +239,17 @@ class JitFused:
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
-        flat = flatten(traced.jaxpr)
-        plan = Plan.of(plan_of(flat, with_figures(self._options()), trace_s))
+        flat, options = flatten(traced.jaxpr), with_figures(self._options())
+        plan = Plan.of(plan_of(flat, options, trace_s))
         if not runs_as_jax(plan):
-            if not is_on_cpu(plan.device) or may_loop(flat, self._options()):
+            if not is_screened(options):
                 return plan
-            kind = NoteKind.LEFT_BY_HEURISTIC
+            if not may_loop(flat, self._options()):
+                kind = NoteKind.LEFT_BY_HEURISTIC
+            elif has_same_loops(plan, plan_of(flat, replace(options, only_loops=True))):
+                return plan
+            else:
+                kind = NoteKind.OTHER_LOOPS
         elif any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations)):
             kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
         else:

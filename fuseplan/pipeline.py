@@ -196,7 +196,7 @@ class _Planner:
         if self.options.deadline_s <= 0 or plan is None:
             return found
         usual: tuple[str, ...] = ()
-        if self.options.planner == "solver":
+        if self.options.planner == "solver" and not self.options.only_loops:
             usual = COPYING_PEERS if plan.status == "OPTIMAL" else PEERS
         if not (usual or asked):
             return found

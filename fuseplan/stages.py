@@ -109,7 +109,13 @@ def search(state: Planning) -> None:
         return
     scheduler = state.clock.time("lower", state.scheduled)
     until = until_deadline(state.expires_at, options)
-    state.budget = Budget(until.deadline_s, asked_s=until.asked_s, work=state.work, solved=set())
+    state.budget = Budget(
+        until.deadline_s,
+        asked_s=until.asked_s,
+        only_loops=options.only_loops,
+        work=state.work,
+        solved=set(),
+    )
     state.once = state.planner_of(state.free_limits)(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)
@@ -129,7 +135,7 @@ def duplicate(state: Planning) -> None:
 
 def rematerialise(state: Planning) -> None:
     """Search again for plans that compute some values in several kernels; keep the faster."""
-    if state.once is None or not may_recompute(state.options):
+    if state.once is None or state.options.only_loops or not may_recompute(state.options):
         return
     left = replace(state.budget, deadline_s=left_s(state.expires_at))
     assert state.scheduler is not None, "the search has made one"
@@ -179,6 +185,8 @@ def assemble(state: Planning) -> None:
     lowered = state.answer.lowered
     switched_off = ", ".join(options.features.switched_off)
     notes: list[AnyNote] = [note(NoteKind.SWITCHED_OFF, features=switched_off)] if switched_off else []
+    if options.only_loops:
+        notes.append(note(NoteKind.ONLY_LOOPS))
     for name, count in lowered.without_rule:
         notes.append(note(NoteKind.WITHOUT_RULE, operation=name, count=count))
     plan = FusionPlan(

@@ -132,6 +132,10 @@ class NoteKind(Enum):
     REPLANNED = "planned anew for {device}"
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
+    ONLY_LOOPS = (
+        "for a call on a CPU: only the components that may have tiled loops are searched, for no bound"
+    )
+    OTHER_LOOPS = "a call runs other tiled loops: those of a plan that is searched for no bound"
     LEFT_BY_HEURISTIC = (
         "a call runs jax.jit's own program: it asks best_first first, by whose plan no tiled loop gains"
     )

@@ -73,6 +73,9 @@ class Options:
     features: Features = ALL_FEATURES
     peers: tuple[str, ...] = ()
     """Planners whose plans are made, too: the fastest plan is used."""
+    only_loops: bool = False
+    """Plan only what changes the program that runs on a CPU, the tiled loops: the components that may have
+    one, without a bound. XLA regroups all other operations."""
     asked_s: float | None = None
     """The user's deadline, of which ``deadline_s`` seconds are left; None where the two are equal."""
     shares: int = 1

@@ -92,6 +92,15 @@ def plan_groups(graph: Graph, pricing: Pricing, budget: Budget | None = None) ->
     return solver.grouping(found)
 
 
+def _without_offers(parts: Decomposition, starts: HeuristicPlans) -> dict[int, Solved]:
+    """The plans of a heuristic of the parts that have no offer."""
+    return {
+        part: Solved(starts.plan(part, "best_first"), space.floor_ps, False)
+        for part, space in enumerate(parts.spaces)
+        if not space.offers
+    }
+
+
 def _joined(parts: Decomposition, wide: Decomposition) -> list[int]:
     """The parts of which no component is one of ``wide``, too."""
     others = {nodes for _, nodes in wide.instances}
@@ -158,6 +167,9 @@ class _Solver:
         """Solve each part but those ``known``, and put the groups in order. Of the parts ``to_start_from``, a
         plan is enough."""
         book, budget, expires_at, watch = self.book, self.budget, self.expires_at, self.watch
+        if budget.only_loops:
+            known = {**known, **_without_offers(parts, starts)}
+            to_start_from = range(len(parts.spaces))
         cache = ComponentCache(parts, "solver", budget, expires_at, starts.given, to_start_from)
         # Small components first: a large one that reaches the deadline then costs no other its proof.
         smallest_first = sorted(

@@ -26,7 +26,7 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
-from fuseplan.runtime.screen import may_loop, may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.screen import is_screened, may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
 from fuseplan.support import jax_compat
@@ -135,9 +135,9 @@ class Call:
         return jax.jit(self.run)
 
 
-def planned(flat: Flat, settings: Settings) -> FusionPlan:
-    """The plan of a program."""
-    options = settings.options
+def planned(flat: Flat, settings: Settings, only_loops: bool = False) -> FusionPlan:
+    """The plan of a program; with ``only_loops``, as ``Options.only_loops``."""
+    options = replace(settings.options, only_loops=only_loops)
     if not has_fixed_kernels(options.planner):  # which depend on no figures of the device
         options = with_figures(options)
     if settings.derived and options.constraints is not None:
@@ -193,7 +193,8 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 
     def made() -> FlatFunction:
         if may_loop(flat, settings.options):
-            plan = planned(flat, settings)
+            # The proof of a plan changes nothing that runs, nor does a plan of what is left to XLA.
+            plan = planned(flat, settings, only_loops=is_screened(settings.options))
             if not runs_as_jax(plan):
                 return _or_evaluated(runner_of(plan, settings), evaluate, settings)
         else:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 from costmodel.device import DeviceSpec
@@ -28,6 +30,7 @@ from fuseplan.schedule.nests.cpu import CpuNests
 from fuseplan.schedule.nests.regions import MAX_SIZE_RATIO, can_nest
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.schedule.structure import Signatures
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import best_first_groups, heuristic_groups
 from fuseplan.settings import with_figures
@@ -99,6 +102,17 @@ def may_loop_anywhere(flat: Flat, options: Options) -> bool:
 def runs_as_jax(plan: FusionPlan) -> bool:
     """Whether ``plan`` runs the same program as ``jax.jit``: it is for a CPU and has no tiled loop."""
     return is_on_cpu(plan.device) and not any(kernel.spec.capabilities.loop_nest for kernel in plan.kernels)
+
+
+def has_same_loops(one: FusionPlan, other: FusionPlan) -> bool:
+    """Whether the tiled loops of two plans are equal, wherever they stand in the programs."""
+    return _loops(one) == _loops(other)
+
+
+def _loops(plan: FusionPlan) -> Counter[Hashable]:
+    signatures = Signatures(plan.graph)
+    loops = [kernel.spec for kernel in plan.kernels if kernel.spec.capabilities.loop_nest]
+    return Counter((signatures.text(spec.nodes), spec.axes) for spec in loops)
 
 
 def is_on_cpu(device: DeviceSpec) -> bool:

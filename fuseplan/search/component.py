@@ -236,7 +236,8 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    found = enumerate_groups(space, budget.max_groups, expires_at, max_work=LIMITS.max_listing_work)
+    most = LIMITS.max_listing_work_to_start if is_start else LIMITS.max_listing_work
+    found = enumerate_groups(space, budget.max_groups, expires_at, max_work=most)
     watch.lap("enumerate")
     if found.complete:
         result = _search(space, [*always, *found.groups], best, expires_at)
@@ -268,6 +269,8 @@ def _solve_space(
         if gap_ps > result.bound_ps // LIMITS.slack_divisor and result.steady and not is_start:
             result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
+    if is_start:
+        result.note = None
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
         result.optimal, result.note = True, None

@@ -49,6 +49,8 @@ class Budget:
     asked_s: float | None = None
     """The deadline of the whole planning, of which ``deadline_s`` is left. Decisions by the length of the
     deadline use this one, since it does not depend on the machine's speed. None: it is ``deadline_s``."""
+    only_loops: bool = False
+    """As ``Options.only_loops``."""
     work: Work | None = None
     """The counted work that several searches share. None: each search has ``limit_of`` the deadline."""
     known: tuple[Nodes, ...] = ()

@@ -18,6 +18,8 @@ class SearchLimits:
     max_listing_work: int = 2_000_000
     """Units of work to list the groups of one component. If listing takes more, because many groups do not
     fit on chip, column generation is used instead."""
+    max_listing_work_to_start: int = 30_000
+    """As ``max_listing_work``, where no bound is sought."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
     min_proof_work: int = 2_000_000

@@ -30,10 +30,10 @@ def planning(monkeypatch):
     event.plans = []
     planned = primitive.planned
 
-    def waiting(*args):
+    def waiting(*args, **kwargs):
         event.plans.append(threading.current_thread().name)
         assert event.wait(60)
-        return planned(*args)
+        return planned(*args, **kwargs)
 
     monkeypatch.setattr(primitive, "planned", waiting)
     yield event

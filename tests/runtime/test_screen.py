@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import fuseplan
+from fuseplan import api
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
@@ -210,7 +212,7 @@ def test_a_body_is_planned_where_what_is_around_it_is_not(monkeypatch):
     x = jax.ShapeDtypeStruct((n, 8), "float32")
     asked = []
 
-    def noted(flat, settings):
+    def noted(flat, settings, only_loops):
         asked.append(flat)
         return plan_traced(flat, settings.options)[1]
 
@@ -275,3 +277,35 @@ def test_nothing_is_measured_where_nothing_can_gain(tmp_path, monkeypatch):
     assert not asked
     fast.plan(x)  # has prices
     assert asked
+
+
+def test_a_call_searches_no_bound(monkeypatch):
+    """Its loops are those of the proven plan, which ``plan`` shows."""
+    x = jax.ShapeDtypeStruct((2048, 64), "float32")
+    made = []
+    plan_of = primitive.planned
+    monkeypatch.setattr(primitive, "planned", lambda *a, **kw: made.append(plan_of(*a, **kw)) or made[-1])
+    fused = fuseplan.jit(of_points, device=CPU)
+    fused.lower(x)
+    plan = fused.plan(x)
+    assert [p.status for p in made] == ["FEASIBLE"]
+    assert NoteKind.ONLY_LOOPS.value in made[0].notes
+    assert has_loops(plan)
+    assert plan.status == "OPTIMAL"
+    assert screen.has_same_loops(plan, made[0])
+    assert NoteKind.OTHER_LOOPS.value not in plan.notes
+    monkeypatch.setattr(api, "has_same_loops", lambda *_: False)
+    assert NoteKind.OTHER_LOOPS.value in fused.plan(x).notes
+
+
+@pytest.mark.one_python
+@pytest.mark.parametrize("name", ["norm_mlp", "gpt2_block", "gaussian_gram_vjp", "laplacian"])
+def test_a_call_runs_the_loops_of_the_proven_plan(name):
+    f, args = get_workload(name).build()
+    traced, options = trace(f, *args), make_options(CPU)
+    (_, proven), (_, called) = (
+        plan_traced(traced, replace(options, only_loops=only_loops)) for only_loops in (False, True)
+    )
+    assert has_loops(proven)
+    assert proven.status == "OPTIMAL"
+    assert screen.has_same_loops(proven, called)
