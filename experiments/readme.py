@@ -91,8 +91,8 @@ def run_commands(commands: str) -> str:
     shell = f"""set -euo pipefail
 fuseplan() {{
     case $1 in
-        plan | compare) {python} -m fuseplan.cli "$@" --deadline 300 ;;
-        *) {python} -m fuseplan.cli "$@" ;;
+        plan | compare) {python} -m fuseplan "$@" --deadline 300 ;;
+        *) {python} -m fuseplan "$@" ;;
     esac
 }}
 {commands}"""

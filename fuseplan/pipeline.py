@@ -209,7 +209,7 @@ class _Planner:
                 left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
                 if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
-                if name not in asked and not may_begin(PEER, n_operations, left_s):
+                if name not in asked and seconds_of(PEER, n_operations) > left_s:
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.

@@ -59,7 +59,10 @@ def join(
         if not cycles:
             ordered = [ranked[g] for g in execution_order(after)]
             told = note(NoteKind.CYCLES_SPLIT, count=n_moved) if n_moved else None
-            return ordered, outside + joint_bound, optimal, told, _joint(parts, proven, joint_bound)
+            bound = outside + joint_bound
+            # A plan may reach the bound though not all groups are known.
+            is_best = optimal or cost((ordered, 0)).time_ps == bound
+            return ordered, bound, is_best, told, _joint(parts, proven, joint_bound)
         if book.is_past(expires_at):
             break
         instance_of = {n: i for i, (_, nodes) in enumerate(parts.instances) for n in nodes}
@@ -97,10 +100,12 @@ def join(
         apart.append(break_cycles(graph, book, (g for groups in others for g in groups)))
     fallback, broken = min(apart, key=cost)
     told = failed or note(NoteKind.CYCLES_SPLIT, count=broken)
-    outside = sum(b for i, b in enumerate(bounds) if i not in proven)
-    if sum(bounds) >= outside + joint_bound:
-        return fallback, sum(bounds), False, told, None
-    return fallback, outside + joint_bound, False, told, _joint(parts, proven, joint_bound)
+    alone = sum(bounds)
+    together = sum(b for i, b in enumerate(bounds) if i not in proven) + joint_bound
+    proof = _joint(parts, proven, joint_bound) if together > alone else None
+    bound = max(together, alone)
+    # The bounds hold whether or not the kernels wait for each other.
+    return fallback, bound, cost((fallback, broken)).time_ps == bound, told, proof
 
 
 def _joint(parts: Decomposition, proven: frozenset[int], bound_ps: int) -> Joint | None:

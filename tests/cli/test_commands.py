@@ -31,7 +31,7 @@ def run(*args, code=0):
 def process(*args, cwd=ROOT, stdin=None):
     env = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT), "COLUMNS": "80"}
     return subprocess.run(
-        [sys.executable, "-m", "fuseplan.cli", *args],
+        [sys.executable, "-m", "fuseplan", *args],
         capture_output=True, text=True, cwd=cwd, env=env, input=stdin, check=False, timeout=300,
     )  # fmt: skip
 
@@ -297,7 +297,7 @@ def test_a_workload_of_the_current_folder(tmp_path):
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_error():
-    command = f"{sys.executable} -m fuseplan.cli plan softmax --device test | head -n 1"
+    command = f"{sys.executable} -m fuseplan plan softmax --device test | head -n 1"
     result = subprocess.run(
         ["bash", "-c", command], capture_output=True, text=True, cwd=ROOT, check=False, timeout=300,
         env={**os.environ, "JAX_PLATFORMS": "cpu"},

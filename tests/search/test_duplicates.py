@@ -367,3 +367,24 @@ def test_groups_with_copies_cross_hubs_where_those_without_do(device, packs):
     )
     plan = fuseplan.make_plan(step, device=device, features=Features(packs=packs), planner="greedy")(*shapes)
     assert check_plan(plan)
+
+
+def test_a_rename_that_reads_a_copy_is_an_operation_of_its_own():
+    """Merged with its reader, it could not be in the kernel of the copy, which the proof has to know."""
+
+    def distances(x):
+        squares = (((2,), (2,)), ((0, 1), (0, 1)))
+        return jax.lax.dot_general(x[None] - x[:, None], x[None] - x[:, None], squares)
+
+    def f(x, w):
+        kernel = (1.0 * jnp.exp(-distances(x) / 2.0)).T
+        mean = kernel @ w
+        moved = (x[None] - x[:, None]) / 1.0
+        slopes = jnp.transpose(-(moved * (1.0 * jnp.exp(-distances(x) / 2.0))[..., None]), (1, 0, 2))
+        best = jnp.argmax(mean - jnp.sum(kernel, 0) / 1024.0)
+        return best, mean, jax.lax.dot_general(slopes, w, (((1,), (0,)), ((), ())))
+
+    points, weights = (jax.ShapeDtypeStruct(shape, "float32") for shape in ((1024, 3), (1024,)))
+    plan = fuseplan.make_plan(f, device="h200")(points, weights)
+    assert plan.status == "OPTIMAL"
+    assert plan.verify()

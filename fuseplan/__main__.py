@@ -1,0 +1,5 @@
+"""``python -m fuseplan``: the command line."""
+
+from fuseplan.cli import main
+
+main()

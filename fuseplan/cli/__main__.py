@@ -1,5 +1,0 @@
-"""``python -m fuseplan.cli``."""
-
-from fuseplan.cli.commands import main
-
-main()
