@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable
 from dataclasses import fields
 from os import PathLike
@@ -134,10 +135,11 @@ class Plan(FusionPlan):
         results = jax.jit(run)(*program.consts, *arrays)
         return results if program.out_tree is None else jax.tree.unflatten(program.out_tree, results)
 
-    def verify(self) -> Verification:
+    def verify(self, deadline_s: float = math.inf) -> Verification:
         """Check this plan without the planner that made it: kernels, costs, and the bound anew from
-        ``proof``. See ``fuseplan.verify.report.verify_plan``."""
-        return verify_plan(self)
+        ``proof``. After ``deadline_s`` seconds the bound is not re-checked. See
+        ``fuseplan.verify.report.verify_plan``."""
+        return verify_plan(self, deadline_s=deadline_s)
 
     def to_html(self, path: str | PathLike[str], title: str = "") -> None:
         """Write a page about this plan, beside the unfused one, that needs no network.

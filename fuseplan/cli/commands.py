@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import warnings
 from pathlib import Path
@@ -58,6 +59,16 @@ def verify(
             metavar="PLAN.json", help="As `fuseplan plan --out` writes it; - is stdin.", show_default=False
         ),
     ],
+    deadline: Annotated[
+        float | None,
+        typer.Option(
+            "--deadline",
+            metavar="SECONDS",
+            min=0,
+            help="Seconds after which the bound is not re-checked.",
+            show_default="none",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Re-check a plan's kernels, costs and bound, without the solver.
@@ -74,7 +85,7 @@ def verify(
             if done:
                 steps.done()
 
-        result = verify_plan(plan_read, tell=tell)
+        result = verify_plan(plan_read, tell, math.inf if deadline is None else deadline)
     if json:
         print_json(result.as_dict())
     else:

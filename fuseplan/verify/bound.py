@@ -14,9 +14,11 @@ little more than their nodes can be in such a plan.
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import inf
 
 from costmodel.graph import Graph
 from fuseplan.plan.fusion_plan import Part, Proof
@@ -166,23 +168,29 @@ class _Claim:
 
 
 def verify_proof(
-    proof: Proof, book: PriceBook, counts: Counts, tell: Callable[[int, int], None] = lambda done, total: None
+    proof: Proof,
+    book: PriceBook,
+    counts: Counts,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    expires_at: float = inf,
 ) -> int:
     """The bound that ``proof`` proves, in picoseconds.
 
     ``counts`` is filled in; ``tell`` is called with the number of distinct components that are done, and of
-    all.
+    all. ``expires_at``: the deadline, by ``time.monotonic``.
 
     Raises:
         RefutedError: the proof is wrong.
-        NotCheckedError: there is too much to check.
+        NotCheckedError: there is too much to check, or the deadline came first.
     """
-    return _Verifier(book, counts, tell).verify(proof)
+    return _Verifier(book, counts, tell, expires_at).verify(proof)
 
 
 class _Verifier:
-    def __init__(self, book: PriceBook, counts: Counts, tell: Callable[[int, int], None]) -> None:
-        self._book, self._counts, self._tell = book, counts, tell
+    def __init__(
+        self, book: PriceBook, counts: Counts, tell: Callable[[int, int], None], expires_at: float
+    ) -> None:
+        self._book, self._counts, self._tell, self._expires_at = book, counts, tell, expires_at
         self._near: defaultdict[object, list[int]] = defaultdict(list)
         """For components whose covers are searched, the groups that cost little more than their nodes."""
 
@@ -240,7 +248,12 @@ class _Verifier:
             if not room:
                 return
         gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
-        groups = Groups(claim.component, self._book)
+
+        def look() -> None:
+            if time.monotonic() >= self._expires_at:
+                raise NotCheckedError(f"the deadline came before {where} was checked")
+
+        groups = Groups(claim.component, self._book, look)
         for count, mask in enumerate(groups.below(prices, max(gap, room, 0)), 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")

@@ -33,9 +33,13 @@ class Groups:
     """The legal groups of one component, as bitmasks of positions in ``component.nodes``.
 
     A group is connected by crossable edges and siblings, convex, and refused by no rule that refuses all
-    larger groups too. Copies obey ``_CopyRules``."""
+    larger groups too. Copies obey ``_CopyRules``. ``look`` is called at each step of an enumeration, which
+    ends where it raises."""
 
-    def __init__(self, component: Component, book: PriceBook) -> None:
+    def __init__(
+        self, component: Component, book: PriceBook, look: Callable[[], None] = lambda: None
+    ) -> None:
+        self._look = look
         self.nodes = component.nodes
         self.book = book
         self.n = n = len(component.nodes)
@@ -81,6 +85,7 @@ class Groups:
         for seed in range(self.n):
             waiting = [(1 << seed, (1 << seed) - 1, 0)]
             while waiting:
+                self._look()
                 group, out, border = waiting.pop()
                 if self._copies and self._copies.contradict(group, out):
                     continue
@@ -130,6 +135,7 @@ class Groups:
                 waiting = [(1 << seed, before, True), (1 << seed, before | busy & ~(1 << seed), False)]
             before |= 1 << seed
             while waiting:
+                self._look()
                 group, out, several = waiting.pop()
                 group = self._closed(group)
                 out |= union_at(group, self._apart)

@@ -9,6 +9,7 @@ constraints (``fuseplan.search.constrained_pricing``) and copies (``fuseplan.sea
 
 from __future__ import annotations
 
+import math
 import textwrap
 import time
 from collections.abc import Callable
@@ -98,7 +99,9 @@ class Verification:
 
 
 def verify_plan(
-    plan: FusionPlan, tell: Callable[[int, int], None] = lambda done, total: None
+    plan: FusionPlan,
+    tell: Callable[[int, int], None] = lambda done, total: None,
+    deadline_s: float = math.inf,
 ) -> Verification:
     """Check all claims of ``plan``: its kernels are legal, run in their order and have the claimed cost, and
     no plan of the search space is below its bound.
@@ -108,8 +111,10 @@ def verify_plan(
             CPU is checked if the plan holds its program, as the tiled loops that are offered follow from it.
             The bound is then that of this program alone, not of rewritten ones.
         tell: called with the number of distinct components that are done, and of all.
+        deadline_s: seconds after which the bound is not re-checked. Proofs of components with many legal
+            groups can take longer to check than to find.
     """
-    started = time.perf_counter()
+    started, expires_at = time.perf_counter(), time.monotonic() + deadline_s
     counts = Counts()
     status, reason, bound_ps = VERIFIED, "", None
     try:
@@ -120,7 +125,7 @@ def verify_plan(
         if unknown:
             raise NotCheckedError(unknown)
         if plan.bound_ps is not None:
-            bound_ps = _sound(_verified_bound, plan, counts, tell)
+            bound_ps = _sound(_verified_bound, plan, counts, tell, expires_at)
     except (InvalidPlanError, RefutedError) as error:
         status, reason = REFUTED, str(error)
     except NotCheckedError as error:
@@ -176,7 +181,9 @@ def _check_device(plan: FusionPlan) -> None:
             )
 
 
-def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int], None]) -> int:
+def _verified_bound(
+    plan: FusionPlan, counts: Counts, tell: Callable[[int, int], None], expires_at: float
+) -> int:
     """The bound of the plan, after checking its proof."""
     assert plan.bound_ps is not None
     limits, proof = plan.constraints, plan.proof
@@ -201,7 +208,7 @@ def _verified_bound(plan: FusionPlan, counts: Counts, tell: Callable[[int, int],
             f"{proof.bound_ps:,} ps"
         )
     graph, pricing = _pricing(plan)
-    verify_proof(proof, PriceBook(graph, pricing), counts, tell)
+    verify_proof(proof, PriceBook(graph, pricing), counts, tell, expires_at)
     return plan.bound_ps
 
 

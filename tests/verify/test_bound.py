@@ -202,6 +202,15 @@ def test_plans_of_workloads_are_verified_from_their_files(name, device):
     assert max(map(len, str(result).splitlines())) <= 80
 
 
+def test_a_deadline_leaves_the_bound_unchecked():
+    plan = made("mlp", "h200")
+    result = verify_plan(plan, deadline_s=0)
+    assert result.status == NOT_CHECKED
+    assert result.reason.startswith("the deadline came before the component of n")
+    assert result.bound_us is None
+    assert verify_plan(plan, deadline_s=1e9).status == VERIFIED
+
+
 @pytest.mark.parametrize("name", ["softmax", "logsumexp", "mlp", "attention"])
 def test_a_heuristic_is_optimal_where_the_plan_says_so(name):
     plan = made(name)
