@@ -31,17 +31,20 @@ Place = tuple[int, int]
 class Crossable:
     """``kept`` are the edges that some group may cross; ``barriers`` all others, with the
     order of side effects. ``refusals`` has one verdict for each kind of dropped edge.
-    ``siblings`` are pairs that a group may hold because both read one array, or a scalar of a wide hub."""
+    ``siblings`` are pairs that a group may hold because both read one array, or a scalar of a wide hub;
+    ``ties`` pairs that an offered group holds, whether or not another group may."""
 
     kept: tuple[Edge, ...]
     barriers: tuple[Edge, ...]
     refusals: tuple[Verdict, ...]
     siblings: tuple[Edge, ...] = ()
+    ties: tuple[Edge, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """Nodes connected by crossable edges and siblings. Positions index ``nodes``, which ascend."""
+    """Nodes connected by crossable edges, siblings and offered groups. Positions index ``nodes``, which
+    ascend."""
 
     nodes: tuple[int, ...]
     edges: tuple[Edge, ...]
@@ -121,12 +124,13 @@ def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Cros
     pairs = sibling_pairs(shared, kept, barriers)
     siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
     siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
-    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)))
+    ties = dict.fromkeys((nodes[0], n) for nodes in book.offers for n in nodes[1:])
+    return Crossable(tuple(kept), tuple(barriers), refusals, tuple(dict.fromkeys(siblings)), tuple(ties))
 
 
 def components(graph: Graph, crossable: Crossable) -> tuple[Component, ...]:
-    """The sets of nodes that crossable edges and siblings connect, by lowest node."""
-    members = connected_sets(len(graph.nodes), crossable.kept + crossable.siblings)
+    """The sets of nodes that crossable edges, siblings and offered groups connect, by lowest node."""
+    members = connected_sets(len(graph.nodes), crossable.kept + crossable.siblings + crossable.ties)
     place = _places(len(graph.nodes), members)
     edges: list[list[Edge]] = [[] for _ in members]
     pairs: list[list[Edge]] = [[] for _ in members]
