@@ -24,8 +24,8 @@ def absorb_moves(space: Space) -> Space:
     reads instead of those that it makes, and the kernel that it leaves writes no more and stays connected. It
     is not merged into a reader that takes only a part, as a slice does: that reader costs less alone, and the
     bound would not hold. A reshape that splits or merges axes ties axes of its reader, which can prevent
-    fusions of the reader: it is merged only where the axes of all of ``space`` can be unified. What the rules
-    of copies need in the kernel of a copy, as its reader there, is not merged.
+    fusions of the reader: it is merged only where the axes of all of ``space`` can be unified. What reads a
+    copy is not merged (``_reads_copy``).
     """
 
     @cache
@@ -40,7 +40,7 @@ def absorb_moves(space: Space) -> Space:
         node = _single(space, i)
         if node is None or node.kind > OpKind.INJECTIVE or node.flops.total:
             continue
-        if _reads_ruled_copy(space, i):
+        if _reads_copy(space, i):
             continue
         reader = _only_reader(space, i)
         read = sum(values[v].nbytes for v in set(node.inputs))
@@ -63,8 +63,8 @@ def absorb_renames(space: Space) -> Space:
 
     No plan is lost: a renaming is free and of equal size on both sides, so moving it across a border between
     two kernels changes the cost of neither. It is not merged into its producer where it alone connects
-    several consumers: a kernel of these without the producer would be lost. Nor is it merged where the rules
-    of copies need it in the kernel of a copy that it reads, as the copy's only reader there.
+    several consumers: a kernel of these without the producer would be lost. What reads a copy is not merged
+    (``_reads_copy``).
     """
     merged = _Contraction(space)
     for renaming in space.singles:  # copies are merged for all readers alike, or none is
@@ -74,7 +74,7 @@ def absorb_renames(space: Space) -> Space:
         node = _single(space, copies[0])
         if node is None or not space.book.renames(node.id):
             continue
-        if any(_reads_ruled_copy(space, i) for i in copies):
+        if any(_reads_copy(space, i) for i in copies):
             continue
         readers = [_only_reader(space, i) for i in copies]
         makers = [
@@ -121,10 +121,12 @@ def _splits(node: Node) -> bool:
     return any(len(dims) > 1 for m in node.input_maps + node.output_maps for dims in m)
 
 
-def _reads_ruled_copy(space: Space, i: int) -> bool:
-    """Whether a position reads a copy that a kernel may hold only with a reader of it, or with all copies."""
+def _reads_copy(space: Space, i: int) -> bool:
+    """Whether a position reads a copy. The rules of copies are about a copy and the operation that reads it:
+    merged with another one, a reader could not be in the kernel of the copy, or would need it there."""
     rules = space.duplicate_rules
-    return rules is not None and any(rules.served[p] for p in space.producers[i])
+    copied = sum(rules.classes) if rules is not None else 0
+    return any(copied >> p & 1 for p in space.producers[i])
 
 
 def _reads_all(space: Space, reader: int, made: Iterable[int]) -> bool:
