@@ -115,7 +115,7 @@ def test_renaming_what_leads_to_a_copy_makes_no_other_kernel():
         return frozenset(n for n in nodes if not book.renames(n))
 
     found = {space.nodes(mask) for mask in enumerate_groups(space, 10**5).groups}
-    searched = {computed(small.nodes(mask)) for mask in enumerate_groups(small, 10**5).groups}
+    searched = {computed(small.nodes(mask)) for mask in enumerate_groups(small, 10**5).groups} - {frozenset()}
     assert {computed(nodes) for nodes in found} - {frozenset()} == searched
     assert all(by_hand.is_searched(set(nodes)) for nodes in found)
     groups = Groups(space.component, book)
