@@ -35,6 +35,7 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
+from fuseplan.search.component import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
@@ -144,7 +145,7 @@ with theirs even if it is proven, as its proof is about copies of the operations
 
 PEERS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
 """Other systems' algorithms, with whose plans the solver's is compared where it is not proven. Heuristics are
-not among them, as the solver starts from their plans of its components."""
+asked only where the deadline cut the search short: it starts from their plans of its components."""
 
 _SHARE_OF_PEERS = 4
 """This part of the deadline, or what other systems' algorithms take of it, is kept for them."""
@@ -198,6 +199,8 @@ class _Planner:
         usual: tuple[str, ...] = ()
         if self.options.planner == "solver" and not self.options.only_loops:
             usual = COPYING_PEERS if plan.status == "OPTIMAL" else PEERS
+            if found.ended_by is Limit.DEADLINE:
+                usual = (*HEURISTICS, *usual)
         if not (usual or asked):
             return found
         others = [program for program in programs if program is not self.traced]
@@ -209,13 +212,14 @@ class _Planner:
                 left_s, n_operations = self.expires_at - time.monotonic(), len(program.graph.nodes)
                 if left_s <= 0 or not may_begin(DIVISION, n_operations, left_s):
                     return found
-                if name not in asked and seconds_of(PEER, n_operations) > left_s:
+                is_peer = name in PEERS and name not in asked
+                if is_peer and seconds_of(PEER, n_operations) > left_s:
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
                 options = replace(until_deadline(self.expires_at, self.options), planner=name)
                 scheduler, work = self._scheduler_of(program), None
-                if name not in asked:
+                if is_peer:
                     work = Work(PEER * n_operations)
                 peer = _plan_below(found.time_ps, program, options, StageTimer(), scheduler, work)
                 if peer is not None:
