@@ -200,7 +200,7 @@ class _Planner:
         if self.options.planner == "solver" and not self.options.only_loops:
             usual = COPYING_PEERS if plan.status == "OPTIMAL" else PEERS
             if found.ended_by is Limit.DEADLINE:
-                usual = (*HEURISTICS, *usual)
+                usual = (*usual, *HEURISTICS)
         if not (usual or asked):
             return found
         others = [program for program in programs if program is not self.traced]
