@@ -526,8 +526,8 @@ class _Operand(NamedTuple):
     """Of an element."""
     map: DimMap
     is_large: bool = False
-    """Whether its block is there as it is, whatever joins: it comes from outside of the graph, or is reduced
-    and is no broadcast."""
+    """Whether every larger group still holds its block: the value comes from outside of the graph, or it is
+    reduced and is no broadcast."""
     is_loaded: bool = False
     """Whether it is held in registers if it comes from outside of a group."""
 

@@ -133,9 +133,10 @@ class NoteKind(Enum):
     RUNS_AS_JAX = _AS_JAX
     RUNS_AS_JAX_BUT_BODIES = _AS_JAX + "; bodies of loops and branches are planned by themselves"
     ONLY_LOOPS = (
-        "for a call on a CPU: only the components that may have tiled loops are searched, for no bound"
+        "made for a call on a CPU: the search covers only components that may have tiled loops, "
+        "and proves no bound"
     )
-    OTHER_LOOPS = "a call runs other tiled loops: those of a plan that is searched for no bound"
+    OTHER_LOOPS = "a call runs other tiled loops than this plan has: its own plan is made without a proof"
     LEFT_BY_HEURISTIC = (
         "a call runs jax.jit's own program: it asks best_first first, by whose plan no tiled loop gains"
     )

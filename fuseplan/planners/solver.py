@@ -102,7 +102,7 @@ def _without_offers(parts: Decomposition, starts: HeuristicPlans) -> dict[int, S
 
 
 def _joined(parts: Decomposition, wide: Decomposition) -> list[int]:
-    """The parts of which no component is one of ``wide``, too."""
+    """The parts whose components all belong to larger components of ``wide``."""
     others = {nodes for _, nodes in wide.instances}
     there = {part for part, nodes in parts.instances if nodes in others}
     return [part for part in range(len(parts.spaces)) if part not in there]

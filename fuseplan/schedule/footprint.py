@@ -177,8 +177,8 @@ class _Streaming:
 
 
 _MOST_LOOKED = 64_000
-"""Nodes that all tests of a whole component look at. A component with more sets of axes, such as the update
-of many parameters, has each further group tested by itself."""
+"""The most nodes that the tests of one whole component look at together. A component with more sets of axes,
+such as the update of many parameters, has each further group tested by itself."""
 
 
 class ComponentCapacity:

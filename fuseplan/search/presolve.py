@@ -122,8 +122,8 @@ def _splits(node: Node) -> bool:
 
 
 def _reads_copy(space: Space, i: int) -> bool:
-    """Whether a position reads a copy. The rules of copies are about a copy and the operation that reads it:
-    merged with another one, a reader could not be in the kernel of the copy, or would need it there."""
+    """Whether a position reads a copy of an operation. The rules of copies name this reader: if it were
+    merged with another operation, the search would miss groups that the rules allow."""
     rules = space.duplicate_rules
     copied = sum(rules.classes) if rules is not None else 0
     return any(copied >> p & 1 for p in space.producers[i])

@@ -58,8 +58,8 @@ WHOLE = 75
 thousand operations takes as much."""
 
 PEER = 1_000
-"""Units for each operation that another system's algorithm takes, or may take, where the solver's plan is
-compared with its."""
+"""Units for each operation that the algorithm of another system may take when its plan is compared with the
+solver's."""
 
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
