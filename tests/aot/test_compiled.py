@@ -335,12 +335,14 @@ def test_what_libtpu_ends_the_process_for_is_estimated_in_hbm(tmp_path):
 
 
 def test_an_operation_without_an_estimate_has_no_cycles():
-    """Of some loops of XLA libtpu's profile says 0 cycles, and shows the instruction."""
-    rows = compiled_alone(("selective_scan", "tpu_v5e", "float32"))
-    (row,) = [row for row in rows if row.no_cycles]
-    assert row.compiled
-    assert row.xla_cycles is None
-    assert row.no_cycles == "of XLA's own: no estimate of slice_multiply_fusion"
+    """libtpu's profile says 0 cycles of some loops of XLA and of copies to a kernel, and shows the instruction."""
+    rows = [row for row in compiled_alone(("selective_scan", "tpu_v5e", "float32")) if row.no_cycles]
+    assert rows
+    for row in rows:
+        assert row.compiled
+        assert row.xla_cycles is None
+        compiler = "" if row.cycles is None else "of XLA's own: "
+        assert re.fullmatch(rf"{compiler}no estimate of [\w.-]+(, [\w.-]+)*", row.no_cycles), row.no_cycles
 
 
 def test_sixteen_bits_are_estimated():
