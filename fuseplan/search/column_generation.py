@@ -182,22 +182,27 @@ class _Search:
         """Picoseconds that no plan beats."""
         return sum(self.duals)
 
-    def converge(self, slack_divisor: int | None, max_work: int = 1 << 62) -> bool:
+    def converge(self, slack_divisor: int | None, max_work: int) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
         reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
-        starts anew, from better prices if any were found."""
-        limit = self.spent + max_work
+        starts anew, from better prices if any were found. The last half of the work is for the bound, if
+        groups are still found by then."""
+        most = min(max_work, self._left)
+        limit = self.spent + most
         while (prices := self.grow(slack_divisor, limit)) is not None:
-            left = min(self._left, limit - self.spent)
-            most = min(left, self.as_much_again)
+            left = limit - self.spent
             found = self._search.below(
-                prices, most=LIMITS.max_new_columns, max_work=most, expires_at=self.expires_at
+                prices,
+                most=LIMITS.max_new_columns,
+                max_work=left,
+                expires_at=self.expires_at,
+                depth_first_work=max(min(left - most // 2, self.as_much_again), 0),
             )
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:
                 self.duals = tuple(map(int, proven))
             new = [mask for mask in found.times_ps if mask not in self.columns.times_ps]
-            if not new and (found.complete or most == left):
+            if not new:
                 return found.complete
             for mask in new:
                 self.columns.add(mask, found.times_ps[mask])

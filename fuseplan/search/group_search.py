@@ -11,7 +11,7 @@ boolean matrices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,9 @@ from fuseplan.support.bitset import bits, transposed, union_at
 
 _BATCH = 256
 """Partial groups that are bounded at a time."""
+
+_COMPARED = 4
+"""Batches that are taken out each time that all partial groups are compared."""
 
 
 @dataclass(slots=True)
@@ -51,13 +54,17 @@ class _Partial:
     out: Sets
     seed: npt.NDArray[np.intp]
     several: Sets
+    share: Figures
+    """The part of its positions' prices that each group costs at least, as far as that is known."""
 
     def __len__(self) -> int:
         return len(self.seed)
 
-    def __getitem__(self, rows: slice | Sets) -> _Partial:
+    def __getitem__(self, rows: slice | Sets | npt.NDArray[np.intp]) -> _Partial:
         """Some of the rows."""
-        return _Partial(self.known[rows], self.out[rows], self.seed[rows], self.several[rows])
+        return _Partial(
+            self.known[rows], self.out[rows], self.seed[rows], self.several[rows], self.share[rows]
+        )
 
     @staticmethod
     def joined(parts: Sequence[_Partial]) -> _Partial:
@@ -69,6 +76,7 @@ class _Partial:
             np.concatenate([p.out for p in parts]),
             np.concatenate([p.seed for p in parts]),
             np.concatenate([p.several for p in parts]),
+            np.concatenate([p.share for p in parts]),
         )
 
 
@@ -106,8 +114,13 @@ class GroupSearch:
         most: int = 1 << 62,
         max_work: int = 1 << 62,
         expires_at: float = float("inf"),
+        depth_first_work: int = 1 << 62,
     ) -> Found:
         """The groups that take less than ``room`` picoseconds more than their positions' ``prices`` together.
+
+        The search is depth-first at first, which finds groups soon. If it has found none in
+        ``depth_first_work`` units, it goes on with the partial groups whose floors pay for the least part of
+        their positions' prices, which raises ``Found.share`` the most.
 
         Args:
             prices: picoseconds for each position, none negative.
@@ -115,40 +128,46 @@ class GroupSearch:
             most: end when so many have been found.
             max_work: end after so many units of counted work.
             expires_at: end at this time of the book's ``clock``, in seconds.
+            depth_first_work: units of counted work; if groups have been found by then, end there.
         """
         space, found = self.space, Found()
-        limit = space.book.work.spent + max_work
+        work = space.book.work
+        limit, end_of_depth = work.spent + max_work, work.spent + depth_first_work
         cliques = _Cliques(self.conflicts, prices)
-        waiting = [self._roots(prices, with_free=room > 0)]
+        waiting = _Waiting(self._roots(prices, with_free=room > 0))
+        is_depth_first = True
         while waiting:
-            if (
-                len(found.times_ps) >= most
-                or space.book.work.spent >= limit
-                or space.book.is_past(expires_at)
-            ):
+            if is_depth_first and work.spent >= end_of_depth:
+                is_depth_first = False
+                if found.times_ps:
+                    limit = work.spent
+            if len(found.times_ps) >= most or work.spent >= limit or space.book.is_past(expires_at):
                 found.complete = False
                 break
-            partial = _take(waiting)
-            space.book.work.spend_partial_groups(len(partial), space.n)
+            partial = waiting.last() if is_depth_first else waiting.least()
+            work.spend_partial_groups(len(partial), space.n)
             partial, open_ = self._propagate(partial)
             worth = total(partial.known, prices)
             possible = partial.known | open_
-            keep = self._margins(partial, open_, worth, cliques).least_ps < room
+            margins = self._margins(partial, open_, worth, cliques)
+            partial.share = margins.share
+            keep = margins.least_ps < room
             partial, open_, worth = partial[keep], open_[keep], worth[keep]
             allowed = self._allowed(partial.known, possible[keep])
             partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
             leaf = ~open_.any(axis=1)
             if not leaf.all():
-                waiting += self._branches(partial[~leaf], open_[~leaf], prices)
+                for half in self._branches(partial[~leaf], open_[~leaf], prices):
+                    waiting.add(half)
             whole = partial[leaf]
             for k, mask in enumerate(masks(whole.known)):
                 if space.book.is_past(expires_at):
-                    waiting.append(whole[k:])
+                    waiting.add(whole[k:])
                     break
                 time_ps = self._time_ps(mask)
                 if time_ps is not None and time_ps < worth[leaf][k] + room:
                     found.times_ps[mask] = time_ps
-        found.share = self._share(prices, waiting, found.times_ps, cliques)
+        found.share = self._share(prices, waiting, found.times_ps, cliques, expires_at)
         return found
 
     def grown(
@@ -276,13 +295,14 @@ class GroupSearch:
         known = np.zeros((len(order), len(prices)), dtype=bool)
         known[np.arange(len(order)), order] = True
         out = rank[None, :] < np.arange(len(order))[:, None]
-        every = _Partial(known, out, order, np.zeros(len(order), dtype=bool))[::-1]
+        nothing = np.zeros(len(order))
+        every = _Partial(known, out, order, nothing.astype(bool), nothing)[::-1]
         if self._duplicates is not None:  # Copies of one operation are executed once.
             return every
         executes = self._floor.executes
         busy = every[executes[every.seed]]
-        alone = _Partial(busy.known, busy.out | (executes & ~busy.known), busy.seed, busy.several)
-        several = _Partial(busy.known, busy.out, busy.seed, ~busy.several)
+        alone = replace(busy, out=busy.out | (executes & ~busy.known))
+        several = replace(busy, several=~busy.several)
         return _Partial.joined([every[~executes[every.seed]], several, alone])
 
     def _propagate(self, partial: _Partial) -> tuple[_Partial, Sets]:
@@ -303,7 +323,7 @@ class GroupSearch:
             reached |= more
         connected = ~(hull & ~reached).any(axis=1)
         hull, reached, partial = hull[connected], reached[connected], partial[connected]
-        return _Partial(hull, partial.out, partial.seed, partial.several), reached & ~hull
+        return replace(partial, known=hull), reached & ~hull
 
     def _closed(self, known: Sets, barred: Sets) -> tuple[Sets, Sets, Sets]:
         """For each partial group, the positions that all of its groups hold, those that none of them holds
@@ -393,24 +413,27 @@ class GroupSearch:
         k, at = np.arange(len(partial)), chosen.argmax(axis=1)
         without, with_ = partial.out.copy(), partial.known.copy()
         without[k, at], with_[k, at] = True, True
-        return [
-            _Partial(partial.known, without, partial.seed, partial.several),
-            _Partial(with_, partial.out, partial.seed, partial.several),
-        ]
+        return [replace(partial, out=without), replace(partial, known=with_)]
 
     def _share(
-        self, prices: Figures, waiting: Sequence[_Partial], times_ps: dict[Mask, int], cliques: _Cliques
+        self,
+        prices: Figures,
+        waiting: _Waiting,
+        times_ps: dict[Mask, int],
+        cliques: _Cliques,
+        expires_at: float,
     ) -> Figures:
         """As ``Found.share``: 1 but for positions of groups that were found, or may be in groups that were
-        not looked at."""
+        not looked at. After ``expires_at`` nothing more is found out about the latter."""
         share = np.ones(len(prices))
-        for part in waiting:
-            for start in range(0, len(part), _BATCH):
-                partial, open_ = self._propagate(part[start : start + _BATCH])
-                if not len(partial):
-                    continue
+        for partial in waiting.batches():
+            if self.space.book.is_past(expires_at):
+                possible, theirs = ~partial.out, partial.share
+            else:
+                partial, open_ = self._propagate(partial)
+                possible = partial.known | open_
                 theirs = self._margins(partial, open_, total(partial.known, prices), cliques).share
-                share = np.minimum(share, np.where(partial.known | open_, theirs[:, None], 1).min(axis=0))
+            share = np.minimum(share, np.where(possible, theirs[:, None], 1).min(axis=0, initial=1))
         for mask, time_ps in times_ps.items():
             at = bits(mask)
             worth = prices[at].sum()
@@ -580,19 +603,51 @@ def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
         mask &= ~part
 
 
-def _take(waiting: list[_Partial]) -> _Partial:
-    """The last of the partial groups that wait, a batch of them."""
-    taken: list[_Partial] = []
-    count = 0
-    while waiting and count < _BATCH:
-        last = waiting.pop()
-        room = _BATCH - count
-        if len(last) > room:
-            waiting.append(last[: len(last) - room])
-            last = last[len(last) - room :]
-        taken.append(last)
-        count += len(last)
-    return _Partial.joined(taken)
+class _Waiting:
+    """The partial groups that wait to be looked at."""
+
+    def __init__(self, roots: _Partial) -> None:
+        self._parts = [roots]
+        self._least: list[_Partial] = []
+        """Those of the least shares when these were last compared, in batches, the least of all last."""
+
+    def __bool__(self) -> bool:
+        return bool(self._parts or self._least)
+
+    def add(self, partial: _Partial) -> None:
+        """Let these wait, too."""
+        if len(partial):
+            self._parts.append(partial)
+
+    def last(self) -> _Partial:
+        """Take out a batch of those that came last."""
+        taken: list[_Partial] = []
+        count = 0
+        while self._parts and count < _BATCH:
+            last = self._parts.pop()
+            room = _BATCH - count
+            if len(last) > room:
+                self._parts.append(last[: len(last) - room])
+                last = last[len(last) - room :]
+            taken.append(last)
+            count += len(last)
+        return _Partial.joined(taken)
+
+    def least(self) -> _Partial:
+        """Take out a batch of those with the least shares: of all that waited when these were last compared,
+        which is done once for several batches."""
+        if not self._least:
+            every = _Partial.joined(self._parts)
+            order = np.argsort(every.share, kind="stable")
+            first, rest = order[: _COMPARED * _BATCH], np.sort(order[_COMPARED * _BATCH :])
+            self._least = [every[first[k : k + _BATCH]] for k in range(0, len(first), _BATCH)][::-1]
+            self._parts = [every[rest]] if len(rest) else []
+        return self._least.pop()
+
+    def batches(self) -> Iterator[_Partial]:
+        """All that wait."""
+        for part in (*self._least, *self._parts):
+            yield from (part[k : k + _BATCH] for k in range(0, len(part), _BATCH))
 
 
 def masks(rows: Sets) -> Iterator[Mask]:

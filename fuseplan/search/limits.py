@@ -26,7 +26,7 @@ class SearchLimits:
     """Units of work that one step of a proof by column generation may take, at least: to look for groups that
     cost less than their members, to close a gap of half a percent, to list the groups near the bound. Else as
     many as it took to come there."""
-    max_column_work_with_copies: int = 2_000_000
+    max_column_work_with_copies: int = 5_000_000
     """As ``max_column_work``, in a component with copies. Where that neither proves a plan nor finds one
     faster than without copies, no operation of the component is computed twice."""
     max_growth_work: int = 1_000_000

@@ -1,5 +1,6 @@
 """Column generation against full enumeration, on random programs; its bound wherever it ends."""
 
+import itertools
 import random
 from itertools import combinations
 
@@ -174,11 +175,12 @@ def test_the_search_finds_exactly_the_groups_that_cost_less_than_their_members(s
     found_any = False
     for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000), (0.2, 10_000_000)):
         prices = random_prices(space, rng, scale)
-        groups = GroupSearch(space, space.book.partial_floor(space.members))
-        found = groups.below(prices, room=room)
-        assert found.complete
         expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum() + room}
-        assert found.times_ps == expected
+        for depth_first_work in (1 << 62, 0):
+            groups = GroupSearch(space, space.book.partial_floor(space.members))
+            found = groups.below(prices, room=room, depth_first_work=depth_first_work)
+            assert found.complete
+            assert found.times_ps == expected
         found_any |= bool(expected)
     assert found_any
 
@@ -218,10 +220,39 @@ def test_where_the_search_ends_early_its_share_of_the_prices_is_still_proven(see
     prices = random_prices(space, rng, 1.0)
     groups = GroupSearch(space, space.book.partial_floor(space.members))
     for limit in (0, 1, 10_000, 100_000):
-        found = groups.below(prices, max_work=limit)
+        for depth_first_work in (limit, 0):
+            found = groups.below(prices, max_work=limit, depth_first_work=depth_first_work)
+            proven = np.floor(prices * found.share)
+            assert all(time >= proven[bits(mask)].sum() for mask, time in legal.items())
+    assert found.share.max() > 0
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:6])
+def test_where_the_deadline_ends_the_search_its_share_of_the_prices_is_still_proven(
+    seed, device, monkeypatch
+):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    prices = random_prices(space, rng, 1.0)
+    for most_looks in (0, 5, 20, 80):
+        looks = itertools.count()
+        monkeypatch.setattr(space.book, "clock", lambda looks=looks: next(looks))
+        groups = GroupSearch(space, space.book.partial_floor(space.members))
+        found = groups.below(prices, expires_at=most_looks, depth_first_work=0)
         proven = np.floor(prices * found.share)
         assert all(time >= proven[bits(mask)].sum() for mask, time in legal.items())
-    assert found.share.max() > 0
+
+
+def test_the_partial_groups_of_least_share_raise_the_bound_soonest():
+    bounds = {1 << 62: 0, 0: 0}
+    for seed in range(4):
+        space = max(spaces(seed, "tpu_v5e", length=60), key=lambda space: space.n)
+        prices = random_prices(space, random.Random(seed), 0.6)
+        for depth_first_work in bounds:
+            groups = GroupSearch(space, space.book.partial_floor(space.members))
+            found = groups.below(prices, max_work=200_000, depth_first_work=depth_first_work)
+            bounds[depth_first_work] += np.floor(prices * found.share).sum() / prices.sum()
+    assert bounds[0] > 1.05 * bounds[1 << 62]
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES)
