@@ -186,17 +186,18 @@ class _Search:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
         reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
         starts anew, from better prices if any were found. The last half of the work is for the bound, if
-        groups are still found by then."""
+        groups are still found by then, unless the gap is small already (``slack_divisor`` is None)."""
         most = min(max_work, self._left)
         limit = self.spent + most
         while (prices := self.grow(slack_divisor, limit)) is not None:
             left = limit - self.spent
+            seeking = left if slack_divisor is None else min(left - most // 2, self.as_much_again)
             found = self._search.below(
                 prices,
                 most=LIMITS.max_new_columns,
                 max_work=left,
                 expires_at=self.expires_at,
-                depth_first_work=max(min(left - most // 2, self.as_much_again), 0),
+                depth_first_work=max(seeking, 0),
             )
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:
