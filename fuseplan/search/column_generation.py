@@ -185,8 +185,8 @@ class _Search:
     def converge(self, slack_divisor: int | None, max_work: int) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
         reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
-        starts anew, from better prices if any were found. The last half of the work is for the bound, if
-        groups are still found by then, unless the gap is small already (``slack_divisor`` is None)."""
+        starts anew, from better prices if any were found. Half of ``max_work`` is kept to raise the bound,
+        but where ``slack_divisor`` is None: then the gap is small already."""
         most = min(max_work, self._left)
         limit = self.spent + most
         while (prices := self.grow(slack_divisor, limit)) is not None:

@@ -30,8 +30,8 @@ from fuseplan.support.bitset import bits, transposed, union_at
 _BATCH = 256
 """Partial groups that are bounded at a time."""
 
-_COMPARED = 4
-"""Batches that are taken out each time that all partial groups are compared."""
+_BATCHES_PER_SORT = 4
+"""Batches that ``_Waiting.least`` takes from one sort of all partial groups by share."""
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class _Partial:
     seed: npt.NDArray[np.intp]
     several: Sets
     share: Figures
-    """The part of its positions' prices that each group costs at least, as far as that is known."""
+    """The part of its positions' prices that each group costs at least: a lower bound, at first 0."""
 
     def __len__(self) -> int:
         return len(self.seed)
@@ -118,9 +118,9 @@ class GroupSearch:
     ) -> Found:
         """The groups that take less than ``room`` picoseconds more than their positions' ``prices`` together.
 
-        The search is depth-first at first, which finds groups soon. If it has found none in
-        ``depth_first_work`` units, it goes on with the partial groups whose floors pay for the least part of
-        their positions' prices, which raises ``Found.share`` the most.
+        The search begins depth-first, which finds groups soon. If it finds none in ``depth_first_work``
+        units, it goes on best-first: it takes the partial groups of least share, as these bound
+        ``Found.share``.
 
         Args:
             prices: picoseconds for each position, none negative.
@@ -128,7 +128,8 @@ class GroupSearch:
             most: end when so many have been found.
             max_work: end after so many units of counted work.
             expires_at: end at this time of the book's ``clock``, in seconds.
-            depth_first_work: units of counted work; if groups have been found by then, end there.
+            depth_first_work: units of counted work of the depth-first search, which ends the whole search if
+                it has found groups.
         """
         space, found = self.space, Found()
         work = space.book.work
@@ -295,8 +296,8 @@ class GroupSearch:
         known = np.zeros((len(order), len(prices)), dtype=bool)
         known[np.arange(len(order)), order] = True
         out = rank[None, :] < np.arange(len(order))[:, None]
-        nothing = np.zeros(len(order))
-        every = _Partial(known, out, order, nothing.astype(bool), nothing)[::-1]
+        of_any_size, no_share = np.zeros(len(order), dtype=bool), np.zeros(len(order))
+        every = _Partial(known, out, order, of_any_size, no_share)[::-1]
         if self._duplicates is not None:  # Copies of one operation are executed once.
             return every
         executes = self._floor.executes
@@ -424,7 +425,7 @@ class GroupSearch:
         expires_at: float,
     ) -> Figures:
         """As ``Found.share``: 1 but for positions of groups that were found, or may be in groups that were
-        not looked at. After ``expires_at`` nothing more is found out about the latter."""
+        not looked at. After ``expires_at``, the latter count with the shares that the search has found."""
         share = np.ones(len(prices))
         for partial in waiting.batches():
             if self.space.book.is_past(expires_at):
@@ -604,23 +605,24 @@ def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
 
 
 class _Waiting:
-    """The partial groups that wait to be looked at."""
+    """The queue of partial groups of a branch and bound, which is depth-first (``last``) or best-first
+    (``least``)."""
 
     def __init__(self, roots: _Partial) -> None:
         self._parts = [roots]
         self._least: list[_Partial] = []
-        """Those of the least shares when these were last compared, in batches, the least of all last."""
+        """Batches of those that had the least shares at the last sort; the batch of least shares is last."""
 
     def __bool__(self) -> bool:
         return bool(self._parts or self._least)
 
     def add(self, partial: _Partial) -> None:
-        """Let these wait, too."""
+        """Add partial groups to the queue."""
         if len(partial):
             self._parts.append(partial)
 
     def last(self) -> _Partial:
-        """Take out a batch of those that came last."""
+        """Remove and return a batch of the partial groups that were added last."""
         taken: list[_Partial] = []
         count = 0
         while self._parts and count < _BATCH:
@@ -634,18 +636,18 @@ class _Waiting:
         return _Partial.joined(taken)
 
     def least(self) -> _Partial:
-        """Take out a batch of those with the least shares: of all that waited when these were last compared,
-        which is done once for several batches."""
+        """Remove and return a batch of the partial groups of least share. Groups that were added since the
+        last sort, which serves ``_BATCHES_PER_SORT`` batches, are not among them."""
         if not self._least:
             every = _Partial.joined(self._parts)
             order = np.argsort(every.share, kind="stable")
-            first, rest = order[: _COMPARED * _BATCH], np.sort(order[_COMPARED * _BATCH :])
+            first, rest = order[: _BATCHES_PER_SORT * _BATCH], np.sort(order[_BATCHES_PER_SORT * _BATCH :])
             self._least = [every[first[k : k + _BATCH]] for k in range(0, len(first), _BATCH)][::-1]
             self._parts = [every[rest]] if len(rest) else []
         return self._least.pop()
 
     def batches(self) -> Iterator[_Partial]:
-        """All that wait."""
+        """The partial groups in the queue."""
         for part in (*self._least, *self._parts):
             yield from (part[k : k + _BATCH] for k in range(0, len(part), _BATCH))
 
