@@ -18,13 +18,16 @@ from fuseplan.support.errors import UnknownNameError
 Emitter = Callable[..., Callable[..., tuple[Any, ...]]]
 
 
-def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Callable[..., tuple[Any, ...]]:
+def emit(
+    spec: KernelSpec, lowered: Lowered, *, interpret: Any = False, **options: Any
+) -> Callable[..., tuple[Any, ...]]:
     """The function that computes one kernel of a plan.
 
     It takes the arrays of ``single_pass.live_ins(spec)``, the distinct values that the kernel reads in order
     of first appearance, and returns those of ``spec.writes``, in order. Nothing is traced until it is called.
     ``interpret=True`` runs Pallas kernels on any device, slowly; TPU kernels also take the
     ``InterpretParams`` of ``jax.experimental.pallas.tpu``, which detect races. XLA groups ignore it.
+    Loops of a CPU also take a ``part``, which they are of a larger loop nest.
 
     Raises:
         UnknownNameError: the backend is not registered.
@@ -37,4 +40,4 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: Any = False) -> Calla
     # Imported on demand: Pallas takes a third of a second to import, and a process needs one backend.
     module = importlib.import_module(spec.capabilities.emitter)
     emitter: Emitter = module.emit
-    return emitter(spec, lowered, interpret=interpret)
+    return emitter(spec, lowered, interpret=interpret, **options)

@@ -8,8 +8,9 @@ loads and stores blocks, and loops over tiles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -33,10 +34,23 @@ Results = dict[int, Any]
 another. Empty in kernels that store blocks at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What part of a loop nest's axes another one computes, for one of several devices."""
+
+    whole: KernelSpec
+    origin: tuple[Any, ...]
+    """Along each axis, the index in the whole of the part's first element: of its first tile, if masks skip
+    tiles along the axis."""
+    completed: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
+    """For nodes, by position in the group, of whose result each device has a part and that other nodes read:
+    the whole result, from the own part and those that the other devices compute at the same time."""
+
+
 class Nest:
     """A loop nest, or a kernel with several passes, before it is run."""
 
-    def __init__(self, spec: KernelSpec, lowered: Lowered) -> None:
+    def __init__(self, spec: KernelSpec, lowered: Lowered, part: Part | None = None) -> None:
         program = program_of(lowered.graph, spec)
         assert program is not None, "the schedule offers no nest without passes"
         self.spec, self.program = spec, program
@@ -52,7 +66,10 @@ class Nest:
         ]
         self.inner = [a for a, axis in enumerate(spec.axes) if axis.role == AxisRole.INNER]
         self.scales = {i: scale for p in program.passes for i, scale in p.sinks}
-        self.skips = skips_of(lowered, spec, program) if spec.capabilities.loop_nest else []
+        self.origin = () if part is None else part.origin
+        self.completed = {} if part is None else part.completed
+        whole = spec if part is None else part.whole
+        self.skips = skips_of(lowered, whole, program) if spec.capabilities.loop_nest else []
         self.ranges: list[TileRange | None] = [None] * len(program.passes)
         """For a GPU or TPU kernel, the tiles that each pass visits."""
         if not spec.capabilities.loop_nest and spec.tiles_visited:
@@ -105,6 +122,7 @@ class TileOrder:
         stream = nest.program.stream
         self.count = 1 if stream is None else nest.spec.axes[stream].n_tiles
         self.skips = skips
+        self.first = [o // axis.tile for o, axis in zip(nest.origin, nest.spec.axes, strict=False)]
         if skips is None:
             return
         # Each row of tiles with the live ones first, in ascending order.
@@ -118,7 +136,7 @@ class TileOrder:
         """The number of tiles visited at an outer position, and the function from j to the j-th of them."""
         if self.skips is None:
             return self.count, lambda j: j
-        row = tuple(position[a] for a in self.skips.axes[:-1])
+        row = tuple(position[a] + (self.first[a] if self.first else 0) for a in self.skips.axes[:-1])
         order = self.order[row]
         return self.live[row], lambda j: order[j]
 
@@ -168,7 +186,7 @@ class PassEvaluator:
         totals: Totals = {}
         for k, p in enumerate(self.nest.program.passes):
             if p.loop:
-                totals |= self.loop(k, p)
+                totals |= self._completed_totals(p, self.loop(k, p))
             self.after(p, totals)
         return self.results
 
@@ -191,7 +209,7 @@ class PassEvaluator:
         if self.nest.accumulates_outside(i):
             self.results = self.add_to_result(self.results, i, parts[0], self.position)
         else:
-            put_results(step, step.finish_parts(parts), self.invariant)
+            put_results(step, step.finish_parts(self._completed(i, parts)), self.invariant)
             self.results = self._write(self.results, step, self.invariant, self.position)
 
     def _write(self, results: Results, step: Step, blocks: Blocks, position: Position) -> Results:
@@ -228,7 +246,7 @@ class PassEvaluator:
                 continue
             parts = self._evaluate(step, blocks, position)
             if i not in scales:
-                put_results(step, step.finish_parts(parts), blocks)
+                put_results(step, step.finish_parts(self._completed(i, parts)), blocks)
                 if i in p.kept:
                     results = self.store_kept(results, step, blocks, position)
                 if i in p.stored:
@@ -244,6 +262,28 @@ class PassEvaluator:
                     if self.nest.program.shifts[shift].maximum == i:
                         factors[shift] = self._update_shift(shift, old, totals[i], blocks)
         return totals, results
+
+    def _completed(self, i: int, parts: Sequence[Any]) -> Sequence[Any]:
+        """The result of a reduction on a tile, if devices have parts of the tile."""
+        completed = self.nest.completed.get(i)
+        return parts if completed is None else [completed(parts[0])]
+
+    def _completed_totals(self, p: Pass, totals: Totals) -> Totals:
+        """The accumulators of a pass, if devices have parts of the stream: rescaled from the maximum of the
+        own part to that of the whole."""
+        scales, completed = dict(p.sinks), self.nest.completed
+        whole = {
+            i: completed[i](x) if i in completed else x for i, x in totals.items() if scales[i].shift is None
+        }
+        for i, shift in ((i, scales[i].shift) for i in totals):
+            if shift is None:
+                continue
+            total, maximum = totals[i], self.nest.program.shifts[shift].maximum
+            if maximum in completed:
+                factor = self._update_shift(shift, totals[maximum], whole[maximum], dict(self.invariant))
+                total = total * self._align(*factor, self.nest.steps[i]).astype(total.dtype)
+            whole[i] = completed[i](total) if i in completed else total
+        return whole
 
     def _update_shift(self, shift: int, old: Any, new: Any, blocks: Blocks) -> tuple[Any, DimMap]:
         """Put the shift of the running maximum ``new`` into ``blocks``.
@@ -312,7 +352,8 @@ class PassEvaluator:
         def load(access: Access) -> Any:
             return self.load(access, position)
 
-        return partial_results(self.spec, step, blocks, position, load, self.tile)
+        tile = functools.partial(self.tile, origin=self.nest.origin)
+        return partial_results(self.spec, step, blocks, position, load, tile)
 
 
 def _widened(x: Any) -> Any:

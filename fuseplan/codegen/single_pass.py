@@ -159,7 +159,7 @@ def partial_results(
     blocks: Blocks,
     position: Position,
     load: Load,
-    tile: type[BlockTile] = BlockTile,
+    tile: Callable[[KernelSpec, Step, Position], BlockTile] = BlockTile,
 ) -> Sequence[Any]:
     """The results of one step on one tile; those of a reduction in the accumulator's dtype."""
     assert step.rule.block is not None, f"{step.equation.primitive} has no block form"

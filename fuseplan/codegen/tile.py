@@ -6,6 +6,7 @@ All backends share it. A kernel's last tile of a ragged axis reaches past the en
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,10 @@ class BlockTile:
     shifted = False
     """Whether the last tile of a ragged axis is shifted back to end where the axis ends."""
 
-    def __init__(self, spec: KernelSpec, step: Step, position: Position) -> None:
+    def __init__(self, spec: KernelSpec, step: Step, position: Position, origin: Position = ()) -> None:
+        self.origin = origin
+        """The index of the kernel's first element along each of its axes, if it is a part of a larger one;
+        else empty."""
         self.language = spec.capabilities.language
         self.spec, self.step, self.position = spec, step, position
         self.in_shapes = tuple(() if m is None else block_shape(spec.axes, m) for m in step.in_axes)
@@ -107,9 +111,13 @@ class BlockTile:
     def indices(self, shape: tuple[int, ...], dim: int, node_dim: int) -> Any:
         axes = self.step.node_axes[node_dim]
         if is_scattered(self.spec, axes):
-            return scattered_index(self.spec, axes, self.position, shape, dim)[0]
-        start = first_index(self.spec, axes, self.position, shifted=self.shifted)
-        return lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
+            index = scattered_index(self.spec, axes, self.position, shape, dim)[0]
+        else:
+            start = first_index(self.spec, axes, self.position, shifted=self.shifted)
+            index = lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
+        # Only the outermost axis of a dimension is split into parts.
+        stride = math.prod(self.spec.axes[a].size for a in axes[1:])
+        return index + self.origin[axes[0]] * stride if self.origin and axes else index
 
     def valid(self, operand: int, dim: int) -> Any | None:
         axes = self.step.in_axes[operand]

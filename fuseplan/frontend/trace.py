@@ -7,7 +7,7 @@ equations are dropped. Values are numbered, so that one inner jaxpr can be inlin
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -81,6 +81,13 @@ class Equation:
         return f"{outs} = {self.primitive.name} {ins}"
 
 
+def _changes_only_type(eqn: Any) -> bool:
+    """Whether an equation only says how its operand lies on a mesh, and leaves that open."""
+    if eqn.primitive.name == "reshard":
+        return not any(_is_split(v.aval) for v in (*eqn.invars, *eqn.outvars))
+    return bool(eqn.primitive.name == "pvary")
+
+
 def _is_split(aval: Any) -> bool:
     sharding = getattr(aval, "sharding", None)
     if sharding is None:
@@ -103,6 +110,47 @@ class Flat:
     outputs: tuple[Operand, ...]
     consts: tuple[Any, ...]
     out_tree: Any
+
+
+def without_shardings(flat: Flat) -> Flat | None:
+    """The program without the explicit shardings of its arrays, for XLA to choose; None if it has none, or an
+    operation that depends on them."""
+    if not any(map(_is_split, flat.avals)):
+        return None
+    equations = []
+    for eqn in flat.equations:
+        if eqn.effects or eqn.primitive.name in _ON_MESHES or _has_body(eqn.params):
+            return None
+        avals = [tuple(map(_unsharded, own)) for own in (eqn.in_avals, eqn.out_avals)]
+        params = {name: None if name in _SHARDING_PARAMS else value for name, value in eqn.params.items()}
+        equations.append(replace(eqn, params=params, in_avals=avals[0], out_avals=avals[1]))
+    return Flat(
+        tuple(equations),
+        tuple(map(_unsharded, flat.avals)),
+        flat.inputs,
+        flat.outputs,
+        flat.consts,
+        flat.out_tree,
+    )
+
+
+_SHARDING_PARAMS = ("out_sharding", "sharding")
+"""The parameters of JAX's operations that only say how their results are sharded."""
+
+_ON_MESHES = ("reshard", "sharding_constraint", "mesh_cast", "layout_constraint")
+
+
+def _unsharded(aval: Any) -> Any:
+    return (
+        jax.core.ShapedArray(aval.shape, aval.dtype, aval.weak_type) if hasattr(aval, "weak_type") else aval
+    )
+
+
+def _has_body(params: Mapping[str, Any]) -> bool:
+    leaves = jax.tree.leaves(
+        dict(params), is_leaf=lambda x: isinstance(x, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+    )
+    return any(isinstance(leaf, (jex_core.Jaxpr, jex_core.ClosedJaxpr)) for leaf in leaves)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +334,7 @@ class _Flattener:
             env[var] = self.constant(value, var.aval)
         for eqn in jaxpr.eqns:
             operands = [v if isinstance(v, Literal) else env[v] for v in eqn.invars]
-            if eqn.primitive.name == "pvary":  # changes only the type under shard_map
+            if _changes_only_type(eqn):
                 env[eqn.outvars[0]] = operands[0]
                 continue
             inner = self.inlinable(eqn)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,7 @@ from fuseplan.codegen import emit
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import FlatFunction, Literal, Operand, Primitive, literal_array
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
+from fuseplan.runtime.partition import partitioned
 from fuseplan.support import jax_compat
 
 KernelFunction = Callable[..., tuple[Any, ...]]
@@ -71,8 +73,10 @@ def make_runner(
         spec = kernel.spec if native else spec_of_xla(kernel.spec)
         reads = tuple(dict.fromkeys(a.value for a in spec.reads))
         writes = tuple(a.value for a in spec.writes)
-        kernel_of = emit(spec, lowered, interpret=interpret)
+        emitted = functools.partial(emit, interpret=interpret)
+        kernel_of = emitted(spec, lowered)
         if spec.capabilities.emits_kernels:
+            kernel_of = partitioned(kernel_of, spec, lowered, emitted)
             kernel_of = _in_shard(kernel_of, [lowered.avals[v] for v in writes])
         steps.append((kernel_of, reads, writes))
     release = _last_readers(part.outputs, [reads for _, reads, _ in steps])

@@ -18,7 +18,16 @@ from jax import lax
 from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.lower import lower
-from fuseplan.frontend.trace import Flat, FlatFunction, Primitive, Traced, evaluator, trace
+from fuseplan.frontend.trace import (
+    Flat,
+    FlatFunction,
+    Literal,
+    Primitive,
+    Traced,
+    evaluator,
+    trace,
+    without_shardings,
+)
 from fuseplan.pipeline import plan_traced
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.options import Options
@@ -26,6 +35,7 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
+from fuseplan.runtime.partition import lowered_for_devices
 from fuseplan.runtime.screen import is_screened, may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
@@ -192,6 +202,12 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
             return evaluate
 
     def made() -> FlatFunction:
+        unsharded = without_shardings(flat)
+        if unsharded is not None and may_loop(unsharded, settings.options):
+            plan = planned(unsharded, settings, only_loops=is_screened(settings.options))
+            if not runs_as_jax(plan):
+                run = in_auto_axes(runner_of(plan, settings), flat)
+                return _or_evaluated(run, evaluate, settings)
         if may_loop(flat, settings.options):
             # The proof of a plan changes nothing that runs, nor does a plan of what is left to XLA.
             plan = planned(flat, settings, only_loops=is_screened(settings.options))
@@ -205,6 +221,16 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
         return evaluator(equations, flat.inputs, flat.outputs)
 
     return make
+
+
+def in_auto_axes(run: FlatFunction, flat: Flat) -> FlatFunction:
+    """``run``, a function of arrays whose shardings XLA chooses, as one of arrays with the explicit shardings
+    of ``flat``."""
+    specs = [jax.typeof(o.val) if isinstance(o, Literal) else flat.avals[o] for o in flat.outputs]
+    shardings = [aval.sharding.spec for aval in specs]
+    return lambda *arrays: list(
+        jax.sharding.auto_axes(lambda *a: list(run(*a)), out_sharding=shardings)(*arrays)
+    )
 
 
 def _or_evaluated(run: FlatFunction, evaluate: FlatFunction, settings: Settings) -> FlatFunction:
@@ -291,12 +317,13 @@ def _shapes(*_: Any, call: Call, jaxpr: Any) -> Any:
 jax_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, call=call, jaxpr=call.low))
 
 
+def _lowered(ctx: Any, *operands: Any, call: Call, jaxpr: Any) -> Any:
+    with lowered_for_devices(ctx) as ctx:
+        return mlir.lower_fun(call.run, multiple_results=True)(ctx, *operands)
+
+
 # Lowered inline: shard_map cannot be compiled in a function of its own.
-mlir.register_lowering(
-    fused_p,
-    mlir.lower_fun(lambda *flat, call, jaxpr: call.run(*flat), multiple_results=True),
-    cacheable=False,
-)
+mlir.register_lowering(fused_p, _lowered, cacheable=False)
 
 
 def _batching_rule(axis: Any, flat: Any, dims: Any, *, call: Call, jaxpr: Any) -> tuple[Any, list[Any]]:

@@ -5,6 +5,7 @@ The tests use every one of them on each supported JAX.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import inspect
 import sys
@@ -17,6 +18,7 @@ from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
 from jax._src import mesh as _mesh
+from jax._src import sharding_impls as _sharding_impls
 from jax._src import source_info_util as _source_info_util
 from jax._src import traceback_util as _traceback_util
 from jax._src.interpreters import partial_eval as _partial_eval
@@ -268,6 +270,44 @@ def same_in_all_shards() -> Any:
     """A context in which nothing is tracked of how arrays differ between shards, as under
     ``shard_map(check_vma=False)``, which can only be said of a whole ``shard_map``."""
     return _config._check_vma(False)
+
+
+def partitioned_devices(ctx: Any) -> Sequence[Any]:
+    """The devices over which XLA's partitioner splits the program of a lowering context; empty if it splits
+    none.
+
+    Where they are not known yet, any of the same number stand for them: shardings number devices by their
+    place. Programs that are exported have to run without this process.
+    """
+    module = ctx.module_context
+    context = module.axis_context
+    is_split = isinstance(context, _sharding_impls.ShardingContext) and context.num_devices > 1
+    by_shardy = jax.config._read("jax_use_shardy_partitioner")
+    if not is_split or not by_shardy or module.lowering_parameters.for_export:
+        return ()
+    devices = context.device_assignment or jax.devices()
+    return devices[: context.num_devices] if len(devices) >= context.num_devices else ()
+
+
+def with_devices(ctx: Any, devices: Sequence[Any]) -> Any:
+    """A lowering context in which the devices of the program are known, as ``custom_partitioning`` needs."""
+    context = dataclasses.replace(
+        ctx.module_context.axis_context, device_assignment=tuple(devices), abstract_mesh=None
+    )
+    return ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
+
+
+def partition_spec(sharding: Any, mesh: jax.sharding.Mesh) -> tuple[tuple[str, ...], ...] | None:
+    """For each of the leading dimensions of an array, the axes of ``mesh`` that XLA's ``sharding`` splits it
+    over; None if it is no sharding on this mesh.
+
+    JAX's function is private.
+    """
+    try:
+        (spec,) = _sharding_impls.parse_flatten_op_sharding(sharding._hlo_sharding, mesh)
+    except (AssertionError, KeyError, NotImplementedError, ValueError):
+        return None
+    return tuple(() if axes is None else axes if isinstance(axes, tuple) else (axes,) for axes in spec)
 
 
 def load_gmem(ref: Any, layout: Any) -> Any:

@@ -18,16 +18,18 @@ from jax import lax
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
-from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, TileOrder, Totals
+from fuseplan.codegen.pass_evaluator import Nest, Part, PassEvaluator, Results, TileOrder, Totals
 from fuseplan.codegen.single_pass import Blocks
 from fuseplan.codegen.tile import Position, ShiftedTile, Step, first_index, uncovered
 from fuseplan.frontend.lower import Lowered
 from fuseplan.schedule.nests.multipass import Pass
 
 
-def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
-    """The group as a loop nest; see ``fuseplan.codegen.emit``."""
-    nest, avals = Nest(spec, lowered), lowered.avals
+def emit(
+    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False, part: Part | None = None
+) -> Callable[..., tuple[Any, ...]]:
+    """The group as a loop nest, or ``part`` of one; see ``fuseplan.codegen.emit``."""
+    nest, avals = Nest(spec, lowered, part), lowered.avals
     # The steps whose results combine tiles.
     combined = {v: nest.steps[i] for v in nest.writes if nest.accumulates_outside(i := nest.maker(v))}
 
