@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
+from collections import Counter
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -20,6 +22,7 @@ from jax.sharding import PartitionSpec as P
 import fuseplan
 from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.quickly import all_quickly
+from tests.helpers.sharded_programs import EXPLICITLY, PARTITIONED, attention
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 ON_CPU = functools.partial(fuseplan.jit, device=described_cpu())
@@ -102,16 +105,44 @@ CASES = {
 }
 
 
-def attention(q, k, v):
-    scores = jnp.einsum("bqd,bkd->bqk", q, k) / 8
-    scores = jnp.where(jnp.tril(jnp.ones(scores.shape[1:], bool)), scores, -1e30)
-    return jnp.einsum("bqk,bkd->bqd", jax.nn.softmax(scores), v)
-
-
 def of_each_shard(j, check):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     f = jax.shard_map(j(attention), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check)
     return jax.grad(lambda x: (f(x, x, x) ** 2).sum())
+
+
+COLLECTIVES = re.compile(
+    r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
+)
+
+
+def partition(name, kind):
+    """How a function that is partitioned differs from ``jax.jit``'s."""
+    f, args, specs = PARTITIONED[name]
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(kind, kind))
+    placed = [
+        jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), *pair)
+        for pair in zip(args, specs, strict=True)
+    ]
+    lowered = ON_CPU(f).lower(*placed)
+    ours, theirs = lowered.compile(), jax.jit(f).lower(*placed).compile()
+    wrong, same = differences(ours(*placed), theirs(*placed))
+    moved = [Counter(COLLECTIVES.findall(compiled.as_text())) for compiled in (ours, theirs)]
+    temporaries = [compiled.memory_analysis().temp_size_in_bytes for compiled in (ours, theirs)]
+    return {
+        "wrong": wrong,
+        "same_shardings": same,
+        "kernels": lowered.as_text().count("CustomSPMDPartitioning"),
+        "more_collectives": dict(moved[0] - moved[1]),
+        "temporaries": temporaries[0] / max(temporaries[1], 1),
+    }
+
+
+def differences(got, want):
+    """The largest error, relative to the largest element of a result, and whether all shardings are equal."""
+    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
+    wrong = [np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max() for a, b in pairs]
+    return float(max(wrong)), all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs)
 
 
 def say(name, **said):
@@ -136,6 +167,10 @@ def main():
         lowered = jax.jit(f(ON_CPU)).lower(x)
         wrong = float(np.abs(np.asarray(lowered.compile()(x)) - np.asarray(jax.jit(f(jax.jit))(x))).max())
         say(f"loops of each shard, {check}", wrong=wrong, loops=lowered.as_text().count("stablehlo.while"))
+    for name in PARTITIONED:
+        say(f"{name}, Auto", **partition(name, AxisType.Auto))
+    for name in EXPLICITLY:
+        say(f"{name}, Explicit", **partition(name, AxisType.Explicit))
 
 
 if __name__ == "__main__":

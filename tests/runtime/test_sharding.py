@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -14,20 +15,31 @@ import pytest
 pytestmark = [pytest.mark.xdist_group("sharding"), pytest.mark.slow]
 
 
+ROOT = Path(__file__).parents[2]
+
+
+def started(module, *arguments):
+    return subprocess.Popen(
+        [sys.executable, "-m", f"tests.helpers.{module}", *map(str, arguments)],
+        cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def lines_of(process):
+    """What a process prints: a JSON object a line."""
+    out, errors = process.communicate(timeout=300)
+    assert process.returncode == 0, errors
+    return list(map(json.loads, out.splitlines()))
+
+
 @pytest.fixture(scope="module")
 def said():
     """The line of each case, as ``sharded_process`` prints it."""
-    root = Path(__file__).parents[2]
-    run = subprocess.run(
-        [sys.executable, "-m", "tests.helpers.sharded_process"],
-        cwd=root,
-        env=os.environ | {"PYTHONPATH": str(root)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert run.returncode == 0, run.stderr
-    return {line["name"]: line for line in map(json.loads, run.stdout.splitlines())}
+    return {line["name"]: line for line in lines_of(started("sharded_process"))}
 
 
 @pytest.mark.parametrize(
@@ -58,3 +70,54 @@ def test_each_shard_is_planned_by_its_own_shapes(said, check_vma):
     of_shard = said[f"loops of each shard, {check_vma}"]
     assert of_shard["wrong"] < 1e-4
     assert of_shard["loops"] >= 3
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "attention by batch, Auto",
+        "attention by batch and queries, Auto",
+        "gradient of attention, Auto",
+        "pairwise by rows, Auto",
+        "pairwise by both, Auto",
+        "gradient of pairwise, Auto",
+        "cross-entropy by tokens and classes, Auto",
+        "training step, Auto",
+        "attention by batch and queries, Explicit",
+        "gradient of attention, Explicit",
+        "pairwise by rows, Explicit",
+    ],
+)
+def test_loops_are_partitioned_as_xla_partitions_operations(said, case):
+    """No operand is gathered: the only collectives are those of ``jax.jit``'s program."""
+    partitioned = said[case]
+    assert partitioned["wrong"] < 1e-4
+    assert partitioned["same_shardings"]
+    assert partitioned["kernels"] >= 1
+    assert not partitioned["more_collectives"]
+
+
+def test_partitioned_loops_keep_what_is_large_out_of_memory(said):
+    assert said["training step, Auto"]["temporaries"] < 0.5
+
+
+def test_nests_give_the_same_results_split_over_devices():
+    """Nests with tiles chosen by hand, split along two of their axes: with masks, softmaxes, ragged tiles."""
+    lines = lines_of(started("split_process", 1, 0))
+    assert len(lines) > 40
+    assert [line for line in lines if not line["wrong"] < 1e-9] == []
+    assert [line for line in lines if all(line["split"]) and line["moves"]] == []
+    assert any(line["inside"] and all(line["split"]) for line in lines)
+
+
+def test_loops_are_partitioned_over_processes():
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    processes = [started("distributed_process", number, port) for number in range(2)]
+    for lines in map(lines_of, processes):
+        assert len(lines) == 3
+        for line in lines:
+            assert line["wrong"] < 1e-4
+            assert line["same_shardings"]
+            assert line["kernels"] >= 1
