@@ -120,7 +120,7 @@ class HeuristicPlans:
         space = self.spaces[part]
         first, second = HEURISTICS
         found, name = self.plan(part, first), first
-        may_try = not (space.book.was_late or self.keeps_kernels(part))
+        may_try = not space.book.was_late
         if may_try and space.total(self.plan(part, second)) < space.total(found):
             found, name = self.plan(part, second), second
         if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):

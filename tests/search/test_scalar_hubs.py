@@ -19,12 +19,14 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import shared_operands
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import component
+from fuseplan.search import component, heuristics
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.grouping import Budget, decompose
-from fuseplan.search.heuristics import best_first
+from fuseplan.search.heuristics import best_first, greedy
+from fuseplan.search.limits import LIMITS
 from fuseplan.settings import make_options
 from fuseplan.verify.report import VERIFIED, verify_plan
+from fuseplan.workloads import optimizer
 from fuseplan.workloads.stress import STRESS
 from tests.helpers.plans import plan_traced
 
@@ -178,3 +180,19 @@ def test_copies_of_an_operation_are_one_port_of_a_hub():
     assert not shared_operands.wide_hubs(lowered.graph).ports
     assert plan.status == "OPTIMAL"
     assert verify_plan(plan).status == VERIFIED
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_a_component_that_is_too_large_is_no_slower_than_the_heuristics_plans(device, monkeypatch):
+    """Either heuristic's, also where these end at the limit of what they look at."""
+    few = replace(LIMITS, max_dense_positions=8, max_looked=300, max_looked_in_rounds=3_000)
+    for module in (component, heuristics):
+        monkeypatch.setattr(module, "LIMITS", few)
+    f, _ = STRESS["adam_100"].build("float32", small=True)
+    grads = [jax.ShapeDtypeStruct((768, 768) if i % 2 else (768,), "float32") for i in range(8)]
+    state = jax.eval_shape(optimizer.adam_init, grads)
+    graph = lower(trace(f, grads, state, grads)).graph
+    plan = plan_groups(graph, Scheduler(graph, get_device(device)))
+    for heuristic in (greedy, best_first):
+        kernels = heuristic(graph, Scheduler(graph, get_device(device))).kernels
+        assert plan.time_ps <= sum(kernel.cost.time_ps for kernel in kernels)
