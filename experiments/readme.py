@@ -401,6 +401,22 @@ def _cpu(rows: list[Record]) -> str:
     return _markdown(head, lines)
 
 
+def _sharded(rows: list[Record]) -> str:
+    """``jax.jit`` and fuseplan on sharded arrays: collectives, temporaries and times."""
+    lines = [
+        [
+            row["program"],
+            row["mesh"],
+            f"{row['jax_collectives']} → {row['collectives']}",
+            " → ".join(bytes_text(int(row[name])) for name in ("jax_temp_bytes", "temp_bytes")),
+            f"{_digits(_number(row, 'jax_ms'))} → {_digits(_number(row, 'ms'))}",
+        ]
+        for row in rows
+    ]
+    head = ["program, and what is sharded", "axes", "collectives", "temporaries", "ms"]
+    return _markdown(head, lines)
+
+
 def _digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
@@ -457,6 +473,12 @@ TABLES = {
         measured=False,
     ),
     "cpu": Table("cpu.csv", "fuseplan bench cpu --out experiments/results/cpu.csv", _cpu, measured=True),
+    "sharded": Table(
+        "sharded.csv",
+        "python -m experiments.sharded --out experiments/results/sharded.csv",
+        _sharded,
+        measured=True,
+    ),
     "planning": Table(
         "planning.csv", "fuseplan bench plan --out experiments/results/planning.csv", _planning, measured=True
     ),

@@ -17,7 +17,15 @@ import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 
 from fuseplan.frontend.simplify import Expressions, fold, given
-from fuseplan.frontend.trace import Literal, Primitive, Traced, depends_on, evaluator, trace
+from fuseplan.frontend.trace import (
+    Literal,
+    Primitive,
+    Traced,
+    depends_on,
+    evaluator,
+    trace,
+    without_shardings,
+)
 from fuseplan.plan.options import Options
 from fuseplan.report.debug import report_passes
 from fuseplan.runtime.executor import Part
@@ -33,7 +41,7 @@ from fuseplan.runtime.primitive import (
     runner_of,
     with_axis,
 )
-from fuseplan.runtime.screen import may_loop_anywhere
+from fuseplan.runtime.screen import may_loop, may_loop_anywhere
 from fuseplan.support import jax_compat
 
 linear_p = Primitive("fused_tangents")
@@ -207,13 +215,17 @@ class Derivative:
 
     @functools.cached_property
     def halves(self) -> tuple[Halves, Traced] | None:
-        """The planned passes, and the program of both; None if JAX has no backward pass."""
+        """The planned passes, and the program of both; None if JAX has no backward pass, or if arrays have
+        explicit shardings."""
         try:
             traced = trace(self._both, *self.avals, *self.cotangents)
         except Exception:  # e.g. a loop of unknown length: JAX raises when the backward pass is used
             return None
         if holds_tracer(traced):
             return None
+        unsharded = without_shardings(traced)
+        if unsharded is not None and may_loop(unsharded, self.settings.options):
+            return None  # what is kept between the passes would need a sharding
         settings = self.settings
         if not self.plans_all and not may_loop_anywhere(traced, settings.options):
             settings = settings._replace(options=replace(settings.options, planner="unfused"))

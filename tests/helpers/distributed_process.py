@@ -4,6 +4,7 @@ far they are from each other, and whether they are sharded alike."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -13,42 +14,24 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_CPU_COLLECTIVES_IMPLEMENTATION"] = "gloo"
 
 import jax
-import numpy as np
-from jax.sharding import AxisType, NamedSharding
+from jax.sharding import AxisType
 
 import fuseplan
+from experiments.sharded import PROGRAMS, compiled
 from fuseplan.targets.calibrate import described_cpu
+
+NAMES = ("attention, batch and queries", "gradient of attention, batch", "pairwise, rows and columns")
 
 
 def main() -> None:
     number, port = int(sys.argv[1]), sys.argv[2]
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=number)
-    from tests.helpers.sharded_programs import EXPLICITLY, PARTITIONED
-
-    for name in EXPLICITLY:
-        f, args, specs = PARTITIONED[name]
-        mesh = jax.make_mesh((2, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
-        placed = [
-            jax.make_array_from_callback(x.shape, NamedSharding(mesh, spec), np.asarray(x).__getitem__)
-            for x, spec in zip(args, specs, strict=True)
-        ]
-        lowered = fuseplan.jit(f, device=described_cpu()).lower(*placed)
-        got, want = jax.tree.leaves(lowered.compile()(*placed)), jax.tree.leaves(jax.jit(f)(*placed))
-        wrong = max(_distance(a, b) for x, y in zip(got, want, strict=True) for a, b in _shards(x, y))
-        same = all(x.sharding.is_equivalent_to(y.sharding, x.ndim) for x, y in zip(got, want, strict=True))
-        kernels = lowered.as_text().count("CustomSPMDPartitioning")
-        print(
-            json.dumps({"name": name, "wrong": wrong, "same_shardings": same, "kernels": kernels}), flush=True
-        )
-
-
-def _shards(x: jax.Array, y: jax.Array) -> list[tuple[np.ndarray, np.ndarray]]:
-    pairs = zip(x.addressable_shards, y.addressable_shards, strict=True)
-    return [(np.asarray(a.data), np.asarray(b.data)) for a, b in pairs]
-
-
-def _distance(a: np.ndarray, b: np.ndarray) -> float:
-    return float(np.abs(a - b).max() / np.abs(b).max())
+    mesh = jax.make_mesh((2, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
+    for name in NAMES:
+        pair = compiled(PROGRAMS[name], mesh, functools.partial(fuseplan.jit, device=described_cpu()))
+        wrong, same = pair.difference()
+        said = {"name": name, "wrong": wrong, "same_shardings": same, "kernels": pair.kernels}
+        print(json.dumps(said), flush=True)
 
 
 if __name__ == "__main__":

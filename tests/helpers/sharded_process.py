@@ -6,8 +6,6 @@ from __future__ import annotations
 import functools
 import json
 import os
-import re
-from collections import Counter
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -20,9 +18,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fuseplan
+from experiments.sharded import PROGRAMS, attention, compiled
 from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.quickly import all_quickly
-from tests.helpers.sharded_programs import EXPLICITLY, PARTITIONED, attention
 
 J = functools.partial(fuseplan.jit, device="test", planner="greedy")
 ON_CPU = functools.partial(fuseplan.jit, device=described_cpu())
@@ -111,40 +109,6 @@ def of_each_shard(j, check):
     return jax.grad(lambda x: (f(x, x, x) ** 2).sum())
 
 
-COLLECTIVES = re.compile(
-    r"\b(all-gather|all-reduce|all-to-all|collective-permute|reduce-scatter)(?:-start)?\("
-)
-
-
-def partition(name, kind):
-    """How a function that is partitioned differs from ``jax.jit``'s."""
-    f, args, specs = PARTITIONED[name]
-    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(kind, kind))
-    placed = [
-        jax.tree.map(lambda x, s: jax.device_put(x, NamedSharding(mesh, s)), *pair)
-        for pair in zip(args, specs, strict=True)
-    ]
-    lowered = ON_CPU(f).lower(*placed)
-    ours, theirs = lowered.compile(), jax.jit(f).lower(*placed).compile()
-    wrong, same = differences(ours(*placed), theirs(*placed))
-    moved = [Counter(COLLECTIVES.findall(compiled.as_text())) for compiled in (ours, theirs)]
-    temporaries = [compiled.memory_analysis().temp_size_in_bytes for compiled in (ours, theirs)]
-    return {
-        "wrong": wrong,
-        "same_shardings": same,
-        "kernels": lowered.as_text().count("CustomSPMDPartitioning"),
-        "more_collectives": dict(moved[0] - moved[1]),
-        "temporaries": temporaries[0] / max(temporaries[1], 1),
-    }
-
-
-def differences(got, want):
-    """The largest error, relative to the largest element of a result, and whether all shardings are equal."""
-    pairs = list(zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True))
-    wrong = [np.abs(np.asarray(a) - np.asarray(b)).max() / np.abs(np.asarray(b)).max() for a, b in pairs]
-    return float(max(wrong)), all(a.sharding.is_equivalent_to(b.sharding, a.ndim) for a, b in pairs)
-
-
 def say(name, **said):
     print(json.dumps({"name": name, **said}), flush=True)
 
@@ -167,10 +131,19 @@ def main():
         lowered = jax.jit(f(ON_CPU)).lower(x)
         wrong = float(np.abs(np.asarray(lowered.compile()(x)) - np.asarray(jax.jit(f(jax.jit))(x))).max())
         say(f"loops of each shard, {check}", wrong=wrong, loops=lowered.as_text().count("stablehlo.while"))
-    for name in PARTITIONED:
-        say(f"{name}, Auto", **partition(name, AxisType.Auto))
-    for name in EXPLICITLY:
-        say(f"{name}, Explicit", **partition(name, AxisType.Explicit))
+    for name, program in PROGRAMS.items():
+        for kind in (AxisType.Auto, AxisType.Explicit)[: 1 + program.is_explicit]:
+            mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))
+            pair = compiled(program, mesh, ON_CPU)
+            (wrong, same), (ours, theirs), temporaries = pair.difference(), pair.collectives, pair.temp_bytes
+            say(
+                f"{name}, {kind.name}",
+                wrong=wrong,
+                same_shardings=same,
+                kernels=pair.kernels,
+                more_collectives=dict(ours - theirs),
+                temporaries=temporaries[0] / max(temporaries[1], 1),
+            )
 
 
 if __name__ == "__main__":

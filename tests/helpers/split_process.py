@@ -1,8 +1,9 @@
-"""Run in a process of its own, with four simulated devices: loop nests with tiles chosen by hand, split over
-devices along one or two of their axes. Each prints a line."""
+"""Run in a process of its own, with four simulated devices: loop nests with tiles chosen by hand, or a plan's
+kernels, split over devices along one or two of their axes. Each prints a line."""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ from typing import Any
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["JAX_ENABLE_X64"] = "true"
+os.environ["JAX_ENABLE_X64"] = str(len(sys.argv) > 2)  # nests are compared in float64
 
 import jax
 import numpy as np
@@ -23,11 +24,14 @@ from costmodel.kernel import KernelSpec
 from fuseplan.codegen import emit
 from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.trace import run_equations
+from fuseplan.frontend.trace import run_equations, trace
 from fuseplan.runtime.partition import partitioned, traced_for_devices
 from fuseplan.runtime.split_axes import split_axes
+from fuseplan.settings import make_options
+from fuseplan.workloads import get_workload, make_args
 from tests.helpers import nest_cases
 from tests.helpers.nests import describe, specs_of
+from tests.helpers.plans import plan_traced
 from tests.helpers.quickly import all_quickly
 
 SIZES = {nest_cases.M: 16, nest_cases.N: 32}
@@ -39,8 +43,23 @@ MESH = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 MOVES = re.compile(r"\b(all-gather|all-to-all|collective-permute)(?:-start)?\(")
 
 
+WORKLOADS = (
+    "softmax",
+    "layernorm_grad",
+    "causal_attention",
+    "mlp",
+    "linear_cross_entropy_grad",
+    "gpt2_block",
+)
+"""Those whose kernels for GPUs and TPUs are split."""
+
+
 def main() -> None:
-    """Split ``count`` nests of each case; the arguments are the count and a seed."""
+    """Split ``count`` nests of each case, or the kernels of workloads for a device. The arguments are the
+    count and a seed, or the device."""
+    if len(sys.argv) == 2:
+        of_device(sys.argv[1])
+        return
     count, seed = int(sys.argv[1]), int(sys.argv[2])
     nest_cases.M, nest_cases.N = SIZES.values()
     for name, (f, args) in nest_cases.CASES.items():
@@ -48,15 +67,29 @@ def main() -> None:
         args = tuple(x[tuple(slice(SIZES.get(n, n)) for n in x.shape)] for x in args)
         lowered, specs = specs_of(f, args, (TILES, RAGGED_TILES)[rng.integers(2)])
         for spec in [specs[i] for i in rng.permutation(len(specs))[:count]]:
-            print(json.dumps({"name": name, **split(spec, lowered, args, rng)}), flush=True)
+            axes = [int(a) for a in rng.permutation(len(spec.axes)) if spec.axes[a].size % 2 == 0][:2]
+            said = split(spec, lowered, inputs(spec, lowered, args), axes)
+            print(json.dumps({"name": name, "nest": describe(spec, lowered), **said}), flush=True)
+
+
+def of_device(device: str) -> None:
+    """Split each kernel of some workloads, in Pallas' interpreter, along each axis that can be split."""
+    for name in WORKLOADS:
+        f, args = get_workload(name).build(small=True)
+        args = make_args(args, seed=0)
+        plan = plan_traced(trace(f, *args), make_options(device, "greedy"))[1]
+        for spec in (k.spec for k in plan.kernels if k.spec.backend != "xla"):
+            arrays, how = inputs(spec, plan.lowered, jax.tree.leaves(args)), split_axes(spec, plan.lowered)
+            for a, axis in enumerate(spec.axes):
+                if a not in how.whole and axis.size % 2 == 0 and axis.size // 2 % how.units[a] == 0:
+                    said = split(spec, plan.lowered, arrays, [a], interpret=True)
+                    print(json.dumps({"name": name, "nodes": len(spec.nodes), **said}), flush=True)
 
 
 def split(
-    spec: KernelSpec, lowered: Lowered, args: tuple[Any, ...], rng: np.random.Generator
+    spec: KernelSpec, lowered: Lowered, arrays: list[Any], axes: list[int], *, interpret: bool = False
 ) -> dict[str, Any]:
-    """Split a nest along two of its axes: what was split, and how far it is from the whole."""
-    arrays = inputs(spec, lowered, args)
-    axes = [int(a) for a in rng.permutation(len(spec.axes)) if spec.axes[a].size % 2 == 0][:2]
+    """Split a kernel along axes: what was split, and how far it is from the whole."""
     of_axis = dict(zip(axes, MESH.axis_names, strict=False))
     first = {read.value: read for read in reversed(spec.reads)}
     placed = []
@@ -64,16 +97,15 @@ def split(
         dims = [of_axis.get(own[0]) if own else None for own in first[v].axes]
         dims = [d if d is not None and dims.index(d) == i else None for i, d in enumerate(dims)]
         placed.append(jax.device_put(x, NamedSharding(MESH, P(*dims))))
-    kernel = emit(spec, lowered)
+    emitted = functools.partial(emit, interpret=interpret)
+    kernel = emitted(spec, lowered)
     with traced_for_devices(jax.devices()):
-        compiled = jax.jit(partitioned(kernel, spec, lowered, emit)).lower(*placed).compile()
+        compiled = jax.jit(partitioned(kernel, spec, lowered, emitted)).lower(*placed).compile()
     got, want = compiled(*placed), jax.jit(kernel)(*arrays)
     how = split_axes(spec, lowered)
-    can = [a not in how.whole and spec.axes[a].size // 2 % how.units[a] == 0 for a in axes]
     return {
-        "nest": describe(spec, lowered),
         "axes": axes,
-        "split": can,
+        "split": [a not in how.whole and spec.axes[a].size // 2 % how.units[a] == 0 for a in axes],
         "inside": len(how.inside),
         "moves": len(MOVES.findall(compiled.as_text())),
         "wrong": max(map(distance, got, want)),

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from experiments.sharded import PROGRAMS
+
 # One process of eight devices is enough for all of them.
 pytestmark = [pytest.mark.xdist_group("sharding"), pytest.mark.slow]
 
@@ -72,22 +74,14 @@ def test_each_shard_is_planned_by_its_own_shapes(said, check_vma):
     assert of_shard["loops"] >= 3
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        "attention by batch, Auto",
-        "attention by batch and queries, Auto",
-        "gradient of attention, Auto",
-        "pairwise by rows, Auto",
-        "pairwise by both, Auto",
-        "gradient of pairwise, Auto",
-        "cross-entropy by tokens and classes, Auto",
-        "training step, Auto",
-        "attention by batch and queries, Explicit",
-        "gradient of attention, Explicit",
-        "pairwise by rows, Explicit",
-    ],
-)
+CASES = [
+    f"{name}, {kind}"
+    for name, program in PROGRAMS.items()
+    for kind in ("Auto", "Explicit")[: 1 + program.is_explicit]
+]
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_loops_are_partitioned_as_xla_partitions_operations(said, case):
     """No operand is gathered: the only collectives are those of ``jax.jit``'s program."""
     partitioned = said[case]
@@ -98,7 +92,7 @@ def test_loops_are_partitioned_as_xla_partitions_operations(said, case):
 
 
 def test_partitioned_loops_keep_what_is_large_out_of_memory(said):
-    assert said["training step, Auto"]["temporaries"] < 0.5
+    assert said["training step, batch and heads, Auto"]["temporaries"] < 0.5
 
 
 def test_nests_give_the_same_results_split_over_devices():
@@ -108,6 +102,14 @@ def test_nests_give_the_same_results_split_over_devices():
     assert [line for line in lines if not line["wrong"] < 1e-9] == []
     assert [line for line in lines if all(line["split"]) and line["moves"]] == []
     assert any(line["inside"] and all(line["split"]) for line in lines)
+
+
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
+def test_kernels_give_the_same_results_split_over_devices(device):
+    """In Pallas' interpreter, along each axis that can be split."""
+    lines = lines_of(started("split_process", device))
+    assert len(lines) > 10
+    assert [line for line in lines if not line["wrong"] < 1e-4 or line["moves"]] == []
 
 
 def test_loops_are_partitioned_over_processes():
