@@ -139,6 +139,9 @@ PROGRAMS = {
     "pairwise, rows": Program(pairwise, _POINTS, (P(("data", "model")), P(), P()), True),
     "pairwise, rows and columns": Program(pairwise, _POINTS, (P("data"), P("model"), P("model"))),
     "gradient of pairwise, rows": Program(_gradient(pairwise), _POINTS, (P("data"), P(), P()), True),
+    "gradient of pairwise, rows and columns": Program(
+        _gradient(pairwise), _POINTS, (P("data"), P("model"), P("model"))
+    ),
     "cross-entropy, tokens and classes": Program(
         jax.value_and_grad(cross_entropy, (0, 1)), _TOKENS, (P("data"), P(None, "model"), P("data"))
     ),

@@ -95,7 +95,8 @@ def jit(
 
     Returns:
         A ``JitFused``, called like ``jax.jit(f)``, with the methods ``plan``, ``trace`` and ``lower``.
-        Results have the same pytrees, dtypes and errors as those of ``jax.jit(f)``. A kernel that the
+        Results have the same pytrees, dtypes, shardings and errors as those of ``jax.jit(f)``: if arrays are
+        sharded, each kernel is split over devices along its axes. A kernel that the
         device's compiler refuses is planned again, at most twice, and then left to XLA, with a
         ``CompilerRefusalWarning``.
 

@@ -40,8 +40,8 @@ class Part:
 
     whole: KernelSpec
     origin: tuple[Any, ...]
-    """Along each axis, the index in the whole of the part's first element: of its first tile, if masks skip
-    tiles along the axis."""
+    """Along each axis, the index in the whole of the part's first element: a multiple of the tile if masks
+    skip tiles along the axis."""
     completed: Mapping[int, Callable[[Any], Any]] = field(default_factory=dict)
     """For nodes, by position in the group, of whose result each device has a part and that other nodes read:
     the whole result, from the own part and those that the other devices compute at the same time."""

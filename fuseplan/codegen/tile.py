@@ -115,7 +115,7 @@ class BlockTile:
         else:
             start = first_index(self.spec, axes, self.position, shifted=self.shifted)
             index = lax.broadcasted_iota(jnp.int32, shape, dim) + jnp.int32(start)
-        # Only the outermost axis of a dimension is split into parts.
+        # Only the outermost axis of a dimension is split (``fuseplan.runtime.split_axes``).
         stride = math.prod(self.spec.axes[a].size for a in axes[1:])
         return index + self.origin[axes[0]] * stride if self.origin and axes else index
 

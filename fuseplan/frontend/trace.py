@@ -123,7 +123,9 @@ def without_shardings(flat: Flat) -> Flat | None:
             return None
         avals = [tuple(map(_unsharded, own)) for own in (eqn.in_avals, eqn.out_avals)]
         params = {name: None if name in _SHARDING_PARAMS else value for name, value in eqn.params.items()}
-        equations.append(replace(eqn, params=params, in_avals=avals[0], out_avals=avals[1]))
+        context = None if eqn.context is None else jax_compat.InSurroundingMesh(eqn.context)
+        new = replace(eqn, params=params, in_avals=avals[0], out_avals=avals[1], context=context)
+        equations.append(new)
     return Flat(
         tuple(equations),
         tuple(map(_unsharded, flat.avals)),

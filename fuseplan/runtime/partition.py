@@ -14,6 +14,7 @@ import hashlib
 import itertools
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -22,7 +23,6 @@ from typing import Any
 import jax
 import numpy as np
 from jax import lax
-from jax.extend import core as jex_core
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from costmodel.kernel import Access, Axis, KernelSpec, block_shape
@@ -30,7 +30,7 @@ from fuseplan.codegen.pass_evaluator import Part
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Primitive
 from fuseplan.runtime.split_axes import Partial, SplitAxes, split_axes
-from fuseplan.schedule.structure import Signatures
+from fuseplan.search.cache import program_digest
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanWarning
 
@@ -47,21 +47,9 @@ whole_kernel_p.def_abstract_eval(lambda *_, avals: avals)
 
 
 @contextlib.contextmanager
-def lowered_for_devices(ctx: Any) -> Iterator[Any]:
-    """A context in which ``partitioned`` kernels are partitioned over the devices that a program is lowered
-    for: yields the lowering context to use."""
-    devices = jax_compat.partitioned_devices(ctx)
-    if not devices:
-        yield ctx
-        return
-    with traced_for_devices(devices):
-        yield jax_compat.with_devices(ctx, devices)
-
-
-@contextlib.contextmanager
 def traced_for_devices(devices: Sequence[Any]) -> Iterator[None]:
     """A context in which ``partitioned`` kernels are traced to be partitioned over ``devices``."""
-    token = _meshes.set(tuple(_possible_meshes(devices)))
+    token = _meshes.set(tuple(_possible_meshes(devices)) if devices else ())
     try:
         yield
     finally:
@@ -69,16 +57,24 @@ def traced_for_devices(devices: Sequence[Any]) -> Iterator[None]:
 
 
 def _possible_meshes(devices: Sequence[Any]) -> Iterator[Mesh]:
-    """Meshes with axes of prime sizes: on one of them is each sharding on a mesh of as many devices. The
-    program's own mesh is not known where it is lowered."""
+    """Meshes with axes of prime sizes, in any order. A sharding on a mesh of as many devices can be said on
+    one of them. The program's own mesh is not known where it is lowered."""
     factors, rest = [], len(devices)
     for p in range(2, rest + 1):
         while rest % p == 0:
             factors.append(p)
             rest //= p
-    for sizes in sorted(set(itertools.permutations(factors))):
+    for sizes in _orders(Counter(factors)):
         array = np.array(devices, dtype=object).reshape(sizes)
         yield Mesh(array, [f"part{i}" for i in range(len(sizes))])
+
+
+def _orders(left: Counter[int]) -> Iterator[tuple[int, ...]]:
+    """The distinct orders of a multiset."""
+    if not left:
+        yield ()
+    for first in sorted(left):
+        yield from ((first, *rest) for rest in _orders(left - Counter([first])))
 
 
 def partitioned(
@@ -123,12 +119,13 @@ class _Partition:
             functools.partial(self._partition, meshes), sharding_rule=self._rule, decode_shardings=False
         )
         # JAX's keys for compiled programs on disk have the rule and the operands, but not the kernel.
-        return tuple(on_devices(np.uint32(self._fingerprint), *arrays))
+        return tuple(on_devices(np.uint32(self._fingerprint(arrays)), *arrays))
 
-    @functools.cached_property
-    def _fingerprint(self) -> int:
-        structure = Signatures(self.lowered.graph).text(self.spec.nodes)
-        return int.from_bytes(hashlib.sha256(repr((self.spec, structure)).encode()).digest()[:4])
+    def _fingerprint(self, arrays: Sequence[Any]) -> int:
+        """A hash of the kernel, and of what its parts follow from."""
+        kernel = jax.make_jaxpr(self.emitted(self.spec, self.lowered))(*map(jax.typeof, arrays))
+        text = repr((program_digest(), self.spec, str(kernel)))
+        return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
 
     @functools.cached_property
     def _rule(self) -> Any:
@@ -138,8 +135,15 @@ class _Partition:
         units = itertools.count()
 
         def mapping(access: Access) -> Any:
-            """A factor for each axis of a dimension, or one of its own for a dimension of size one."""
-            dims = [[f"axis{a}" for a in own] or [f"unit{next(units)}"] for own in access.axes]
+            """A factor for each axis of a dimension, or one of its own for a dimension of size one. An axis
+            that an array has twice, on a diagonal, is another factor the second time."""
+            times: Counter[int] = Counter()
+
+            def factor(a: int) -> str:
+                times[a] += 1
+                return f"axis{a}" if times[a] == 1 else f"axis{a}_{times[a]}"
+
+            dims = [list(map(factor, own)) or [f"unit{next(units)}"] for own in access.axes]
             return ArrayMapping(*(names[0] if len(names) == 1 else CompoundFactor(*names) for names in dims))
 
         operands, results = tuple(map(mapping, self._reads)), tuple(map(mapping, self.spec.writes))
@@ -147,7 +151,7 @@ class _Partition:
         alone = {dim for dim in dims if isinstance(dim, str)}
         # In order of appearance, as the rule's lists of factors have to be.
         factors = list(dict.fromkeys(f for dim in dims for f in ((dim,) if isinstance(dim, str) else dim)))
-        axis_of = {f"axis{a}": a for a in range(len(self.spec.axes))}
+        axis_of = {f: int(f[4:].partition("_")[0]) for f in factors if f.startswith("axis")}
         sizes: dict[str, Any] = {f: self.spec.axes[axis_of[f]].size for f in factors if f not in alone}
         return SdyShardingRule(
             (ArrayMapping(), *operands),
@@ -165,7 +169,7 @@ class _Partition:
         mesh, names = self._names(meshes, [(access, array.sharding) for access, array in arrays])
         try:
             run = self._of_device(mesh, names)
-        except Exception as error:
+        except Exception as error:  # each device computes all of the kernel instead
             warnings.warn(
                 f"a kernel could not be split over devices, so each computes all of it: "
                 f"{type(error).__name__}: {error}",
@@ -204,10 +208,10 @@ class _Partition:
                 for w, x in parts.items()
             ]
 
-        # Traced here, where an error can still be mended.
+        # Traced here, where ``_partition`` can still choose other parts.
         number = jax.core.ShapedArray((), np.uint32)
         avals = [number, *(lowered.avals[read.value] for read in self._reads)]
-        return jex_core.jaxpr_as_fun(jax.make_jaxpr(run, axis_env=list(mesh.shape.items()))(*avals))
+        return jax_compat.traced_on(mesh, run, avals)
 
     def _names(
         self, meshes: Sequence[Mesh], arrays: Sequence[tuple[Access, Any]]

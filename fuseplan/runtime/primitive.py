@@ -35,7 +35,7 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
-from fuseplan.runtime.partition import lowered_for_devices
+from fuseplan.runtime.partition import traced_for_devices
 from fuseplan.runtime.screen import is_screened, may_loop, may_loop_anywhere, runs_as_jax
 from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
@@ -227,7 +227,7 @@ def in_auto_axes(run: FlatFunction, flat: Flat) -> FlatFunction:
     """``run``, a function of arrays whose shardings XLA chooses, as one of arrays with the explicit shardings
     of ``flat``."""
     specs = [jax.typeof(o.val) if isinstance(o, Literal) else flat.avals[o] for o in flat.outputs]
-    shardings = [aval.sharding.spec for aval in specs]
+    shardings = [aval.sharding for aval in specs]
     return lambda *arrays: list(
         jax.sharding.auto_axes(lambda *a: list(run(*a)), out_sharding=shardings)(*arrays)
     )
@@ -318,7 +318,11 @@ jax_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, 
 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, jaxpr: Any) -> Any:
-    with lowered_for_devices(ctx) as ctx:
+    devices = jax_compat.partitioned_devices(ctx)
+    if devices is None:  # kernels would be whole on each device
+        return mlir.lower_fun(call.evaluate, multiple_results=True)(ctx, *operands)
+    with traced_for_devices(devices):  # none: within a ``shard_map``, say, of a program that has some
+        ctx = jax_compat.with_devices(ctx, devices) if devices else ctx
         return mlir.lower_fun(call.run, multiple_results=True)(ctx, *operands)
 
 

@@ -1,9 +1,9 @@
 """Along which axes a kernel can be split over devices, and what its reductions then need.
 
 - An axis along which all tiles are independent can be split, without communication.
-- A reduction along a split axis leaves each device with a part of the result. If only operations that keep
-  parts (moves, scalings, sums) follow, the parts are combined once, at the end. If others follow, as in
-  a softmax, loops of a CPU combine the parts within the kernel.
+- A reduction along a split axis leaves each device with a part of the result. If the only operations that
+  follow move or scale the parts, or add up parts, and none is indexed along the axis, then the parts are
+  combined once, at the end. If others follow, as in a softmax, loops of a CPU combine them within the kernel.
 - Every other axis is whole on each device: those that some operation needs whole, and, in a kernel that is
   not told where its part begins, those that a mask or an index refers to.
 """
@@ -11,11 +11,13 @@
 from __future__ import annotations
 
 import functools
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax import numpy as jnp
 
@@ -44,6 +46,7 @@ _MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squee
 """Operations that change no element."""
 _SUMS = frozenset({"add", "add_any", "sub"})
 _SCALINGS = frozenset({"mul", "div", "neg"})
+"""By a number, see ``_is_scaling``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +82,10 @@ def split_axes(spec: KernelSpec, lowered: Lowered) -> SplitAxes:
     whole = (
         {a for a in masked if a == spec.streamed} if is_loop_nest else masked | _indexed_axes(spec, lowered)
     )
-    # A dimension that merges axes is split along the outermost of them.
-    whole |= {a for access in (*spec.reads, *spec.writes) for dims in access.axes for a in dims[1:]}
+    # A dimension that merges axes is split along the outermost of them, and a diagonal not at all.
+    maps = [access.axes for access in (*spec.reads, *spec.writes)] + list(spec.node_axes)
+    whole |= {a for axes in maps for dims in axes for a in dims[1:]}
+    whole |= {a for axes in maps for a, n in Counter(a for dims in axes for a in dims).items() if n > 1}
     # An array that is read in several ways is split in one.
     first: dict[int, Access] = {}
     for access in spec.reads:
@@ -88,7 +93,7 @@ def split_axes(spec: KernelSpec, lowered: Lowered) -> SplitAxes:
             whole |= access.axis_set | first[access.value].axis_set
 
     def may_combine(i: int) -> bool:
-        """Whether all devices complete the reduction equally often."""
+        """Whether all devices complete the reduction equally often: else they would wait for each other."""
         node = lowered.graph.nodes[spec.nodes[i]]
         tiled = {a for a in reduced_axes(node, spec.node_axes[i]) if not spec.axes[a].role.is_whole}
         return is_loop_nest and tiled <= {spec.streamed} and (bool(tiled) or not masked)
@@ -106,7 +111,7 @@ def split_axes(spec: KernelSpec, lowered: Lowered) -> SplitAxes:
     in_whole_tiles = spec.capabilities.warpgroup_blocks
     units = tuple(axis.tile if in_whole_tiles or a in masked else 1 for a, axis in enumerate(spec.axes))
     results = {w.value: partial[w.value] for w in spec.writes if w.value in partial}
-    return SplitAxes(frozenset(whole), units, results, {i: reductions[i] for i in inside})
+    return SplitAxes(frozenset(whole), units, results, {i: reductions[i] for i in inside if i in reductions})
 
 
 def _partial_values(
@@ -119,12 +124,14 @@ def _partial_values(
     reductions: dict[int, Partial] = {}
     misread: list[Partial] = []
     for i, (n, own_axes) in enumerate(zip(spec.nodes, spec.node_axes, strict=True)):
-        node, collective = lowered.graph.nodes[n], _COLLECTIVES.get(lowered.graph.nodes[n].op)
+        node, collective = lowered.graph.nodes[n], _collective_of(lowered.equations[n])
         for dims, role in zip(own_axes, node.roles, strict=True):
             if role == DimRole.WHOLE or (role == DimRole.REDUCED and collective is None):
                 whole.update(dims)
         parts = [partial[v] for v in node.inputs if v in partial]
-        if parts and not _keeps_parts(lowered.equations[n], partial):
+        own = {a for dims in own_axes for a in dims}
+        is_indexed = any(not own.isdisjoint(part.axes) for part in parts)
+        if parts and (is_indexed or not _keeps_parts(lowered.equations[n], partial)):
             misread += parts
             parts = []
         reduced = frozenset(reduced_axes(node, own_axes) - whole)
@@ -140,26 +147,45 @@ def _partial_values(
     return partial, reductions, misread
 
 
+def _collective_of(equation: Equation) -> Collective | None:
+    """How the parts of a reduction's result are combined; None if the operation is no such reduction."""
+    collective = _COLLECTIVES.get(equation.primitive.name)
+    is_bool = any(aval.dtype == jnp.bool_ for aval in equation.out_avals)
+    return None if is_bool and collective is lax.psum else collective
+
+
 def _keeps_parts(equation: Equation, partial: Mapping[int, Partial]) -> bool:
-    """Whether an operation makes of parts of its operands parts of its result, combined in the same way."""
+    """Whether an operation makes of parts of its operands parts of its result, combined in the same way. A
+    factor that may be infinite is none: parts of both signs would add up to NaN."""
     arrays = [v for v in equation.inputs if not isinstance(v, Literal)]
     first, *others = [partial[v] for v in arrays if v in partial]
     name, is_sum = equation.primitive.name, first.collective is lax.psum
     if others:
         return is_sum and name in _SUMS and others == [first]
     if name in _COLLECTIVES:
-        return _COLLECTIVES[name] is first.collective
+        is_indices = name == "gather" and equation.inputs[0] not in partial
+        return _collective_of(equation) is first.collective and not is_indices
     if name in _MOVES:
         return True
-    if not all(map(_is_float, (*equation.in_avals, *equation.out_avals))):
+    if name == "convert_element_type":
+        return _has_range_of(equation.out_avals[0], equation.in_avals[0])
+    return name in _SCALINGS and is_sum and _is_scaling(equation)
+
+
+def _is_scaling(equation: Equation) -> bool:
+    """Whether an operation multiplies its first or only array by a finite number."""
+    number = [v.val for v in equation.inputs if isinstance(v, Literal)]
+    if len(number) != len(equation.inputs) - 1 or not np.isfinite(number).all():
         return False
-    numerator, *_ = equation.inputs
-    scales = name in _SCALINGS and (name != "div" or (numerator == arrays[0] and numerator in partial))
-    return name == "convert_element_type" or (is_sum and scales)
+    is_divisor = equation.primitive.name == "div" and isinstance(equation.inputs[0], Literal)
+    return bool(jnp.issubdtype(equation.out_avals[0].dtype, jnp.floating)) and not is_divisor
 
 
-def _is_float(aval: Any) -> bool:
-    return bool(jnp.issubdtype(aval.dtype, jnp.floating))
+def _has_range_of(wide: Any, narrow: Any) -> bool:
+    """Whether every number of one floating-point type has a finite value in the other."""
+    if not all(jnp.issubdtype(aval.dtype, jnp.floating) for aval in (wide, narrow)):
+        return False
+    return bool(jnp.finfo(wide.dtype).maxexp >= jnp.finfo(narrow.dtype).maxexp)
 
 
 class _IndexRecorder(BlockTile):

@@ -5,11 +5,12 @@ The tests use every one of them on each supported JAX.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -272,9 +273,9 @@ def same_in_all_shards() -> Any:
     return _config._check_vma(False)
 
 
-def partitioned_devices(ctx: Any) -> Sequence[Any]:
-    """The devices over which XLA's partitioner splits the program of a lowering context; empty if it splits
-    none.
+def partitioned_devices(ctx: Any) -> Sequence[Any] | None:
+    """The devices over which XLA's partitioner splits the program of a lowering context: empty if it splits
+    none, and None if it cannot ask this process how to split a kernel.
 
     Where they are not known yet, any of the same number stand for them: shardings number devices by their
     place. Programs that are exported have to run without this process.
@@ -282,11 +283,22 @@ def partitioned_devices(ctx: Any) -> Sequence[Any]:
     module = ctx.module_context
     context = module.axis_context
     is_split = isinstance(context, _sharding_impls.ShardingContext) and context.num_devices > 1
-    by_shardy = jax.config._read("jax_use_shardy_partitioner")
-    if not is_split or not by_shardy or module.lowering_parameters.for_export:
+    if not is_split:
         return ()
-    devices = context.device_assignment or jax.devices()
-    return devices[: context.num_devices] if len(devices) >= context.num_devices else ()
+    by_shardy = jax.config._read("jax_use_shardy_partitioner")
+    # The partitioner asks in a thread of its own, where ``with jax.enable_x64(...)`` does not hold.
+    is_alike = jax.config._read("jax_enable_x64") == _config.enable_x64.get_global()
+    if not by_shardy or not is_alike or module.lowering_parameters.for_export:
+        return None
+    devices = context.device_assignment or _devices_of(module.platforms[0])
+    return devices[: context.num_devices] if len(devices) >= context.num_devices else None
+
+
+def _devices_of(platform: str) -> Sequence[Any]:
+    try:
+        return jax.devices(platform)
+    except RuntimeError:  # a program for devices that are not present
+        return jax.devices()
 
 
 def with_devices(ctx: Any, devices: Sequence[Any]) -> Any:
@@ -295,6 +307,35 @@ def with_devices(ctx: Any, devices: Sequence[Any]) -> Any:
         ctx.module_context.axis_context, device_assignment=tuple(devices), abstract_mesh=None
     )
     return ctx.replace(module_context=ctx.module_context.replace(axis_context=context))
+
+
+def traced_on(mesh: jax.sharding.Mesh, f: Callable[..., Any], avals: Sequence[Any]) -> Callable[..., Any]:
+    """``f``, a function of one device's arrays with collectives over the axes of ``mesh``, traced at once.
+
+    ``jax.shard_map`` gives a function of whole arrays.
+    """
+    return jex_core.jaxpr_as_fun(jax.make_jaxpr(f, axis_env=list(mesh.shape.items()))(*avals))
+
+
+@functools.lru_cache(maxsize=64)
+class InSurroundingMesh:
+    """The context of an equation, but for its mesh: that is the one in which the equation is evaluated."""
+
+    def __init__(self, context: Any) -> None:
+        self._context = context
+        self.compute_type = context.compute_type
+        self.xla_metadata = context.xla_metadata
+
+    @property
+    def manager(self) -> Any:
+        """As that of an equation's context in a jaxpr."""
+        return self._entered()
+
+    @contextlib.contextmanager
+    def _entered(self) -> Iterator[None]:
+        mesh = jax.sharding.get_abstract_mesh()
+        with self._context.manager, jax.sharding.use_abstract_mesh(mesh):
+            yield
 
 
 def partition_spec(sharding: Any, mesh: jax.sharding.Mesh) -> tuple[tuple[str, ...], ...] | None:

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import fuseplan
-from experiments.sharded import PROGRAMS, attention, compiled
+from experiments.sharded import PROGRAMS, Pair, attention, compiled, pairwise
 from fuseplan.targets.calibrate import described_cpu
 from tests.helpers.quickly import all_quickly
 
@@ -103,10 +103,43 @@ CASES = {
 }
 
 
+def shards_inside(j, axes):
+    """A function with a loop of its own, beside a ``shard_map`` that has one, over all axes or one."""
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Auto,) * 2)
+    inner = jax.shard_map(
+        j(pairwise) if len(axes) == 1 else pairwise,
+        mesh=mesh,
+        in_specs=(P(axes), P(), P()),
+        out_specs=P(axes),
+        axis_names=set(axes),
+    )
+    f = j(lambda x, y, w: inner(x, y, w) * 2 + pairwise(x, y, w))
+    x = jax.random.normal(jax.random.key(0), (8192, 4)) / 4
+    args = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in ((x, P("d")), (x, P()), (x, P()))]
+    return f, args
+
+
+def in_mesh(j):
+    """Explicit axes that ``jax.set_mesh`` has set, and a dimension that is not the first."""
+    mesh = jax.make_mesh((4, 2), ("d", "m"), axis_types=(AxisType.Explicit,) * 2)
+    x = jax.random.normal(jax.random.key(0), (8192, 4)) / 4
+    args = [jax.device_put(a, NamedSharding(mesh, s)) for a, s in ((x, P("d", "m")), (x, P()), (x, P()))]
+    return mesh, j(lambda x, y, w: pairwise(x, y, w) + w), args
+
+
 def of_each_shard(j, check):
     mesh = jax.make_mesh((2,), ("d",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
     f = jax.shard_map(j(attention), mesh=mesh, in_specs=P("d"), out_specs=P("d"), check_vma=check)
     return jax.grad(lambda x: (f(x, x, x) ** 2).sum())
+
+
+def compared(f, g, args):
+    lowered = f.lower(*args)
+    pair = Pair(args, lowered.compile(), g.lower(*args).compile(), 0)
+    wrong, same = pair.difference()
+    text = lowered.as_text()
+    loops = text.count("CustomSPMDPartitioning") + text.count("stablehlo.while")
+    return {"wrong": wrong, "same_shardings": same, "loops": loops}
 
 
 def say(name, **said):
@@ -131,6 +164,17 @@ def main():
         lowered = jax.jit(f(ON_CPU)).lower(x)
         wrong = float(np.abs(np.asarray(lowered.compile()(x)) - np.asarray(jax.jit(f(jax.jit))(x))).max())
         say(f"loops of each shard, {check}", wrong=wrong, loops=lowered.as_text().count("stablehlo.while"))
+    for axes in (("d", "m"), ("d",)):
+        (f, args), (g, _) = shards_inside(ON_CPU, axes), shards_inside(jax.jit, axes)
+        say(f"shards inside over {len(axes)}", **compared(f, g, args))
+    mesh, f, args = in_mesh(ON_CPU)
+    say("explicit without set_mesh", **compared(f, in_mesh(jax.jit)[1], args))
+    with jax.set_mesh(mesh):
+        say("explicit with set_mesh", **compared(f, in_mesh(jax.jit)[1], args))
+    with jax.enable_x64(True):  # in which the program is JAX's
+        x = np.random.default_rng(0).standard_normal((4096, 4)) / 4
+        args = [jax.device_put(a, NamedSharding(MESH, s)) for a, s in ((x, P("d")), (x, P()), (x, P()))]
+        say("64 bits in a block", **compared(ON_CPU(pairwise), jax.jit(pairwise), args))
     for name, program in PROGRAMS.items():
         for kind in (AxisType.Auto, AxisType.Explicit)[: 1 + program.is_explicit]:
             mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(kind, kind))

@@ -16,6 +16,7 @@ os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["JAX_ENABLE_X64"] = str(len(sys.argv) > 2)  # nests are compared in float64
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -43,6 +44,54 @@ MESH = jax.make_mesh((2, 2), ("x", "y"), axis_types=(AxisType.Auto,) * 2)
 MOVES = re.compile(r"\b(all-gather|all-to-all|collective-permute)(?:-start)?\(")
 
 
+def scaled_rows(x):
+    """A sum along the axis that indexes what it scales."""
+    return x * jnp.exp(x).sum(1, keepdims=True), (jnp.exp(x).sum(1, keepdims=True) * jnp.tanh(x)).sum(0)
+
+
+def merged(x):
+    """The index along a dimension that merges two axes."""
+    return (jnp.exp(x).reshape(-1) * jnp.arange(x.size)).sum()
+
+
+def joined(x, y):
+    return (jnp.concatenate([jnp.exp(x), jnp.tanh(y)], 1) * jnp.arange(2 * x.shape[1])).sum(1)
+
+
+def symmetric(u, v):
+    """The sum of an array and its transpose: one axis indexes both dimensions."""
+    y = u[:, :, None] * v[:, None, :]
+    return jnp.tanh(y + y.swapaxes(1, 2)).sum((1, 2))
+
+
+def divided(x):
+    """Parts of both signs over zero: infinite, and not NaN."""
+    return jnp.sum(x**3, 1) / (0 * x[:, 0])
+
+
+def picked(z, m):
+    index = jnp.sum(m * m, 1).astype(int) % z.shape[1]
+    return jnp.take_along_axis(jnp.exp(z), index[:, None], 1)
+
+
+def any_product(x, y):
+    return jnp.einsum("ij,jk->ik", jnp.exp(x) > 1, jnp.exp(y) > 1)
+
+
+def normal(*shape: int) -> Any:
+    return nest_cases.normal(*shape)
+
+
+MORE = {
+    "scaled_rows": (scaled_rows, (normal(16, 32),)),
+    "merged": (merged, (normal(16, 32),)),
+    "joined": (joined, (normal(16, 32), normal(16, 32))),
+    "symmetric": (symmetric, (normal(8, 16), normal(8, 16))),
+    "divided": (divided, (normal(16, 32),)),
+    "picked": (picked, (normal(16, 32), normal(16, 32))),
+    "any_product": (any_product, (normal(16, 32), normal(32, 16))),
+}
+"""Functions of which each nest is split along each axis."""
 WORKLOADS = (
     "softmax",
     "layernorm_grad",
@@ -70,6 +119,13 @@ def main() -> None:
             axes = [int(a) for a in rng.permutation(len(spec.axes)) if spec.axes[a].size % 2 == 0][:2]
             said = split(spec, lowered, inputs(spec, lowered, args), axes)
             print(json.dumps({"name": name, "nest": describe(spec, lowered), **said}), flush=True)
+    for name, (f, args) in MORE.items():
+        lowered, specs = specs_of(f, args, {8: 4, **TILES})
+        for spec in specs[: 3 * count]:
+            arrays = inputs(spec, lowered, args)
+            for a in (a for a, axis in enumerate(spec.axes) if axis.size % 2 == 0):
+                said = split(spec, lowered, arrays, [a])
+                print(json.dumps({"name": name, "nest": describe(spec, lowered), **said}), flush=True)
 
 
 def of_device(device: str) -> None:
@@ -120,11 +176,12 @@ def inputs(spec: KernelSpec, lowered: Lowered, args: tuple[Any, ...]) -> list[An
 
 
 def distance(x: Any, y: Any) -> float:
-    """The largest error, relative to the largest element; infinite if another element is no number."""
+    """The largest error, relative to the largest element; infinite if another element is NaN or infinite."""
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
-    if not np.array_equal(np.isfinite(x), np.isfinite(y)):
+    finite = np.isfinite(y)
+    if not np.array_equal(np.where(finite, 0, y), np.where(np.isfinite(x), 0, x), equal_nan=True):
         return float("inf")
-    x, y = np.where(np.isfinite(x), x, 0), np.where(np.isfinite(y), y, 0)
+    x, y = np.where(finite, x, 0), np.where(finite, y, 0)
     return float(np.abs(x - y).max(initial=0) / max(np.abs(y).max(initial=0), 1e-300))
 
 

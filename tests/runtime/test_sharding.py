@@ -91,6 +91,28 @@ def test_loops_are_partitioned_as_xla_partitions_operations(said, case):
     assert not partitioned["more_collectives"]
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shards inside over 2",
+        "shards inside over 1",
+        "explicit without set_mesh",
+        "explicit with set_mesh",
+    ],
+)
+def test_loops_run_wherever_jax_has_a_mesh(said, name):
+    assert said[name]["wrong"] < 1e-5
+    assert said[name]["same_shardings"]
+    assert said[name]["loops"] >= 1
+
+
+def test_where_kernels_cannot_be_partitioned_the_program_is_jaxs(said):
+    inside = said["64 bits in a block"]
+    assert inside["wrong"] == 0
+    assert inside["same_shardings"]
+    assert inside["loops"] == 0
+
+
 def test_partitioned_loops_keep_what_is_large_out_of_memory(said):
     assert said["training step, batch and heads, Auto"]["temporaries"] < 0.5
 
