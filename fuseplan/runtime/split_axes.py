@@ -163,8 +163,8 @@ def _keeps_parts(equation: Equation, partial: Mapping[int, Partial]) -> bool:
     if others:
         return is_sum and name in _SUMS and others == [first]
     if name in _COLLECTIVES:
-        is_indices = name == "gather" and equation.inputs[0] not in partial
-        return _collective_of(equation) is first.collective and not is_indices
+        is_factor = name == "dot_general" or (name == "gather" and equation.inputs[0] not in partial)
+        return _collective_of(equation) is first.collective and not is_factor
     if name in _MOVES:
         return True
     if name == "convert_element_type":
