@@ -20,7 +20,7 @@ import fuseplan
 from experiments.sharded import PROGRAMS, compiled
 from fuseplan.targets.calibrate import described_cpu
 
-NAMES = ("attention, batch and queries", "gradient of attention, batch", "pairwise, rows and columns")
+NAMES = ("attention: batch, queries", "attention grad: batch", "pairwise: both")
 
 
 def main() -> None:

@@ -114,7 +114,7 @@ def test_where_kernels_cannot_be_partitioned_the_program_is_jaxs(said):
 
 
 def test_partitioned_loops_keep_what_is_large_out_of_memory(said):
-    assert said["training step, batch and heads, Auto"]["temporaries"] < 0.5
+    assert said["training: batch, heads, Auto"]["temporaries"] < 0.5
 
 
 def test_nests_give_the_same_results_split_over_devices():
