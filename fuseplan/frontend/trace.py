@@ -119,7 +119,7 @@ def without_shardings(flat: Flat) -> Flat | None:
         return None
     equations = []
     for eqn in flat.equations:
-        if eqn.effects or eqn.primitive.name in _ON_MESHES or _has_body(eqn.params):
+        if eqn.effects or eqn.primitive.name in _ON_MESHES or _has_split_body(eqn.params):
             return None
         avals = [tuple(map(_unsharded, own)) for own in (eqn.in_avals, eqn.out_avals)]
         params = {name: None if name in _SHARDING_PARAMS else value for name, value in eqn.params.items()}
@@ -148,11 +148,18 @@ def _unsharded(aval: Any) -> Any:
     )
 
 
-def _has_body(params: Mapping[str, Any]) -> bool:
-    leaves = jax.tree.leaves(
-        dict(params), is_leaf=lambda x: isinstance(x, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
-    )
-    return any(isinstance(leaf, (jex_core.Jaxpr, jex_core.ClosedJaxpr)) for leaf in leaves)
+def _has_split_body(params: Mapping[str, Any]) -> bool:
+    """Whether an operation has a body of its own, such as a loop's, in which arrays are split."""
+
+    def is_body(x: Any) -> bool:
+        return isinstance(x, (jex_core.Jaxpr, jex_core.ClosedJaxpr))
+
+    for body in filter(is_body, jax.tree.leaves(dict(params), is_leaf=is_body)):
+        jaxpr = body.jaxpr if isinstance(body, jex_core.ClosedJaxpr) else body
+        made = (v for eqn in jaxpr.eqns for v in eqn.outvars)
+        if any(_is_split(v.aval) for v in (*jaxpr.invars, *jaxpr.constvars, *made)):
+            return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

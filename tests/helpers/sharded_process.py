@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+from dataclasses import replace
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -171,6 +172,9 @@ def main():
     say("explicit without set_mesh", **compared(f, in_mesh(jax.jit)[1], args))
     with jax.set_mesh(mesh):
         say("explicit with set_mesh", **compared(f, in_mesh(jax.jit)[1], args))
+        of_tokens = replace(PROGRAMS["cross-entropy: both"], specs=(P("d"), P(), P("d")))
+        f, g = ON_CPU(of_tokens.f), jax.jit(of_tokens.f)
+        say("explicit with a scatter", **compared(f, g, of_tokens.args(mesh)))
     with jax.enable_x64(True):  # in which the program is JAX's
         x = np.random.default_rng(0).standard_normal((4096, 4)) / 4
         args = [jax.device_put(a, NamedSharding(MESH, s)) for a, s in ((x, P("d")), (x, P()), (x, P()))]

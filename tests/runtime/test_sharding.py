@@ -98,6 +98,7 @@ def test_loops_are_partitioned_as_xla_partitions_operations(said, case):
         "shards inside over 1",
         "explicit without set_mesh",
         "explicit with set_mesh",
+        "explicit with a scatter",
     ],
 )
 def test_loops_run_wherever_jax_has_a_mesh(said, name):
