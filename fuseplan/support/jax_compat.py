@@ -314,7 +314,15 @@ def traced_on(mesh: jax.sharding.Mesh, f: Callable[..., Any], avals: Sequence[An
 
     ``jax.shard_map`` gives a function of whole arrays.
     """
-    return jex_core.jaxpr_as_fun(jax.make_jaxpr(f, axis_env=list(mesh.shape.items()))(*avals))
+    no_mesh = jax.sharding.AbstractMesh((), ())  # rather than the one of ``jax.set_mesh``
+    with jax.sharding.use_abstract_mesh(no_mesh):
+        traced = jex_core.jaxpr_as_fun(jax.make_jaxpr(f, axis_env=list(mesh.shape.items()))(*avals))
+
+    def run(*arrays: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(no_mesh):
+            return traced(*arrays)
+
+    return run
 
 
 @functools.lru_cache(maxsize=64)
