@@ -321,9 +321,12 @@ def _lowered(ctx: Any, *operands: Any, call: Call, jaxpr: Any) -> Any:
     devices = jax_compat.partitioned_devices(ctx)
     if devices is None:  # kernels would be whole on each device
         return mlir.lower_fun(call.evaluate, multiple_results=True)(ctx, *operands)
+    inner = jax_compat.with_devices(ctx, devices) if devices else ctx
     with traced_for_devices(devices):  # none: within a ``shard_map``, say, of a program that has some
-        ctx = jax_compat.with_devices(ctx, devices) if devices else ctx
-        return mlir.lower_fun(call.run, multiple_results=True)(ctx, *operands)
+        results = mlir.lower_fun(call.run, multiple_results=True)(inner, *operands)
+    if inner is not ctx and inner.tokens_out is not None:  # of ordered side effects
+        ctx.set_tokens_out(inner.tokens_out)
+    return results
 
 
 # Lowered inline: shard_map cannot be compiled in a function of its own.

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental import io_callback
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -80,6 +81,12 @@ def sharded(mesh, **options):
     return case
 
 
+def told(x, w):
+    """A side effect that keeps its order, on each shard."""
+    io_callback(lambda x: None, (), x, ordered=True)
+    return layer(x, w)
+
+
 CASES = {
     "shard_map of fused": lambda j: shards(j(layer), (P("d"), P()), P("d")),
     "fused shard_map": lambda j: j(shards(layer, (P("d"), P()), P("d"))),
@@ -91,6 +98,7 @@ CASES = {
     "training step, fused loss": data_parallel,
     "training step, all fused": functools.partial(data_parallel, inside=False),
     "gathered and scattered": model_parallel,
+    "ordered side effect on each shard": lambda j: j(shards(told, (P("d"), P()), P("d"))),
     "sharded arguments": sharded(MESH),
     "explicitly sharded arguments": sharded(EXPLICIT),
     "in_shardings": lambda j: j(

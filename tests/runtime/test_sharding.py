@@ -55,6 +55,7 @@ def said():
         "training step, fused loss",
         "training step, all fused",
         "gathered and scattered",
+        "ordered side effect on each shard",
         "sharded arguments",
         "explicitly sharded arguments",
         "in_shardings",
