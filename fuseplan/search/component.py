@@ -39,7 +39,7 @@ from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
 from fuseplan.support.digraph import cyclic_sets
-from fuseplan.support.work import Limit, StageTimer
+from fuseplan.support.work import PEER, Limit, StageTimer, seconds_of
 
 HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """By quality of their plans, the best first, which is also the least simple."""
@@ -121,6 +121,8 @@ class HeuristicPlans:
         first, second = HEURISTICS
         found, name = self.plan(part, first), first
         may_try = not space.book.was_late
+        if self.keeps_kernels(part):  # whose kernels are large, and slow to price
+            may_try = may_try and seconds_of(PEER, space.n) <= space.book.expires_at - time.monotonic()
         if may_try and space.total(self.plan(part, second)) < space.total(found):
             found, name = self.plan(part, second), second
         if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
