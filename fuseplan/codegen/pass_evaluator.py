@@ -35,8 +35,8 @@ another. Empty in kernels that store blocks at once."""
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """What part of a loop nest's axes another one computes, for one of several devices."""
+class NestPart:
+    """The part of a loop nest that one of several devices computes."""
 
     whole: KernelSpec
     origin: tuple[Any, ...]
@@ -50,7 +50,7 @@ class Part:
 class Nest:
     """A loop nest, or a kernel with several passes, before it is run."""
 
-    def __init__(self, spec: KernelSpec, lowered: Lowered, part: Part | None = None) -> None:
+    def __init__(self, spec: KernelSpec, lowered: Lowered, part: NestPart | None = None) -> None:
         program = program_of(lowered.graph, spec)
         assert program is not None, "the schedule offers no nest without passes"
         self.spec, self.program = spec, program

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,10 +15,8 @@ from fuseplan.codegen import emit
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import FlatFunction, Literal, Operand, Primitive, literal_array
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
-from fuseplan.runtime.partition import partitioned
+from fuseplan.runtime.partition import KernelFunction, partitioned
 from fuseplan.support import jax_compat
-
-KernelFunction = Callable[..., tuple[Any, ...]]
 
 shard_kernel_p = Primitive("shard_kernel")
 """A kernel under ``jax.shard_map``. JAX tracks which arrays differ between shards (``check_vma``). A kernel

@@ -26,10 +26,10 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from costmodel.kernel import Access, Axis, KernelSpec, block_shape
-from fuseplan.codegen.pass_evaluator import Part
+from fuseplan.codegen.pass_evaluator import NestPart
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import Primitive
-from fuseplan.runtime.split_axes import Partial, SplitAxes, split_axes
+from fuseplan.runtime.split_axes import Partial, SplitAxes, first_reads, split_axes
 from fuseplan.search.cache import program_digest
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanWarning
@@ -57,8 +57,8 @@ def traced_for_devices(devices: Sequence[Any]) -> Iterator[None]:
 
 
 def _possible_meshes(devices: Sequence[Any]) -> Iterator[Mesh]:
-    """Meshes with axes of prime sizes, in any order. A sharding on a mesh of as many devices can be said on
-    one of them. The program's own mesh is not known where it is lowered."""
+    """Meshes whose axes have prime sizes, in each order: every sharding on a mesh of as many devices is also
+    a sharding on one of them. The program's own mesh is not known where the program is lowered."""
     factors, rest = [], len(devices)
     for p in range(2, rest + 1):
         while rest % p == 0:
@@ -82,7 +82,7 @@ def partitioned(
 ) -> KernelFunction:
     """``kernel``, the function of ``spec``, partitioned over the devices that it is lowered for. ``emitted``
     gives the function of the kernel for one device's part."""
-    partition = _Partition(spec, lowered, emitted)
+    partition = _Partition(kernel, spec, lowered, emitted)
 
     def run(*arrays: Any) -> tuple[Any, ...]:
         meshes = _meshes.get()
@@ -95,6 +95,7 @@ def partitioned(
 class _Partition:
     """A kernel, and how it is partitioned."""
 
+    kernel: KernelFunction
     spec: KernelSpec
     lowered: Lowered
     emitted: Emitted
@@ -105,8 +106,7 @@ class _Partition:
 
     @functools.cached_property
     def _reads(self) -> tuple[Access, ...]:
-        """The arrays that the kernel reads; of one that is read in several ways, the first."""
-        return tuple({access.value: access for access in reversed(self.spec.reads)}.values())[::-1]
+        return tuple(first_reads(self.spec).values())
 
     def on_devices(self, meshes: Sequence[Mesh], arrays: Sequence[Any]) -> tuple[Any, ...]:
         """The results of the kernel, as one operation that XLA's partitioner splits."""
@@ -123,8 +123,8 @@ class _Partition:
 
     def _fingerprint(self, arrays: Sequence[Any]) -> int:
         """A hash of the kernel, and of what its parts follow from."""
-        kernel = jax.make_jaxpr(self.emitted(self.spec, self.lowered))(*map(jax.typeof, arrays))
-        text = repr((program_digest(), self.spec, str(kernel)))
+        traced = jax.make_jaxpr(self.kernel)(*map(jax.typeof, arrays))
+        text = repr((program_digest(), self.spec, str(traced)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4])
 
     @functools.cached_property
@@ -201,7 +201,7 @@ class _Partition:
                 sizes = [axis.size for axis in spec.axes]
                 origin = [lax.axis_index(own) * n if own else 0 for own, n in zip(names, sizes, strict=True)]
                 inside = {i: functools.partial(combine, part) for i, part in split.inside.items()}
-                options["part"] = Part(self.spec, tuple(origin), inside)
+                options["part"] = NestPart(self.spec, tuple(origin), inside)
             parts = dict(zip(spec.writes, self.emitted(spec, lowered, **options)(*arrays), strict=True))
             return [
                 combine(split.results[w.value], x) if w.value in split.results else x

@@ -203,16 +203,15 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 
     def made() -> FlatFunction:
         unsharded = without_shardings(flat)
-        if unsharded is not None and may_loop(unsharded, settings.options):
-            plan = planned(unsharded, settings, only_loops=is_screened(settings.options))
-            if not runs_as_jax(plan):
-                run = in_auto_axes(runner_of(plan, settings), flat)
-                return _or_evaluated(run, evaluate, settings)
-        if may_loop(flat, settings.options):
+        program = flat if unsharded is None else unsharded
+        if may_loop(program, settings.options):
             # The proof of a plan changes nothing that runs, nor does a plan of what is left to XLA.
-            plan = planned(flat, settings, only_loops=is_screened(settings.options))
+            plan = planned(program, settings, only_loops=is_screened(settings.options))
             if not runs_as_jax(plan):
-                return _or_evaluated(runner_of(plan, settings), evaluate, settings)
+                run = runner_of(plan, settings)
+                return _or_evaluated(
+                    run if unsharded is None else in_auto_axes(run, flat), evaluate, settings
+                )
         else:
             report_left()
         equations = with_planned_bodies(flat.equations, _fuse_body(settings))
@@ -226,8 +225,8 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
 def in_auto_axes(run: FlatFunction, flat: Flat) -> FlatFunction:
     """``run``, a function of arrays whose shardings XLA chooses, as one of arrays with the explicit shardings
     of ``flat``."""
-    specs = [jax.typeof(o.val) if isinstance(o, Literal) else flat.avals[o] for o in flat.outputs]
-    shardings = [aval.sharding for aval in specs]
+    avals = [jax.typeof(o.val) if isinstance(o, Literal) else flat.avals[o] for o in flat.outputs]
+    shardings = [aval.sharding for aval in avals]
     return lambda *arrays: list(
         jax.sharding.auto_axes(lambda *a: list(run(*a)), out_sharding=shardings)(*arrays)
     )

@@ -74,6 +74,14 @@ class SplitAxes:
     """The reductions whose parts are combined within the kernel, by position in the group."""
 
 
+def first_reads(spec: KernelSpec) -> dict[int, Access]:
+    """The arrays that a kernel reads, by value, in order; of one that it reads in several ways, the first."""
+    first: dict[int, Access] = {}
+    for access in spec.reads:
+        first.setdefault(access.value, access)
+    return first
+
+
 def split_axes(spec: KernelSpec, lowered: Lowered) -> SplitAxes:
     """How the axes of a kernel can be split."""
     masked = _masked_axes(spec, lowered)
@@ -87,9 +95,9 @@ def split_axes(spec: KernelSpec, lowered: Lowered) -> SplitAxes:
     whole |= {a for axes in maps for dims in axes for a in dims[1:]}
     whole |= {a for axes in maps for a, n in Counter(a for dims in axes for a in dims).items() if n > 1}
     # An array that is read in several ways is split in one.
-    first: dict[int, Access] = {}
+    first = first_reads(spec)
     for access in spec.reads:
-        if first.setdefault(access.value, access) != access:
+        if first[access.value] != access:
             whole |= access.axis_set | first[access.value].axis_set
 
     def may_combine(i: int) -> bool:

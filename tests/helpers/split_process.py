@@ -27,7 +27,7 @@ from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import run_equations, trace
 from fuseplan.runtime.partition import partitioned, traced_for_devices
-from fuseplan.runtime.split_axes import split_axes
+from fuseplan.runtime.split_axes import first_reads, split_axes
 from fuseplan.settings import make_options
 from fuseplan.workloads import get_workload, make_args
 from tests.helpers import nest_cases
@@ -147,7 +147,7 @@ def split(
 ) -> dict[str, Any]:
     """Split a kernel along axes: what was split, and how far it is from the whole."""
     of_axis = dict(zip(axes, MESH.axis_names, strict=False))
-    first = {read.value: read for read in reversed(spec.reads)}
+    first = first_reads(spec)
     placed = []
     for v, x in zip(live_ins(spec), arrays, strict=True):
         dims = [of_axis.get(own[0]) if own else None for own in first[v].axes]

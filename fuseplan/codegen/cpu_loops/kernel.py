@@ -18,7 +18,7 @@ from jax import lax
 
 from costmodel.graph import DimMap
 from costmodel.kernel import Access, KernelSpec, block_shape
-from fuseplan.codegen.pass_evaluator import Nest, Part, PassEvaluator, Results, TileOrder, Totals
+from fuseplan.codegen.pass_evaluator import Nest, NestPart, PassEvaluator, Results, TileOrder, Totals
 from fuseplan.codegen.single_pass import Blocks
 from fuseplan.codegen.tile import Position, ShiftedTile, Step, first_index, uncovered
 from fuseplan.frontend.lower import Lowered
@@ -26,7 +26,7 @@ from fuseplan.schedule.nests.multipass import Pass
 
 
 def emit(
-    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False, part: Part | None = None
+    spec: KernelSpec, lowered: Lowered, *, interpret: bool = False, part: NestPart | None = None
 ) -> Callable[..., tuple[Any, ...]]:
     """The group as a loop nest, or ``part`` of one; see ``fuseplan.codegen.emit``."""
     nest, avals = Nest(spec, lowered, part), lowered.avals
