@@ -82,8 +82,8 @@ def fuse_tensor_exprs(
     fuser.create_groups()
     fuser.merge_adjacent()
     for unit in fuser.units:
-        if len(unit) >= max(min_group_size, 2):
-            yield tuple(sorted(unit))
+        if len(unit.nodes) >= max(min_group_size, 2):
+            yield tuple(sorted(unit.nodes))
 
 
 def can_handle(node: Node, reductions: bool = False) -> bool:
@@ -93,23 +93,46 @@ def can_handle(node: Node, reductions: bool = False) -> bool:
     return node.kind <= OpKind.INJECTIVE or (reductions and node.kind == OpKind.REDUCTION)
 
 
-_Unit = frozenset[int]
-"""An operation or a group, at the position of its last operation."""
+@dataclass(slots=True, eq=False)
+class _Unit:
+    """An operation or a group, at the position of its last operation."""
+
+    nodes: list[int]
+    last: int
+    reads: frozenset[int]
+    """The values that it reads from outside."""
+    writes: frozenset[int]
+    """The values that it must write."""
+    at: int
+    """Its index in the DAG of units."""
+
+    @property
+    def n_arguments(self) -> int:
+        return len(self.reads) + len(self.writes)
 
 
 class _Fuser:
-    """The graph during fusion: a DAG of units."""
+    """The graph during fusion: a DAG of units.
+
+    A merge takes time in the arguments of the two units, of which there are few, and in the operations of the
+    smaller one.
+    """
 
     def __init__(self, graph: Graph, can_handle: Callable[[Node], bool]) -> None:
         self.graph, self._can_handle = graph, can_handle
+        self._unit_of = [self._alone(node) for node in graph.nodes]
         self._dag: rx.PyDiGraph = rx.PyDiGraph(multigraph=False)
-        self._index = list(self._dag.add_nodes_from([_Unit({node.id}) for node in graph.nodes]))
-        """For each operation, its unit's index in the DAG."""
+        for unit, at in zip(self._unit_of, self._dag.add_nodes_from(self._unit_of), strict=True):
+            unit.at = at
         self._dag.add_edges_from_no_data([*data_edges(graph), *effect_edges(graph)])
+
+    def _alone(self, node: Node) -> _Unit:
+        edge = boundary(self.graph, (node.id,))
+        return _Unit([node.id], node.id, frozenset(edge.reads), frozenset(edge.writes), node.id)
 
     @property
     def units(self) -> list[_Unit]:
-        return sorted(self._dag.nodes(), key=max)
+        return sorted(self._dag.nodes(), key=lambda unit: unit.last)
 
     def create_groups(self) -> None:
         """Scan from the last operation to the first until nothing changes (``createFusionGroups``)."""
@@ -117,49 +140,54 @@ class _Fuser:
         while changed:
             changed = False
             for n in reversed(range(len(self.graph.nodes))):
-                while self._starts(n) and self._pull(self._index[n]):
+                while self._starts(n) and self._pull(self._unit_of[n]):
                     changed = True
 
     def _starts(self, n: int) -> bool:
         """Whether a group may begin with the unit at the position of node ``n`` (``scanNode``)."""
-        unit: _Unit = self._dag[self._index[n]]
-        node = self.graph.nodes[n]
+        unit, node = self._unit_of[n], self.graph.nodes[n]
         begins = self._can_handle(node) and node.op not in _STARTS_NONE
-        return max(unit) == n and (len(unit) > 1 or begins)
+        return unit.last == n and (len(unit.nodes) > 1 or begins)
 
-    def _pull(self, at: int) -> bool:
+    def _pull(self, unit: _Unit) -> bool:
         """Take in one more producer, the nearest that can be (``createFusionGroup``)."""
-        read = {self.graph.values[v].producer for n in self._dag[at] for v in self.graph.nodes[n].inputs}
-        producers = {self._index[p] for p in read if p >= 0} - {at}
-        nearest = sorted(producers, key=lambda i: -max(self._dag[i]))
-        return any(self._try_merge(at, producer) for producer in nearest)
+        makers = {self.graph.values[v].producer for v in unit.reads} - {-1}
+        producers = {self._unit_of[n].last: self._unit_of[n] for n in makers}
+        return any(self._try_merge(unit, producers[last]) for last in sorted(producers, reverse=True))
 
     def merge_adjacent(self) -> None:
         """Merge each group with the one before it, unless it depends on it."""
-        for one, other in itertools.pairwise([unit for unit in self.units if len(unit) > 1]):
-            before, at = self._index[max(one)], self._index[max(other)]
-            if not rx.has_path(self._dag, before, at):
+        for one, other in itertools.pairwise([unit for unit in self.units if len(unit.nodes) > 1]):
+            before, at = self._unit_of[one.last], self._unit_of[other.last]
+            if not rx.has_path(self._dag, before.at, at.at):
                 self._try_merge(before, at)
 
-    def _try_merge(self, group: int, other: int) -> bool:
+    def _try_merge(self, group: _Unit, other: _Unit) -> bool:
         """Merge two units if the second is supported and can be moved next to the first (``tryMerge``)."""
-        a, b = self._dag[group], self._dag[other]
-        is_supported = len(b) > 1 or self._can_handle(self.graph.nodes[max(b)])
-        if not is_supported or self._arguments(a) + self._arguments(b) > MAX_ARGUMENTS:
+        is_supported = len(other.nodes) > 1 or self._can_handle(self.graph.nodes[other.last])
+        if not is_supported or group.n_arguments + other.n_arguments > MAX_ARGUMENTS:
             return False
-        both = a | b
+        larger, smaller = (group, other) if len(group.nodes) >= len(other.nodes) else (other, group)
         try:
-            at = self._dag.contract_nodes([group, other], both, check_cycle=True)
+            at = self._dag.contract_nodes([group.at, other.at], larger, check_cycle=True)
         except rx.DAGWouldCycle:
             return False
-        for n in both:
-            self._index[n] = at
+        for n in smaller.nodes:
+            self._unit_of[n] = larger
+        larger.at = at
+        larger.nodes += smaller.nodes
+        larger.last = max(group.last, other.last)
+        larger.reads = frozenset(v for v in group.reads | other.reads if not self._makes(larger, v))
+        larger.writes = frozenset(v for v in group.writes | other.writes if self._is_read_outside(larger, v))
         return True
 
-    def _arguments(self, unit: _Unit) -> int:
-        """Number of arrays that a unit reads and writes."""
-        edge = boundary(self.graph, tuple(sorted(unit)))
-        return len(edge.reads) + len(edge.writes)
+    def _makes(self, unit: _Unit, v: int) -> bool:
+        maker = self.graph.values[v].producer
+        return maker >= 0 and self._unit_of[maker] is unit
+
+    def _is_read_outside(self, unit: _Unit, v: int) -> bool:
+        readers = self.graph.consumers[v]
+        return v in self.graph.results or any(self._unit_of[n] is not unit for n in readers)
 
 
 Skeleton: TypeAlias = tuple[object, ...]
