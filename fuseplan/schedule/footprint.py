@@ -122,11 +122,15 @@ class Capacity:
             for a in dims
         }
         repeated = repeats(graph, nodes, axes)
-        for a in held:
+        streamable = [
+            a
+            for a in held
+            if axes.reduced[a] and not axes.whole[a] and (self.writes_in_pass or a not in indexed)
+            if a not in repeated
+        ]
+        for c in {class_of[a] for a in streamable}:
             # Axes of one class may be one axis of a larger group, and streamed together.
-            others = frozenset(b for b in held if class_of[b] != class_of[a])
-            streamable = axes.reduced[a] and not axes.whole[a] and (self.writes_in_pass or a not in indexed)
-            if streamable and a not in repeated and least.fits(others):
+            if least.fits(held.difference([a for a in streamable if class_of[a] == c])):
                 return None
         names = " and ".join(dict.fromkeys(graph.nodes[n].op for n in (nodes[0], nodes[-1])))
         limit = f"({self.device.block_limit_bytes:,} bytes a core)"

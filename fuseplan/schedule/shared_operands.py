@@ -11,9 +11,9 @@ ties a whole optimizer step together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations, pairwise
+from itertools import islice, pairwise
 
 from costmodel.graph import Graph, Node, OpKind
 from fuseplan.support.digraph import connected_sets
@@ -21,8 +21,8 @@ from fuseplan.support.digraph import connected_sets
 Edge = tuple[int, int]
 
 _MOST_PAIRED = 64
-"""Up to so many readers of one array are all siblings of each other. Of more, each is a sibling of the next
-only, since all pairs would be too many. None of the workloads' arrays is a full-size operand of
+"""Up to so many readers of one array are all siblings of each other. Of more, each is a sibling of one of the
+next, since all pairs would be too many. None of the workloads' arrays is a full-size operand of
 more than 6."""
 
 
@@ -36,27 +36,23 @@ def full_size_operands(graph: Graph, node: Node) -> tuple[int, ...]:
 
 
 def sibling_pairs(
-    arrays: Sequence[Sequence[int]], kept: Sequence[Edge], barriers: Sequence[Edge]
+    arrays: Sequence[Sequence[int]], parted: Callable[[Sequence[Edge]], Callable[[int, int], bool]]
 ) -> Iterator[Edge]:
-    """Pairs of siblings that no path through a barrier joins. ``arrays[n]`` are the full-size
-    operands of node ``n``.
-
-    A path through a barrier ends on a higher *level* (most barriers on any path to a node) than
-    it starts: siblings are looked for on one level.
-    """
-    if not any(arrays):
-        return
-    level = [0] * len(arrays)
-    steps = sorted([(v, u, 0) for u, v in kept] + [(v, u, 1) for u, v in barriers])
-    for v, u, barrier in steps:
-        level[v] = max(level[v], level[u] + barrier)
-    reading: dict[tuple[int, int], list[int]] = {}
+    """Pairs of siblings, the lower operation first. ``arrays[n]`` are the full-size operands of node ``n``;
+    ``parted`` says, of any pairs, which of these no kernel may hold, since a path between the two passes
+    through another kernel."""
+    readers: dict[int, list[int]] = {}
     for n, its in enumerate(arrays):
-        for v in its:
-            reading.setdefault((v, level[n]), []).append(n)
+        for v in dict.fromkeys(its):
+            readers.setdefault(v, []).append(n)
+    lists = [nodes for nodes in readers.values() if len(nodes) > 1]
+    are_parted = parted([pair for nodes in lists for pair in pairwise(nodes)])
     found: dict[Edge, None] = {}
-    for nodes in reading.values():
-        found.update(dict.fromkeys(combinations(nodes, 2) if len(nodes) <= _MOST_PAIRED else pairwise(nodes)))
+    for nodes in lists:
+        near = len(nodes) <= _MOST_PAIRED
+        for i, u in enumerate(nodes):
+            others = (v for v in nodes[i + 1 : i + _MOST_PAIRED] if not are_parted(u, v))
+            found.update(((u, v), None) for v in (others if near else islice(others, 1)))
     yield from found
 
 

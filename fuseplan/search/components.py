@@ -13,7 +13,7 @@ node.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -121,7 +121,11 @@ def crossable_edges(graph: Graph, book: PriceBook, at_hubs: bool = True) -> Cros
             (*arrays, *(v for v in dict.fromkeys(node.inputs) if v in scalars))
             for node, arrays in zip(graph.nodes, shared, strict=True)
         ]
-    pairs = sibling_pairs(shared, kept, barriers)
+
+    def parted(pairs: Sequence[Edge]) -> Callable[[int, int], bool]:
+        return _reentrant(len(graph.nodes), kept, barriers, pairs).join
+
+    pairs = sibling_pairs(shared, parted)
     siblings = [pair for pair in pairs if all_allowed or book.compatible(pair) is None]
     siblings += [pair for copies in book.copies for pair in combinations(copies, 2)]
     ties = dict.fromkeys((nodes[0], n) for nodes in book.offers for n in nodes[1:])
@@ -154,10 +158,16 @@ def _places(n_nodes: int, members: Sequence[Sequence[int]]) -> list[Place]:
 
 def _enclosed(n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge]) -> set[Edge]:
     """The kept edges whose ends are also joined by a path through a barrier."""
-    members = connected_sets(n_nodes, kept)
-    place = _places(n_nodes, members)
-    back = reentrant_paths(members, place, kept, barriers)
+    back = _reentrant(n_nodes, kept, barriers)
     return {(u, v) for u, v in kept if back.join(u, v)}
+
+
+def _reentrant(
+    n_nodes: int, kept: Sequence[Edge], barriers: Sequence[Edge], pairs: Sequence[Edge] = ()
+) -> ReentrantPaths:
+    """The paths that leave what crossable edges and ``pairs`` connect, and come back."""
+    members = connected_sets(n_nodes, [*kept, *pairs])
+    return reentrant_paths(members, _places(n_nodes, members), kept, barriers)
 
 
 def component_key(book: PriceBook, component: Component) -> tuple:

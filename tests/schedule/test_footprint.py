@@ -16,6 +16,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.components import data_edges
 from fuseplan.search.grouping import decompose
 from fuseplan.support.bitset import bits, union_at
 from fuseplan.workloads import get_workload
@@ -44,12 +45,27 @@ def components(name, device):
     return scheduler, [nodes for _, nodes in decompose(graph, PriceBook(graph, scheduler)).instances]
 
 
-def samples(nodes, rng, count):
-    """Pairs of a set of nodes and a larger one, connected or not."""
-    for _ in range(count):
-        large = rng.sample(nodes, rng.randint(2, len(nodes)))
-        small = rng.sample(large, rng.randint(2, len(large)))
-        yield tuple(sorted(small)), tuple(sorted(large))
+def samples(graph, nodes, rng, count):
+    """Pairs of a set of nodes and a larger one: every second pair connected, the others at random."""
+    near = {n: set() for n in nodes}
+    for u, v in data_edges(graph):
+        if u in near and v in near:
+            near[u].add(v)
+            near[v].add(u)
+
+    def connected(among, size):
+        found = [rng.choice(sorted(among))]
+        while len(found) < size and (around := {m for n in found for m in near[n] & among}.difference(found)):
+            found.append(rng.choice(sorted(around)))
+        return found
+
+    for k in range(count):
+        size = rng.randint(2, len(nodes))
+        large = connected(set(nodes), size) if k % 2 else rng.sample(nodes, size)
+        if len(large) > 1:
+            size = rng.randint(2, len(large))
+            small = connected(set(large), size) if k % 2 else rng.sample(large, size)
+            yield tuple(sorted(small)), tuple(sorted(large))
 
 
 @pytest.mark.parametrize(("name", "device"), CASES, ids=lambda c: getattr(c, "name", c))
@@ -62,7 +78,7 @@ def test_refusals_hold_for_every_larger_group(name, device):
         if len(nodes) < 2:
             continue
         for_good = frozenset((edge := boundary(graph, nodes)).reads + edge.writes)
-        for small, large in samples(nodes, rng, 150):
+        for small, large in samples(graph, nodes, rng, 1_000):
             if scheduler.compatible(large):
                 continue
             assert not scheduler.compatible(small)
@@ -79,7 +95,7 @@ def test_what_is_refused_early_has_no_schedule(name, device):
     for nodes in parts:
         if len(nodes) < 2:
             continue
-        for _, group in samples(nodes, rng, 60):
+        for _, group in samples(scheduler.graph, nodes, rng, 60):
             if scheduler.compatible(group) is None:
                 edge = boundary(scheduler.graph, group)
                 if scheduler.oversized(group, frozenset(edge.reads + edge.writes)):
