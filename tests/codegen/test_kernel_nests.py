@@ -146,7 +146,7 @@ def test_heads_that_share_keys(name, device, small_tiles, monkeypatch):
     lowered, specs = in_kernels(f, args, tiny(device))
     assert max(spec.axes[spec.streamed].size for spec in specs) == N
     by_keys = [s for s in specs if s.axes[s.streamed].size == M]
-    assert {len(s.writes) for s in by_keys} == {2}, "both gradients are of one kernel"
+    assert min(len(s.writes) for s in by_keys) == 2, "both gradients are of one kernel"
     values = evaluated(lowered, args)
     for spec in (specs[0], *by_keys[:2]):
         check(spec, lowered, values)

@@ -129,7 +129,10 @@ def _tiles(
 
 
 class KernelNests(Nests):
-    """Nests as kernels of a GPU or a TPU."""
+    """Nests as kernels of a GPU or a TPU. There every array that a nest keeps on chip is a saving, of its
+    launches, too."""
+
+    least_bytes = 1
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, device.backend)
