@@ -422,6 +422,17 @@ def without_copies(graph: Graph) -> Graph:
     return rewriter.finished([rewriter.ids[array[v], ORIGINAL] for v in graph.outputs])
 
 
+Skeleton = tuple[object, ...]
+"""A graph without its sizes, hashable."""
+
+
+def skeleton(graph: Graph) -> Skeleton:
+    """All of a graph but its sizes and what follows from them, the iteration spaces of its nodes."""
+    values = tuple([(len(v.shape), v.dtype) for v in graph.values])
+    nodes = tuple([(node.op, node.kind, node.inputs, node.outputs) for node in graph.nodes])
+    return (values, nodes, graph.inputs, graph.outputs)
+
+
 @dataclass(frozen=True, slots=True)
 class Boundary:
     """The values that a group reads from outside, and those that it must write."""

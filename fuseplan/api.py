@@ -17,7 +17,7 @@ from fuseplan import runtime
 from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing, tracing_state
-from fuseplan.pipeline import plan_best, plan_function
+from fuseplan.pipeline import plan_best, plan_function, plan_traced
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import ALL_FEATURES, DEFAULT_DEADLINE_S, Features, Options
@@ -41,6 +41,7 @@ from fuseplan.runtime.screen import (
 )
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.settings import make_options, resolve_device, with_figures
+from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support.environment import is_checked, is_disabled
 from fuseplan.support.errors import InvalidArgumentError
 from fuseplan.support.jax_compat import filter_traceback, hide_frames
@@ -64,6 +65,7 @@ def jit(
     strict: bool = False,
     measure: bool = False,
     background: bool = False,
+    dynamic_shapes: bool = True,
     constraints: Constraints | None = None,
     peers: Sequence[str] = (),
     **jit_options: Any,
@@ -87,6 +89,9 @@ def jit(
             on tracers the fused function is used.
         background: plan and compile in a thread. Until the fused program is ready (``JitFused.is_ready``),
             calls at new shapes run ``jax.jit``'s. A process that ends waits for a planning that runs.
+        dynamic_shapes: at sizes within a factor of two of planned ones, take the groups of that plan over
+            (``fuseplan.shape_families``), which takes about as long as a trace. False: plan for each set of
+            shapes. ``JitFused.plan`` says which plan a call has.
         constraints: which operations must or must not share a kernel, and how large a kernel may be. With
             ``measure=True`` they do not bind ``jax.jit``'s program.
         peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
@@ -115,7 +120,8 @@ def jit(
     if f is None:
         return functools.partial(
             jit, device=device, planner=planner, deadline_s=deadline_s, strict=strict, measure=measure,
-            background=background, constraints=constraints, peers=peers, **jit_options,
+            background=background, dynamic_shapes=dynamic_shapes, constraints=constraints, peers=peers,
+            **jit_options,
         )  # fmt: skip
     if not callable(f):  # jax.jit's message, and the likely reason
         raise InvalidArgumentError(
@@ -134,7 +140,7 @@ def jit(
         jit_options = {**jit_options, "device": device}
         device = "cpu" if device.platform == "cpu" else device_of(device)
     options_for("test" if device is None else device)
-    return JitFused(f, device, options_for, jit_options, measure, background)
+    return JitFused(f, device, options_for, jit_options, measure, background, dynamic_shapes)
 
 
 class JitFused:
@@ -148,6 +154,7 @@ class JitFused:
         jit_options: dict[str, Any],
         measure: bool = False,
         background: bool = False,
+        dynamic_shapes: bool = False,
     ) -> None:
         # __getattr__ finds f's attributes. Copied, they would hide equally named ones of this class.
         functools.update_wrapper(self, f, updated=())
@@ -158,9 +165,11 @@ class JitFused:
         self._options = functools.cache(lambda: options_for(unmeasured_device(device)))
         self._jit_options = jit_options
         self._reference = jax.jit(f, **jit_options)
-        self._emitted = functools.partial(_emitted, f, self._options)
+        self._families = ShapeFamilies() if dynamic_shapes else None
+        self._emitted = functools.partial(_emitted, f, self._options, self._families)
         calls = CallSignatures(f, jit_options)
-        self._jitted = RecoveringJit(self._name, self._emitted, self._reference, calls, jit_options)
+        plan_of = plan_traced if self._families is None else self._families.plan
+        self._jitted = RecoveringJit(self._name, self._emitted, self._reference, calls, jit_options, plan_of)
         self._choices: Choices | None = None
         if measure:
             self._choices = Choices(
@@ -310,18 +319,24 @@ class JitFused:
             self._background.clear()
         if self._choices:
             self._choices.clear()
+        if self._families:
+            self._families.clear()
         self._jitted.clear_cache()
         self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
 
 
 def _emitted(
-    f: Callable[..., Any], options: Callable[[], Options], platform: str | None, plan_of: PlanOf
+    f: Callable[..., Any],
+    options: Callable[[], Options],
+    families: ShapeFamilies | None,
+    platform: str | None,
+    plan_of: PlanOf,
 ) -> Callable[..., Any]:
     """``f``, whose kernels for a platform (None: the one of this process) are planned by ``plan_of``."""
 
     @functools.wraps(f)
     def fused(*args: Any, **kwargs: Any) -> Any:
-        return fuse(f, args, kwargs, options(), platform or local_platform(), plan_of)
+        return fuse(f, args, kwargs, options(), platform or local_platform(), plan_of, families)
 
     return fused
 

@@ -91,6 +91,8 @@ class NoteKind(Enum):
     GUARDS_HOLD = "fused before for other sizes: the guards hold for {sizes}"
     GUARDED = "fused for {sizes}, and for all sizes for which {guards} guards hold"
 
+    FAMILY = "the groups are those of a plan for {planned}: here {here}"
+
     # The kernels of XLA.
     XLA_NOTHING = "XLA launches nothing"
     XLA_MATCHED = (

@@ -14,11 +14,10 @@ import functools
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import rustworkx as rx
 
-from costmodel.graph import Graph, Node, OpKind, boundary
+from costmodel.graph import Graph, Node, OpKind, Skeleton, boundary, skeleton
 from fuseplan.plan.notes import NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Pricing
 from fuseplan.search.components import data_edges, effect_edges
@@ -190,10 +189,6 @@ class _Fuser:
         return v in self.graph.results or any(self._unit_of[n] is not unit for n in readers)
 
 
-Skeleton: TypeAlias = tuple[object, ...]
-"""A graph without its sizes, hashable."""
-
-
 @dataclass(frozen=True, slots=True)
 class SymbolicPlan:
     """Groups of a graph, and guards for the sizes that they hold for."""
@@ -268,13 +263,6 @@ def _guard(size: int, dim: int | str, sizes: Mapping[str, int]) -> str | None:
     if size == 1:
         return f"{dim}, which is more than 1"
     return None if size == sizes[dim] else f"{dim} = {sizes[dim]}"
-
-
-def skeleton(graph: Graph) -> Skeleton:
-    """All of a graph apart from its sizes."""
-    values = tuple((len(v.shape), v.dtype) for v in graph.values)
-    nodes = tuple((node.op, node.kind, node.inputs, node.outputs) for node in graph.nodes)
-    return (values, nodes, graph.inputs, graph.outputs)
 
 
 def symbolic_dims(graph: Graph) -> tuple[tuple[int | str, ...], ...]:

@@ -20,6 +20,7 @@ from fuseplan.pipeline import plan_traced
 from fuseplan.plan.options import Options
 from fuseplan.runtime.derivative import differentiate
 from fuseplan.runtime.primitive import PlanOf, Settings, call_of, can_be_equation, fused_p
+from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
 
 _Key = TypeVar("_Key", int, str)
@@ -34,13 +35,14 @@ def fuse(
     options: Options,
     platform: str,
     plan_of: PlanOf = plan_traced,
+    families: ShapeFamilies | None = None,
 ) -> Any:
     """Evaluate ``f`` on tracers by the kernels of its plan.
 
     Arguments without a tracer in them are static: ``f`` gets them as they are. With symbolic
     shapes (``jax.export``) there is nothing to plan, and ``f`` is traced as it is; so it is where it
     writes to references (``jax.new_ref``) from outside, or takes or returns a type that is no array.
-    ``plan_of`` makes the plans, by default ``plan_traced``.
+    ``plan_of`` makes the plans, by default ``plan_traced``; ``families`` is what it knows of other sizes.
     """
     static, static_names = _static(enumerate(args)), _static(kwargs.items())
     named = {name: value for name, value in kwargs.items() if name not in static_names}
@@ -53,7 +55,7 @@ def fuse(
     traced, is_used = trace_used(f, args, named, static)
     bind = traced.evaluate
     if can_be_equation(traced):
-        bind = call_of(traced, Settings(options, platform, plan_of=plan_of)).bind
+        bind = call_of(traced, Settings(options, platform, plan_of=plan_of, families=families)).bind
     return jax.tree.unflatten(traced.out_tree, bind(*traced.consts, *compress(dynamic, is_used)))
 
 

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.interpreters import ad, batching, mlir
 
-from fuseplan.frontend.lower import lower
+from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import (
     Flat,
     FlatFunction,
@@ -36,9 +36,16 @@ from fuseplan.report.debug import report_left
 from fuseplan.runtime.control_flow import Fuse, with_planned_bodies
 from fuseplan.runtime.executor import Part, make_runner
 from fuseplan.runtime.partition import traced_for_devices
-from fuseplan.runtime.screen import is_screened, may_loop, may_loop_anywhere, runs_as_jax
+from fuseplan.runtime.screen import (
+    is_screened,
+    may_gain,
+    may_loop_anywhere,
+    runs_as_jax,
+    with_large_arrays,
+)
 from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
+from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanError, FuseplanWarning
 
@@ -59,6 +66,8 @@ class Settings(NamedTuple):
     derived: bool = False
     """Whether the function is a derivative of the one that the options were given for."""
     plan_of: PlanOf = plan_traced
+    families: ShapeFamilies | None = None
+    """What is known of the function's programs at other sizes."""
 
 
 def _as_weak_as(aval: Any, x: Any) -> Any:
@@ -156,6 +165,33 @@ def planned(flat: Flat, settings: Settings, only_loops: bool = False) -> FusionP
     return settings.plan_of(flat, options)
 
 
+def plan_to_run(flat: Flat, settings: Settings) -> FusionPlan | None:
+    """The plan by which a program runs; None if it runs by JAX's own operations."""
+    if not is_screened(settings.options):
+        plan = planned(flat, settings)
+        return None if runs_as_jax(plan) else plan
+    programs = with_large_arrays(flat, settings.options)
+    if not programs or not _is_worth_planning(programs, settings):
+        report_left()
+        return None
+    # The proof of a plan changes nothing that runs, nor does a plan of what is left to XLA.
+    plan = planned(flat, settings, only_loops=True)
+    return None if runs_as_jax(plan) else plan
+
+
+def _is_worth_planning(programs: Sequence[Lowered], settings: Settings) -> bool:
+    """Whether a plan of a program may have a loop, as is known of nearby sizes or by ``may_gain``."""
+    options, families = settings.options, settings.families
+    if families is None:
+        return may_gain(programs, options)
+    there = replace(with_figures(options), only_loops=True)
+    known = families.may_plan(programs[-1], there)
+    if known is None and not may_gain(programs, options):
+        families.leave(programs[-1], there)
+        known = False
+    return known is not False
+
+
 def can_be_equation(traced: Traced) -> bool:
     """Whether one equation of arrays and tokens can represent the traced function."""
     types = [v.aval for v in (*traced.jaxpr.invars, *traced.jaxpr.outvars)]
@@ -204,16 +240,10 @@ def maker_of(flat: Flat, settings: Settings, evaluate: FlatFunction) -> Callable
     def made() -> FlatFunction:
         unsharded = without_shardings(flat)
         program = flat if unsharded is None else unsharded
-        if may_loop(program, settings.options):
-            # The proof of a plan changes nothing that runs, nor does a plan of what is left to XLA.
-            plan = planned(program, settings, only_loops=is_screened(settings.options))
-            if not runs_as_jax(plan):
-                run = runner_of(plan, settings)
-                return _or_evaluated(
-                    run if unsharded is None else in_auto_axes(run, flat), evaluate, settings
-                )
-        else:
-            report_left()
+        plan = plan_to_run(program, settings)
+        if plan is not None:
+            run = runner_of(plan, settings)
+            return _or_evaluated(run if unsharded is None else in_auto_axes(run, flat), evaluate, settings)
         equations = with_planned_bodies(flat.equations, _fuse_body(settings))
         if equations is flat.equations:
             return evaluate

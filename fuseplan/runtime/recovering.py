@@ -104,8 +104,10 @@ _kernels_made: ContextVar[bool] = ContextVar("_kernels_made", default=False)
 """Whether kernels were emitted for the current call, so that they may have caused its failure."""
 
 
-def _plan_and_note_kernels(platform: str | None, traced: Traced, options: Options) -> FusionPlan:
-    plan = plan_traced(traced, options)
+def _plan_and_note_kernels(
+    platform: str | None, plan_of: PlanOf, traced: Traced, options: Options
+) -> FusionPlan:
+    plan = plan_of(traced, options)
     # A program with side effects is not run twice unless the error's message shows that it did not run.
     pure = not any(eqn.effects for eqn in plan.lowered.equations)
     if pure and has_kernels(plan, platform):
@@ -118,10 +120,16 @@ class RecoveringJit:
     ``jax.jit``."""
 
     def __init__(
-        self, name: str, emitted: Emitted, reference: Any, calls: CallSignatures, options: dict[str, Any]
+        self,
+        name: str,
+        emitted: Emitted,
+        reference: Any,
+        calls: CallSignatures,
+        options: dict[str, Any],
+        plan_of: PlanOf = plan_traced,
     ) -> None:
-        self._name, self._reference, self._calls = name, reference, calls
-        self.fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None)), **options)
+        self._name, self._reference, self._calls, self._plan_of = name, reference, calls, plan_of
+        self.fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None, plan_of)), **options)
         """The fused function without recovery."""
         self._accepted = jax.jit(emitted(None, partial(plan_accepted, None, compile_here)), **options)
         self._kept: dict[Hashable, Any] = {}
@@ -163,7 +171,7 @@ class RecoveringJit:
         """The planning function for calls with these shapes."""
         if self._kept and self._kept.get(self._key(args, kwargs)) is not None:
             return partial(plan_accepted, None, compile_here)
-        return plan_traced
+        return self._plan_of
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).trace``. Kernels are compiled now, since the traced program is compiled by
@@ -240,7 +248,8 @@ def lower_there(
 ) -> RecoveringLowered:
     """Lower for a device that may be absent: ``lower`` lowers a jitted function, ``compile_kernel`` compiles
     a kernel."""
-    plans = partial(_plan_and_note_kernels, platform), partial(plan_accepted, platform, compile_kernel)
+    planned = partial(_plan_and_note_kernels, platform, plan_traced)
+    plans = planned, partial(plan_accepted, platform, compile_kernel)
     attempts = [jax.jit(emitted(platform, plan_of), **options) for plan_of in plans]
     return RecoveringLowered(name, [partial(lower, jitted) for jitted in (*attempts, reference)])
 

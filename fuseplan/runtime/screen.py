@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 from costmodel.device import DeviceSpec
@@ -50,29 +50,41 @@ def is_screened(options: Options) -> bool:
 def may_loop(flat: Flat, options: Options) -> bool:
     """Whether a call plans the program: not if no plan under ``options`` may have a tiled loop, nor with the
     solver if ``best_first``'s has none. Bodies of the program's loops and branches are not examined."""
-    if not is_screened(options):
-        return True
+    return not is_screened(options) or may_gain(with_large_arrays(flat, options), options)
+
+
+def with_large_arrays(flat: Flat, options: Options) -> list[Lowered]:
+    """The forms of the program that may be planned, the last as traced; none if in none of them a large array
+    could stay out of memory."""
     if has_fixed_kernels(options.planner) or not options.features.loop_nests:
-        return False
+        return []
     min_bytes = options.device.least_large_bytes
     if not any(_bytes(a) >= min_bytes for eqn in flat.equations for a in eqn.out_avals):
-        return False
+        return []
     lowered = lower(flat)
     columns = by_columns(lowered, min_bytes)
-    programs = [columns or lowered, *([lowered] if columns else [])]  # either may be planned
-    if not any(may_keep(program.graph, min_bytes) for program in programs):
+    programs = [columns or lowered, *([lowered] if columns else [])]
+    return programs if any(may_keep(program.graph, min_bytes) for program in programs) else []
+
+
+def may_gain(programs: Sequence[Lowered], options: Options) -> bool:
+    """Whether some region of ``programs``, forms of one program, has a loop nest that is cheaper than its
+    operations, in the solver's case by a heuristic's plan."""
+    if not programs:
         return False
     device = with_figures(options).device
 
-    def may_gain(program: Lowered) -> bool:
+    def gains(program: Lowered) -> bool:
         if options.planner == "solver":
             return _has_loop_by_heuristic(program, device, options)
         return CpuNests(program.graph, device, program).has_offers
 
-    if any(map(may_gain, programs)):
+    if any(map(gains, programs)):
         return True
-    recomputing = recompute(programs[0], min_bytes) if options.features.recompute else None
-    return recomputing is not None and may_gain(recomputing)
+    recomputing = None
+    if options.features.recompute:
+        recomputing = recompute(programs[0], options.device.least_large_bytes)
+    return recomputing is not None and gains(recomputing)
 
 
 def _has_loop_by_heuristic(program: Lowered, device: DeviceSpec, options: Options) -> bool:

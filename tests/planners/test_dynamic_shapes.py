@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 import fuseplan
+from costmodel.graph import skeleton
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.planners.nnc_tensorexpr import (
     DynamicShapes,
     SymbolicPlan,
     make_planner,
-    skeleton,
     symbolic_dims,
 )
 from tests.helpers.small_graphs import Bytes

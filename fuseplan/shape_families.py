@@ -1,0 +1,253 @@
+"""Plan a program of many sizes once for all sizes that are close to each other.
+
+Programs that differ only by the sizes of their arrays, such as a function at several batch sizes, are a
+*family*. The plan of one of them says which operations share a kernel. Another program of the family takes
+these groups over if four guards hold:
+
+1. each dimension of each array has at most twice and at least half of the planned size, and is 1 where that
+   was 1;
+2. the program, rewritten for its own sizes, has the form that was planned;
+3. every group is a legal kernel at these sizes;
+4. the plan is as near to the program's roofline (``costmodel.floor``) as the one that was searched for. It is
+   not where an intermediate array outgrows a cache, say, and other groups would keep it there.
+
+Each kernel is then scheduled for its own sizes: its tiles are those that a search would choose for this
+group. No bound is proven but that of the whole program, since the best groups may differ from size to size.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from costmodel.floor import Floor
+from costmodel.graph import Graph, skeleton, without_copies
+from costmodel.memory import SUBLANES
+from fuseplan.frontend.lower import Lowered, lower
+from fuseplan.frontend.trace import Flat
+from fuseplan.passes.array_to_columns import by_columns
+from fuseplan.passes.rewriting import rewritten_programs
+from fuseplan.pipeline import plan_best
+from fuseplan.plan.fusion_plan import FusionPlan
+from fuseplan.plan.notes import NoteKind, note
+from fuseplan.plan.options import Options
+from fuseplan.planners import has_fixed_kernels, is_built_in
+from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
+from fuseplan.search.decided import plan_decided
+from fuseplan.search.grouping import Answer
+from fuseplan.search.remat.duplicates import operations_of
+from fuseplan.search.remat.materialise import materialise_overlapping
+from fuseplan.stages import Planning, assemble, check, order
+from fuseplan.support.lru import LruCache
+from fuseplan.support.work import StageTimer
+
+MAX_FACTOR = 2
+"""By how much a size may differ from the planned one."""
+
+MAX_FAMILIES = 256
+"""Families that are remembered of one function: its derivatives are others."""
+
+MAX_MEMBERS = 64
+"""Plans that are remembered of one family."""
+
+LOSS_DIVISOR = 20
+"""A plan may be this part of its time farther from the roofline than the searched one: the model is no more
+exact."""
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A form of a program, without its sizes, and the groups of its operations, which may overlap."""
+
+    skeleton: Hashable
+    groups: tuple[Nodes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    """The decisions of one plan, and the sizes that it was made for."""
+
+    shapes: Shapes
+    """Those of all arrays of the program as traced."""
+    forms: tuple[_Form, ...]
+    """The planned program, and that with one copy of each operation; none if it is left to ``jax.jit``."""
+    time_ps: int = 0
+    """The plan's time."""
+    roofline_ps: int = 0
+    """The least time that the program takes in as many kernels."""
+
+    @classmethod
+    def of(cls, lowered: Lowered, plan: FusionPlan | None) -> _Member:
+        """The member of a program and its plan."""
+        if plan is None:
+            return cls(_shapes(lowered.graph), ())
+        return cls(_shapes(lowered.graph), tuple(_forms(plan)), plan.objective_ps, _roofline_ps(plan))
+
+    def admits(self, shapes: Shapes) -> bool:
+        """Whether the first guard holds. What is left to ``jax.jit`` has no plan that the other guards could
+        be asked about, and loops gain by large arrays: it admits sizes up to its own."""
+        largest = MAX_FACTOR if self.forms else 1
+        return all(
+            (size == 1) == (planned == 1) and planned <= MAX_FACTOR * size and size <= largest * planned
+            for old, new in zip(self.shapes, shapes, strict=True)
+            for planned, size in zip(old, new, strict=True)
+        )
+
+    def is_as_near(self, plan: FusionPlan) -> bool:
+        """Whether the fourth guard holds."""
+        most_ps = self.time_ps + self.time_ps // LOSS_DIVISOR
+        return plan.objective_ps * self.roofline_ps <= most_ps * _roofline_ps(plan)
+
+
+class ShapeFamilies:
+    """Plans one function's programs, and remembers the plans for later calls at other sizes.
+
+    Example:
+        >>> import jax, jax.numpy as jnp
+        >>> from costmodel.devices import get_device
+        >>> from fuseplan.frontend.trace import trace
+        >>> families, options = ShapeFamilies(), Options(get_device("h200"))
+        >>> for rows in (4096, 5000, 10_000):
+        ...     x = jax.ShapeDtypeStruct((rows, 512), "float32")
+        ...     plan = families.plan(trace(lambda x: jax.nn.softmax(x) + 1, x), options)
+        ...     print(plan.status, len(plan.kernels), plan.notes[-1])
+        OPTIMAL 1 greedy's plan takes no longer, and by the proof none is faster
+        FEASIBLE 1 the groups are those of a plan for (4096, 512): here (5000, 512)
+        OPTIMAL 1 greedy's plan takes no longer, and by the proof none is faster
+    """
+
+    def __init__(self) -> None:
+        self._members: LruCache[Hashable, tuple[_Member, ...]] = LruCache(MAX_FAMILIES)
+
+    def plan(self, traced: Flat, options: Options, trace_s: float = 0.0) -> FusionPlan:
+        """As ``fuseplan.pipeline.plan_traced``, by the groups of the first plan of the program's family for
+        which the guards hold."""
+        clock = StageTimer(trace_s)
+        lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
+        if not _is_taken_over(options):
+            return plan_best(lowered, options, clock)
+        for member in self._admitting(lowered, options):
+            plan = _planned(lowered, options, member, clock)
+            if plan is not None:
+                return plan
+        plan = plan_best(lowered, options, clock)
+        self._add(lowered, options, _Member.of(lowered, plan))
+        return plan
+
+    def may_plan(self, lowered: Lowered, options: Options) -> bool | None:
+        """Whether a program of nearby sizes was planned, or left to ``jax.jit`` by ``leave``; None if neither
+        is known."""
+        if _is_taken_over(options):
+            for member in self._admitting(lowered, options):
+                return bool(member.forms)
+        return None
+
+    def leave(self, lowered: Lowered, options: Options) -> None:
+        """Remember that a program is left to ``jax.jit``."""
+        if _is_taken_over(options):
+            self._add(lowered, options, _Member.of(lowered, None))
+
+    def _admitting(self, lowered: Lowered, options: Options) -> Iterator[_Member]:
+        """The members whose first guard holds; none if one has the program's own sizes and a plan, which is
+        made again as it was."""
+        members, shapes = self._members.get(_key(lowered, options)) or (), _shapes(lowered.graph)
+        if not any(member.forms and member.shapes == shapes for member in members):
+            yield from (member for member in members if member.admits(shapes))
+
+    def _add(self, lowered: Lowered, options: Options, member: _Member) -> None:
+        key = _key(lowered, options)
+        members = self._members.get(key) or ()
+        if len(members) < MAX_MEMBERS and all(member.shapes != other.shapes for other in members):
+            self._members.update([(key, (*members, member))])
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        self._members.clear()
+
+
+def _is_taken_over(options: Options) -> bool:
+    """Whether a plan follows from groups alone: not where constraints or other planners' plans count."""
+    is_free = options.constraints is None and not options.peers
+    return is_free and is_built_in(options.planner) and not has_fixed_kernels(options.planner)
+
+
+def _key(lowered: Lowered, options: Options) -> Hashable:
+    return skeleton(lowered.graph), options
+
+
+def _shapes(graph: Graph) -> Shapes:
+    return tuple([value.shape for value in graph.values])
+
+
+def _roofline_ps(plan: FusionPlan) -> int:
+    """The least time of the plan's program in as many kernels."""
+    floor = Floor(plan.graph, plan.device)(tuple(range(len(plan.graph.nodes))))
+    return floor + max(len(plan.kernels) - 1, 0) * plan.device.launch_ps
+
+
+def _forms(plan: FusionPlan) -> Iterator[_Form]:
+    groups = tuple([kernel.spec.nodes for kernel in plan.kernels])
+    yield _Form(skeleton(plan.graph), groups)
+    if plan.graph.origins:
+        number = operations_of(plan.graph)
+        once = [tuple(sorted({number[n][0] for n in nodes})) for nodes in groups]
+        yield _Form(skeleton(without_copies(plan.graph)), tuple(once))
+
+
+def _programs(lowered: Lowered, options: Options, clock: StageTimer, expires_at: float) -> Iterator[Lowered]:
+    """Forms of a program, those that are made quickly first."""
+    yield lowered
+    if options.device.capabilities.emits_kernels:
+        columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES)
+        if columns is not None:
+            yield columns
+    found, _ = rewritten_programs(lowered, options, clock, expires_at)
+    yield from (program for program in found if program is not lowered)
+
+
+def _planned(lowered: Lowered, options: Options, member: _Member, clock: StageTimer) -> FusionPlan | None:
+    """The plan of a program by the groups of ``member``; None if a guard does not hold."""
+    expires_at = time.monotonic() + options.deadline_s
+    groups_of = {form.skeleton: form.groups for form in member.forms}
+    for program in _programs(lowered, options, clock, expires_at) if groups_of else ():
+        groups = groups_of.get(skeleton(program.graph))
+        if groups is not None:
+            answer = _grouped(program, options, groups)
+            if answer is None:
+                return None
+            state = Planning(program, options, clock, expires_at, answer=answer)
+            for step in (order, assemble, check):
+                step(state)
+            assert state.plan is not None
+            if not member.is_as_near(state.plan):
+                return None
+            return _noted(state.plan, member.shapes, lowered.graph)
+    return None
+
+
+def _grouped(program: Lowered, options: Options, groups: Sequence[Nodes]) -> Answer | None:
+    """The kernels of ``groups``; None if one of them is not a legal kernel."""
+    scheduler = Scheduler(program.graph, options.device, program, options.features)
+    if sum(map(len, groups)) > len(program.graph.nodes):
+        answer = materialise_overlapping(program, scheduler, groups)
+    else:
+        answer = Answer(program, plan_decided(program.graph, scheduler, lambda book: groups), None)
+    return answer if answer is not None and len(answer.grouping.kernels) == len(groups) else None
+
+
+def _noted(plan: FusionPlan, planned: Shapes, traced: Graph) -> FusionPlan:
+    here = _shapes(traced)
+    pairs = [(planned[v], here[v]) for v in traced.inputs if planned[v] != here[v]]
+    sizes = dict.fromkeys(pairs)
+    told = note(
+        NoteKind.FAMILY,
+        planned=", ".join(str(old) for old, _ in sizes),
+        here=", ".join(str(new) for _, new in sizes),
+    )
+    return replace(
+        plan, bound_ps=min(whole_floor_ps(plan), plan.objective_ps), notes=(*plan.notes, str(told))
+    )
