@@ -417,6 +417,25 @@ def _sharded(rows: list[Record]) -> str:
     return _markdown(head, lines)
 
 
+def _sizes(rows: list[Record]) -> str:
+    """Plans at many sizes: those that are searched for, and the seconds and the loss of the others."""
+    lines = [
+        [
+            row["program"],
+            row["device"],
+            f"{row['searched']} of {row['sizes']}",
+            *(_known(_number(row, name), lambda x: f"{x:.3f}") for name in _SIZES_SECONDS),
+            *(f"{100 * _number(row, name):.1f} %" for name in ("mean_loss", "worst_loss")),
+        ]
+        for row in rows
+    ]
+    head = ["program", "device", "searched", "search s", "taken over s", "trace s", "slower by", "at most"]
+    return _markdown(head, lines)
+
+
+_SIZES_SECONDS = ("search_s", "taken_over_s", "trace_s")
+
+
 def _digits(number: float) -> str:
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 
@@ -477,6 +496,12 @@ TABLES = {
         "sharded.csv",
         "python -m experiments.sharded --out experiments/results/sharded.csv",
         _sharded,
+        measured=True,
+    ),
+    "sizes": Table(
+        "dynamic_shapes.csv",
+        "python -m experiments.dynamic_shapes --without-calls --out experiments/results/dynamic_shapes.csv",
+        _sizes,
         measured=True,
     ),
     "planning": Table(

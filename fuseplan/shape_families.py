@@ -34,12 +34,12 @@ from fuseplan.plan.notes import NoteKind, note
 from fuseplan.plan.options import Options
 from fuseplan.planners import has_fixed_kernels, is_built_in
 from fuseplan.schedule.pricing import Nodes
-from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
+from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Answer
 from fuseplan.search.remat.duplicates import operations_of
 from fuseplan.search.remat.materialise import materialise_overlapping
-from fuseplan.stages import Planning, assemble, check, order
+from fuseplan.stages import Planning, assemble, check, order, until_deadline
 from fuseplan.support.lru import LruCache
 from fuseplan.support.work import StageTimer
 
@@ -130,11 +130,14 @@ class ShapeFamilies:
         lowered = clock.time("lower", lambda: lower(traced, strict=options.strict))
         if not _is_taken_over(options):
             return plan_best(lowered, options, clock)
+        expires_at = time.monotonic() + options.deadline_s
+        left = options
         for member in self._admitting(lowered, options):
-            plan = _planned(lowered, options, member, clock)
+            plan = _planned(lowered, left, member, clock, expires_at)
             if plan is not None:
                 return plan
-        plan = plan_best(lowered, options, clock)
+            left = until_deadline(expires_at, options)
+        plan = plan_best(lowered, left, clock)
         self._add(lowered, options, _Member.of(lowered, plan))
         return plan
 
@@ -209,9 +212,10 @@ def _programs(lowered: Lowered, options: Options, clock: StageTimer, expires_at:
     yield from (program for program in found if program is not lowered)
 
 
-def _planned(lowered: Lowered, options: Options, member: _Member, clock: StageTimer) -> FusionPlan | None:
+def _planned(
+    lowered: Lowered, options: Options, member: _Member, clock: StageTimer, expires_at: float
+) -> FusionPlan | None:
     """The plan of a program by the groups of ``member``; None if a guard does not hold."""
-    expires_at = time.monotonic() + options.deadline_s
     groups_of = {form.skeleton: form.groups for form in member.forms}
     for program in _programs(lowered, options, clock, expires_at) if groups_of else ():
         groups = groups_of.get(skeleton(program.graph))
@@ -230,13 +234,17 @@ def _planned(lowered: Lowered, options: Options, member: _Member, clock: StageTi
 
 
 def _grouped(program: Lowered, options: Options, groups: Sequence[Nodes]) -> Answer | None:
-    """The kernels of ``groups``; None if one of them is not a legal kernel."""
+    """The kernels of ``groups``, with a bound on all plans; None if one of them is not a legal kernel."""
     scheduler = Scheduler(program.graph, options.device, program, options.features)
-    if sum(map(len, groups)) > len(program.graph.nodes):
+    n_nodes = len(program.graph.nodes)
+    if sum(map(len, groups)) > n_nodes:
         answer = materialise_overlapping(program, scheduler, groups)
     else:
         answer = Answer(program, plan_decided(program.graph, scheduler, lambda book: groups), None)
-    return answer if answer is not None and len(answer.grouping.kernels) == len(groups) else None
+    if answer is None or len(answer.grouping.kernels) != len(groups):
+        return None
+    bound_ps = min(scheduler.floor(tuple(range(n_nodes))), answer.grouping.time_ps)
+    return replace(answer, grouping=replace(answer.grouping, bound_ps=bound_ps))
 
 
 def _noted(plan: FusionPlan, planned: Shapes, traced: Graph) -> FusionPlan:
@@ -248,6 +256,4 @@ def _noted(plan: FusionPlan, planned: Shapes, traced: Graph) -> FusionPlan:
         planned=", ".join(str(old) for old, _ in sizes),
         here=", ".join(str(new) for _, new in sizes),
     )
-    return replace(
-        plan, bound_ps=min(whole_floor_ps(plan), plan.objective_ps), notes=(*plan.notes, str(told))
-    )
+    return replace(plan, notes=(*plan.notes, str(told)))
