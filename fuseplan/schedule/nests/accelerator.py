@@ -28,9 +28,11 @@ from fuseplan.schedule.nests.cpu import tileable
 from fuseplan.schedule.nests.multipass import passes_of
 from fuseplan.schedule.nests.offered import Nests
 from fuseplan.schedule.nests.regions import (
+    expands,
     joined_contractions,
     narrow_contractions,
     normalised_contractions,
+    regions,
 )
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import Tiles, addressing, dot_tiles
@@ -144,7 +146,11 @@ class KernelNests(Nests):
 
     @cached_property
     def _regions(self) -> tuple[Nodes, ...]:
-        return (*super()._groups(), *joined_contractions(self.graph, self.backend))
+        return (*super()._groups(), *self._joined)
+
+    @cached_property
+    def _joined(self) -> tuple[Nodes, ...]:
+        return tuple(joined_contractions(self.graph, self.backend))
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -156,10 +162,13 @@ class KernelNests(Nests):
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """The operations of offered regions that are much faster than their contractions (``SETTLING_GAIN``).
-        Normalised contractions settle nothing: their statistics may be computed in another kernel."""
-        regions = set(self._regions)
-        return frozenset(n for r in self.offers if r in regions and self._settles(r) for n in r)
+        """The operations of offered regions that are much faster than their contractions (``SETTLING_GAIN``),
+        if what they keep on chip is large, and larger than all that they read or write: as for the scores of
+        attention, no other groups come near. Normalised contractions settle nothing: their statistics may be
+        computed in another kernel."""
+        large = regions(self.graph, self.device.least_large_bytes, self.backend)
+        settling = {r for r in large if expands(self.graph, r)}.union(self._joined)
+        return frozenset(n for r in self.offers if r in settling and self._settles(r) for n in r)
 
     def _settles(self, nodes: Nodes) -> bool:
         contractions = (n for n in nodes if self.graph.nodes[n].flops.matrix)

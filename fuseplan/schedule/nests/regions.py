@@ -97,7 +97,8 @@ def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[No
         new = [graph.nodes[n] for n in set(region).difference(nodes)]
         # A contraction between two large values belongs to another layer.
         whole = all(can_nest(node, backend) and not node.flops.matrix for node in new)
-        if reduces and whole and _may_gain(graph, region, backend) and _needs_nest(graph, region, backend):
+        may_gain = reduces and whole and (not backend_of(backend).loop_nest or expands(graph, region))
+        if may_gain and _needs_nest(graph, region, backend):
             yield region
             extended = _with_layout_changes(graph, region, backend)
             if extended != region and extended not in found:
@@ -113,12 +114,9 @@ def _needs_nest(graph: Graph, nodes: Nodes, backend: str) -> bool:
     return several or backend_of(backend).loop_nest
 
 
-def _may_gain(graph: Graph, nodes: Nodes, backend: str) -> bool:
-    """Whether a nest may be faster than the operations by themselves. On a CPU, an intermediate has to be
-    larger than every array that the group reads or writes: otherwise XLA's own loops already touch no more
-    memory than a nest would. A kernel of a GPU or a TPU keeps any intermediate out of memory."""
-    if not backend_of(backend).loop_nest:
-        return True
+def expands(graph: Graph, nodes: Nodes) -> bool:
+    """Whether an intermediate is larger than every array that the group reads or writes. On a CPU, XLA's own
+    loops otherwise touch no more memory than a nest would."""
     edge = boundary(graph, nodes)
     outside = max((graph.values[v].size for v in (*edge.reads, *edge.writes)), default=0)
     kept = {v for n in nodes for v in graph.nodes[n].outputs}.difference(edge.writes)
