@@ -156,11 +156,11 @@ class Scheduler(Pricing):
 
     @cached_property
     def _loops(self) -> XlaLoops | None:
-        def tiled(nodes: Nodes) -> Kernel | Verdict:
+        def searched(nodes: Nodes) -> Kernel | Verdict:
             edge = boundary(self.graph, nodes)
-            return self.tiled(nodes, edge, self._prologues, self._floor.one_kernel(nodes))
+            return self.searched(nodes, edge, self._prologues, self._floor.one_kernel(nodes))
 
-        return XlaLoops(self.graph, self.device, self._floor, tiled) if self.has_loops else None
+        return XlaLoops(self.graph, self.device, self._floor, searched) if self.has_loops else None
 
     @property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -273,6 +273,13 @@ class Scheduler(Pricing):
         """As ``price``, for a group that reads and writes ``edge`` and takes at least ``floor_ps``."""
         loop = None if self._loops is None else self._loops.kernel(nodes, edge)
         return faster(self.tiled(nodes, edge, prologues, floor_ps), loop)
+
+    def searched(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
+        """As ``tiled``, if the group may be in a plan: a nest is only if it is offered."""
+        refused = None
+        if self._nests is not None and nodes not in self._nests.offers:
+            refused = self._refuse(nodes, edge, prologues)
+        return refused or self.tiled(nodes, edge, prologues, floor_ps)
 
     def tiled(self, nodes: Nodes, edge: Boundary, prologues: Prologues, floor_ps: int) -> Kernel | Verdict:
         """As ``schedule``, without XLA's loops of several operations."""

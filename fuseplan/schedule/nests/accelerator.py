@@ -36,10 +36,18 @@ from fuseplan.schedule.nests.regions import (
 )
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.tilings import Tiles, addressing, dot_tiles
+from fuseplan.support.work import Work
 
 SETTLING_GAIN = (9, 10)
 """The contractions of a nest are *settled* (``Pricing.settled``) if the nest takes less than this fraction of
 their time as kernels of their own, which may also write a conversion of their results."""
+
+SMALL_WORK = 150_000
+"""Units of work (``fuseplan.support.work``) of finding regions of small intermediates, and again of
+scheduling them."""
+
+FOOTPRINT = 6
+"""Units of scheduling a nest in one way, for each operation."""
 
 MASKED_KERNELS = 4
 """The number of fastest kernels whose masked tiles are determined."""
@@ -134,23 +142,38 @@ class KernelNests(Nests):
     """Nests as kernels of a GPU or a TPU. There every array that a nest keeps on chip is a saving, of its
     launches, too."""
 
-    least_bytes = 1
-
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, device.backend)
+        self._work: Work | None = None
+        """What limits the search for nests of small intermediates, while it goes on."""
 
     def _groups(self) -> Iterable[Nodes]:
-        yield from self._regions
-        yield from normalised_contractions(self.graph, self._regions, self.backend)
+        regions = (*self._large, *self._joined, *self._small)
+        yield from regions
+        yield from normalised_contractions(self.graph, regions, self.backend)
         yield from narrow_contractions(self.graph, self.backend)
 
     @cached_property
-    def _regions(self) -> tuple[Nodes, ...]:
-        return (*super()._groups(), *self._joined)
+    def _large(self) -> tuple[Nodes, ...]:
+        """The regions that keep an array on chip which is large, and larger than all that they read or write,
+        such as the scores of attention."""
+        return tuple(r for r in super()._groups() if expands(self.graph, r))
 
     @cached_property
     def _joined(self) -> tuple[Nodes, ...]:
         return tuple(joined_contractions(self.graph, self.backend))
+
+    @cached_property
+    def _small(self) -> tuple[Nodes, ...]:
+        """The other regions that are faster as nests: as many as are found in limited work, those of few
+        operations first."""
+        work = self._work = Work(SMALL_WORK)
+        found = regions(self.graph, 1, self.backend, work)
+        small = sorted(set(found).difference(self._large, self._joined), key=lambda r: (len(r), r))
+        work.spent = 0
+        gaining = tuple(r for r in small if not work.is_spent and self._gains(r))
+        self._work = None
+        return gaining
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -162,12 +185,10 @@ class KernelNests(Nests):
 
     @cached_property
     def settled(self) -> frozenset[int]:
-        """The operations of offered regions that are much faster than their contractions (``SETTLING_GAIN``),
-        if what they keep on chip is large, and larger than all that they read or write: as for the scores of
-        attention, no other groups come near. Normalised contractions settle nothing: their statistics may be
-        computed in another kernel."""
-        large = regions(self.graph, self.device.least_large_bytes, self.backend)
-        settling = {r for r in large if expands(self.graph, r)}.union(self._joined)
+        """The operations of offered regions that are much faster than their contractions
+        (``SETTLING_GAIN``), where no other groups come near: those of large intermediates, and joined ones.
+        The statistics of normalised contractions may be computed in another kernel."""
+        settling = {*self._large, *self._joined}
         return frozenset(n for r in self.offers if r in settling and self._settles(r) for n in r)
 
     def _settles(self, nodes: Nodes) -> bool:
@@ -189,7 +210,7 @@ class KernelNests(Nests):
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
     ) -> Kernel | None:
         """The fastest kernel that fits on chip; of equals, the one of the fewest steps."""
-        specs = kernel_nests(self.graph, nodes, axes, edge, self.backend)
+        specs = self._within_work(kernel_nests(self.graph, nodes, axes, edge, self.backend))
         fitting = ((spec, footprint(self.graph, spec, self.device)) for spec in specs)
         kernels = [
             Kernel(spec, estimate(self.graph, spec, self.device, need))
@@ -198,6 +219,14 @@ class KernelNests(Nests):
         ]
         kernels.sort(key=_rank)
         return min([*kernels, *map(self.masked_kernel, kernels[:MASKED_KERNELS])], key=_rank, default=None)
+
+    def _within_work(self, specs: Iterable[KernelSpec]) -> Iterator[KernelSpec]:
+        for spec in specs:
+            if self._work is not None:
+                self._work.spend(FOOTPRINT * len(spec.nodes))
+                if self._work.is_spent:
+                    return
+            yield spec
 
 
 def _rank(kernel: Kernel) -> tuple[int, int, int]:

@@ -122,7 +122,6 @@ class CpuNests(Nests):
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, "loops")
-        self.least_bytes = device.least_large_bytes
 
     def may_be(self, nodes: Nodes) -> bool:
         return True

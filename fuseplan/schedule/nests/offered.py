@@ -33,9 +33,6 @@ class Nests(ABC):
     ``lowered`` has the equations that define masks; without it no tile is skipped.
     """
 
-    least_bytes: int
-    """Bytes of an intermediate from which on a nest may gain by keeping it out of memory."""
-
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None, backend: str) -> None:
         self.graph, self.device, self.lowered, self.backend = graph, device, lowered, backend
         self._is_index = is_index_arithmetic(graph, backend)
@@ -69,7 +66,7 @@ class Nests(ABC):
         return False
 
     def _groups(self) -> Iterable[Nodes]:
-        return regions(self.graph, self.least_bytes, self.backend)
+        return regions(self.graph, self.device.least_large_bytes, self.backend)
 
     @cached_property
     def offers(self) -> tuple[Nodes, ...]:

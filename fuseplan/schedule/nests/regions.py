@@ -28,6 +28,7 @@ from fuseplan.schedule.addressing import can_regroup, regroups
 from fuseplan.schedule.layout import contraction_axes
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.support.digraph import between, connected_sets, reachable
+from fuseplan.support.work import Work
 
 _LARGE_FRACTIONS = (1, 4)
 """At each level, values of the largest size are large, or those of more than a quarter of it: the terms of a
@@ -82,11 +83,27 @@ def connected_groups(graph: Graph, is_large: IsLarge, backend: str = "loops") ->
     return [tuple(nodes) for nodes in connected_sets(len(graph.nodes), edges) if len(nodes) > 1]
 
 
-def regions(graph: Graph, min_bytes: int, backend: str = "loops") -> Iterator[Nodes]:
-    """Groups for ``backend`` connected by intermediates of at least ``min_bytes``, each once."""
+LEVEL = 10
+"""Units of work (``fuseplan.support.work``) that finding the groups of one level takes for each operation."""
+
+
+def regions(
+    graph: Graph, min_bytes: int, backend: str = "loops", work: Work | None = None
+) -> Iterator[Nodes]:
+    """Groups for ``backend`` connected by intermediates of at least ``min_bytes``, each once; those of as
+    many levels as ``work`` allows."""
     found: set[Nodes] = set()
     is_index = is_index_arithmetic(graph, backend)
-    groups = (connected_groups(graph, is_large, backend) for is_large in levels(graph, min_bytes))
+
+    def within_limit() -> Iterator[IsLarge]:
+        for level in levels(graph, min_bytes):
+            if work is not None:
+                work.spend(LEVEL * len(graph.nodes))
+                if work.is_spent:
+                    return
+            yield level
+
+    groups = (connected_groups(graph, is_large, backend) for is_large in within_limit())
     for nodes in dict.fromkeys(itertools.chain.from_iterable(groups)):
         region = _with_index_arithmetic(graph, nodes, is_index)
         region = _with_index_arithmetic(graph, convex(graph, region), is_index)

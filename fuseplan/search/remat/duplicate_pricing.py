@@ -49,7 +49,7 @@ class DuplicatePricing(Pricing):
         self._whole_loops = frozenset(copies.lifted(scheduler.loops))
         self._loops = None
         if scheduler.has_loops:
-            self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._tiled)
+            self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._searched)
         own = [] if self._loops is None else [o for o in self._loops.offers if self._has_own_loop(o)]
         self.offers = tuple(dict.fromkeys((*copies.lifted(scheduler.offers), *own)))
         self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)
@@ -128,8 +128,8 @@ class DuplicatePricing(Pricing):
             loop = self._loops.kernel(nodes, boundary(self.graph, nodes))
         return faster(found, loop)
 
-    def _tiled(self, nodes: Nodes) -> Kernel | Verdict:
-        return self._priced(nodes, self._scheduler.tiled)
+    def _searched(self, nodes: Nodes) -> Kernel | Verdict:
+        return self._priced(nodes, self._scheduler.searched)
 
     def _priced(self, nodes: Nodes, schedule: _Schedule) -> Kernel | Verdict:
         """The kernel that ``schedule`` makes of the operations of ``nodes``, each once."""
