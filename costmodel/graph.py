@@ -427,10 +427,16 @@ Skeleton = tuple[object, ...]
 
 
 def skeleton(graph: Graph) -> Skeleton:
-    """All of a graph but its sizes and what follows from them, the iteration spaces of its nodes."""
+    """All of a graph but its sizes: which operation reads and makes what, and which dimensions of operands
+    and results are which."""
     values = tuple([(len(v.shape), v.dtype) for v in graph.values])
-    nodes = tuple([(node.op, node.kind, node.inputs, node.outputs) for node in graph.nodes])
-    return (values, nodes, graph.inputs, graph.outputs)
+    nodes = tuple(
+        [
+            (node.op, node.kind, node.inputs, node.outputs, node.roles, node.input_maps, node.output_maps)
+            for node in graph.nodes
+        ]
+    )
+    return (values, nodes, graph.inputs, graph.outputs, graph.waits)
 
 
 @dataclass(frozen=True, slots=True)

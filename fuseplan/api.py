@@ -30,12 +30,11 @@ from fuseplan.runtime.compare import compare_plan, default_planners, require_mea
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
 from fuseplan.runtime.min_cut import Halves
-from fuseplan.runtime.primitive import PlanOf
+from fuseplan.runtime.primitive import PlanOf, Settings, plan_to_run
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
 from fuseplan.runtime.screen import (
     has_same_loops,
     is_screened,
-    may_loop,
     may_loop_anywhere,
     runs_as_jax,
 )
@@ -90,8 +89,8 @@ def jit(
         background: plan and compile in a thread. Until the fused program is ready (``JitFused.is_ready``),
             calls at new shapes run ``jax.jit``'s. A process that ends waits for a planning that runs.
         dynamic_shapes: at sizes within a factor of two of planned ones, take the groups of that plan over
-            (``fuseplan.shape_families``), which takes about as long as a trace. False: plan for each set of
-            shapes. ``JitFused.plan`` says which plan a call has.
+            instead of searching (``fuseplan.shape_families``). False: search at each set of shapes.
+            ``JitFused.plan`` says which plan a call has.
         constraints: which operations must or must not share a kernel, and how large a kernel may be. With
             ``measure=True`` they do not bind ``jax.jit``'s program.
         peers: planners whose plans are made beside the solver's: the fastest of them is used. ``["xla"]``
@@ -251,15 +250,18 @@ class JitFused:
         plan_of = self._jitted.plan_of(args, kwargs)
         flat, options = flatten(traced.jaxpr), with_figures(self._options())
         plan = Plan.of(plan_of(flat, options, trace_s))
-        if not runs_as_jax(plan):
-            if not is_screened(options):
+        if not is_screened(options) and not runs_as_jax(plan):
+            return plan
+        called = None
+        if is_screened(options):
+            settings = Settings(self._options(), "cpu", plan_of=plan_of, families=self._families)
+            called = plan_to_run(flat, settings)
+        if called is not None:
+            if has_same_loops(plan, called):
                 return plan
-            if not may_loop(flat, self._options()):
-                kind = NoteKind.LEFT_BY_HEURISTIC
-            elif has_same_loops(plan, plan_of(flat, replace(options, only_loops=True))):
-                return plan
-            else:
-                kind = NoteKind.OTHER_LOOPS
+            kind = NoteKind.OTHER_LOOPS
+        elif not runs_as_jax(plan):
+            kind = NoteKind.LEFT_BY_HEURISTIC
         elif any(may_loop_anywhere(body, self._options()) for body in bodies(flat.equations)):
             kind = NoteKind.RUNS_AS_JAX_BUT_BODIES
         else:

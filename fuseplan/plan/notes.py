@@ -91,7 +91,10 @@ class NoteKind(Enum):
     GUARDS_HOLD = "fused before for other sizes: the guards hold for {sizes}"
     GUARDED = "fused for {sizes}, and for all sizes for which {guards} guards hold"
 
-    FAMILY = "the groups are those of a plan for {planned}: here {here}"
+    FAMILY = (
+        "the groups are those of a plan for {planned}, taken over to {here} without a search "
+        "(dynamic_shapes=False searches)"
+    )
 
     # The kernels of XLA.
     XLA_NOTHING = "XLA launches nothing"
