@@ -42,12 +42,12 @@ SETTLING_GAIN = (9, 10)
 """The contractions of a nest are *settled* (``Pricing.settled``) if the nest takes less than this fraction of
 their time as kernels of their own, which may also write a conversion of their results."""
 
-SMALL_WORK = 150_000
+SMALL_WORK = 100_000
 """Units of work (``fuseplan.support.work``) of finding regions of small intermediates, and again of
 scheduling them."""
 
-FOOTPRINT = 6
-"""Units of scheduling a nest in one way, for each operation."""
+SCHEDULING = 150
+"""Units of looking for the best nest of a region, for each operation."""
 
 MASKED_KERNELS = 4
 """The number of fastest kernels whose masked tiles are determined."""
@@ -144,8 +144,6 @@ class KernelNests(Nests):
 
     def __init__(self, graph: Graph, device: DeviceSpec, lowered: Lowered | None) -> None:
         super().__init__(graph, device, lowered, device.backend)
-        self._work: Work | None = None
-        """What limits the search for nests of small intermediates, while it goes on."""
 
     def _groups(self) -> Iterable[Nodes]:
         regions = (*self._large, *self._joined, *self._small)
@@ -167,13 +165,12 @@ class KernelNests(Nests):
     def _small(self) -> tuple[Nodes, ...]:
         """The other regions that are faster as nests: as many as are found in limited work, those of few
         operations first."""
-        work = self._work = Work(SMALL_WORK)
-        found = regions(self.graph, 1, self.backend, work)
+        found = regions(self.graph, 1, self.backend, Work(SMALL_WORK))
         small = sorted(set(found).difference(self._large, self._joined), key=lambda r: (len(r), r))
-        work.spent = 0
-        gaining = tuple(r for r in small if not work.is_spent and self._gains(r))
-        self._work = None
-        return gaining
+        scheduled = itertools.accumulate(SCHEDULING * len(r) for r in small)
+        return tuple(
+            r for r, units in zip(small, scheduled, strict=True) if units <= SMALL_WORK and self._gains(r)
+        )
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
@@ -210,7 +207,7 @@ class KernelNests(Nests):
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None
     ) -> Kernel | None:
         """The fastest kernel that fits on chip; of equals, the one of the fewest steps."""
-        specs = self._within_work(kernel_nests(self.graph, nodes, axes, edge, self.backend))
+        specs = kernel_nests(self.graph, nodes, axes, edge, self.backend)
         fitting = ((spec, footprint(self.graph, spec, self.device)) for spec in specs)
         kernels = [
             Kernel(spec, estimate(self.graph, spec, self.device, need))
@@ -219,14 +216,6 @@ class KernelNests(Nests):
         ]
         kernels.sort(key=_rank)
         return min([*kernels, *map(self.masked_kernel, kernels[:MASKED_KERNELS])], key=_rank, default=None)
-
-    def _within_work(self, specs: Iterable[KernelSpec]) -> Iterator[KernelSpec]:
-        for spec in specs:
-            if self._work is not None:
-                self._work.spend(FOOTPRINT * len(spec.nodes))
-                if self._work.is_spent:
-                    return
-            yield spec
 
 
 def _rank(kernel: Kernel) -> tuple[int, int, int]:
