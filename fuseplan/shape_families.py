@@ -27,8 +27,10 @@ from dataclasses import dataclass, replace
 
 from costmodel.floor import Floor
 from costmodel.graph import Graph, Skeleton, skeleton, without_copies
+from costmodel.memory import SUBLANES
 from fuseplan.frontend.lower import Lowered, lower
 from fuseplan.frontend.trace import Flat
+from fuseplan.passes.array_to_columns import by_columns
 from fuseplan.passes.estimate import UndecidedError, quick_ps
 from fuseplan.passes.rewriting import rewritten_programs
 from fuseplan.pipeline import plan_best
@@ -225,19 +227,30 @@ def _taken_over(
     expires_at = time.monotonic() + deadline_s
     if deadline_s > 0 and not may_begin(DIVISION, len(lowered.graph.nodes), deadline_s):
         return None
-    rewritten, _ = rewritten_programs(lowered, options, clock, expires_at)
-    programs = [lowered, *(program for program in rewritten if program is not lowered)]
-    found = {skeleton(program.graph): program for program in programs}
-    for member in members:
-        for form in member.forms:
+    columns = None
+    if options.device.capabilities.emits_kernels:
+        columns = by_columns(lowered, options.device.least_large_bytes, SUBLANES)
+    quick = [lowered] if columns is None else [lowered, columns]
+    for program in itertools.chain(quick, _chosen_forms(lowered, options, clock, expires_at)):
+        own = skeleton(program.graph)
+        for member in members:
+            groups = next((form.groups for form in member.forms if form.skeleton == own), None)
             if deadline_s > 0 and time.monotonic() >= expires_at:
                 return None
-            program = found.get(form.skeleton)
-            if program is not None:
-                plan = _by_groups(lowered, program, options, form.groups, clock, expires_at)
-                if plan is not None and _is_good(plan, programs, member, expires_at):
+            if groups is not None:
+                plan = _by_groups(lowered, program, options, groups, clock, expires_at)
+                forms = quick if any(program is form for form in quick) else [*quick, program]
+                if plan is not None and _is_good(plan, forms, member, expires_at):
                     return _noted(plan, member.shapes, lowered.graph)
     return None
+
+
+def _chosen_forms(
+    lowered: Lowered, options: Options, clock: StageTimer, expires_at: float
+) -> Iterator[Lowered]:
+    """The forms that the rewrites choose for a program, which takes a heuristic's plans for kernels."""
+    rewritten, _ = rewritten_programs(lowered, options, clock, expires_at)
+    yield from (program for program in rewritten if program is not lowered)
 
 
 def _by_groups(
