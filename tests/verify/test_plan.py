@@ -9,6 +9,7 @@ from costmodel.devices import TEST_DEVICE
 from costmodel.graph import DimRole, make_graph
 from costmodel.kernel import Access, Axis, AxisRole
 from fuseplan import Kernel, Plan
+from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner, planner_names
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.scheduler import Scheduler
@@ -32,7 +33,8 @@ def softmax_into_matmul(copies=1):
 
 def make(name="solver", graph=None):
     graph = graph or softmax_into_matmul()
-    grouping = get_planner(name)(graph, Scheduler(graph, TEST_DEVICE), Budget())
+    apart = Features(loop_nests=False)  # Else each softmax is one kernel with its product.
+    grouping = get_planner(name)(graph, Scheduler(graph, TEST_DEVICE, features=apart), Budget())
     return Plan(graph, TEST_DEVICE, name, grouping.kernels, (), grouping.status, grouping.bound_ps)
 
 
