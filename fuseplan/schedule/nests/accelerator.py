@@ -42,7 +42,7 @@ SETTLING_GAIN = (9, 10)
 """The contractions of a nest are *settled* (``Pricing.settled``) if the nest takes less than this fraction of
 their time as kernels of their own, which may also write a conversion of their results."""
 
-SMALL_WORK = 100_000
+SMALL_WORK = 50_000
 """Units of work (``fuseplan.support.work``) of finding regions of small intermediates, and again of
 scheduling them."""
 
