@@ -250,10 +250,11 @@ class JitFused:
         plan_of = self._jitted.plan_of(args, kwargs)
         flat, options = flatten(traced.jaxpr), with_figures(self._options())
         plan = Plan.of(plan_of(flat, options, trace_s))
-        if not is_screened(options) and not runs_as_jax(plan):
-            return plan
         called = None
-        if is_screened(options):
+        if not is_screened(options):
+            if not runs_as_jax(plan):
+                return plan
+        else:
             settings = Settings(self._options(), "cpu", plan_of=plan_of, families=self._families)
             called = plan_to_run(flat, settings)
         if called is not None:

@@ -303,9 +303,10 @@ def _grouped(program: Lowered, options: Options, groups: Sequence[Nodes]) -> Ans
 
 def _noted(plan: FusionPlan, planned: Shapes, traced: Graph) -> FusionPlan:
     here = _shapes(traced)
-    arrays = [*traced.inputs, *range(len(here))]  # sizes may be constants of the program, too
-    changed = [(planned[v], here[v]) for v in arrays if planned[v] != here[v]]
-    shown = list(dict.fromkeys(changed))[: max(1, len({v for v in traced.inputs if planned[v] != here[v]}))]
+    changed = [v for v in range(len(here)) if planned[v] != here[v]]
+    # Where no argument has another size, the program's own constants do.
+    named = [v for v in traced.inputs if planned[v] != here[v]] or changed[:1]
+    shown = dict.fromkeys((planned[v], here[v]) for v in named)
     told = note(
         NoteKind.FAMILY,
         planned=", ".join(str(old) for old, _ in shown),
