@@ -23,8 +23,8 @@ import numpy as np
 from costmodel.partial_floor import PartialFloor
 from costmodel.set_tables import Figures
 from fuseplan.schedule.pricing import Price
-from fuseplan.search.column_pricing import prove
-from fuseplan.search.group_search import Found, GroupSearch
+from fuseplan.search.column_pricing import prove, solve_listed
+from fuseplan.search.group_search import GroupSearch, NearGroups
 from fuseplan.search.grouping import Solved, ended_note
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
@@ -59,27 +59,9 @@ def solve_by_columns(
         # The gap is small already: to close it is worth as much work again.
         converged = search.converge(None, search.as_much_again)
         best = _cover(search, best)
-    bound_ps, duals = search.bound_ps, search.duals
-    is_proven = space.total(best).time_ps == bound_ps
-    until = search.spent + search.as_much_again
-    for divisor in LIMITS.room_divisors if converged and not is_proven else ():
-        # A group in a plan as fast as the best known costs at most the gap more than its members.
-        gap = space.total(best).time_ps - bound_ps
-        near = search.near(gap // divisor, until - search.spent)
-        times_ps = {**columns.times_ps, **near.times_ps}
-        # Offered groups are columns; the search may find those that no rule refuses, too.
-        worth = {mask: sum(duals[i] for i in bits(mask)) for mask in times_ps}
-        alive = [mask for mask, time_ps in times_ps.items() if time_ps - worth[mask] <= gap]
-        found = prove(space, alive, times_ps, {}, duals, bound_ps, best, expires_at)
-        best = better(space, best, found.groups)
-        if not near.complete:
-            break
-        if space.total(best).time_ps - bound_ps <= gap // divisor:
-            found.lists_all = False
-            return found
-    is_proven = space.total(best).time_ps == bound_ps
-    ended = None if is_proven else ended_note(space, space.book.is_past(expires_at))
-    return Solved(best, bound_ps, is_proven, search.priced, duals, ended, lists_all=False)
+    if converged and space.total(best).time_ps > search.bound_ps:
+        return _by_near_groups(search, best)
+    return _solved(search, best, search.bound_ps)
 
 
 _USED = 1e-6
@@ -173,7 +155,7 @@ class _Search:
         return max(self.spent, LIMITS.min_proof_work)
 
     @property
-    def _left(self) -> int:
+    def left(self) -> int:
         """Units of work."""
         return max(self._limit - self.space.book.work.spent, 0)
 
@@ -187,7 +169,7 @@ class _Search:
         reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
         starts anew, from better prices if any were found. Half of ``max_work`` is kept to raise the bound,
         but where ``slack_divisor`` is None: then the gap is small already."""
-        most = min(max_work, self._left)
+        most = min(max_work, self.left)
         limit = self.spent + most
         while (prices := self.grow(slack_divisor, limit)) is not None:
             left = limit - self.spent
@@ -213,7 +195,7 @@ class _Search:
         """Add groups that are found fast until there are none, and return the prices with which that was so,
         lowered by a part. None if a limit came first: of time, of work, or ``limit`` units of all work."""
         share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
-        while (left := min(self._left, limit - self.spent)) > 0:
+        while (left := min(self.left, limit - self.spent)) > 0:
             if self.space.book.is_past(self.expires_at):
                 return None
             self.columns.pull(self._search.shares(self.columns.support()))
@@ -248,7 +230,7 @@ class _Search:
         chosen: dict[Mask, None] = {}
         covered = 0
         limit = self.spent + LIMITS.max_dive_work
-        while covered != space.everything and self.spent < limit and self._left > 0:
+        while covered != space.everything and self.spent < limit and self.left > 0:
             columns.restrict(chosen, covered)
             exact = columns.prices(self.expires_at - space.book.clock())
             if exact is None:
@@ -276,17 +258,9 @@ class _Search:
                     columns.add(mask, time_ps)
         columns.restrict(())
 
-    def near(self, room_ps: int, max_work: int) -> Found:
-        """The groups that take at most ``room_ps`` longer than the prices of their members; not all if these
-        are too many, or take more than ``max_work`` units to find."""
-        prices = np.array(self.duals, dtype=np.float64)
-        return self._search.below(
-            prices,
-            room=room_ps + 1,
-            most=LIMITS.max_groups,
-            max_work=min(self._left, max_work),
-            expires_at=self.expires_at,
-        )
+    def near(self) -> NearGroups:
+        """The groups that may take little longer than the prices of their members."""
+        return NearGroups(self._search, np.array(self.duals, dtype=np.float64))
 
 
 def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
@@ -299,3 +273,37 @@ def _cover(search: _Search, best: list[Mask]) -> list[Mask]:
     times_ps = search.priced
     found = prove(space, list(times_ps), dict(times_ps), {}, (), 0, best, search.expires_at)
     return better(space, best, found.groups)
+
+
+def _by_near_groups(search: _Search, best: list[Mask]) -> Solved:
+    """The best partition, from the groups that cost little more than their members.
+
+    A group that costs more than its members by the gap between ``best`` and the sum of all prices is in no
+    better plan. The others are listed, as far as counted work allows: first those within a small part of the
+    gap, as a better plan among them narrows it.
+    """
+    space, duals, base_ps = search.space, search.duals, search.bound_ps
+    bound_ps, near = base_ps, search.near()
+    limit = search.spent + min(search.as_much_again, search.left)
+    for divisor in LIMITS.room_divisors:
+        gap_ps = space.total(best).time_ps - base_ps
+        room_ps = gap_ps // divisor
+        is_all = near.within(room_ps, LIMITS.max_near_groups, limit - search.spent, search.expires_at)
+        # Offers and the groups of the plan need not be among those that the search finds.
+        worth = {mask: sum(duals[i] for i in bits(mask)) for mask in search.priced}
+        priced = [mask for mask, time_ps in search.priced.items() if time_ps - worth[mask] <= gap_ps]
+        found = solve_listed(space, list(dict.fromkeys([*priced, *near.masks])), best, search.expires_at)
+        best = better(space, best, found.groups)
+        time_ps = space.total(best).time_ps
+        if is_all:  # A plan with another group takes longer than the prices and the room.
+            bound_ps = max(bound_ps, min(found.bound_ps, base_ps + room_ps + 1, time_ps))
+        if not is_all or time_ps == bound_ps:
+            break
+    return _solved(search, best, bound_ps)
+
+
+def _solved(search: _Search, best: list[Mask], bound_ps: int) -> Solved:
+    space = search.space
+    is_proven = space.total(best).time_ps == bound_ps
+    ended = None if is_proven else ended_note(space, space.book.is_past(search.expires_at))
+    return Solved(best, bound_ps, is_proven, search.priced, search.duals, ended, lists_all=False)

@@ -25,7 +25,7 @@ from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets, shortest_cycle
 
 
-def search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
+def solve_listed(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
 
     The relaxation is solved with the floors of groups that have no price yet. The groups that its solution

@@ -13,7 +13,7 @@ from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_generation import solve_by_columns
-from fuseplan.search.column_pricing import search
+from fuseplan.search.column_pricing import solve_listed
 from fuseplan.search.group_search import connected_parts
 from fuseplan.search.grouping import (
     FAILURES,
@@ -319,7 +319,7 @@ def _check_floor(space: Space, floor: PartialFloor, priced: Iterable[Mask]) -> N
 def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     """The cheapest partition into ``columns``, or ``best`` where the solver cannot be used."""
     try:
-        return search(space, tuple(dict.fromkeys(columns)), best, expires_at)
+        return solve_listed(space, tuple(dict.fromkeys(columns)), best, expires_at)
     except FAILURES as error:
         return Solved(best, 0, False, note=failure(error), steady=False)
 

@@ -110,13 +110,12 @@ class GroupSearch:
     def below(
         self,
         prices: Figures,
-        room: int = 0,
         most: int = 1 << 62,
         max_work: int = 1 << 62,
         expires_at: float = float("inf"),
         depth_first_work: int = 1 << 62,
     ) -> Found:
-        """The groups that take less than ``room`` picoseconds more than their positions' ``prices`` together.
+        """The groups that take less than their positions' ``prices`` together.
 
         The search begins depth-first, which finds groups soon. If it finds none in ``depth_first_work``
         units, it goes on best-first: it takes the partial groups of least share, as these bound
@@ -124,7 +123,6 @@ class GroupSearch:
 
         Args:
             prices: picoseconds for each position, none negative.
-            room: picoseconds.
             most: end when so many have been found.
             max_work: end after so many units of counted work.
             expires_at: end at this time of the book's ``clock``, in seconds.
@@ -134,8 +132,8 @@ class GroupSearch:
         space, found = self.space, Found()
         work = space.book.work
         limit, end_of_depth = work.spent + max_work, work.spent + depth_first_work
-        cliques = _Cliques(self.conflicts, prices)
-        waiting = _Waiting(self._roots(prices, with_free=room > 0))
+        cliques = Cliques(self.conflicts, prices)
+        waiting = _Waiting([self.roots(prices, with_free=False)])
         is_depth_first = True
         while waiting:
             if is_depth_first and work.spent >= end_of_depth:
@@ -145,31 +143,38 @@ class GroupSearch:
             if len(found.times_ps) >= most or work.spent >= limit or space.book.is_past(expires_at):
                 found.complete = False
                 break
-            partial = waiting.last() if is_depth_first else waiting.least()
-            work.spend_partial_groups(len(partial), space.n)
-            partial, open_ = self._propagate(partial)
-            worth = total(partial.known, prices)
-            possible = partial.known | open_
-            margins = self._margins(partial, open_, worth, cliques)
-            partial.share = margins.share
-            keep = margins.least_ps < room
-            partial, open_, worth = partial[keep], open_[keep], worth[keep]
-            allowed = self._allowed(partial.known, possible[keep])
-            partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
-            leaf = ~open_.any(axis=1)
-            if not leaf.all():
-                for half in self._branches(partial[~leaf], open_[~leaf], prices):
-                    waiting.add(half)
-            whole = partial[leaf]
-            for k, mask in enumerate(masks(whole.known)):
+            step = self.step(waiting.last() if is_depth_first else waiting.least(), prices, cliques)
+            for half in step.halves:
+                waiting.add(half)
+            for k, mask in enumerate(masks(step.whole.known)):
                 if space.book.is_past(expires_at):
-                    waiting.add(whole[k:])
+                    waiting.add(step.whole[k:])
                     break
                 time_ps = self._time_ps(mask)
-                if time_ps is not None and time_ps < worth[leaf][k] + room:
+                if time_ps is not None and time_ps < step.worth[k]:
                     found.times_ps[mask] = time_ps
         found.share = self._share(prices, waiting, found.times_ps, cliques, expires_at)
         return found
+
+    def step(self, partial: _Partial, prices: Figures, cliques: Cliques, room: int = 0) -> _Step:
+        """Bound partial groups, and divide those that may hold a group which takes less than ``room``
+        picoseconds more than its positions' ``prices``.
+
+        Args:
+            cliques: of the prices.
+        """
+        self.space.book.work.spend_partial_groups(len(partial), self.space.n)
+        partial, open_ = self._propagate(partial)
+        worth = total(partial.known, prices)
+        margins = self._margins(partial, open_, worth, cliques)
+        partial.share = margins.share
+        near = margins.least_ps < room
+        beyond, partial, open_, worth = partial[~near], partial[near], open_[near], worth[near]
+        allowed = self._allowed(partial.known, partial.known | open_)
+        partial, open_, worth = partial[allowed], open_[allowed], worth[allowed]
+        whole = ~open_.any(axis=1)
+        halves = [] if whole.all() else self._branches(partial[~whole], open_[~whole], prices)
+        return _Step(halves, partial[whole], worth[whole], beyond)
 
     def grown(
         self,
@@ -284,7 +289,7 @@ class GroupSearch:
         self.times_ps[mask] = price.time_ps
         return price.time_ps
 
-    def _roots(self, prices: Figures, with_free: bool) -> _Partial:
+    def roots(self, prices: Figures, with_free: bool) -> _Partial:
         """Partial groups for each position that has a price, or each at all, without those of higher prices:
         a group is found from its dearest member. It executes that alone, or several operations, of which more
         is known."""
@@ -341,7 +346,7 @@ class GroupSearch:
             known, barred = hull | wanted, never | barred
         return hull, never, ~(hull & never).any(axis=1)
 
-    def _margins(self, partial: _Partial, open_: Sets, worth: Figures, cliques: _Cliques) -> _Margins:
+    def _margins(self, partial: _Partial, open_: Sets, worth: Figures, cliques: Cliques) -> _Margins:
         """By how much all groups within each partial one cost more than their positions.
 
         Args:
@@ -421,7 +426,7 @@ class GroupSearch:
         prices: Figures,
         waiting: _Waiting,
         times_ps: dict[Mask, int],
-        cliques: _Cliques,
+        cliques: Cliques,
         expires_at: float,
     ) -> Figures:
         """As ``Found.share``: 1 but for positions of groups that were found, or may be in groups that were
@@ -482,6 +487,62 @@ class _Margins:
     """Picoseconds that each group costs more than its positions at least; negative where it may cost less."""
     share: Figures
     """The part of its positions' prices that each group costs at least, no more than 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The partial groups that ``GroupSearch.step`` leaves of some."""
+
+    halves: list[_Partial]
+    """Those that may hold groups within the room, divided."""
+    whole: _Partial
+    """Those without an open position: each is one group, with ``worth``, the prices of its members."""
+    worth: Figures
+    beyond: _Partial
+    """Those of which each group takes longer than the room allows."""
+
+
+class NearGroups:
+    """The groups that may take little longer than the prices of their members together, by lower bounds of
+    their times: none is priced.
+
+    Args:
+        search: of the component.
+        prices: picoseconds for each position, none negative.
+    """
+
+    def __init__(self, search: GroupSearch, prices: Figures) -> None:
+        self._search, self._prices = search, prices
+        self._cliques = Cliques(search.conflicts, prices)
+        self._beyond = [search.roots(prices, with_free=True)]
+        self.masks: dict[Mask, None] = {}
+        """The groups that were found, in this order."""
+
+    def within(self, room: int, most: int, max_work: int, expires_at: float) -> bool:
+        """Find the groups that may take at most ``room`` picoseconds longer than their members' prices, which
+        is no less than the call before had, and return whether these are all.
+
+        Args:
+            room: picoseconds.
+            most: end when so many are known.
+            max_work: end after so many units of counted work.
+            expires_at: end at this time of the book's ``clock``, in seconds.
+        """
+        book, rules = self._search.space.book, self._search.space.duplicate_rules
+        limit = book.work.spent + max_work
+        waiting, self._beyond = _Waiting(self._beyond), []
+        while waiting:
+            if len(self.masks) >= most or book.work.spent >= limit or book.is_past(expires_at):
+                self._beyond += waiting.batches()
+                return False
+            step = self._search.step(waiting.last(), self._prices, self._cliques, room + 1)
+            for half in step.halves:
+                waiting.add(half)
+            if len(step.beyond):
+                self._beyond.append(step.beyond)
+            every = masks(step.whole.known)
+            self.masks |= dict.fromkeys(mask for mask in every if rules is None or rules.allows(mask))
+        return True
 
 
 class _Answers:
@@ -560,7 +621,7 @@ class _DuplicateTables:
         return wanted & ~known, unwanted & ~out
 
 
-class _Cliques:
+class Cliques:
     """A partition of the positions with a price into cliques of conflicts: a group holds one of each."""
 
     def __init__(self, conflicts: Sequence[Mask], prices: Figures) -> None:
@@ -608,8 +669,8 @@ class _Waiting:
     """The queue of partial groups of a branch and bound, which is depth-first (``last``) or best-first
     (``least``)."""
 
-    def __init__(self, roots: _Partial) -> None:
-        self._parts = [roots]
+    def __init__(self, parts: Sequence[_Partial]) -> None:
+        self._parts = list(parts)
         self._least: list[_Partial] = []
         """Batches of those that had the least shares at the last sort; the batch of least shares is last."""
 

@@ -8,7 +8,7 @@ share the rules (``Pricing.compatible``, ``Pricing.oversized``) and the lower bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from math import inf
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,13 @@ _LEARNT = 200
 rule."""
 
 
-_LISTED = 50_000
-"""Groups of a component that are listed before bounds are used, some seconds of work. To bound a partial
-group takes ten times as long as to list one."""
+_STEPS = 100_000
+"""Partial groups that are looked at to list all groups of a component, some seconds of work. Where there are
+more, bounds are used: to bound a partial group takes ten times as long as to look at it."""
+
+
+class _TooManyStepsError(Exception):
+    """A listing reached its number of steps."""
 
 
 class Groups:
@@ -80,12 +84,24 @@ class Groups:
         return tuple([self.nodes[i] for i in bits(mask)])
 
     def __iter__(self) -> Iterator[int]:
+        """Yield each group once."""
+        return self._listed(inf)
+
+    def _listed(self, max_steps: float) -> Iterator[int]:
         """Yield each group once: starting from its lowest member, add or exclude one neighbour after another;
-        an added one brings all nodes on paths between members."""
+        an added one brings all nodes on paths between members.
+
+        Raises:
+            _TooManyStepsError: it takes more than ``max_steps``.
+        """
+        steps = 0
         for seed in range(self.n):
             waiting = [(1 << seed, (1 << seed) - 1, 0)]
             while waiting:
                 self._look()
+                steps += 1
+                if steps > max_steps:
+                    raise _TooManyStepsError
                 group, out, border = waiting.pop()
                 if self._copies and self._copies.contradict(group, out):
                     continue
@@ -112,16 +128,25 @@ class Groups:
 
     def below(self, prices: Sequence[int], room_ps: int) -> Iterator[int]:
         """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
-        some others: all groups, if they are few.
+        some others: all groups, if these are listed soon."""
+        floor = self.book.partial_floor([(node,) for node in self.nodes])
+        if floor is None:
+            yield from self
+            return
+        try:
+            every = list(self._listed(_STEPS))
+        except _TooManyStepsError:
+            yield from self._bounded(floor, prices, room_ps)
+        else:
+            yield from every
 
-        Else a partial group (some nodes are in, others out, the rest open) is left out where a lower bound
+    def _bounded(self, floor: PartialFloor, prices: Sequence[int], room_ps: int) -> Iterator[int]:
+        """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
+        some others.
+
+        A partial group (some nodes are in, others out, the rest open) is left out where a lower bound
         excludes all groups that come of it. From its dearest member on, the dearest open node is decided.
         """
-        few = list(islice(self, _LISTED))
-        floor = self.book.partial_floor([(node,) for node in self.nodes])
-        if len(few) < _LISTED or floor is None:
-            yield from few if len(few) < _LISTED else self
-            return
         order = sorted(range(self.n), key=lambda i: (-prices[i], i))
         cliques = self._cliques([i for i in order if prices[i] > 0])
         before = 0

@@ -21,8 +21,8 @@ from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_generation import solve_by_columns
-from fuseplan.search.column_pricing import search
-from fuseplan.search.group_search import GroupSearch
+from fuseplan.search.column_pricing import solve_listed
+from fuseplan.search.group_search import GroupSearch, NearGroups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import split
@@ -173,16 +173,48 @@ def test_the_search_finds_exactly_the_groups_that_cost_less_than_their_members(s
     space, rng = large_space(seed, device), random.Random(seed)
     legal = legal_prices(space)
     found_any = False
-    for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000), (0.2, 10_000_000)):
+    for scale in (0.5, 1.0, 1.5):
         prices = random_prices(space, rng, scale)
-        expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum() + room}
+        expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum()}
         for depth_first_work in (1 << 62, 0):
             groups = GroupSearch(space, space.book.partial_floor(space.members))
-            found = groups.below(prices, room=room, depth_first_work=depth_first_work)
+            found = groups.below(prices, depth_first_work=depth_first_work)
             assert found.complete
             assert found.times_ps == expected
         found_any |= bool(expected)
     assert found_any
+
+
+def check_near(space, legal, prices, rooms):
+    """Each room's groups hold all that cost less, and no group that is against a rule."""
+    near = NearGroups(GroupSearch(space, space.book.partial_floor(space.members)), prices)
+    for room in rooms:
+        assert near.within(room, most=1 << 62, max_work=1 << 62, expires_at=NEVER)
+        found = set(near.masks)
+        assert found >= {m for m, t in legal.items() if t <= prices[bits(m)].sum() + room}
+        others = found - legal.keys() - set(space.offers)
+        assert not any(isinstance(space.price(m), Price) for m in others)
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES)
+def test_the_groups_near_their_members_prices_are_listed_by_their_floors(seed, device):
+    space, rng = large_space(seed, device), random.Random(seed)
+    legal = legal_prices(space)
+    for scale, rooms in ((1.0, (0, 100_000, 300_000)), (0.2, (5_000_000, 10_000_000))):
+        check_near(space, legal, random_prices(space, rng, scale), rooms)
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:4])
+def test_a_listing_that_a_limit_ended_goes_on(seed, device):
+    space = large_space(seed, device)
+    legal = legal_prices(space)
+    prices = random_prices(space, random.Random(seed), 1.0)
+    near = NearGroups(GroupSearch(space, space.book.partial_floor(space.members)), prices)
+    ends = 0
+    while not near.within(300_000, most=1 << 62, max_work=1_000, expires_at=NEVER):
+        ends += 1
+    assert ends
+    assert set(near.masks) >= {m for m, t in legal.items() if t <= prices[bits(m)].sum() + 300_000}
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES[:6])
@@ -259,7 +291,7 @@ def test_the_partial_groups_of_least_share_raise_the_bound_soonest():
 def test_the_plan_is_the_one_that_enumeration_proves(seed, device):
     space = large_space(seed, device)
     legal = legal_prices(space)
-    best = search(space, tuple(dict.fromkeys([*legal, *space.offers])), space.singles, NEVER)
+    best = solve_listed(space, tuple(dict.fromkeys([*legal, *space.offers])), space.singles, NEVER)
     solved = solve_by_columns(space, space.book.partial_floor(space.members), space.singles, NEVER)
     assert best.optimal
     assert solved.optimal
@@ -272,7 +304,7 @@ def test_the_plan_is_the_one_that_enumeration_proves(seed, device):
 def test_an_early_end_leaves_a_plan_and_a_bound_below_it(limit):
     space = large_space(3, "h200")
     legal = legal_prices(space)
-    optimum = search(space, tuple(legal), space.singles, NEVER).bound_ps
+    optimum = solve_listed(space, tuple(legal), space.singles, NEVER).bound_ps
     solved = solve_by_columns(
         space, space.book.partial_floor(space.members), space.singles, NEVER, max_work=limit
     )
@@ -284,7 +316,7 @@ def test_an_early_end_leaves_a_plan_and_a_bound_below_it(limit):
 def test_the_verifier_lists_every_group_that_may_cost_less(seed, device, monkeypatch):
     space, rng = large_space(seed, device), random.Random(seed)
     legal = legal_prices(space)
-    monkeypatch.setattr("fuseplan.verify.groups._LISTED", 1)
+    monkeypatch.setattr("fuseplan.verify.groups._STEPS", 1)
     for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000)):
         prices = [int(p) for p in random_prices(space, rng, scale)]
         listed = list(Groups(space.component, space.book).below(prices, room))
@@ -300,7 +332,7 @@ def test_the_verifier_lists_every_group_that_may_cost_less(seed, device, monkeyp
 )
 def test_the_search_finds_exactly_the_groups_with_copies(seed, device, monkeypatch):
     """Also the verifier does, by its own rules of copies."""
-    monkeypatch.setattr("fuseplan.verify.groups._LISTED", 1)
+    monkeypatch.setattr("fuseplan.verify.groups._STEPS", 1)
     rng = random.Random(seed)
     found_any = False
     for space in spaces_with_copies(seed, device):
@@ -308,10 +340,12 @@ def test_the_search_finds_exactly_the_groups_with_copies(seed, device, monkeypat
         floor = space.book.partial_floor(space.members)
         for scale, room in ((0.5, 0), (1.0, 0), (1.0, 300_000)):
             prices = random_prices(space, rng, scale)
-            found = GroupSearch(space, floor).below(prices, room=room)
             expected = {m: t for m, t in legal.items() if t < prices[bits(m)].sum() + room}
+            groups = GroupSearch(space, floor)
+            found = groups.below(prices)
             assert found.complete
-            assert found.times_ps == expected
+            assert found.times_ps == {m: t for m, t in expected.items() if t < prices[bits(m)].sum()}
+            check_near(space, legal, prices, (room // 3, room))
             listed = set(Groups(space.component, space.book).below([int(p) for p in prices], room))
             assert listed >= expected.keys()
             others = listed - legal.keys() - set(space.offers)

@@ -28,6 +28,7 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
+from fuseplan.search.remat.search import split_all
 from fuseplan.verify.groups import Groups
 from fuseplan.verify.plan import check_plan
 from fuseplan.workloads import get_workload, make_args
@@ -304,6 +305,23 @@ def test_of_many_values_those_that_pay_are_left_to_the_search():
     assert again.kernels == plan.kernels
     assert again.stats.remembered == again.stats.distinct_components
     assert again.status == plan.status
+
+
+def test_a_small_operation_is_computed_once_where_its_copies_would_leave_another_without():
+    """Each copy of the sum would read the differences, which then had six readers."""
+
+    def energy(r):
+        d = r[:, None] - r[None]
+        q = (d**2).sum(-1) + jnp.eye(len(r))
+        return ((q**-6 - q**-3) * (1 - jnp.eye(len(r)))).sum()
+
+    graph = lower(trace(jax.grad(energy), jax.ShapeDtypeStruct((2_000, 3), "float32"))).graph
+    roots = roots_of(graph, get_device("h200"))
+    plainly, found = split(graph, roots), split_all(graph, roots, frozenset())
+    lost = set(roots).difference(plainly.copied)
+    assert lost
+    assert lost <= set(found.copied)
+    assert set(plainly.copied).difference(found.copied).isdisjoint(roots)
 
 
 def test_a_deadline_leaves_the_plan_without(monkeypatch):

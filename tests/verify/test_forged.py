@@ -428,6 +428,6 @@ def test_a_search_with_bounds_finds_what_a_list_finds_at_prices_of_any_sign(seed
 
         listed = set(cheaper())
         with monkeypatch.context() as patch:
-            patch.setattr(enumeration, "_LISTED", 0)
+            patch.setattr(enumeration, "_STEPS", 0)
             assert set(cheaper()) == listed
         assert listed

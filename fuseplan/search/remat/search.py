@@ -110,7 +110,7 @@ class Search:
         gains = False
         while True:
             started = time.monotonic()
-            copies = split(graph, roots, once)
+            copies = split_all(graph, roots, once)
             if copies is None:  # A plan that gains nothing has a better bound from the search without copies.
                 return best if gains else None
             pricing, known = DuplicatePricing(copies, scheduler), copies.lifted(groups)
@@ -133,6 +133,23 @@ class Search:
                 roots = tuple([n for n in roots if n not in idle])
             else:
                 return best
+
+
+def split_all(graph: Graph, roots: Sequence[int], once: frozenset[int]) -> SplitGraph | None:
+    """As ``split``, but small operations that only lead to ``roots`` are computed once where their copies
+    would be too many readers for another of the roots to be copied."""
+    while (copies := split(graph, roots, once)) is not None:
+        copied = frozenset(copies.copied)
+
+        def copied_readers(n: int, copied: frozenset[int] = copied) -> Iterator[int]:
+            yield from {r for v in graph.nodes[n].outputs for r in graph.consumers[v] if r in copied}
+
+        behind = reachable(set(roots).difference(copied, once), copied_readers)
+        small = behind.intersection(small_leading(copies))
+        if not small:
+            break
+        once |= small
+    return copies
 
 
 def _is_better(found: Grouping, other: Grouping) -> bool:
