@@ -258,7 +258,9 @@ def _solve_space(
             result.crowded = has_copies and not (result.optimal or space.book.is_past(expires_at))
             if result.crowded and space.total(result.groups) >= space.total(best):
                 told = part_note(NoteKind.TOO_MANY_COPIES, space)
-                return Solved(best, floor_ps, False, note=told, crowded=True)
+                result.groups, result.note = best, told
+                result.bound_ps = max(result.bound_ps, floor_ps)
+                return result
         else:
             result = _search(space, [*best, *always, *found.groups], best, expires_at)
             # What is proven of these groups is not proven of all.
