@@ -40,7 +40,7 @@ def recompute(lowered: Lowered, min_bytes: int) -> Lowered | None:
     for is_large in levels(lowered.graph, min_bytes):
         copies = _copies(new.graph, is_large)
         if copies:
-            new = rewritten(new, copies)
+            new, _ = rewritten(new, copies)
     return None if new is lowered else new
 
 
@@ -105,8 +105,9 @@ def chain_of(
     return tuple(sorted(chain)) if all(can_nest(graph.nodes[n], backend) for n in chain) else ()
 
 
-def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
-    """The program with ``copies``, and without operations whose results nothing reads any more."""
+def rewritten(lowered: Lowered, copies: Copies) -> tuple[Lowered, dict[Item, int]]:
+    """The program with ``copies``, and without operations whose results nothing reads any more, and where
+    each operation stands now: ``(n, k)`` is the copy of node ``n`` for the ``k``-th set of readers."""
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]
@@ -124,7 +125,7 @@ def rewritten(lowered: Lowered, copies: Copies) -> Lowered:
         side = wants.get(n) if copy is ORIGINAL else copy
         return side if (graph.values[v].producer, side) in order else ORIGINAL
 
-    return with_copies(lowered, tuple(order), copy_of)[0]
+    return with_copies(lowered, tuple(order), copy_of)
 
 
 def _makers(graph: Graph, chain: set[int], n: int) -> set[int]:

@@ -13,15 +13,14 @@ and the answer holds for all sets of the same structure.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
-from itertools import chain
 
 from costmodel.axes import Conflict, GroupAxes, compose, unify
 from costmodel.device import DeviceSpec
-from costmodel.graph import DimRole, Graph, OpKind
+from costmodel.graph import ORIGINAL, DimRole, Graph, Item, OpKind
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.rewrite import part
 from fuseplan.passes.batch_major import batches_first
-from fuseplan.passes.estimate import quick_ps
+from fuseplan.passes.estimate import UndecidedError, quick_ps
 from fuseplan.passes.recompute_large import Copies, chain_of, rewritten, stages
 from fuseplan.passes.split_reductions import along_several, in_steps
 from fuseplan.plan.options import Features
@@ -43,9 +42,10 @@ def along_streams(
 ) -> Lowered | None:
     """``lowered`` with large values rematerialised for each axis along which they are reduced and for each
     pass of a network; for a TPU, with operands whose blocks it can address. None where that gains nothing.
+    Where ``work`` ends, what is known to gain counts.
 
     Raises:
-        UndecidedError: ``work`` is over.
+        UndecidedError: ``work`` was over before anything was known to gain.
     """
     first = batches_first(lowered) if device.capabilities.batches_lead else None
     found = _Streams(first or lowered, device, features, work or unlimited()).run()
@@ -74,10 +74,21 @@ class _Streams:
 
     def run(self, products: bool = True, gains_only: bool = True) -> Lowered | None:
         """The program with copies of large values; without ``products``, these stand in memory."""
-        graph, backend = self.graph, self.device.backend
         copies: Copies = {}
-        taken: set[int] = set()
         steps: list[int] = []
+        try:
+            for found, gaining in self._found(products, gains_only):
+                copies |= found
+                steps += gaining
+        except UndecidedError:
+            if not copies:
+                raise
+        return _again(self.lowered, copies, steps)[0] if copies else None
+
+    def _found(self, products: bool, gains_only: bool) -> Iterator[tuple[Copies, Nodes]]:
+        """The copies of each set of operations, and the contractions that are made in steps."""
+        graph, backend = self.graph, self.device.backend
+        taken: set[int] = set()
         for is_large in levels(graph, self.device.least_large_bytes):
             for group in connected_groups(graph, is_large, backend):
                 if not any(graph.nodes[n].flops.matrix for n in group) or not taken.isdisjoint(group):
@@ -86,25 +97,30 @@ class _Streams:
                 found = sides.copies() if products else sides.between_products()
                 gaining = None if len(found) < 2 else self._gaining(group, found) if gains_only else ()
                 if gaining is not None:
-                    copies |= found
                     taken.update(group)
-                    steps += gaining
-        return _again(self.lowered, copies, steps) if copies else None
+                    yield found, gaining
 
     def _gaining(self, group: Nodes, copies: Copies) -> Nodes | None:
         """The contractions that are made in steps, where copies gain; None where they do not."""
-        inside = _with_small(self.graph, group, self.device.backend)
-        nodes = tuple(sorted({*inside, *chain.from_iterable(copies.values())}))
+        chains = {n for some in copies.values() for n in some}
+        concerned = chains.union(*copies)
+        inside = sorted(chains.union(_with_small(self.graph, group, self.device.backend)))
+        # Operations before and after the rest of a network share no kernel. The rest stays as it is.
+        apart = [
+            s for s in stages(self.graph, tuple(inside), self.device.backend) if not concerned.isdisjoint(s)
+        ]
+        stage_of = {n: k for k, some in enumerate(apart) for n in some}
+        nodes = tuple(sorted(stage_of))
         place = {n: i for i, n in enumerate(nodes)}
         here = {tuple(place[n] for n in side): tuple(place[n] for n in some) for side, some in copies.items()}
-        key = (self.signatures.of(nodes).key, tuple(here.items()))
+        own = tuple(stage_of[n] for n in nodes)
+        key = (self.signatures.of(nodes).key, own, tuple(here.items()))
         if key not in self._pays:
-            # Operations before and after the rest of a network share no kernel.
-            apart = stages(self.graph, nodes, self.device.backend)
             once_ps = sum(self._time_ps(part(self.lowered, some)) for some in apart)
             several = [n for side in copies for n in side if along_several(self.lowered.equations[n])]
             ways = dict.fromkeys([(), tuple(place[n] for n in several)])
-            times = {way: self._time_ps(_again(part(self.lowered, nodes), here, way)) for way in ways}
+            program = part(self.lowered, nodes)
+            times = {way: self._again_ps(program, own, here, way) for way in ways}
             best = min(times, key=times.__getitem__)
             self._pays[key] = (
                 best if times[best] * _MAX_TIME_RATIO[1] < once_ps * _MAX_TIME_RATIO[0] else None
@@ -112,16 +128,34 @@ class _Streams:
         found = self._pays[key]
         return None if found is None else tuple(nodes[i] for i in found)
 
+    def _again_ps(self, lowered: Lowered, stage_of: Sequence[int], copies: Copies, steps: Nodes) -> int:
+        """Picoseconds of ``lowered`` with ``copies`` and ``steps``, each stage by itself: ``stage_of`` has
+        that of each operation, and copies are in the stage of their readers."""
+        program, places, step_of = _again(lowered, copies, steps)
+        of_side = [stage_of[side[0]] for side in copies]
+        apart: dict[int, list[int]] = {}
+        for (n, side), node in places.items():
+            stage = stage_of[step_of[n]] if side is ORIGINAL else of_side[side]
+            apart.setdefault(stage, []).append(node)
+        return sum(self._time_ps(part(program, tuple(sorted(some)))) for some in apart.values())
+
     def _time_ps(self, lowered: Lowered) -> int:
         return quick_ps(lowered, self.device, self.features, self.work)
 
 
-def _again(lowered: Lowered, copies: Copies, steps: Sequence[int]) -> Lowered:
-    """``lowered`` with ``copies`` in it, and the contractions ``steps`` in steps."""
+def _again(
+    lowered: Lowered, copies: Copies, steps: Sequence[int]
+) -> tuple[Lowered, dict[Item, int], list[int]]:
+    """``lowered`` with the contractions ``steps`` in steps, and with ``copies``; where each operation of the
+    program in steps and each copy stands now, as ``rewritten`` has it; and for each operation of the program
+    in steps, the one of ``lowered``."""
+    step_of = list(range(len(lowered.equations)))
     if steps:
         lowered, ids = in_steps(lowered, steps)
         copies = {tuple(ids[n] for n in side): tuple(ids[n] for n in some) for side, some in copies.items()}
-    return rewritten(lowered, copies)
+        ends = [*ids[1:], len(lowered.equations)]
+        step_of = [n for n, (start, end) in enumerate(zip(ids, ends, strict=True)) for _ in range(start, end)]
+    return *rewritten(lowered, copies), step_of
 
 
 class _Sides:
