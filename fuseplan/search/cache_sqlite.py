@@ -136,8 +136,10 @@ class Disk:
     def _connected(self) -> Iterator[sqlite3.Connection]:
         db = sqlite3.connect(self.path, timeout=WAIT_S, isolation_level=None)
         try:
-            (layout,) = db.execute("PRAGMA user_version").fetchone()
-            tables = db.execute("SELECT name FROM sqlite_master").fetchall()
+            with db:  # Another process may be about to create the table.
+                db.execute("BEGIN")
+                tables = db.execute("SELECT name FROM sqlite_master").fetchall()
+                (layout,) = db.execute("PRAGMA user_version").fetchone()
             if layout == 0 and not tables:
                 _create(db)
             elif layout != LAYOUT or ("solved",) not in tables:

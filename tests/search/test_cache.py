@@ -581,6 +581,30 @@ def test_two_processes_at_once(tmp_path):
     assert planned(disk).stats.remembered == 1
 
 
+def test_a_file_that_another_process_is_creating_is_not_damaged(tmp_path, monkeypatch):
+    """The other one creates the table while this one asks what the file holds."""
+    path, said, statements = tmp_path / "cache", [], []
+    connect = sqlite3.connect
+
+    def interrupted(*args, **kwargs):
+        db = connect(*args, **kwargs)
+
+        def tell(statement):
+            statements.append(statement)
+            if len(statements) == 2:
+                monkeypatch.undo()
+                Disk(path, said.append).write({b"theirs": "1"})
+
+        db.set_trace_callback(tell)
+        return db
+
+    monkeypatch.setattr(sqlite3, "connect", interrupted)
+    Disk(path, said.append).write({b"ours": "2"})
+    assert len(statements) > 2
+    assert Disk(path, said.append).read([b"ours", b"theirs"]) == {b"ours": "2", b"theirs": "1"}
+    assert not said
+
+
 # Settings and command.
 
 
