@@ -106,8 +106,9 @@ def chain_of(
 
 
 def rewritten(lowered: Lowered, copies: Copies) -> tuple[Lowered, dict[Item, int]]:
-    """The program with ``copies``, and without operations whose results nothing reads any more, and where
-    each operation stands now: ``(n, k)`` is the copy of node ``n`` for the ``k``-th set of readers."""
+    """The program with ``copies``, and without operations whose results nothing reads any more. The second
+    result says where each operation stands now: ``(n, k)`` is the copy of node ``n`` for the ``k``-th set of
+    readers."""
     graph = lowered.graph
     wants = {n: side for side, stage in enumerate(copies) for n in stage}
     chains = [set(chain) for chain in copies.values()]

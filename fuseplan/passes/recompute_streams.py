@@ -39,19 +39,18 @@ in a GPT-2 block's gradient for a TPU, an MLP whose set is 17 % faster makes the
 
 def along_streams(
     lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
-) -> Lowered | None:
+) -> tuple[Lowered | None, bool]:
     """``lowered`` with large values rematerialised for each axis along which they are reduced and for each
     pass of a network; for a TPU, with operands whose blocks it can address. None where that gains nothing.
-    Where ``work`` ends, what is known to gain counts.
-
-    Raises:
-        UndecidedError: ``work`` was over before anything was known to gain.
+    The second result says whether ``work`` was over before all was decided: then what is known to gain
+    counts.
     """
     first = batches_first(lowered) if device.capabilities.batches_lead else None
-    found = _Streams(first or lowered, device, features, work or unlimited()).run()
+    streams = _Streams(first or lowered, device, features, work or unlimited())
+    found = streams.run()
     if found is None and first is not None and KernelNests(first.graph, device, first).offers:
-        return first
-    return found
+        found = first
+    return found, streams.is_cut
 
 
 def with_less_memory(lowered: Lowered, device: DeviceSpec, features: Features) -> Iterator[Lowered]:
@@ -71,6 +70,8 @@ class _Streams:
         self.signatures = Signatures(lowered.graph)
         self.positions = is_index_arithmetic(lowered.graph, device.backend)
         self._pays: dict[object, Nodes | None] = {}
+        self.is_cut = False
+        """Whether ``work`` was over before all sets of operations were tried."""
 
     def run(self, products: bool = True, gains_only: bool = True) -> Lowered | None:
         """The program with copies of large values; without ``products``, these stand in memory."""
@@ -81,8 +82,7 @@ class _Streams:
                 copies |= found
                 steps += gaining
         except UndecidedError:
-            if not copies:
-                raise
+            self.is_cut = True
         return _again(self.lowered, copies, steps)[0] if copies else None
 
     def _found(self, products: bool, gains_only: bool) -> Iterator[tuple[Copies, Nodes]]:
@@ -146,9 +146,12 @@ class _Streams:
 def _again(
     lowered: Lowered, copies: Copies, steps: Sequence[int]
 ) -> tuple[Lowered, dict[Item, int], list[int]]:
-    """``lowered`` with the contractions ``steps`` in steps, and with ``copies``; where each operation of the
-    program in steps and each copy stands now, as ``rewritten`` has it; and for each operation of the program
-    in steps, the one of ``lowered``."""
+    """``lowered`` with the contractions ``steps`` in steps, and with ``copies``.
+
+    Returns:
+        The program; where each operation of the program in steps stands there, and each copy, as
+        ``rewritten`` has it; and for each operation of the program in steps, the one of ``lowered``.
+    """
     step_of = list(range(len(lowered.equations)))
     if steps:
         lowered, ids = in_steps(lowered, steps)

@@ -113,7 +113,8 @@ def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowere
     try:
         found = _faster_by_columns(lowered, options, work)
         found = split_sums(found or lowered, options.device, options.features, work) or found
-        return along_streams(found or lowered, options.device, options.features, work) or found, False
+        streamed, is_cut = along_streams(found or lowered, options.device, options.features, work)
+        return streamed or found, is_cut
     except UndecidedError:
         return found, True
 

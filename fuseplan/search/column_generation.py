@@ -25,7 +25,7 @@ from costmodel.set_tables import Figures
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.column_pricing import prove, solve_listed
 from fuseplan.search.group_search import GroupSearch, NearGroups
-from fuseplan.search.grouping import Solved, ended_note
+from fuseplan.search.grouping import FAILURES, Solved, ended_note, failure
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Covering
@@ -59,7 +59,8 @@ def solve_by_columns(
         # The gap is small already: to close it is worth as much work again.
         converged = search.converge(None, search.as_much_again)
         best = _cover(search, best)
-    if converged and space.total(best).time_ps > search.bound_ps:
+    is_proven = space.total(best).time_ps == search.bound_ps
+    if converged and not is_proven and not space.book.is_past(expires_at):
         return _by_near_groups(search, best)
     return _solved(search, best, search.bound_ps)
 
@@ -285,21 +286,41 @@ def _by_near_groups(search: _Search, best: list[Mask]) -> Solved:
     space, duals, base_ps = search.space, search.duals, search.bound_ps
     bound_ps, near = base_ps, search.near()
     limit = search.spent + min(search.as_much_again, search.left)
+    known = search.priced
+    failed: Solved | None = None
     for divisor in LIMITS.room_divisors:
         gap_ps = space.total(best).time_ps - base_ps
-        room_ps = gap_ps // divisor
-        is_all = near.within(room_ps, LIMITS.max_near_groups, limit - search.spent, search.expires_at)
-        # Offers and the groups of the plan need not be among those that the search finds.
-        worth = {mask: sum(duals[i] for i in bits(mask)) for mask in search.priced}
-        priced = [mask for mask, time_ps in search.priced.items() if time_ps - worth[mask] <= gap_ps]
-        found = solve_listed(space, list(dict.fromkeys([*priced, *near.masks])), best, search.expires_at)
-        best = better(space, best, found.groups)
+        n_listed = len(near.masks)
+        is_all = near.within(
+            gap_ps // divisor, LIMITS.max_near_groups, limit - search.spent, search.expires_at
+        )
+        if not is_all and len(near.masks) > LIMITS.max_groups:
+            break  # To solve it takes long, and proves nothing.
+        if divisor == LIMITS.room_divisors[0] or len(near.masks) > n_listed:
+            # Offers and the groups of the plan need not be among those that the search finds.
+            worth = {mask: sum(duals[i] for i in bits(mask)) for mask in known}
+            cheap = [mask for mask, time_ps in known.items() if time_ps - worth[mask] <= gap_ps]
+            columns = dict.fromkeys([*best, *space.singles, *cheap, *near.masks])
+            try:
+                found = solve_listed(space, tuple(columns), best, search.expires_at)
+            except FAILURES as error:
+                failed = Solved(best, bound_ps, False, note=failure(error), steady=False)
+                break
+            best = better(space, best, found.groups)
+            failed = None if found.steady else found
         time_ps = space.total(best).time_ps
         if is_all:  # A plan with another group takes longer than the prices and the room.
-            bound_ps = max(bound_ps, min(found.bound_ps, base_ps + room_ps + 1, time_ps))
-        if not is_all or time_ps == bound_ps:
+            bound_ps = max(bound_ps, min(found.bound_ps, base_ps + near.room_ps + 1, time_ps))
+        if not is_all or failed is not None or time_ps == bound_ps:
             break
-    return _solved(search, best, bound_ps)
+    solved = _solved(search, best, bound_ps)
+    if failed is not None and not solved.optimal:
+        solved.note, solved.steady = failed.note, False
+    listed = {
+        mask: price.time_ps for mask in near.masks if isinstance(price := space.known_price(mask), Price)
+    }
+    solved.columns = {**listed, **solved.columns}
+    return solved
 
 
 def _solved(search: _Search, best: list[Mask], bound_ps: int) -> Solved:

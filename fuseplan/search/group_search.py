@@ -290,9 +290,9 @@ class GroupSearch:
         return price.time_ps
 
     def roots(self, prices: Figures, with_free: bool) -> _Partial:
-        """Partial groups for each position that has a price, or each at all, without those of higher prices:
-        a group is found from its dearest member. It executes that alone, or several operations, of which more
-        is known."""
+        """Partial groups for each position that has a price, or with ``with_free`` for each position, without
+        those of higher prices: a group is found from its dearest member. It executes that alone, or several
+        operations, of which more is known."""
         order = np.argsort(-prices, kind="stable")
         if not with_free:
             order = order[prices[order] > 0]
@@ -515,27 +515,30 @@ class NearGroups:
         self._search, self._prices = search, prices
         self._cliques = Cliques(search.conflicts, prices)
         self._beyond = [search.roots(prices, with_free=True)]
+        self.room_ps = 0
+        """Of the last call of ``within``; it never shrinks."""
         self.masks: dict[Mask, None] = {}
         """The groups that were found, in this order."""
 
     def within(self, room: int, most: int, max_work: int, expires_at: float) -> bool:
-        """Find the groups that may take at most ``room`` picoseconds longer than their members' prices, which
-        is no less than the call before had, and return whether these are all.
+        """Find the groups that may take at most ``room`` picoseconds longer than their members' prices, and
+        return whether these are all.
 
         Args:
-            room: picoseconds.
+            room: picoseconds; that of the call before, if it was larger.
             most: end when so many are known.
             max_work: end after so many units of counted work.
             expires_at: end at this time of the book's ``clock``, in seconds.
         """
         book, rules = self._search.space.book, self._search.space.duplicate_rules
         limit = book.work.spent + max_work
+        self.room_ps = max(self.room_ps, room)
         waiting, self._beyond = _Waiting(self._beyond), []
         while waiting:
             if len(self.masks) >= most or book.work.spent >= limit or book.is_past(expires_at):
                 self._beyond += waiting.batches()
                 return False
-            step = self._search.step(waiting.last(), self._prices, self._cliques, room + 1)
+            step = self._search.step(waiting.last(), self._prices, self._cliques, self.room_ps + 1)
             for half in step.halves:
                 waiting.add(half)
             if len(step.beyond):

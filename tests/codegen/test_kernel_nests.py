@@ -55,7 +55,7 @@ def tiny(name):
 def in_kernels(f, args, device):
     """The program, and the first and the last kernel of each group that large values tie together."""
     lowered = lower(trace(f, *args))
-    lowered = along_streams(lowered, device, ALL_FEATURES) or lowered
+    lowered = along_streams(lowered, device, ALL_FEATURES)[0] or lowered
     graph, found = lowered.graph, []
     for nodes in regions(graph, LARGE_BYTES, device.backend):
         axes = unify(graph, nodes)

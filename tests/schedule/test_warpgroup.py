@@ -162,7 +162,7 @@ def test_no_kernel_walks_in_passes_or_holds_two_contractions(name):
     for device, has_any in ((H200, False), (get_device("h200"), True)):
         offers = Scheduler(lowered.graph, device, lowered, TILED).offers
         assert bool(offers) is (has_any and name != "cross_entropy")
-    assert along_streams(lowered, H200, ALL_FEATURES) is None
+    assert along_streams(lowered, H200, ALL_FEATURES) == (None, False)
     plan = make_plan(f, device=H200)(*args)
     assert groups(plan)
     for kernel in plan.kernels:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
+from fuseplan.frontend.compared import needed_once
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.notes import FAULTS, Note, NoteKind, note, renumbered
@@ -136,19 +137,22 @@ class Search:
 
 
 def split_all(graph: Graph, roots: Sequence[int], once: frozenset[int]) -> SplitGraph | None:
-    """As ``split``, but small operations that only lead to ``roots`` are computed once where their copies
-    would be too many readers for another of the roots to be copied."""
-    while (copies := split(graph, roots, once)) is not None:
+    """As ``split``, but small operations that only lead to ``roots`` are computed once where their copies are
+    too many readers for another of the roots to be copied."""
+    copies = split(graph, roots, once)
+    once |= needed_once(graph)
+    while copies is not None:
         copied = frozenset(copies.copied)
 
         def copied_readers(n: int, copied: frozenset[int] = copied) -> Iterator[int]:
             yield from {r for v in graph.nodes[n].outputs for r in graph.consumers[v] if r in copied}
 
-        behind = reachable(set(roots).difference(copied, once), copied_readers)
-        small = behind.intersection(small_leading(copies))
-        if not small:
+        lost = set(roots).difference(copied, once)
+        small = reachable(lost, copied_readers).intersection(small_leading(copies))
+        fewer = split(graph, roots, once | small) if small else None
+        if fewer is None or lost.isdisjoint(fewer.copied):
             break
-        once |= small
+        copies, once = fewer, once | small
     return copies
 
 
