@@ -25,7 +25,7 @@ from costmodel.set_tables import Figures
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.column_pricing import prove, solve_listed
 from fuseplan.search.group_search import GroupSearch, NearGroups
-from fuseplan.search.grouping import FAILURES, Solved, ended_note, failure
+from fuseplan.search.grouping import Solved, ended_note
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Covering
@@ -301,11 +301,7 @@ def _by_near_groups(search: _Search, best: list[Mask]) -> Solved:
             worth = {mask: sum(duals[i] for i in bits(mask)) for mask in known}
             cheap = [mask for mask, time_ps in known.items() if time_ps - worth[mask] <= gap_ps]
             columns = dict.fromkeys([*best, *space.singles, *cheap, *near.masks])
-            try:
-                found = solve_listed(space, tuple(columns), best, search.expires_at)
-            except FAILURES as error:
-                failed = Solved(best, bound_ps, False, note=failure(error), steady=False)
-                break
+            found = solve_listed(space, tuple(columns), best, search.expires_at)
             best = better(space, best, found.groups)
             failed = None if found.steady else found
         time_ps = space.total(best).time_ps

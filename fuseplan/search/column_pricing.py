@@ -26,13 +26,21 @@ from fuseplan.support.digraph import cyclic_sets, shortest_cycle
 
 
 def solve_listed(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
-    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``.
+    """The cheapest partition of ``space`` into ``columns``, no worse than ``best``; that, with a note, where
+    the solver cannot be used.
 
     The relaxation is solved with the floors of groups that have no price yet. The groups that its solution
     uses by their floor are priced, with a few others of low reduced cost, and it is solved again, until the
     solution uses priced groups alone. Its value is then the same as with all prices: no price is lower than
     its floor, so the price of a group that is not used cannot lower it. Most groups are never priced.
     """
+    try:
+        return _solve(space, columns, best, expires_at)
+    except FAILURES as error:
+        return Solved(best, 0, False, note=failure(error), steady=False)
+
+
+def _solve(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
     cost: dict[Mask, int] = {}
     unpriced: dict[Mask, int] = {}
     """Groups of which only the floor is known, each with the bytes that it moves at least."""

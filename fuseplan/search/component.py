@@ -242,7 +242,7 @@ def _solve_space(
     found = enumerate_groups(space, budget.max_groups, expires_at, max_work=most)
     watch.lap("enumerate")
     if found.complete:
-        result = _search(space, [*always, *found.groups], best, expires_at)
+        result = solve_listed(space, tuple(dict.fromkeys([*always, *found.groups])), best, expires_at)
     else:
         best = better(space, best, heuristic() or heuristic_plan(space))
         watch.lap("heuristics")
@@ -262,7 +262,9 @@ def _solve_space(
                 result.bound_ps = max(result.bound_ps, floor_ps)
                 return result
         else:
-            result = _search(space, [*best, *always, *found.groups], best, expires_at)
+            result = solve_listed(
+                space, tuple(dict.fromkeys([*best, *always, *found.groups])), best, expires_at
+            )
             # What is proven of these groups is not proven of all.
             result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
             is_late = space.book.is_past(expires_at)
@@ -316,14 +318,6 @@ def _check_floor(space: Space, floor: PartialFloor, priced: Iterable[Mask]) -> N
     sets = as_sets(masks, space.n)
     for mask, floor_ps in zip(masks, floor(sets, sets).astype(int).tolist(), strict=True):
         space.book.check_bound(space.nodes(mask), space.total([mask]).time_ps, floor_ps)
-
-
-def _search(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
-    """The cheapest partition into ``columns``, or ``best`` where the solver cannot be used."""
-    try:
-        return solve_listed(space, tuple(dict.fromkeys(columns)), best, expires_at)
-    except FAILURES as error:
-        return Solved(best, 0, False, note=failure(error), steady=False)
 
 
 def certifying_heuristic(

@@ -491,7 +491,7 @@ class _Margins:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The partial groups that ``GroupSearch.step`` leaves of some."""
+    """The result of ``GroupSearch.step``: what is left of a batch of partial groups."""
 
     halves: list[_Partial]
     """Those that may hold groups within the room, divided."""
@@ -499,7 +499,7 @@ class _Step:
     """Those without an open position: each is one group, with ``worth``, the prices of its members."""
     worth: Figures
     beyond: _Partial
-    """Those of which each group takes longer than the room allows."""
+    """Partial groups whose groups all take longer than the room allows."""
 
 
 class NearGroups:
@@ -516,7 +516,7 @@ class NearGroups:
         self._cliques = Cliques(search.conflicts, prices)
         self._beyond = [search.roots(prices, with_free=True)]
         self.room_ps = 0
-        """Of the last call of ``within``; it never shrinks."""
+        """The largest room, in picoseconds, that ``within`` was called with."""
         self.masks: dict[Mask, None] = {}
         """The groups that were found, in this order."""
 

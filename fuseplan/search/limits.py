@@ -42,7 +42,7 @@ class SearchLimits:
     """Column generation first ends where no group saves more than this part of its members' prices: half a
     percent. That takes far fewer rounds than to end where none saves anything."""
     max_near_groups: int = 32_000
-    """Groups near the bound that column generation lists; none of them is priced for that."""
+    """The most groups near the bound that column generation lists, by lower bounds of their times."""
     room_divisors: tuple[int, ...] = (16, 4, 1)
     """Column generation lists the groups that may cost up to these parts of the gap more than their members,
     one part after the other: a better plan among them closes the gap before the whole of it is looked at."""

@@ -18,7 +18,6 @@ from collections.abc import Sequence
 from fuseplan.schedule.pricing import Price
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.column_pricing import solve_listed
-from fuseplan.search.grouping import FAILURES
 from fuseplan.search.heuristics import better
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import fold
@@ -99,8 +98,5 @@ def _solve_window(space: Space, groups: list[Mask], free: Mask, expires_at: floa
     known = [small.mask(space.nodes(mask)) for mask in groups]
     others = [*small.offers, *(1 << i for i in range(small.n))]
     columns = [*known, *found.groups, *(mask for mask in others if isinstance(small.price(mask), Price))]
-    try:
-        solved = solve_listed(small, tuple(dict.fromkeys(columns)), known, expires_at)
-    except FAILURES:
-        return groups
+    solved = solve_listed(small, tuple(dict.fromkeys(columns)), known, expires_at)
     return better(space, groups, [space.mask(small.nodes(mask)) for mask in solved.groups])

@@ -128,7 +128,7 @@ class Groups:
 
     def below(self, prices: Sequence[int], room_ps: int) -> Iterator[int]:
         """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
-        some others: all groups, if these are listed soon."""
+        some others: all groups, if ``_STEPS`` steps list them."""
         floor = self.book.partial_floor([(node,) for node in self.nodes])
         if floor is None:
             yield from self

@@ -312,7 +312,7 @@ def test_what_a_missing_solver_ended_is_not_remembered(monkeypatch):
         raise ImportError("no module named ortools")
 
     g = chain()
-    monkeypatch.setattr("fuseplan.search.component.solve_listed", missing)
+    monkeypatch.setattr("fuseplan.search.column_pricing.Relaxation", missing)
     monkeypatch.setattr(Scheduler, "floor", lambda self, nodes: 0)
     with using_cache(SolutionCache()) as m, pytest.warns(fuseplan.FuseplanWarning):
         SOLVE(g, Scheduler(g, TEST_DEVICE), Budget())
