@@ -80,6 +80,17 @@ class _Partial:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Unpaid:
+    """A group that the prices of its positions do not pay for, or that is no kernel."""
+
+    near: Sets
+    """The group and its neighbours."""
+    prices: Figures
+    lacking_ps: float
+    """By how much its time, or a bound on it, exceeds the prices of its positions; 0 if it is no kernel."""
+
+
 class GroupSearch:
     """The legal groups of one component, as ``candidates.enumerate_groups`` has them, by price.
 
@@ -92,6 +103,8 @@ class GroupSearch:
         self.space, self._floor = space, floor
         self.times_ps: dict[Mask, int] = {}
         """The legal groups that were priced so far, whether they were sought or not."""
+        self._unpaid: dict[Mask, _Unpaid] = {}
+        """Of each start that has grown into no group that costs less than its positions, how near it came."""
         self._above_masks = transposed(space.below)
         self.conflicts = self._closed_conflicts()
         self._below, self._above, self._near, self._apart = (
@@ -188,14 +201,19 @@ class GroupSearch:
         steepest ascent; none holds a position of ``barred``.
 
         Each of ``starts`` takes in the neighbour, with what convexity and copies then require, that adds most
-        to its positions' prices less its floor, as long as one adds. All starts take a step together.
+        to its positions' prices less its floor, as long as one adds. All starts take a step together. A start
+        that led to no such group before is left out until the prices around it have risen by what it lacked.
         """
-        space = self.space
-        limit = space.book.work.spent + max_work
+        space, work = self.space, self.space.book.work
+        limit = work.spent + max_work
+        starts = [start for start in starts if not self._is_still_unpaid(start, prices)]
+        if not starts:
+            return {}
         groups, out = as_sets(starts, space.n), as_sets([barred], space.n)
+        led_by = np.arange(len(starts))
         gains = total(groups, prices) - self._floor(groups, groups)
         growing = np.ones(len(groups), dtype=bool)
-        while growing.any() and space.book.work.spent < limit and not space.book.is_past(expires_at):
+        while growing.any() and work.spent < limit and not space.book.is_past(expires_at):
             of, wider, wider_gains = self._wider(groups, np.flatnonzero(growing), prices, out, expires_at)
             growing[:] = False
             # Of equal gains the larger group, since what joins for nothing may lead to more.
@@ -208,16 +226,35 @@ class GroupSearch:
                     continue
                 groups[g], gains[g], growing[g] = wider[k], wider_gains[k], True
             # Starts that have grown into the same group go on as one.
-            _, first = np.unique(groups, axis=0, return_index=True)
-            growing[np.setdiff1d(np.arange(len(groups)), first)] = False
+            _, first, which = np.unique(groups, axis=0, return_index=True, return_inverse=True)
+            same = first[which.ravel()]
+            growing &= same == np.arange(len(groups))
+            led_by = same[led_by]
         found: dict[Mask, int] = {}
-        for mask in dict.fromkeys(masks(groups[gains > 0])):
+        lacking = np.maximum(-gains, 0)
+        last = np.unique(led_by)
+        for k, mask in zip(last.tolist(), masks(groups[last]), strict=True):
             if space.book.is_past(expires_at):
-                break
-            time_ps = self._time_ps(mask)
-            if time_ps is not None and time_ps < prices[bits(mask)].sum():
-                found[mask] = time_ps
+                return found
+            time_ps = self._time_ps(mask) if gains[k] > 0 else None
+            if time_ps is not None:
+                lacking[k] = time_ps - prices[bits(mask)].sum()
+                if lacking[k] < 0:
+                    found[mask] = time_ps
+        if not barred and work.spent < limit:
+            near = groups | self._near(groups)
+            for start, k in zip(starts, led_by.tolist(), strict=True):
+                if lacking[k] >= 0:
+                    self._unpaid[start] = _Unpaid(near[k], prices, lacking[k])
         return found
+
+    def _is_still_unpaid(self, start: Mask, prices: Figures) -> bool:
+        """Whether ``start`` led to no group that costs less than its positions, and little has changed."""
+        before = self._unpaid.get(start)
+        if before is None:
+            return False
+        rise = np.maximum(prices - before.prices, 0)[before.near].sum()
+        return bool(rise <= before.lacking_ps)
 
     def shares(self, groups: Sequence[Mask]) -> Figures:
         """The picoseconds that each position adds by itself to the slowest resource of its group of
