@@ -119,7 +119,7 @@ class Work:
 
     def spend_partial_groups(self, count: int, n_positions: int) -> None:
         """Count the work of bounding ``count`` partial groups in a component of ``n_positions``."""
-        self.spent += count * (25 + n_positions // 3)
+        self.spent += count * (25 + n_positions * n_positions // 400)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
