@@ -1,8 +1,8 @@
 """Count the work of a search, so that it is limited alike on every machine, and time the stages of planning.
 
-If the clock ended a search, it would end sooner on a busy machine than on an idle one, and the plans would
-differ. So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline.
-Where either has cut a plan short, a note says so (``fuseplan.plan.notes``).
+Where the clock ends a search, it ends sooner on a busy machine than on an idle one, and the plans may differ.
+So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline. Where
+either has cut a plan short, a note says which (``fuseplan.plan.notes``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class Limit(Enum):
 
 
 UNIT_S = 1e-6
-"""A unit of work is about a microsecond of an idle core."""
+"""A unit of work is half a microsecond to two of an idle core."""
 
 UNITS_PER_S = round(1 / UNIT_S)
 
 SHARE = 2
-"""Each search of a program may do half of what an idle core does until the deadline, so that a busy machine
-comes to the same end. No search of the workloads does so much."""
+"""Each search of a program may do about half of what an idle core does until the deadline, so that a busy
+machine comes to the same end. A program may have several searches, of which the last then ends by the
+clock."""
 
 LEAST_S = 20.0
 """Under a shorter deadline the counted limit is as for this one, and the clock ends the search: cached
