@@ -235,6 +235,21 @@ def test_groups_grow_into_legal_ones_that_cost_less_than_their_members(seed, dev
 
 
 @pytest.mark.parametrize(("seed", "device"), CASES[:6])
+def test_a_start_that_led_to_nothing_is_tried_again_when_prices_have_risen(seed, device):
+    space = large_space(seed, device)
+    work = space.book.work
+    groups = GroupSearch(space, space.book.partial_floor(space.members))
+    high = np.array([2.0 * space.price(mask).time_ps for mask in space.singles])
+    low = high / 1000
+    assert groups.grown(low, space.singles) == {}
+    spent = work.spent
+    assert groups.grown(low, space.singles) == {}
+    assert work.spent == spent
+    assert groups.grown(high, space.singles)
+    assert work.spent > spent
+
+
+@pytest.mark.parametrize(("seed", "device"), CASES[:6])
 def test_overlapping_groups_are_priced_in_parts_that_make_a_partition(seed, device):
     space = large_space(seed, device)
     legal = legal_prices(space)
