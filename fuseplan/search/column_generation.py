@@ -287,7 +287,7 @@ def _by_near_groups(search: _Search, best: list[Mask]) -> Solved:
     bound_ps, near = base_ps, search.near()
     limit = search.spent + min(search.as_much_again, search.left)
     known = search.priced
-    failed: Solved | None = None
+    found: Solved | None = None
     for divisor in LIMITS.room_divisors:
         gap_ps = space.total(best).time_ps - base_ps
         n_listed = len(near.masks)
@@ -296,22 +296,21 @@ def _by_near_groups(search: _Search, best: list[Mask]) -> Solved:
         )
         if not is_all and len(near.masks) > LIMITS.max_groups:
             break  # To solve it takes long, and proves nothing.
-        if divisor == LIMITS.room_divisors[0] or len(near.masks) > n_listed:
+        if found is None or len(near.masks) > n_listed:
             # Offers and the groups of the plan need not be among those that the search finds.
             worth = {mask: sum(duals[i] for i in bits(mask)) for mask in known}
             cheap = [mask for mask, time_ps in known.items() if time_ps - worth[mask] <= gap_ps]
             columns = dict.fromkeys([*best, *space.singles, *cheap, *near.masks])
             found = solve_listed(space, tuple(columns), best, search.expires_at)
             best = better(space, best, found.groups)
-            failed = None if found.steady else found
         time_ps = space.total(best).time_ps
         if is_all:  # A plan with another group takes longer than the prices and the room.
             bound_ps = max(bound_ps, min(found.bound_ps, base_ps + near.room_ps + 1, time_ps))
-        if not is_all or failed is not None or time_ps == bound_ps:
+        if not (is_all and found.steady) or time_ps == bound_ps:
             break
     solved = _solved(search, best, bound_ps)
-    if failed is not None and not solved.optimal:
-        solved.note, solved.steady = failed.note, False
+    if found is not None and not (found.steady or solved.optimal):  # The solver failed.
+        solved.note, solved.steady = found.note, False
     listed = {
         mask: price.time_ps for mask in near.masks if isinstance(price := space.known_price(mask), Price)
     }
