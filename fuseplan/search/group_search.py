@@ -82,13 +82,16 @@ class _Partial:
 
 @dataclass(frozen=True, slots=True)
 class _Unpaid:
-    """A group that the prices of its positions do not pay for, or that is no kernel."""
+    """The group that a start grew into, where the prices of its positions do not exceed its time, or where it
+    is no legal kernel."""
 
     near: Sets
     """The group and its neighbours."""
     prices: Figures
+    """Picoseconds for each position of the component, when it grew."""
     lacking_ps: float
-    """By how much its time, or a bound on it, exceeds the prices of its positions; 0 if it is no kernel."""
+    """Picoseconds by which its time, or a lower bound of that, exceeds the prices of its positions; 0 if it
+    is no legal kernel."""
 
 
 class GroupSearch:
@@ -104,7 +107,7 @@ class GroupSearch:
         self.times_ps: dict[Mask, int] = {}
         """The legal groups that were priced so far, whether they were sought or not."""
         self._unpaid: dict[Mask, _Unpaid] = {}
-        """Of each start that has grown into no group that costs less than its positions, how near it came."""
+        """For each start that did not lead to a group of ``grown``, the group that it led to."""
         self._above_masks = transposed(space.below)
         self.conflicts = self._closed_conflicts()
         self._below, self._above, self._near, self._apart = (
@@ -249,7 +252,8 @@ class GroupSearch:
         return found
 
     def _is_still_unpaid(self, start: Mask, prices: Figures) -> bool:
-        """Whether ``start`` led to no group that costs less than its positions, and little has changed."""
+        """Whether ``start`` did not lead to a group of ``grown`` before, and the prices around it have risen
+        by no more than it lacked."""
         before = self._unpaid.get(start)
         if before is None:
             return False

@@ -25,14 +25,13 @@ class Limit(Enum):
 
 
 UNIT_S = 1e-6
-"""A unit of work is half a microsecond to two of an idle core."""
+"""A unit of work takes an idle core between half a microsecond and two."""
 
 UNITS_PER_S = round(1 / UNIT_S)
 
 SHARE = 2
-"""Each search of a program may do about half of what an idle core does until the deadline, so that a busy
-machine comes to the same end. A program may have several searches, of which the last then ends by the
-clock."""
+"""The counted limit of one search is the deadline in microseconds divided by this. Where a program has
+several searches, or the core is slow or busy, the clock may end one of them first."""
 
 LEAST_S = 20.0
 """Under a shorter deadline the counted limit is as for this one, and the clock ends the search: cached
