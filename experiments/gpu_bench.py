@@ -32,7 +32,7 @@ import jax.numpy as jnp
 
 import fuseplan
 from experiments import gpu_clock
-from experiments.gpu_cases import CASES, OF_COPY, GpuCase, least_bytes
+from experiments.gpu_cases import CASES, MORE, GpuCase, least_bytes
 from experiments.gpu_rows import Row, head_line, kept_rows, row_line, summary_lines
 from experiments.gpu_torch import MAKERS, import_torch, to_torch
 from fuseplan import FuseplanWarning, MismatchError, Plan
@@ -61,9 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print a line a workload and a summary; 1 if a result is wrong or a workload fails."""
     options = _parser().parse_args(argv)
     bench = Bench(options.repeats, options.torch, options.timer)
-    names = options.only.split(",") if options.only else list(CASES)
+    cases = {**CASES, **MORE}
+    names = options.only.split(",") if options.only else list(cases if options.more else CASES)
     rows = {r["workload"]: r for r in kept_rows(options.out, bench.machine["device"])}
-    todo = [CASES[name] for name in names if name not in rows]
+    todo = [cases[name] for name in names if name not in rows]
     expires_at = time.monotonic() + options.budget_s
     longest_s = 0.0
     print(head_line(), flush=True)
@@ -75,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 break
             steps.start(case.name)
             started = time.monotonic()
-            with_torch = left_s > _TORCH_S * (len(todo) - k)
+            with_torch = case.name in MAKERS and left_s > _TORCH_S * (len(todo) - k)
             rows[case.name] = asdict(bench.row(case, with_torch))
             longest_s = max(longest_s, time.monotonic() - started)
             if options.out:
@@ -192,8 +193,8 @@ class Bench:
         missed = []
         if found["faster_than_jax"] < case.speedup:
             missed.append(f"{found['faster_than_jax']:.2f} of {case.speedup} × jax.jit")
-        if not case.flops and found["of_copy"] < OF_COPY:
-            missed.append(f"{found['of_copy']:.2f} of {OF_COPY} of a copy's bandwidth")
+        if found["of_copy"] < case.copy_share:
+            missed.append(f"{found['of_copy']:.2f} of {case.copy_share} of a copy's bandwidth")
         share = found.get("faster_than_library")
         if case.library_share and share is not None and share < case.library_share:
             missed.append(f"{share:.2f} of {case.library_share} × {case.library}")
@@ -250,7 +251,8 @@ def _parser() -> argparse.ArgumentParser:
                                      formatter_class=argparse.RawDescriptionHelpFormatter)  # fmt: skip
     parser.add_argument("--out", type=Path, help="a CSV file; what it has measured is not measured again")
     parser.add_argument("--budget-s", type=float, default=480.0, help="no workload is begun after it")
-    parser.add_argument("--only", default="", metavar="NAME,…", help=", ".join(CASES))
+    parser.add_argument("--only", default="", metavar="NAME,…", help=", ".join((*CASES, *MORE)))
+    parser.add_argument("--more", action="store_true", help="the other workloads, too, at their own sizes")
     parser.add_argument("--repeats", type=int, default=9, help="samples of each program")
     parser.add_argument("--no-torch", dest="torch", action="store_false")
     parser.add_argument("--timer", choices=("auto", "queue"), default="auto",

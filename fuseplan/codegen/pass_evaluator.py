@@ -257,7 +257,7 @@ class PassEvaluator:
                 old, shifted = totals[i], scales[i].shift
                 if shifted is not None:
                     old = old * self._align(*factors[shifted], step).astype(old.dtype)
-                totals[i] = step.reduction.combine(old, parts[0])
+                totals[i] = step.combine(old, parts[0])
                 for shift in shifts:
                     if self.nest.program.shifts[shift].maximum == i:
                         factors[shift] = self._update_shift(shift, old, totals[i], blocks)

@@ -258,7 +258,7 @@ def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start:
         combined = []
         for step, total in zip(body.accumulators, totals, strict=True):
             (part,) = partial_results(body.spec, step, blocks, at, load)
-            combined.append(step.reduction.combine(total, part))
+            combined.append(step.combine(total, part))
         return combined
 
     turns = body.spec.axes[streamed].n_tiles

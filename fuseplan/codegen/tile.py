@@ -41,6 +41,8 @@ class Step:
     node_axes: tuple[tuple[int, ...], ...]
     in_axes: tuple[DimMap | None, ...]
     out_axes: tuple[DimMap, ...]
+    language: str
+    """The kernel language it is emitted in."""
 
     @property
     def reads(self) -> tuple[Access, ...]:
@@ -57,6 +59,10 @@ class Step:
     def accumulator_dtype(self) -> Any:
         """The dtype of partial results."""
         return self.reduction.accumulator(self.equation.out_avals[0].dtype)
+
+    def combine(self, total: Any, part: Any) -> Any:
+        """The accumulator ``total`` with a partial result."""
+        return self.reduction.combine_in(self.language, total, part)
 
     def initial(self, shape: tuple[int, ...]) -> Any:
         """The accumulator of a block of ``shape`` before anything is combined into it."""
@@ -83,6 +89,7 @@ def make_step(spec: KernelSpec, lowered: Lowered, position: int) -> Step:
         node_axes,
         tuple(None if isinstance(v, Literal) else compose(next(arrays), node_axes) for v in equation.inputs),
         tuple(compose(m, node_axes) for m in node.output_maps),
+        spec.capabilities.language,
     )
 
 

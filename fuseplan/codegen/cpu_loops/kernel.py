@@ -131,7 +131,7 @@ class _OuterTile(PassEvaluator):
             if mask is not None:
                 part = jax.tree.map(functools.partial(jnp.where, mask), part, step.initial(shape))
         old = jax.tree.map(lambda x: _read_block(x, self.spec, axes, position), results[v])
-        new = step.reduction.combine(old, part)
+        new = step.combine(old, part)
         whole = jax.tree.map(
             lambda x, part: _write_block(x, part, self.spec, axes, position), results[v], new
         )

@@ -117,7 +117,7 @@ class _Program:
         @pl.when(k > 0)
         def accumulate() -> None:
             for i, (step, part) in enumerate(zip(body.accumulators, parts, strict=True)):
-                tpu_blocks.write(self.totals_refs[i], step.reduction.combine(total(i), part))
+                tpu_blocks.write(self.totals_refs[i], step.combine(total(i), part))
 
         @pl.when(k == turns - 1)
         def finish() -> None:

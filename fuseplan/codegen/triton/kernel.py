@@ -198,7 +198,7 @@ class _MultiPassProgram(PassEvaluator):
             at = (*position[:axis], j, *position[axis + 1 :])
             operands = [self.load(access, at) for access in step.reads]
             (part,) = block(self.tile(self.spec, step, at), step.equation, operands)
-            return step.reduction.combine(total, part)
+            return step.combine(total, part)
 
         start = step.initial(block_shape(self.spec.axes, step.out_axes[0]))
         return [lax.fori_loop(0, self.spec.axes[axis].n_tiles, turn, start)]

@@ -209,6 +209,36 @@ def in_signed_order(x: Any) -> Any:
     return (x ^ TOP_BIT).astype(jnp.int32)
 
 
+def propagating_maximum(a: Any, b: Any) -> Any:
+    """The larger of two floats, NaN where either is, as XLA has it: Triton's maximum returns the other
+    (PTX ISA, ``max`` without ``.NaN``)."""
+    return jnp.where((a != a) | (b != b), jnp.asarray(jnp.nan, a.dtype), jnp.maximum(a, b))
+
+
+def propagating_minimum(a: Any, b: Any) -> Any:
+    """The smaller of two floats, NaN where either is."""
+    return jnp.where((a != a) | (b != b), jnp.asarray(jnp.nan, a.dtype), jnp.minimum(a, b))
+
+
+_INTEGER_OF = {4: jnp.int32, 8: jnp.int64}
+"""By the bytes of a float."""
+
+
+def as_ordered_integers(x: Any, nan_is_largest: bool) -> Any:
+    """Integers with the order of the floats ``x``; a NaN is the largest or the smallest of all."""
+    integer = _INTEGER_OF[x.dtype.itemsize]
+    bits, limits = lax.bitcast_convert_type(x, integer), jnp.iinfo(integer)
+    # The magnitude of a negative float is in its other bits; a NaN has the largest magnitude of all.
+    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
+    return jnp.where(x != x, limits.max if nan_is_largest else limits.min, ordered).astype(integer)
+
+
+def from_ordered_integers(ordered: Any, dtype: Any) -> Any:
+    """The floats of ``as_ordered_integers``."""
+    limits = jnp.iinfo(ordered.dtype)
+    return lax.bitcast_convert_type(jnp.where(ordered < 0, ordered ^ limits.max, ordered), dtype)
+
+
 @dataclass(frozen=True, slots=True)
 class _Format:
     """An 8-bit float format: mantissa bits, exponent bias, and the codes of overflow and of NaN."""

@@ -104,9 +104,13 @@ def _composed_on_mosaic_gpu(compute: Callable[..., Any], native: BlockFn) -> Blo
     return lambda tile, eqn, args: (own if tile.language == "mosaic_gpu" else native)(tile, eqn, args)
 
 
-def _extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, Any], Any]) -> BlockFn:
+def _extremum_block(
+    logical: Callable[[Any, Any], Any],
+    exceeds: Callable[[Any, Any], Any],
+    propagating: Callable[[Any, Any], Any],
+) -> BlockFn:
     """``max`` or ``min``: for booleans the logical operation (kernels have no other), for unsigned integers
-    on a TPU a comparison and a selection."""
+    on a TPU a comparison and a selection, for floats in Triton one that returns NaN for NaN."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dtype = eqn.out_avals[0].dtype
@@ -114,6 +118,8 @@ def _extremum_block(logical: Callable[[Any, Any], Any], exceeds: Callable[[Any, 
             return [logical(args[0], args[1])]
         if dtype == jnp.uint32 and tile.language == "mosaic_tpu":
             return [jnp.where(exceeds(args[0], args[1]), args[0], args[1])]
+        if tile.language == "triton" and jnp.issubdtype(dtype, jnp.floating):
+            return [propagating(*(jnp.asarray(a, dtype) for a in args))]
         return _plain_block(tile, eqn, args)
 
     return block
@@ -132,10 +138,15 @@ _compare_block = _wide_on_tpu(_compare_in_signed_order)
 
 
 def _clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-    """``clamp``; of unsigned integers on a TPU by comparisons as signed ones."""
-    if eqn.out_avals[0].dtype != jnp.uint32 or tile.language != "mosaic_tpu":
-        return _plain_block(tile, eqn, args)
+    """``clamp``; of unsigned integers on a TPU by comparisons as signed ones, of floats in Triton by extrema
+    that return NaN for NaN."""
     low, x, high = args
+    dtype = eqn.out_avals[0].dtype
+    if tile.language == "triton" and jnp.issubdtype(dtype, jnp.floating):
+        low, x, high = (jnp.asarray(a, dtype) for a in args)
+        return [composed.propagating_minimum(composed.propagating_maximum(low, x), high)]
+    if dtype != jnp.uint32 or tile.language != "mosaic_tpu":
+        return _plain_block(tile, eqn, args)
     raised = jnp.where(composed.unsigned_greater(x, low), x, low)
     return [jnp.where(composed.unsigned_greater(high, raised), raised, high)]
 
@@ -349,9 +360,15 @@ RULES: dict[str, Rule] = {
     "sign": elementwise(1, block=_sign_block),
     "add_any": elementwise(1, block=_add_block),
     "neg": elementwise(1, block=_neg_block),
-    "max": elementwise(1, block=_extremum_block(jnp.logical_or, composed.unsigned_greater)),
+    "max": elementwise(
+        1,
+        block=_extremum_block(jnp.logical_or, composed.unsigned_greater, composed.propagating_maximum),
+    ),
     "min": elementwise(
-        1, block=_extremum_block(jnp.logical_and, lambda a, b: composed.unsigned_greater(b, a))
+        1,
+        block=_extremum_block(
+            jnp.logical_and, lambda a, b: composed.unsigned_greater(b, a), composed.propagating_minimum
+        ),
     ),
     **dict.fromkeys(("eq", "ne"), elementwise(1, block=_equal_block)),
     **dict.fromkeys(("lt", "le", "gt", "ge"), elementwise(1, block=_compare_block)),

@@ -17,7 +17,14 @@ from jax import lax
 from jax.extend import core as jex_core
 
 from costmodel.graph import DimRole, Flops, OpKind
-from fuseplan.frontend.ops.composed import TOP_BIT, unsigned_greater
+from fuseplan.frontend.ops.composed import (
+    TOP_BIT,
+    as_ordered_integers,
+    from_ordered_integers,
+    propagating_maximum,
+    propagating_minimum,
+    unsigned_greater,
+)
 from fuseplan.frontend.ops.rule import (
     MOSAIC_GPU,
     NONE,
@@ -116,8 +123,13 @@ def masked(tile: Tile, operand: int, dims: Sequence[int], x: Any, neutral: Any) 
 
 
 def _native(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
-    """The equation's primitive along ``axes``. A TPU reduces unsigned integers as signed ones."""
+    """The equation's primitive along ``axes``. A TPU reduces unsigned integers as signed ones; Triton's
+    extrema of floats ignore NaN, so that it reduces integers of the same order."""
     params = {**eqn.params, "axes": axes}
+    is_extremum = eqn.primitive.name in ("reduce_max", "reduce_min")
+    if tile.language == "triton" and is_extremum and jnp.issubdtype(x.dtype, jnp.floating):
+        ordered = as_ordered_integers(x, nan_is_largest=eqn.primitive.name == "reduce_max")
+        return from_ordered_integers(eqn.primitive.bind(ordered, **params), x.dtype)
     if tile.language != "mosaic_tpu" or x.dtype != jnp.uint32:
         return eqn.primitive.bind(x, **params)
     if eqn.primitive.name == "reduce_sum":
@@ -126,9 +138,16 @@ def _native(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
     return eqn.primitive.bind(flipped, **params).astype(jnp.uint32) ^ TOP_BIT
 
 
-def _reduce(combine: Combine, neutral: Callable[[Any], Any], *, folds: bool = False) -> Rule:
+def _reduce(
+    combine: Combine,
+    neutral: Callable[[Any], Any],
+    *,
+    folds: bool = False,
+    in_triton: Combine | None = None,
+) -> Rule:
     """The rule of a reduction. With ``folds``, Pallas lacks the primitive: it is folded on Triton and TPUs,
-    and not fused on Mosaic GPU, which cannot split a block in registers."""
+    and not fused on Mosaic GPU, which cannot split a block in registers. ``in_triton`` combines floats
+    there, if ``combine`` does not."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         dims = sorted(map(int, eqn.params["axes"]))
@@ -155,7 +174,7 @@ def _reduce(combine: Combine, neutral: Callable[[Any], Any], *, folds: bool = Fa
         _reduce_flops,
         block,
         MOSAIC_GPU if folds else NONE,
-        Reduction(combine, neutral, accumulator),
+        Reduction(combine, neutral, accumulator, in_triton),
     )
 
 
@@ -289,16 +308,20 @@ def _scan_flops(eqn: Equation) -> Flops:
     return Flops(vector=in_size(eqn) * max(n - 1, 0).bit_length())
 
 
-def _scan(combine: Combine, neutral: Callable[[Any], Any]) -> Rule:
-    """The rule of a cumulative operation, in ascending or (``reverse``) descending order."""
+def _scan(combine: Combine, neutral: Callable[[Any], Any], in_triton: Combine | None = None) -> Rule:
+    """The rule of a cumulative operation, in ascending or (``reverse``) descending order. ``in_triton``
+    combines floats there, if ``combine`` does not."""
 
     def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         if tile.language in XLA:
             return bind(tile, eqn, args)
         x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
         x = masked(tile, 0, (dim,), x, neutral(x.dtype))
-        scan = _scan_blocks if tile.language == "triton" else _scan_shifts
-        x = scan(x, dim, combine, eqn.params["reverse"])
+        is_triton = tile.language == "triton"
+        own = combine
+        if is_triton and in_triton is not None and jnp.issubdtype(x.dtype, jnp.floating):
+            own = in_triton
+        x = (_scan_blocks if is_triton else _scan_shifts)(x, dim, own, eqn.params["reverse"])
         return [x.astype(eqn.out_avals[0].dtype)]
 
     return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, MOSAIC_GPU, supports=_scan_supports)
@@ -322,8 +345,8 @@ def _log_add(a: Any, b: Any) -> Any:
 
 RULES: dict[str, Rule] = {
     "reduce_sum": _reduce(lambda a, b: a + b, lambda dtype: 0),
-    "reduce_max": _reduce(larger, lowest),
-    "reduce_min": _reduce(smaller, highest),
+    "reduce_max": _reduce(larger, lowest, in_triton=propagating_maximum),
+    "reduce_min": _reduce(smaller, highest, in_triton=propagating_minimum),
     "reduce_prod": _reduce(jnp.multiply, lambda dtype: 1, folds=True),
     "reduce_and": _quantifier(
         lax.reduce_min_p,
@@ -339,7 +362,7 @@ RULES: dict[str, Rule] = {
     "argmin": _arg_extremum(lax.reduce_min, jnp.less, highest),
     "cumsum": _scan(jnp.add, lambda dtype: 0),
     "cumprod": _scan(jnp.multiply, lambda dtype: 1),
-    "cummax": _scan(larger, lowest),
-    "cummin": _scan(smaller, highest),
+    "cummax": _scan(larger, lowest, propagating_maximum),
+    "cummin": _scan(smaller, highest, propagating_minimum),
     "cumlogsumexp": _scan(_log_add, lowest),
 }

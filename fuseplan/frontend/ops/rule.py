@@ -71,6 +71,15 @@ class Reduction:
     combine: Callable[[Any, Any], Any]
     neutral: Callable[[Any], Any]
     accumulator: Callable[[Any], Any]
+    of_floats_in_triton: Callable[[Any, Any], Any] | None = None
+    """Takes the place of ``combine`` for floats in Triton, whose own operation differs from XLA's."""
+
+    def combine_in(self, language: str, total: Any, part: Any) -> Any:
+        """``combine`` in a kernel language."""
+        own = self.of_floats_in_triton
+        if own is not None and language == "triton" and jnp.issubdtype(total.dtype, jnp.floating):
+            return own(total, part)
+        return self.combine(total, part)
 
     def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
         """The initial accumulator: an array, or a tuple of arrays, of ``shape``."""

@@ -114,12 +114,16 @@ def split_even(x: Any, dim: int, pieces: int) -> Sequence[Any]:
 
 def join_even(pieces: Sequence[Any], dim: int) -> Any:
     """Equal pieces, a power of two of them, concatenated along ``dim``: Triton joins only pairs of blocks,
-    along a new last dimension."""
+    along a new last dimension, and its compiler ends the process for a pair of single elements."""
     if len(pieces) == 1:
         return pieces[0]
     half = len(pieces) // 2
     pair = [join_even(side, dim) for side in (pieces[:half], pieces[half:])]
     shape, last = pair[0].shape, pair[0].ndim
+    if math.prod(shape) == 1:
+        joined = (*shape[:dim], 2, *shape[dim + 1 :])
+        first, second = (jnp.broadcast_to(x, joined) for x in pair)
+        return jnp.where(lax.broadcasted_iota(jnp.int32, joined, dim) == 0, first, second)
     both = lax.concatenate([lax.expand_dims(x, (last,)) for x in pair], last)
     both = lax.transpose(both, (*range(dim), last, *range(dim, last)))
     return lax.reshape(both, (*shape[:dim], 2 * shape[dim], *shape[dim + 1 :]))
