@@ -40,6 +40,9 @@ class Backend:
     """Whether blocks are distributed over whole warpgroups, which limits the possible tiles."""
     most_elements: int | None = None
     """The number of elements of a block beyond which registers spill; None: no such limit."""
+    most_elements_in_passes: int | None = None
+    """The number of elements of a block beyond which a kernel that walks its stream in several passes is
+    slower; None: no such limit."""
     matmul_tiles: tuple[int, ...] = ()
     """Candidate tiles of the rows and columns of a contraction: multiples of matrix instructions."""
     depth_tiles: tuple[int, ...] = ()
@@ -161,6 +164,11 @@ _WARP_TILE = 16 * 512
 """Elements of a block at 16 registers for each of 512 threads. Of twice as many elements ptxas spills some,
 as it limits so many threads to 64 registers each, and larger tiles save no traffic."""
 
+_FEW_WARPS_TILE = 16 * 128
+"""Elements of a block at 16 registers for each of 128 threads: at each turn all threads of a program wait for
+its reductions, and several small programs on a core wait at different times. On an H200 a log-sum-exp of
+50,257 elements a row took 531 us with such blocks, and 716 with four times as many threads."""
+
 _POINTERS = 4096 // 8 - 2
 """A launch on a GPU passes 4,096 bytes of parameters (CUDA C++ programming guide): a pointer to each array,
 and two of the compiler's own."""
@@ -191,6 +199,7 @@ for _backend in (
         max_arrays=_POINTERS,
         gathers_blocks=True,
         most_elements=_WARP_TILE,
+        most_elements_in_passes=_FEW_WARPS_TILE,
         matmul_tiles=(32, 64, 128, 256),
         depth_tiles=(32, 64, 128),
         least_dot_tile=16,  # mma.m16n8k16

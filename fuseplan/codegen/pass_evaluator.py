@@ -176,6 +176,10 @@ class PassEvaluator:
         kernels have inner axes."""
         raise NotImplementedError
 
+    def combines_late(self, i: int) -> bool:
+        """Whether the accumulator of node ``i`` has an element for each of a tile (``combines_late``)."""
+        return False
+
     def loop(self, k: int, p: Pass) -> Totals:
         """The accumulators of pass ``k`` after a loop over the stream."""
         raise NotImplementedError
@@ -244,7 +248,7 @@ class PassEvaluator:
                     x = jnp.broadcast_to(x, shape)
                 blocks[step.equation.outputs[0], step.out_axes[0]] = x
                 continue
-            parts = self._evaluate(step, blocks, position)
+            parts = self._evaluate(step, blocks, position, i in scales and self.combines_late(i))
             if i not in scales:
                 put_results(step, step.finish_parts(self._completed(i, parts)), blocks)
                 if i in p.kept:
@@ -344,7 +348,9 @@ class PassEvaluator:
             blocks[key] = self.load(access, position)
         return blocks[key]
 
-    def _evaluate(self, step: Step, blocks: Blocks, position: Position) -> Sequence[Any]:
+    def _evaluate(
+        self, step: Step, blocks: Blocks, position: Position, elements: bool = False
+    ) -> Sequence[Any]:
         for axis in self.nest.inner:
             if any(axis in dims for dims in step.node_axes):
                 return self.contract_inner(step, axis, position)
@@ -353,7 +359,7 @@ class PassEvaluator:
             return self.load(access, position)
 
         tile = functools.partial(self.tile, origin=self.nest.origin)
-        return partial_results(self.spec, step, blocks, position, load, tile)
+        return partial_results(self.spec, step, blocks, position, load, tile, elements)
 
 
 def _widened(x: Any) -> Any:

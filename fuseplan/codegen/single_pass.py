@@ -160,9 +160,12 @@ def partial_results(
     position: Position,
     load: Load,
     tile: Callable[[KernelSpec, Step, Position], BlockTile] = BlockTile,
+    elements: bool = False,
 ) -> Sequence[Any]:
-    """The results of one step on one tile; those of a reduction in the accumulator's dtype."""
-    assert step.rule.block is not None, f"{step.equation.primitive} has no block form"
+    """The results of one step on one tile; those of a reduction in the accumulator's dtype, or, with
+    ``elements``, the elements that it combines."""
+    block = step.reduction.elements if elements else step.rule.block
+    assert block is not None, f"{step.equation.primitive} has no block form"
     operands = []
     for operand, axes in zip(step.equation.inputs, step.in_axes, strict=True):
         if isinstance(operand, Literal):
@@ -172,7 +175,7 @@ def partial_results(
         if (operand, axes) not in blocks:
             blocks[operand, axes] = load(Access(operand, axes))
         operands.append(blocks[operand, axes])
-    return step.rule.block(tile(spec, step, position), step.equation, operands)
+    return block(tile(spec, step, position), step.equation, operands)
 
 
 def put_results(step: Step, results: Sequence[Any], blocks: Blocks) -> None:
@@ -222,12 +225,37 @@ def run_in_registers(
         for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
             if (access.value, access.axes) not in blocks:
                 blocks[access.value, access.axes] = load(access)
-        axes = body.spec.axes
-        start = [step.initial(block_shape(axes, held(step.out_axes[0]))) for step in body.accumulators]
+        late = [combines_late(body.spec, step) for step in body.accumulators]
+        start = [
+            step.initial(
+                block_shape(body.spec.axes, operand_axes(step) if is_late else held(step.out_axes[0]))
+            )
+            for step, is_late in zip(body.accumulators, late, strict=True)
+        ]
         for i, seed in body.seeds.items():
             start[i] = seed.block(blocks[seed.start.value, seed.start.axes], body.spec)
-        totals = _loop(body, refs, position, blocks, start)
+        totals = _loop(body, refs, position, blocks, start, late)
     finish_in_registers(body, refs, position, blocks, totals)
+
+
+def combines_late(spec: KernelSpec, step: Step) -> bool:
+    """Whether the elements of a reduction's tiles are combined with each other after the last tile of the
+    stream, and element by element before: threads of a GPU would otherwise wait for each other at every
+    tile."""
+    is_streamed = spec.streamed is not None and spec.axes[spec.streamed].n_tiles > 1
+    return is_streamed and step.language == "triton" and step.reduction.elements is not None
+
+
+def operand_axes(step: Step) -> DimMap:
+    """The kernel axes of a reduction's operand."""
+    (axes,) = [axes for axes in step.in_axes if axes is not None]
+    return axes
+
+
+def combined_late(spec: KernelSpec, step: Step, total: Any, position: Position) -> Any:
+    """The result of a reduction that ``combines_late``, from the elements that its accumulator has."""
+    assert step.reduction.within is not None
+    return step.reduction.within(BlockTile(spec, step, position), step.equation, total)
 
 
 def finish_in_registers(
@@ -241,9 +269,16 @@ def finish_in_registers(
         refs.store(access, blocks[access.value, access.axes], position)
 
 
-def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start: list[Any]) -> list[Any]:
+def _loop(
+    body: Body,
+    refs: BlockRefs,
+    position: Position,
+    outer: Blocks,
+    start: list[Any],
+    late: Sequence[bool],
+) -> list[Any]:
     """``start`` combined with the partial results of all tiles of the stream; ``outer`` has the blocks that
-    are the same on all of them."""
+    are the same on all of them, ``late`` says which accumulators ``combines_late``."""
     streamed = body.spec.streamed
     assert streamed is not None
 
@@ -256,10 +291,35 @@ def _loop(body: Body, refs: BlockRefs, position: Position, outer: Blocks, start:
 
         evaluate(body, body.loop, blocks, at, load)
         combined = []
-        for step, total in zip(body.accumulators, totals, strict=True):
-            (part,) = partial_results(body.spec, step, blocks, at, load)
+        for step, total, is_late in zip(body.accumulators, totals, late, strict=True):
+            (part,) = partial_results(body.spec, step, blocks, at, load, elements=is_late)
             combined.append(step.combine(total, part))
         return combined
 
-    turns = body.spec.axes[streamed].n_tiles
-    return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+    totals = in_turns(body.spec.axes[streamed].n_tiles, turn, start, several=all(late))
+    return [
+        combined_late(body.spec, step, total, position) if is_late else total
+        for step, total, is_late in zip(body.accumulators, totals, late, strict=True)
+    ]
+
+
+_TURNS_AT_ONCE = 4
+"""Tiles whose loads a thread has under way at the same time."""
+
+
+def in_turns(count: int, turn: Callable[[Any, Any], Any], start: Any, *, several: bool) -> Any:
+    """``turn(k, carry)`` for each ``k`` below ``count``; ``several`` turns at a time, where nothing makes
+    threads wait, so that the loads of one precede the arithmetic of another."""
+    at_once = min(_TURNS_AT_ONCE, count) if several else 1
+    if count == 1:
+        return turn(0, start)
+
+    def group(k: Any, carry: Any) -> Any:
+        for i in range(at_once):
+            carry = turn(k * at_once + i, carry)
+        return carry
+
+    carry = lax.fori_loop(0, count // at_once, group, start) if count // at_once > 1 else group(0, start)
+    for k in range(count - count % at_once, count):
+        carry = turn(k, carry)
+    return carry

@@ -12,19 +12,15 @@ with the new ones.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, NamedTuple
-
-from jax import lax
+from typing import NamedTuple
 
 from fuseplan.frontend.lower import Lowered
-from fuseplan.frontend.rewrite import EquationRewriter
 from fuseplan.frontend.trace import Equation, Literal
+from fuseplan.passes.transposed_views import Dims, TransposedViews
 
 _MIN_RATIO = 4
 """An operand is transposed if the largest array of its contraction is so many times larger: two passes over
 the operand then cost little compared with one over that array."""
-
-Dims = tuple[int, ...]
 
 
 def batches_first(lowered: Lowered) -> Lowered | None:
@@ -42,15 +38,6 @@ def batches_first(lowered: Lowered) -> Lowered | None:
     return _Rewriter(lowered).run()
 
 
-class _View(NamedTuple):
-    """A value whose dimension ``i`` is dimension ``order[i]`` of ``source``."""
-
-    source: int
-    order: Dims
-    like: Equation
-    """The equation that computes it."""
-
-
 class _Side(NamedTuple):
     """An operand of a contraction."""
 
@@ -61,35 +48,12 @@ class _Side(NamedTuple):
     """The dimensions of the result that index the others."""
 
 
-class _Rewriter(EquationRewriter):
-    def __init__(self, old: Lowered) -> None:
-        super().__init__(old)
-        self._views: dict[int, _View] = {}
-        """The results of transposes, written to memory only if another operation reads them."""
-        self._standing: dict[tuple[int, Dims], int] = {}
-
-    def run(self) -> Lowered | None:
-        old, changed = self.old, False
-        for eqn in old.equations:
-            if eqn.primitive is lax.transpose_p and not eqn.is_set_apart:
-                (v,) = eqn.inputs
-                assert not isinstance(v, Literal), "a literal is a scalar"
-                view = self._view(v, eqn)
-                order = tuple(view.order[d] for d in eqn.params["permutation"])
-                self._views[eqn.outputs[0]] = view._replace(order=order)
-                continue
-            new = self._contraction(eqn) if _is_batched(eqn) else eqn
-            changed |= new is not eqn
-            inputs = tuple(v if isinstance(v, Literal) else self._read(v) for v in new.inputs)
-            self.equations.append(replace(new, inputs=inputs))
-        if not changed:
-            return None
-        outputs = tuple(v if isinstance(v, Literal) else self._read(v) for v in old.outputs)
-        return self.lowered(outputs)
-
-    def _contraction(self, eqn: Equation) -> Equation:
+class _Rewriter(TransposedViews):
+    def contraction(self, eqn: Equation) -> Equation:
         """The same contraction of operands whose batch dimensions come first."""
         contracts, batches = eqn.params["dimension_numbers"]
+        if not batches[0]:
+            return eqn
         largest = max(aval.size for aval in (*eqn.in_avals, *eqn.out_avals))
         sides: list[_Side] = []
         place = len(batches[0])
@@ -113,11 +77,11 @@ class _Rewriter(EquationRewriter):
         numbers = ((x.contract, y.contract), (x.batch, y.batch))
         params = {**eqn.params, "dimension_numbers": numbers}
         new_eqn = replace(eqn, inputs=inputs, in_avals=avals, params=params)
-        return self._reordered(new_eqn, (*range(len(x.batch)), *x.results, *y.results))
+        return self.reordered(new_eqn, (*range(len(x.batch)), *x.results, *y.results))
 
     def _operand(self, v: int, contract: Dims, batch: Dims, eqn: Equation, largest: int) -> tuple[int, Dims]:
         """The value to read instead of ``v``, and for each of its dimensions the equal dimension of ``v``."""
-        source, order, _ = self._view(v, eqn)
+        source, order, _ = self.view(v, eqn)
         shape = tuple(self.avals[source].shape[d] for d in order)
         every = range(len(shape))
         kept = [d for d in every if d not in contract and d not in batch]
@@ -129,39 +93,4 @@ class _Rewriter(EquationRewriter):
             return v, tuple(every)
         shorter = [d for d in every if d not in batch and d not in matrix]
         dims = (*batch, *shorter, *sorted(matrix))
-        return self._transposed(source, tuple(order[d] for d in dims), eqn), dims
-
-    def _reordered(self, eqn: Equation, dims: Dims) -> Equation:
-        """``eqn``, whose result has dimensions ``dims`` of the old one, which is a view of it."""
-        (old,), (aval,) = eqn.outputs, eqn.out_avals
-        if dims == tuple(range(len(dims))):
-            return eqn
-        new = self.new_value(_reordered(aval, dims))
-        self._views[old] = _View(new, tuple(dims.index(d) for d in range(len(dims))), eqn)
-        return replace(eqn, outputs=(new,), out_avals=(self.avals[new],))
-
-    def _view(self, v: int, like: Equation) -> _View:
-        return self._views.get(v) or _View(v, tuple(range(self.avals[v].ndim)), like)
-
-    def _read(self, v: int) -> int:
-        return self._transposed(*self._views[v]) if v in self._views else v
-
-    def _transposed(self, v: int, order: Dims, like: Equation) -> int:
-        """A value with its dimensions in another order, once for all that read it so."""
-        if order == tuple(range(len(order))):
-            return v
-        if (v, order) not in self._standing:
-            aval = _reordered(self.avals[v], order)
-            (self._standing[v, order],) = self.add(like, lax.transpose_p, {"permutation": order}, [v], [aval])
-        return self._standing[v, order]
-
-
-def _reordered(aval: Any, order: Dims) -> Any:
-    return aval.update(shape=tuple(aval.shape[d] for d in order))
-
-
-def _is_batched(eqn: Equation) -> bool:
-    if eqn.primitive is not lax.dot_general_p or eqn.is_set_apart:
-        return False
-    _, batches = eqn.params["dimension_numbers"]
-    return bool(batches[0])
+        return self.transposed(source, tuple(order[d] for d in dims), eqn), dims

@@ -17,6 +17,7 @@ from fuseplan.frontend.compared import copies_apart
 from fuseplan.frontend.lower import Lowered
 from fuseplan.passes.array_to_columns import by_columns
 from fuseplan.passes.estimate import UndecidedError, quick_ps
+from fuseplan.passes.exchange_sides import exchange_sides
 from fuseplan.passes.recompute_large import recompute
 from fuseplan.passes.recompute_streams import along_streams, with_less_memory
 from fuseplan.passes.split_reductions import split_sums
@@ -106,12 +107,12 @@ def _no_time(options: Options, lowered: Lowered) -> tuple[Note, ...]:
 
 
 def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowered | None, bool]:
-    """The program with short rows as columns, reductions in steps and large values rematerialised, where
-    kernels gain by that, else None; and whether there was no time to decide about all. Then the rewrites that
-    are finished count."""
-    found: Lowered | None = None
+    """The program with operands of contractions exchanged, and with short rows as columns, reductions in
+    steps and large values rematerialised where kernels gain by that; None where nothing changes. The second
+    result says whether there was no time to decide about all. Then the rewrites that are finished count."""
+    found = exchange_sides(lowered)
     try:
-        found = _faster_by_columns(lowered, options, work)
+        found = _faster_by_columns(found or lowered, options, work) or found
         found = split_sums(found or lowered, options.device, options.features, work) or found
         streamed, is_cut = along_streams(found or lowered, options.device, options.features, work)
         return streamed or found, is_cut

@@ -49,11 +49,12 @@ def tilings(
         stream = roles.index(AxisRole.STREAMED)
         options[stream] = tuple(t for t in backend_of(backend).pass_tiles if t < layout.sizes[stream])
     found = False
-    most = backend_of(backend).most_elements
+    can = backend_of(backend)
+    most = (can.most_elements_in_passes if in_passes else None) or can.most_elements
     for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):
         found = True
         yield tiles
-    if not found and backend_of(backend).gathers_blocks and not in_passes:
+    if not found and can.gathers_blocks and not in_passes:
         yield from _scattered(options, layout)
 
 

@@ -22,7 +22,15 @@ from costmodel.graph import OpKind
 from costmodel.kernel import Access, KernelSpec, block_shape
 from costmodel.onchip import STAGES, KernelFootprint
 from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, Totals
-from fuseplan.codegen.single_pass import live_ins, make_body, run_in_registers
+from fuseplan.codegen.single_pass import (
+    combined_late,
+    combines_late,
+    in_turns,
+    live_ins,
+    make_body,
+    operand_axes,
+    run_in_registers,
+)
 from fuseplan.codegen.tile import (
     Position,
     Step,
@@ -30,9 +38,11 @@ from fuseplan.codegen.tile import (
     grid_position,
     is_scattered,
     kernel_name,
+    make_step,
     scattered_index,
     valid_extent,
 )
+from fuseplan.codegen.triton.unit_dims import without_unit_dims
 from fuseplan.frontend.lower import Lowered
 from fuseplan.schedule.nests.multipass import Pass
 
@@ -118,6 +128,11 @@ _MAX_WARPS, _MAX_DOT_WARPS = 16, 8
 """Warps of a program without and with a contraction. A 128x128x64 bf16 matmul with its epilogue takes 128
 registers a thread in 8 warps, without spills, by ``ptxas`` for an H200."""
 
+_WARPGROUP, _WARPGROUP_ROWS = 4, 64
+"""Warps that multiply together, and the rows that they take (PTX ISA, ``wgmma.m64nNk16``): with more warps
+than that some would compute what others do. On an H200 an attention of 64 queries a program took 543 us with
+4 warps and 1,036 with 8."""
+
 _LIVE_BLOCKS, _MAX_FULL_WARPS = 2, 8
 """With 512 threads ``ptxas`` gives each 64 registers, enough for two live blocks of 16 beside addresses. A
 program with more live blocks has at most 8 warps, or registers spill."""
@@ -129,6 +144,11 @@ that the schedule assumes (``costmodel.onchip``)."""
 _DEEP_BYTES = 128 * 1024
 """The most bytes of three buffers: they leave 35 KiB of an A100's 163 KiB of shared memory, and 99 KiB of an
 H100's, for layout conversions in an epilogue (CUDA C++ Programming Guide, same table)."""
+
+_SHARED_BYTES = 227 * 1024
+"""The shared memory of an H100's core, which its programs divide: a second program hides more latency than a
+third buffer. On an H200 the gradient of an attention took 2,620 us with two programs of two buffers, and
+3,362 with one of three."""
 
 
 def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Callable[..., tuple[Any, ...]]:
@@ -150,17 +170,20 @@ def emit(spec: KernelSpec, lowered: Lowered, *, interpret: bool = False) -> Call
         else:
             run_in_registers(make_body(spec, lowered), blocks, blocks.position)
 
-    call = pl.pallas_call(
-        kernel,
-        out_shape=out_shape,
-        grid=(programs,),
-        interpret=interpret,
-        compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
-        name=kernel_name(spec, lowered),
-    )
+    def called(body: Callable[..., None]) -> Callable[..., Sequence[Any]]:
+        return pl.pallas_call(
+            body,
+            out_shape=out_shape,
+            grid=(programs,),
+            interpret=interpret,
+            compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
+            name=kernel_name(spec, lowered),
+        )
 
     def group(*arrays: Any) -> tuple[Any, ...]:
-        return tuple(call(*arrays, *(nest.tables(arrays) if nest is not None else ())))
+        operands = (*arrays, *(nest.tables(arrays) if nest is not None else ()))
+        (traced,) = jax.make_jaxpr(called(kernel))(*operands).eqns
+        return tuple(called(without_unit_dims(traced.params["jaxpr"]))(*operands))
 
     return group
 
@@ -183,12 +206,32 @@ class _MultiPassProgram(PassEvaluator):
             position = (*self.position[:stream], j, *self.position[stream + 1 :])
             return self.on_tile(p, position, totals, {})[0]
 
-        start = {i: self.nest.steps[i].initial(self.out_shape(i)) for i, _ in p.sinks}
+        start = {i: self.nest.steps[i].initial(self._total_shape(i)) for i, _ in p.sinks}
         if self.nest.ranges[k] is not None:
             first, count = self.nest.range_at(k, self.tables, self.position)
-            return lax.fori_loop(first, first + count, turn, start)
-        turns = self.spec.axes[stream].n_tiles
-        return turn(0, start) if turns == 1 else lax.fori_loop(0, turns, turn, start)
+            totals = lax.fori_loop(first, first + count, turn, start)
+        else:
+            several = all(self.combines_late(i) for i in start)
+            totals = in_turns(self.spec.axes[stream].n_tiles, turn, start, several=several)
+        return {
+            i: combined_late(self.spec, self.nest.steps[i], total, self.position)
+            if self.combines_late(i)
+            else total
+            for i, total in totals.items()
+        }
+
+    def combines_late(self, i: int) -> bool:
+        unscaled = self.nest.scales[i].shift is None and not self._is_a_maximum(i)
+        return (
+            unscaled and not self.nest.accumulates_outside(i) and combines_late(self.spec, self.nest.steps[i])
+        )
+
+    def _is_a_maximum(self, i: int) -> bool:
+        return any(shift.maximum == i for shift in self.nest.program.shifts.values())
+
+    def _total_shape(self, i: int) -> tuple[int, ...]:
+        step = self.nest.steps[i]
+        return block_shape(self.spec.axes, operand_axes(step)) if self.combines_late(i) else self.out_shape(i)
 
     def contract_inner(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
         block = step.rule.block
@@ -223,8 +266,24 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     largest = max(largest, sum(math.prod(spec.block_shape(r)) for r in spec.reads) // _BLOCKS_A_THREAD)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
-    need = KernelFootprint(lowered.graph, spec, stages=_DEEP_STAGES)(spec.axes)
+    need, deep = (KernelFootprint(lowered.graph, spec, stages=n)(spec.axes) for n in (STAGES, _DEEP_STAGES))
     if not dot:
         is_full = need.register_bytes > _LIVE_BLOCKS * largest * _REGISTER_BYTES
         return min(warps, _MAX_FULL_WARPS) if is_full else warps, STAGES
-    return max(warps, 4), _DEEP_STAGES if need.onchip_bytes <= _DEEP_BYTES else STAGES
+    rows = min(
+        _rows(spec, lowered, i) for i, n in enumerate(nodes) if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+    )
+    warps = max(min(warps, _WARPGROUP * max(rows // _WARPGROUP_ROWS, 1)), _WARPGROUP)
+    shallow_programs, programs = (_SHARED_BYTES // max(n.onchip_bytes, 1) for n in (need, deep))
+    is_deep = deep.onchip_bytes <= _DEEP_BYTES and programs >= min(shallow_programs, 2)
+    return warps, _DEEP_STAGES if is_deep else STAGES
+
+
+def _rows(spec: KernelSpec, lowered: Lowered, i: int) -> int:
+    """The rows of the left operand's block of the contraction at a position of the group."""
+    step = make_step(spec, lowered, i)
+    contracts, batches = step.equation.params["dimension_numbers"]
+    axes = step.in_axes[0]
+    assert axes is not None, "a contraction reads arrays"
+    shape = block_shape(spec.axes, axes)
+    return math.prod(n for d, n in enumerate(shape) if d not in contracts[0] and d not in batches[0])

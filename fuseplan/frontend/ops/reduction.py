@@ -149,10 +149,12 @@ def _reduce(
     and not fused on Mosaic GPU, which cannot split a block in registers. ``in_triton`` combines floats
     there, if ``combine`` does not."""
 
-    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
-        dims = sorted(map(int, eqn.params["axes"]))
+    def elements(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
         x = jnp.asarray(args[0], accumulator(eqn.out_avals[0].dtype))
-        x = masked(tile, 0, dims, x, neutral(x.dtype))
+        return [masked(tile, 0, sorted(map(int, eqn.params["axes"])), x, neutral(x.dtype))]
+
+    def within(tile: Tile, eqn: Equation, x: Any) -> Any:
+        dims = sorted(map(int, eqn.params["axes"]))
         if tile.language == "loops":
             # XLA:CPU compiles some fusions with dimensions of size one to kernels ten times as slow.
             long = [d for d in range(x.ndim) if x.shape[d] != 1]
@@ -166,7 +168,11 @@ def _reduce(
                 x = _fold(tile, x, d, combine)
         elif real:
             x = _native(tile, eqn, x, real)
-        return [reshaped(x, tile.out_shapes[0])]
+        return reshaped(x, tile.out_shapes[0])
+
+    def block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any]:
+        (x,) = elements(tile, eqn, args)
+        return [within(tile, eqn, x)]
 
     return Rule(
         OpKind.REDUCTION,
@@ -174,7 +180,7 @@ def _reduce(
         _reduce_flops,
         block,
         MOSAIC_GPU if folds else NONE,
-        Reduction(combine, neutral, accumulator, in_triton),
+        Reduction(combine, neutral, accumulator, elements, within, in_triton),
     )
 
 

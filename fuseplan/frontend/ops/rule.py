@@ -55,6 +55,9 @@ class Tile(Protocol):
         and in no earlier tile. None where all of them are."""
 
 
+BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """Combines partial results over the tiles of a reduced axis.
@@ -71,6 +74,11 @@ class Reduction:
     combine: Callable[[Any, Any], Any]
     neutral: Callable[[Any], Any]
     accumulator: Callable[[Any], Any]
+    elements: BlockFn | None = None
+    """The elements of a tile that are to be combined, in the accumulator's dtype; None if they are combined
+    with each other in the rule's ``block`` only."""
+    within: Callable[[Tile, Equation, Any], Any] | None = None
+    """The result of combining such elements with each other."""
     of_floats_in_triton: Callable[[Any, Any], Any] | None = None
     """Takes the place of ``combine`` for floats in Triton, whose own operation differs from XLA's."""
 
@@ -91,8 +99,6 @@ class Reduction:
         dtype = eqn.out_avals[0].dtype
         return total if jnp.result_type(total) == dtype else total.astype(dtype)
 
-
-BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
 
 _INTEGERS = tuple(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 KERNEL_DTYPES = {
