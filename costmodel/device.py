@@ -13,6 +13,9 @@ from costmodel.device_fields import check_fields
 
 # Prefixes of dtypes without a matrix rate of their own, and the types whose rate applies: a dtype that no
 # matrix unit takes is converted to the next wider one that has a rate.
+TRANSPOSED = " transposed"
+"""Follows the dtype of a contraction's operands of which one does not lie along the contracted dimension."""
+
 _MATRIX_FALLBACK = (
     ("float8", ("float8", "float16", "bfloat16")),
     ("float4_", ("float8", "float16", "bfloat16")),
@@ -83,7 +86,9 @@ class DeviceSpec:
     launch_ps: int
     """The time to dispatch one kernel inside a running program."""
     matrix_flops_per_s: tuple[tuple[str, int], ...]
-    """(dtype of the operands, rate); ``matrix_rate`` resolves every other dtype."""
+    """(dtype of the operands, rate); ``matrix_rate`` resolves every other dtype. The rate of a dtype
+    followed by ``TRANSPOSED`` is of a tiled kernel that transposes an operand on its way to the matrix
+    unit."""
     vector_flops_per_s: int
     transcendental_per_s: int
     sequential_grid: bool = False
@@ -151,17 +156,17 @@ class DeviceSpec:
         return self.register_bytes // 2 or self.onchip_bytes
 
     def matrix_rate(self, dtype: str) -> int:
-        """Flops a second of a contraction with operands of ``dtype``. A type without a
-        matrix unit runs on the vector unit.
+        """Flops a second of a contraction with operands of ``dtype``, which may end in ``TRANSPOSED``. A type
+        without a matrix unit runs on the vector unit.
 
         Example:
             >>> from costmodel.devices import TEST_DEVICE
             >>> TEST_DEVICE.matrix_rate("bfloat16") // TEST_DEVICE.matrix_rate("float32")
             2
         """
-        rates = dict(self.matrix_flops_per_s)
-        wider = (families for prefix, families in _MATRIX_FALLBACK if dtype.startswith(prefix))
-        known = (rates[name] for name in chain((dtype,), *wider) if name in rates)
+        rates, plain = dict(self.matrix_flops_per_s), dtype.removesuffix(TRANSPOSED)
+        wider = (families for prefix, families in _MATRIX_FALLBACK if plain.startswith(prefix))
+        known = (rates[name] for name in chain((dtype, plain), *wider) if name in rates)
         return next(known, self.vector_flops_per_s)
 
     @property

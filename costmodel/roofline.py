@@ -16,7 +16,7 @@ from math import prod
 
 from costmodel import dtypes
 from costmodel.axes import NodeAxes
-from costmodel.device import DeviceSpec, time_ps
+from costmodel.device import TRANSPOSED, DeviceSpec, time_ps
 from costmodel.graph import DimRole, Flops, Graph, Node, OpKind
 from costmodel.kernel import AxisRole, Compiled, Cost, KernelSpec, evaluations, pass_count
 from costmodel.loops import NestWork, fresh_ps, nest_cost, product_ps, reduction_ps
@@ -140,7 +140,7 @@ class Work:
     terms: tuple[tuple[NodeAxes, bool, Flops], ...]
     """Axes; whether the nodes run in every step of a sequential grid (``_rerun_each_step``); flops."""
     products: tuple[tuple[NodeAxes, int, str], ...]
-    """Axes, flops and the dtype of the first operand of each contraction, which determines its rate."""
+    """Axes, flops and ``_rate_of`` each contraction."""
 
 
 def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | None = None) -> Work:
@@ -159,8 +159,19 @@ def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | N
         flops = node.flops.share(*share)
         terms[key] = terms.get(key, Flops()) + flops
         if flops.matrix:
-            products.append((key[0], flops.matrix, graph.values[node.inputs[0]].dtype))
+            products.append((key[0], flops.matrix, _rate_of(graph, node, spec)))
     return Work(tuple((*key, flops) for key, flops in terms.items()), tuple(products))
+
+
+def _rate_of(graph: Graph, node: Node, spec: KernelSpec) -> str:
+    """The dtype of the first operand of a contraction, which determines its rate; with ``TRANSPOSED`` where a
+    tiled kernel reads an operand along another dimension than the contracted one. Of operands with different
+    dtypes the narrow one needs no such copy, and the wide one is multiplied in halves."""
+    dtypes_of = [graph.values[v].dtype for v in node.inputs]
+    rows = [next((dims[-1] for dims in reversed(own) if dims), None) for own in node.input_maps]
+    along = all(d is None or node.roles[d] == DimRole.REDUCED for d in rows)
+    is_copied = bool(spec.axes) and len(set(dtypes_of)) == 1 and not along
+    return dtypes_of[0] + (TRANSPOSED if is_copied else "")
 
 
 def _is_loop_of_xla(graph: Graph, spec: KernelSpec) -> bool:

@@ -194,6 +194,16 @@ def rounded_mantissa(x: Any, kept: int) -> Any:
     return jnp.where(x != x, x, rounded)
 
 
+def bfloat16_halves(x: Any) -> tuple[Any, Any]:
+    """Two bfloat16 arrays whose sum is a float32 array but for its last 8 bits. Infinities and NaN are in the
+    first alone."""
+    bits = lax.bitcast_convert_type(x, jnp.int32)
+    is_finite = jnp.abs(x) < jnp.inf
+    upper = jnp.where(is_finite, lax.bitcast_convert_type(bits & np.int32(-(1 << 16)), jnp.float32), x)
+    lower = jnp.where(is_finite, x - upper, jnp.zeros((), x.dtype))
+    return upper.astype(jnp.bfloat16), lower.astype(jnp.bfloat16)
+
+
 TOP_BIT = np.uint32(1 << 31)
 """XOR with it maps the order of uint32 to that of int32, which a TPU can reduce and compare."""
 
