@@ -34,9 +34,18 @@ from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
 from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
-from fuseplan.search.grouping import Budget, Decomposition, Grouping, Solved, decompose
+from fuseplan.search.grouping import (
+    Budget,
+    Decomposition,
+    Grouping,
+    Solved,
+    break_cycles,
+    decompose,
+    place,
+)
 from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
+from fuseplan.search.space import Mask
 from fuseplan.support import progress
 from fuseplan.support.errors import FuseplanWarning, Verdict
 from fuseplan.support.work import (
@@ -247,7 +256,18 @@ class _Solver:
                 same = apart.parts.spaces[before].component, parts.spaces[part].component
                 if same[0].apart == same[1].apart and same[0].siblings == same[1].siblings:
                     known[part] = apart.solved[before]
-        starts = HeuristicPlans(parts.spaces, self.budget.known, earlier)
+
+        def own(name: str) -> Mapping[int, list[Mask]]:
+            """The plan of a heuristic alone, in the place of ``apart``."""
+            groups = [
+                group
+                for part, nodes in apart.parts.instances
+                for group in place(apart.starts.plan(part, name), nodes)
+            ]
+            ordered, _ = break_cycles(self.graph, self.book, groups)
+            return dict(enumerate(parts.groups_within(ordered)))
+
+        starts = HeuristicPlans(parts.spaces, self.budget.known, earlier, own)
         return self.solve(parts, starts, known)
 
     def grouping(self, found: _Found) -> Grouping:

@@ -54,12 +54,16 @@ class HeuristicPlans:
         spaces: Sequence[Space],
         known: Sequence[Nodes] = (),
         earlier: Mapping[int, list[Mask]] | None = None,
+        own: Callable[[str], Mapping[int, list[Mask]]] | None = None,
     ) -> None:
         self.spaces = spaces
+        self._own = own
+        """The plan that a heuristic had in the place of ``earlier``, by component."""
         self.earlier = earlier or {}
         """For each component that an earlier search had a plan of, that plan: the heuristics merge its groups
         further."""
         self._made: dict[tuple[int, str], list[Mask]] = {}
+        self._made_further: dict[int, list[tuple[str, list[Mask]]]] = {}
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
         self.work = [0] * len(spaces)
@@ -91,6 +95,24 @@ class HeuristicPlans:
             if self.spaces[part].book.was_late:
                 self._cut.add((part, name))
         return self._made[part, name]
+
+    def _further(self, part: int) -> Sequence[tuple[str, list[Mask]]]:
+        """The plans of the heuristics that merge their own earlier plans further, by name, as far as there is
+        time for them; of other components than those that ``keeps_kernels``, none."""
+        space, own = self.spaces[part], self._own
+        if part not in self._made_further:
+            made = self._made_further[part] = []
+            if own is None or not self.keeps_kernels(part):
+                return made
+            for name, merge in HEURISTICS.items():
+                left_s = space.book.expires_at - time.monotonic()
+                if space.book.was_late or left_s < seconds_of(PEER, space.n):
+                    break
+                with space.book.work.uncounted():
+                    before = space.book.work.spent
+                    made.append((name, merge_further(space, own(name)[part], merge)))
+                    self.work[part] += space.book.work.spent - before
+        return self._made_further[part]
 
     def keeps_kernels(self, part: int) -> bool:
         """Whether kernels of the earlier plan of a component are merged, and none is divided: the component
@@ -125,6 +147,9 @@ class HeuristicPlans:
             may_try = may_try and seconds_of(PEER, space.n) <= space.book.expires_at - time.monotonic()
         if may_try and space.total(self.plan(part, second)) < space.total(found):
             found, name = self.plan(part, second), second
+        for own, groups in self._further(part):
+            if space.total(groups) < space.total(found):
+                found, name = groups, own
         if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
             return self.earlier[part], "the first search"
         return found, name

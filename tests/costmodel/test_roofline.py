@@ -17,6 +17,7 @@ from costmodel import (
     Axis,
     AxisRole,
     Cost,
+    DeviceSpec,
     Flops,
     Footprint,
     Graph,
@@ -100,6 +101,24 @@ class TestWhatDominates:
         assert library.matrix_ps >= -(-2 * 1024**3 // 100)
         assert library.time_ps <= ours.time_ps
         assert library.cache_ps > 0
+
+    def test_a_kernel_of_a_hopper_transposes_wide_operands_on_their_way(self) -> None:
+        h200, a100 = get_device("h200"), get_device("a100")
+        across = matmul(1024, 1024, 1024)  # [m, k] @ [k, n]: the right operand lies along n
+        along = dataclasses.replace(
+            across, nodes=(dataclasses.replace(across.nodes[0], input_maps=(((0,), (2,)), ((1,), (2,)))),)
+        )
+        narrow = matmul(1024, 1024, 1024, "bfloat16")
+
+        def matrix_ps(graph: Graph, device: DeviceSpec = h200) -> int:
+            return estimate(graph, tiled_matmul(graph, 128, 128, 64), device).matrix_ps
+
+        assert matrix_ps(across) > 7 * matrix_ps(along)
+        assert matrix_ps(narrow) == pytest.approx(matrix_ps(along) / 2, rel=1e-6)
+        assert matrix_ps(across, a100) == matrix_ps(along, a100)
+        # The library's kernels copy such operands at their full rate, and so does a floor of any kernel.
+        library = [estimate(g, spec_of_xla(g, 0), h200).matrix_ps for g in (across, along)]
+        assert library[0] == library[1] < matrix_ps(along) * 2
 
     def test_bfloat16_doubles_the_matrix_rate_and_halves_the_bytes(self) -> None:
         wide, narrow = matmul(1024, 1024, 1024), matmul(1024, 1024, 1024, "bfloat16")

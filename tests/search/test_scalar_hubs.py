@@ -1,6 +1,7 @@
 """Scalars that tie many operations together: plans fuse across them, or say that they do not."""
 
 import re
+import time
 from dataclasses import replace
 
 import jax
@@ -40,6 +41,13 @@ def small_adam():
 def hub_graph():
     f, args = small_adam()
     return lower(trace(f, *args)).graph
+
+
+def large_hub_graph():
+    f, _ = STRESS["adam_100"].build("float32", small=True)
+    grads = [jax.ShapeDtypeStruct((768, 768) if i % 2 else (768,), "float32") for i in range(8)]
+    state = jax.eval_shape(optimizer.adam_init, grads)
+    return lower(trace(f, grads, state, grads)).graph
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
@@ -188,11 +196,39 @@ def test_a_component_that_is_too_large_is_no_slower_than_the_heuristics_plans(de
     few = replace(LIMITS, max_dense_positions=8, max_looked=300, max_looked_in_rounds=3_000)
     for module in (component, heuristics):
         monkeypatch.setattr(module, "LIMITS", few)
-    f, _ = STRESS["adam_100"].build("float32", small=True)
-    grads = [jax.ShapeDtypeStruct((768, 768) if i % 2 else (768,), "float32") for i in range(8)]
-    state = jax.eval_shape(optimizer.adam_init, grads)
-    graph = lower(trace(f, grads, state, grads)).graph
+    graph = large_hub_graph()
     plan = plan_groups(graph, Scheduler(graph, get_device(device)))
     for heuristic in (greedy, best_first):
         kernels = heuristic(graph, Scheduler(graph, get_device(device))).kernels
         assert plan.time_ps <= sum(kernel.cost.time_ps for kernel in kernels)
+
+
+@pytest.mark.parametrize("left_s", [1e6, 0.0])
+def test_the_heuristics_own_plans_are_merged_further_where_there_is_time(left_s, monkeypatch):
+    monkeypatch.setattr(component, "LIMITS", replace(LIMITS, max_dense_positions=8))
+    # Merging further finds nothing, so that what is left is the plan that each began with.
+    idle = dict.fromkeys(component.HEURISTICS, lambda space: space.singles)
+    monkeypatch.setattr(component, "HEURISTICS", idle)
+    graph = large_hub_graph()
+    book = PriceBook(graph, Scheduler(graph, get_device("h200")))
+    book.expires_at = time.monotonic() + left_s
+    parts = decompose(graph, book)
+    space = parts.spaces[0]
+    good = parts.groups_within(best_first(graph, Scheduler(graph, get_device("h200"))).groups)[0]
+    asked = []
+
+    def own(name):
+        asked.append(name)
+        return {0: good if name == "greedy" else space.singles}
+
+    starts = component.HeuristicPlans(parts.spaces, (), {0: space.singles}, own)
+    groups, name = starts.best(0)
+    if left_s:
+        assert asked == ["best_first", "greedy"]
+        assert name == "greedy"
+        assert space.total(groups) == space.total(good) < space.total(space.singles)
+    else:
+        assert asked == []
+        assert space.total(groups) > space.total(good)
+    assert starts.best(0) == (groups, name)
+    assert len(asked) in (0, 2), "each is asked once"
