@@ -22,6 +22,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.legality import refuse_loop
 from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import between, connected_sets
 from fuseplan.support.errors import Verdict
@@ -200,9 +201,8 @@ class _Candidates:
             dims = graph.nodes[max(cone)].dims
             size = prod(dims)
             touched = {v for n in cone for v in graph.nodes[n].outputs}
-            for n in cone:
-                if graph.nodes[n].kind != OpKind.OUT_ELEMENTWISE_FUSABLE:
-                    touched.update(graph.nodes[n].inputs)
+            for n in cone:  # A scalar ties no operations, nor does an array that is small beside another.
+                touched.update(full_size_operands(graph, graph.nodes[n]))
             self._left -= len(touched)
             pairs += [(first.setdefault((dims, v), k), k) for v in touched if graph.values[v].size >= size]
         return [set().union(*(cones[k] for k in some)) for some in connected_sets(len(cones), pairs)]

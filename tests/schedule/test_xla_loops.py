@@ -217,3 +217,15 @@ def test_a_long_program_is_looked_at_in_little_work():
 def test_switched_off_nothing_is_left_to_a_loop():
     plan = fuseplan.make_plan(rolled, device="h200", features=Features(xla_loops=False))(X)
     assert not any(k.spec.backend == "xla" and is_one_loop(plan.graph, k.spec.nodes) for k in plan.kernels)
+
+
+def test_readers_of_one_element_are_no_siblings():
+    """A group must hang together by the values or whole arrays that its operations share."""
+
+    def f(x, at):
+        return jnp.take(x, jnp.clip(at.astype("int32"), 0, 0), axis=0), at * at, jnp.argmax(x, 0)
+
+    args = jax.ShapeDtypeStruct((1,), "float32"), jax.ShapeDtypeStruct((1,), "uint8")
+    for planner in ("solver", "best_first"):
+        plan = fuseplan.make_plan(f, device="h200", planner=planner)(*args)
+        assert plan.verify()
