@@ -128,7 +128,8 @@ def test_all_tilings_at_once_cost_what_each_costs(device):
 def test_the_floor_of_a_contraction_is_its_loads_not_its_arrays():
     """A square matmul, whose tiles could cover the cores evenly, within what tiles there are."""
     b = GraphBuilder()
-    graph = b.build(b.elementwise(b.matmul(b.input((1024, 1024), "bfloat16"), b.input((1024, 1024), "bfloat16")), op="neg"))
+    x, y = (b.input((1024, 1024), "bfloat16") for _ in range(2))
+    graph = b.build(b.elementwise(b.matmul(x, y), op="neg"))
     scheduler = Scheduler(graph, DEVICES["h200"])
     kernel = scheduler.price((0, 1))
     assert kernel.cost.bound_by == "cache"
