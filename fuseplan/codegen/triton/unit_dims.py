@@ -14,16 +14,17 @@ from typing import Any
 
 import jax
 from jax import lax
-from jax.extend.core import Jaxpr, Literal
+
+from fuseplan.frontend.trace import Literal
 
 Shape = tuple[int, ...]
 Evaluate = Callable[[Any, list[Any]], Sequence[Any]]
 """The results of an equation, from its operands; both without dimensions of size one."""
 
 
-def without_unit_dims(kernel: Jaxpr) -> Callable[..., None]:
-    """The body of a Pallas kernel as a function of its references, evaluated on blocks that have no
-    dimension of size one."""
+def without_unit_dims(kernel: Any) -> Callable[..., None]:
+    """The body of a Pallas kernel, from its jaxpr, as a function of its references, evaluated on blocks that
+    have no dimension of size one."""
 
     def run(*refs: Any) -> None:
         _run(kernel, (), refs)
@@ -50,7 +51,7 @@ def _reshaped(x: Any, shape: Shape) -> Any:
     return x if not shape or x.shape == shape else lax.reshape(x, shape)
 
 
-def _run(jaxpr: Jaxpr, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
+def _run(jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
     values: dict[Any, Any] = dict(zip((*jaxpr.constvars, *jaxpr.invars), (*consts, *args), strict=True))
 
     def read(v: Any) -> Any:
@@ -106,14 +107,15 @@ def _spreads(shape: Shape, over: Shape) -> bool:
 
 
 def _broadcast(eqn: Any, operands: list[Any]) -> Sequence[Any]:
-    x, shape = operands[0], eqn.outvars[0].aval.shape
-    own = eqn.invars[0].aval.shape
-    to = dict(enumerate(eqn.params["broadcast_dimensions"]))
-    kept = [d for d in range(len(own)) if own[d] != 1]
-    x = lax.reshape(x, tuple(own[d] for d in kept)) if kept else (x[0] if own and not kept else x)
-    if isinstance(eqn.invars[0], Literal) or not kept:
+    (x,), own, shape = operands, eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    to = eqn.params["broadcast_dimensions"]
+    long = [d for d, n in enumerate(own) if n != 1]
+    if not own:
         return [lax.broadcast(x, _short(shape))]
-    return [lax.broadcast_in_dim(x, _short(shape), [_at(shape, to[d]) for d in kept])]
+    if not long:  # one element, whose dimension may become any
+        return [lax.broadcast_in_dim(x, _short(shape), [len(_short(shape)) - 1])]
+    x = _reshaped(x, tuple(own[d] for d in long))
+    return [lax.broadcast_in_dim(x, _short(shape), [_at(shape, to[d]) for d in long])]
 
 
 def _reshape(eqn: Any, operands: list[Any]) -> Sequence[Any]:
