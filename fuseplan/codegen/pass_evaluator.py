@@ -177,7 +177,7 @@ class PassEvaluator:
         raise NotImplementedError
 
     def combines_late(self, i: int) -> bool:
-        """Whether the accumulator of node ``i`` has an element for each of a tile (``combines_late``)."""
+        """Whether the accumulator of node ``i`` has an element for each of a tile (``combined_late``)."""
         return False
 
     def loop(self, k: int, p: Pass) -> Totals:

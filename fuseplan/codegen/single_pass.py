@@ -225,7 +225,7 @@ def run_in_registers(
         for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
             if (access.value, access.axes) not in blocks:
                 blocks[access.value, access.axes] = load(access)
-        late = [combines_late(body.spec, step) for step in body.accumulators]
+        late = combined_late(body.spec, body.accumulators)
         start = [
             step.initial(
                 block_shape(body.spec.axes, operand_axes(step) if is_late else held(step.out_axes[0]))
@@ -238,12 +238,17 @@ def run_in_registers(
     finish_in_registers(body, refs, position, blocks, totals)
 
 
-def combines_late(spec: KernelSpec, step: Step) -> bool:
-    """Whether the elements of a reduction's tiles are combined with each other after the last tile of the
+_MOST_LATE = 4
+"""Accumulators that may have as many elements as a tile: 16 registers of a thread each, of 255."""
+
+
+def combined_late(spec: KernelSpec, steps: Sequence[Step]) -> list[bool]:
+    """Whether the elements of each reduction's tiles are combined with each other after the last tile of the
     stream, and element by element before: threads of a GPU would otherwise wait for each other at every
     tile."""
     is_streamed = spec.streamed is not None and spec.axes[spec.streamed].n_tiles > 1
-    return is_streamed and step.language == "triton" and step.reduction.elements is not None
+    late = [is_streamed and s.language == "triton" and s.reduction.elements is not None for s in steps]
+    return late if sum(late) <= _MOST_LATE else [False] * len(late)
 
 
 def operand_axes(step: Step) -> DimMap:
@@ -252,8 +257,8 @@ def operand_axes(step: Step) -> DimMap:
     return axes
 
 
-def combined_late(spec: KernelSpec, step: Step, total: Any, position: Position) -> Any:
-    """The result of a reduction that ``combines_late``, from the elements that its accumulator has."""
+def combine_elements(spec: KernelSpec, step: Step, total: Any, position: Position) -> Any:
+    """The result of a reduction that is ``combined_late``, from the elements of its accumulator."""
     assert step.reduction.within is not None
     return step.reduction.within(BlockTile(spec, step, position), step.equation, total)
 
@@ -278,7 +283,7 @@ def _loop(
     late: Sequence[bool],
 ) -> list[Any]:
     """``start`` combined with the partial results of all tiles of the stream; ``outer`` has the blocks that
-    are the same on all of them, ``late`` says which accumulators ``combines_late``."""
+    are the same on all of them, ``late`` says which accumulators are ``combined_late``."""
     streamed = body.spec.streamed
     assert streamed is not None
 
@@ -298,7 +303,7 @@ def _loop(
 
     totals = in_turns(body.spec.axes[streamed].n_tiles, turn, start, several=all(late))
     return [
-        combined_late(body.spec, step, total, position) if is_late else total
+        combine_elements(body.spec, step, total, position) if is_late else total
         for step, total, is_late in zip(body.accumulators, totals, late, strict=True)
     ]
 

@@ -23,8 +23,8 @@ from costmodel.kernel import Access, KernelSpec, block_shape
 from costmodel.onchip import STAGES, KernelFootprint
 from fuseplan.codegen.pass_evaluator import Nest, PassEvaluator, Results, Totals
 from fuseplan.codegen.single_pass import (
+    combine_elements,
     combined_late,
-    combines_late,
     in_turns,
     live_ins,
     make_body,
@@ -195,6 +195,19 @@ class _MultiPassProgram(PassEvaluator):
     def __init__(self, nest: Nest, refs: _BlockRefs, tables: Sequence[Any]) -> None:
         super().__init__(nest, refs.position, {})
         self.refs, self.tables = refs, tables
+        self._late = {i for p in nest.program.passes for i in self._late_sinks(p)}
+
+    def _late_sinks(self, p: Pass) -> list[int]:
+        """The reductions of a pass that are ``combined_late``. The next tile is rescaled by a maximum, and a
+        rescaled sum has the shape of its scale."""
+        maxima = {shift.maximum for shift in self.nest.program.shifts.values()}
+        alone = [i for i, scale in p.sinks if scale.shift is None and i not in maxima]
+        whole = [i for i in alone if not self.nest.accumulates_outside(i)]
+        late = combined_late(self.spec, [self.nest.steps[i] for i in whole])
+        return [i for i, is_late in zip(whole, late, strict=True) if is_late]
+
+    def combines_late(self, i: int) -> bool:
+        return i in self._late
 
     def loop(self, k: int, p: Pass) -> Totals:
         stream = self.spec.streamed
@@ -209,29 +222,17 @@ class _MultiPassProgram(PassEvaluator):
         start = {i: self.nest.steps[i].initial(self._total_shape(i)) for i, _ in p.sinks}
         if self.nest.ranges[k] is not None:
             first, count = self.nest.range_at(k, self.tables, self.position)
-            totals = lax.fori_loop(first, first + count, turn, start)
+            totals: Totals = lax.fori_loop(first, first + count, turn, start)
         else:
-            several = all(self.combines_late(i) for i in start)
+            several = self._late.issuperset(start)
             totals = in_turns(self.spec.axes[stream].n_tiles, turn, start, several=several)
-        return {
-            i: combined_late(self.spec, self.nest.steps[i], total, self.position)
-            if self.combines_late(i)
-            else total
-            for i, total in totals.items()
-        }
-
-    def combines_late(self, i: int) -> bool:
-        unscaled = self.nest.scales[i].shift is None and not self._is_a_maximum(i)
-        return (
-            unscaled and not self.nest.accumulates_outside(i) and combines_late(self.spec, self.nest.steps[i])
-        )
-
-    def _is_a_maximum(self, i: int) -> bool:
-        return any(shift.maximum == i for shift in self.nest.program.shifts.values())
+        for i in self._late.intersection(totals):
+            totals[i] = combine_elements(self.spec, self.nest.steps[i], totals[i], self.position)
+        return totals
 
     def _total_shape(self, i: int) -> tuple[int, ...]:
-        step = self.nest.steps[i]
-        return block_shape(self.spec.axes, operand_axes(step)) if self.combines_late(i) else self.out_shape(i)
+        axes = operand_axes(self.nest.steps[i]) if i in self._late else self.nest.steps[i].out_axes[0]
+        return block_shape(self.spec.axes, axes)
 
     def contract_inner(self, step: Step, axis: int, position: Position) -> Sequence[Any]:
         block = step.rule.block
