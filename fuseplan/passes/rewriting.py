@@ -110,7 +110,8 @@ def _for_kernels(lowered: Lowered, options: Options, work: Work) -> tuple[Lowere
     """The program with operands of contractions exchanged, and with short rows as columns, reductions in
     steps and large values rematerialised where kernels gain by that; None where nothing changes. The second
     result says whether there was no time to decide about all. Then the rewrites that are finished count."""
-    found = exchange_sides(lowered)
+    # Where batch dimensions have to lead, another pass orders the operands.
+    found = None if options.device.capabilities.batches_lead else exchange_sides(lowered)
     try:
         found = _faster_by_columns(found or lowered, options, work) or found
         found = split_sums(found or lowered, options.device, options.features, work) or found
