@@ -24,7 +24,7 @@ def attention(q, k, v):
 
 
 def dequantised(x, w, scale):
-    return x @ (w.astype("float32") * scale)
+    return x @ (w.astype(x.dtype) * scale)
 
 
 def row_maxima(x):
@@ -41,7 +41,13 @@ HALF = [array(1024, 768, dtype="bfloat16"), array(768, 768, dtype="bfloat16"), a
 QKV = [array(2048, 64)] * 3
 
 WORTH = {
-    "prologues": ("h200", dequantised, array(64, 4096), array(4096, 4096, dtype="int8"), array(4096)),
+    "prologues": (
+        "h200",
+        dequantised,
+        array(64, 4096, dtype="bfloat16"),
+        array(4096, 4096, dtype="int8"),
+        array(4096, dtype="bfloat16"),
+    ),
     "epilogues": ("h200", lambda x, w, b: x @ w + b, *HALF),
     "siblings": ("h200", row_maxima, array(1024, 1024)),
     "several_results": ("h200", lambda x: ((y := jnp.exp(x)), y.sum(1)), array(1024, 1024)),
