@@ -178,4 +178,5 @@ def test_the_committed_results_have_no_plan_below_the_solvers_but_xlas_own():
     frame = frame_of(RowFile(greedy_vs_solver.RESULTS, Row).rows)
     others = frame[~frame.planner.isin(["solver", "xla"])]
     assert len(others) >= 8 * len(ZOO) * frame.device.nunique()
-    assert others[others.over_solver < 1].empty
+    # The time of each kernel is rounded up to a picosecond, so that equal plans may differ by some.
+    assert others[others.over_solver < 1 - 1e-8].empty

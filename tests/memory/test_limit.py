@@ -320,7 +320,7 @@ def test_what_follows_from_products_is_computed_again_under_a_limit():
     """Logits stand once, and their gradient in no array: each of its contractions computes it."""
     x, w, labels = (
         jax.ShapeDtypeStruct(shape, dtype)
-        for shape, dtype in (((4096, 256), "float32"), ((256, 16_384), "float32"), ((4096,), "int32"))
+        for shape, dtype in (((4096, 256), "bfloat16"), ((256, 16_384), "bfloat16"), ((4096,), "int32"))
     )
     logits = 4096 * 16_384
     most = 3 * 4 * logits // 2

@@ -154,9 +154,10 @@ def test_what_does_not_fit_is_computed_again(device, percent):
     assert plan.peak_bytes <= plan.constraints.max_peak_bytes
     assert plan.recomputed
     assert plan.bound_ps <= plan.objective_ps
-    # In another order, where large values were computed again before the search.
+    # In another order, where large values were computed again before the search, and without the transposes
+    # of products whose operands were exchanged.
     ops = [
-        Counter(n.op for n in g.nodes)
+        Counter(n.op for n in g.nodes if n.op != "transpose")
         for g in (without_copies(plan.graph), lower(trace(GRADIENT, *SHAPES)).graph)
     ]
     assert ops[0] == ops[1]

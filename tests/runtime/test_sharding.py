@@ -132,7 +132,7 @@ def test_nests_give_the_same_results_split_over_devices():
 def test_kernels_give_the_same_results_split_over_devices(device):
     """In Pallas' interpreter, along each axis that can be split."""
     lines = lines_of(started("split_process", device))
-    assert len(lines) >= 10
+    assert len(lines) > 10
     assert [line for line in lines if not line["wrong"] < 1e-4 or line["moves"]] == []
 
 
