@@ -9,9 +9,10 @@ import pytest
 
 from costmodel.timing import in_turns, rounds
 from experiments import gpu_bench, gpu_clock
-from experiments.gpu_cases import CASES, least_bytes
+from experiments.gpu_cases import CASES, MORE, least_bytes
 from experiments.gpu_rows import kept_rows, row_line, summary_lines
 from experiments.gpu_torch import MAKERS
+from fuseplan.workloads import get_workload
 
 pytestmark = pytest.mark.one_python
 
@@ -39,6 +40,16 @@ def test_from_end_to_end(tmp_path, capsys):
     gpu_bench.main(["--out", str(out), "--only", ",".join(SOME), "--budget-s", "0"])
     assert rows_of(out) == rows
     assert list(kept_rows(out, "another device")) == []
+
+
+def test_the_other_workloads_are_measured_at_their_own_sizes(capsys):
+    assert not CASES.keys() & MORE.keys()
+    assert {"nbody", "gpt2_block", "gray_scott"} <= MORE.keys()
+    assert MORE["nbody"].sizes == get_workload("nbody").sizes
+    assert gpu_bench.main(["--only", "lorenz_96", "--no-torch"]) == 0
+    assert "lorenz_96" in capsys.readouterr().out
+    assert gpu_bench.main(["--more", "--budget-s", "-1"]) == 0
+    assert f"{len(CASES) + len(MORE)} workloads are left" in capsys.readouterr().out
 
 
 def test_a_spent_budget_leaves_the_rest(tmp_path, capsys):
