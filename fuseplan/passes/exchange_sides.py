@@ -3,7 +3,7 @@
 ``jnp.einsum("bhts,bshd->bthd", p, v)`` contracts ``v`` with ``p``, so that the result is
 ``[B, H, D, T]``, and transposes it. The product of ``p`` and ``v`` is ``[B, H, T, D]``: the transpose that
 remains moves no element within a row, and a kernel of a GPU multiplies by the rows ``p`` that its registers
-hold. XLA exchanges such operands itself.
+hold.
 """
 
 from __future__ import annotations
