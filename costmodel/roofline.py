@@ -165,12 +165,14 @@ def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | N
 
 def _rate_of(graph: Graph, node: Node, spec: KernelSpec) -> str:
     """The dtype of the first operand of a contraction, which determines its rate; with ``TRANSPOSED`` where a
-    tiled kernel reads an operand along another dimension than the contracted one. Of operands with different
-    dtypes the narrow one needs no such copy, and the wide one is multiplied in halves."""
+    tiled kernel around it reads an operand along another dimension than the contracted one. Of operands with
+    different dtypes the narrow one needs no such copy, and the wide one is multiplied in halves. Kernels of
+    several passes have the plain rate: half of an attention's products need no copy, and none of its
+    alternatives avoids writing the scores."""
     dtypes_of = [graph.values[v].dtype for v in node.inputs]
     rows = [next((dims[-1] for dims in reversed(own) if dims), None) for own in node.input_maps]
     along = all(d is None or node.roles[d] == DimRole.REDUCED for d in rows)
-    is_copied = bool(spec.axes) and len(set(dtypes_of)) == 1 and not along
+    is_copied = bool(spec.axes) and not spec.passes and len(set(dtypes_of)) == 1 and not along
     return dtypes_of[0] + (TRANSPOSED if is_copied else "")
 
 

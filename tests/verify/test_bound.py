@@ -473,7 +473,7 @@ def test_a_graph_that_does_not_follow_from_the_plan_is_not_proven(monkeypatch):
     )
     shapes = (array("float32", 8192, 768), array("float32", 768, 768), array("float32", 8192, 768))
     _, plan = plan_best(
-        lower(trace(sums_in_steps, *shapes)), Options(get_device("h200"), "solver", 120.0, features=TILED)
+        lower(trace(sums_in_steps, *shapes)), Options(get_device("a100"), "solver", 120.0, features=TILED)
     )
     assert (plan.status, plan.bound_ps, plan.proof) == ("FEASIBLE", None, None)
     assert NoteKind.UNVERIFIABLE.value in plan.notes
