@@ -225,7 +225,8 @@ def run_in_registers(
         for access in (*body.invariant_reads, *(seed.start for seed in body.seeds.values())):
             if (access.value, access.axes) not in blocks:
                 blocks[access.value, access.axes] = load(access)
-        late = combined_late(body.spec, body.accumulators)
+        every = (*body.before, *body.loop, *body.accumulators, *body.after)
+        late = combined_late(body.spec, body.accumulators, every)
         start = [
             step.initial(
                 block_shape(body.spec.axes, operand_axes(step) if is_late else held(step.out_axes[0]))
@@ -242,12 +243,14 @@ _MOST_LATE = 4
 """Accumulators that may have as many elements as a tile: 16 registers of a thread each, of 255."""
 
 
-def combined_late(spec: KernelSpec, steps: Sequence[Step]) -> list[bool]:
+def combined_late(spec: KernelSpec, steps: Sequence[Step], group: Sequence[Step]) -> list[bool]:
     """Whether the elements of each reduction's tiles are combined with each other after the last tile of the
     stream, and element by element before: threads of a GPU would otherwise wait for each other at every
-    tile."""
+    tile. Beside a contraction of the ``group`` they do so anyway, and its tiles take the registers."""
     is_streamed = spec.streamed is not None and spec.axes[spec.streamed].n_tiles > 1
-    late = [is_streamed and s.language == "triton" and s.reduction.elements is not None for s in steps]
+    multiplies = any(s.equation.primitive.name == "dot_general" for s in group)
+    may_be = is_streamed and not multiplies
+    late = [may_be and s.language == "triton" and s.reduction.elements is not None for s in steps]
     return late if sum(late) <= _MOST_LATE else [False] * len(late)
 
 
@@ -301,7 +304,7 @@ def _loop(
             combined.append(step.combine(total, part))
         return combined
 
-    totals = in_turns(body.spec.axes[streamed].n_tiles, turn, start, several=all(late))
+    totals = in_turns(body.spec.axes[streamed].n_tiles, turn, start, several=all(late) and bool(late))
     return [
         combine_elements(body.spec, step, total, position) if is_late else total
         for step, total, is_late in zip(body.accumulators, totals, late, strict=True)

@@ -203,7 +203,7 @@ class _MultiPassProgram(PassEvaluator):
         maxima = {shift.maximum for shift in self.nest.program.shifts.values()}
         alone = [i for i, scale in p.sinks if scale.shift is None and i not in maxima]
         whole = [i for i in alone if not self.nest.accumulates_outside(i)]
-        late = combined_late(self.spec, [self.nest.steps[i] for i in whole])
+        late = combined_late(self.spec, [self.nest.steps[i] for i in whole], self.nest.steps)
         return [i for i, is_late in zip(whole, late, strict=True) if is_late]
 
     def combines_late(self, i: int) -> bool:
@@ -224,7 +224,7 @@ class _MultiPassProgram(PassEvaluator):
             first, count = self.nest.range_at(k, self.tables, self.position)
             totals: Totals = lax.fori_loop(first, first + count, turn, start)
         else:
-            several = self._late.issuperset(start)
+            several = bool(start) and self._late.issuperset(start)
             totals = in_turns(self.spec.axes[stream].n_tiles, turn, start, several=several)
         for i in self._late.intersection(totals):
             totals[i] = combine_elements(self.spec, self.nest.steps[i], totals[i], self.position)
