@@ -140,7 +140,7 @@ class Work:
     terms: tuple[tuple[NodeAxes, bool, Flops], ...]
     """Axes; whether the nodes run in every step of a sequential grid (``_rerun_each_step``); flops."""
     products: tuple[tuple[NodeAxes, int, str], ...]
-    """Axes, flops and ``_rate_of`` each contraction."""
+    """Axes, flops and the name of the rate (``_rate_of``) of each contraction."""
 
 
 def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | None = None) -> Work:
@@ -164,7 +164,7 @@ def work_of(graph: Graph, spec: KernelSpec, times: Sequence[tuple[int, int]] | N
 
 
 def _rate_of(graph: Graph, node: Node, spec: KernelSpec) -> str:
-    """The dtype of the first operand of a contraction, which determines its rate; with ``TRANSPOSED`` where a
+    """The name of a contraction's rate: the dtype of its first operand, followed by ``TRANSPOSED`` where a
     tiled kernel around it reads an operand along another dimension than the contracted one. Of operands with
     different dtypes the narrow one needs no such copy, and the wide one is multiplied in halves. Kernels of
     several passes have the plain rate: half of an attention's products need no copy, and none of its

@@ -267,7 +267,7 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
     largest = max(largest, sum(math.prod(spec.block_shape(r)) for r in spec.reads) // _BLOCKS_A_THREAD)
     wanted = max(largest // (32 * _ELEMENTS_A_THREAD), 1)
     warps = min(1 << (wanted.bit_length() - 1), _MAX_DOT_WARPS if dot else _MAX_WARPS)
-    need, deep = (KernelFootprint(lowered.graph, spec, stages=n)(spec.axes) for n in (STAGES, _DEEP_STAGES))
+    need = KernelFootprint(lowered.graph, spec, stages=STAGES)(spec.axes)
     if not dot:
         is_full = need.register_bytes > _LIVE_BLOCKS * largest * _REGISTER_BYTES
         return min(warps, _MAX_FULL_WARPS) if is_full else warps, STAGES
@@ -275,6 +275,7 @@ def _resources(spec: KernelSpec, lowered: Lowered) -> tuple[int, int]:
         _rows(spec, lowered, i) for i, n in enumerate(nodes) if n.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
     )
     warps = max(min(warps, _WARPGROUP * max(rows // _WARPGROUP_ROWS, 1)), _WARPGROUP)
+    deep = KernelFootprint(lowered.graph, spec, stages=_DEEP_STAGES)(spec.axes)
     shallow_programs, programs = (_SHARED_BYTES // max(n.onchip_bytes, 1) for n in (need, deep))
     is_deep = deep.onchip_bytes <= _DEEP_BYTES and programs >= min(shallow_programs, 2)
     return warps, _DEEP_STAGES if is_deep else STAGES

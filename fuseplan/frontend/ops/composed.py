@@ -237,16 +237,21 @@ _INTEGER_OF = {4: jnp.int32, 8: jnp.int64}
 def as_ordered_integers(x: Any, nan_is_largest: bool) -> Any:
     """Integers with the order of the floats ``x``; a NaN is the largest or the smallest of all."""
     integer = _INTEGER_OF[x.dtype.itemsize]
-    bits, limits = lax.bitcast_convert_type(x, integer), jnp.iinfo(integer)
-    # The magnitude of a negative float is in its other bits; a NaN has the largest magnitude of all.
-    ordered = jnp.where(bits < 0, bits ^ limits.max, bits)
+    limits = jnp.iinfo(integer)
+    ordered = _with_reversed_negatives(lax.bitcast_convert_type(x, integer))
+    # A NaN has the largest magnitude of all.
     return jnp.where(x != x, limits.max if nan_is_largest else limits.min, ordered).astype(integer)
 
 
 def from_ordered_integers(ordered: Any, dtype: Any) -> Any:
     """The floats of ``as_ordered_integers``."""
-    limits = jnp.iinfo(ordered.dtype)
-    return lax.bitcast_convert_type(jnp.where(ordered < 0, ordered ^ limits.max, ordered), dtype)
+    return lax.bitcast_convert_type(_with_reversed_negatives(ordered), dtype)
+
+
+def _with_reversed_negatives(bits: Any) -> Any:
+    """The integers ``bits``, the negative ones in reverse order: a float has a sign and a magnitude, an
+    integer is the complement of two. The function is its own inverse."""
+    return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
 
 
 @dataclass(frozen=True, slots=True)

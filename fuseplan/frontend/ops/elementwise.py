@@ -27,6 +27,7 @@ from fuseplan.frontend.ops.rule import (
     Tile,
     bind,
     dtypes_of,
+    is_float_in_triton,
     kernel_dtypes,
     known_dtypes,
     out_size,
@@ -118,7 +119,7 @@ def _extremum_block(
             return [logical(args[0], args[1])]
         if dtype == jnp.uint32 and tile.language == "mosaic_tpu":
             return [jnp.where(exceeds(args[0], args[1]), args[0], args[1])]
-        if tile.language == "triton" and jnp.issubdtype(dtype, jnp.floating):
+        if is_float_in_triton(tile.language, dtype):
             return [propagating(*(jnp.asarray(a, dtype) for a in args))]
         return _plain_block(tile, eqn, args)
 
@@ -142,7 +143,7 @@ def _clamp_block(tile: Tile, eqn: Equation, args: Sequence[Any]) -> Sequence[Any
     that return NaN for NaN."""
     low, x, high = args
     dtype = eqn.out_avals[0].dtype
-    if tile.language == "triton" and jnp.issubdtype(dtype, jnp.floating):
+    if is_float_in_triton(tile.language, dtype):
         low, x, high = (jnp.asarray(a, dtype) for a in args)
         return [composed.propagating_minimum(composed.propagating_maximum(low, x), high)]
     if dtype != jnp.uint32 or tile.language != "mosaic_tpu":

@@ -36,6 +36,7 @@ from fuseplan.frontend.ops.rule import (
     Tile,
     bind,
     in_size,
+    is_float_in_triton,
     known_dtypes,
     own_dims,
     reshaped,
@@ -127,7 +128,7 @@ def _native(tile: Tile, eqn: Equation, x: Any, axes: tuple[int, ...]) -> Any:
     extrema of floats ignore NaN, so that it reduces integers of the same order."""
     params = {**eqn.params, "axes": axes}
     is_extremum = eqn.primitive.name in ("reduce_max", "reduce_min")
-    if tile.language == "triton" and is_extremum and jnp.issubdtype(x.dtype, jnp.floating):
+    if is_extremum and is_float_in_triton(tile.language, x.dtype):
         ordered = as_ordered_integers(x, nan_is_largest=eqn.primitive.name == "reduce_max")
         return from_ordered_integers(eqn.primitive.bind(ordered, **params), x.dtype)
     if tile.language != "mosaic_tpu" or x.dtype != jnp.uint32:
@@ -323,11 +324,9 @@ def _scan(combine: Combine, neutral: Callable[[Any], Any], in_triton: Combine | 
             return bind(tile, eqn, args)
         x, dim = jnp.asarray(args[0], accumulator(args[0].dtype)), int(eqn.params["axis"])
         x = masked(tile, 0, (dim,), x, neutral(x.dtype))
-        is_triton = tile.language == "triton"
-        own = combine
-        if is_triton and in_triton is not None and jnp.issubdtype(x.dtype, jnp.floating):
-            own = in_triton
-        x = (_scan_blocks if is_triton else _scan_shifts)(x, dim, own, eqn.params["reverse"])
+        own = in_triton if in_triton and is_float_in_triton(tile.language, x.dtype) else combine
+        scan = _scan_blocks if tile.language == "triton" else _scan_shifts
+        x = scan(x, dim, own, eqn.params["reverse"])
         return [x.astype(eqn.out_avals[0].dtype)]
 
     return Rule(OpKind.REDUCTION, _scan_space, _scan_flops, block, MOSAIC_GPU, supports=_scan_supports)

@@ -58,6 +58,11 @@ class Tile(Protocol):
 BlockFn = Callable[[Tile, Equation, Sequence[Any]], Sequence[Any]]
 
 
+def is_float_in_triton(language: str, dtype: Any) -> bool:
+    """Whether extrema of ``dtype`` ignore NaN: Triton's of floats do, and XLA's return it."""
+    return language == "triton" and bool(jnp.issubdtype(dtype, jnp.floating))
+
+
 @dataclass(frozen=True, slots=True)
 class Reduction:
     """Combines partial results over the tiles of a reduced axis.
@@ -85,7 +90,7 @@ class Reduction:
     def combine_in(self, language: str, total: Any, part: Any) -> Any:
         """``combine`` in a kernel language."""
         own = self.of_floats_in_triton
-        if own is not None and language == "triton" and jnp.issubdtype(total.dtype, jnp.floating):
+        if own is not None and is_float_in_triton(language, total.dtype):
             return own(total, part)
         return self.combine(total, part)
 
