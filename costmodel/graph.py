@@ -394,6 +394,20 @@ class GraphRewriter:
         self._has_copies |= copy is not ORIGINAL
         return new
 
+    def add_once(self, graph: Graph) -> Callable[[int], Item]:
+        """Add one copy of each operation of ``graph``, which is the old graph with its ``origins``. Returns
+        the item that stands for each old value."""
+        array = arrays_of(graph)
+
+        def read(v: int) -> Item:
+            return array[v], ORIGINAL
+
+        for n in sorted(set(graph.origins)):
+            self.add(n, ORIGINAL, read)
+        # Copies wait for copies, so several pairs may become one.
+        self.places = [self.places[n] for n in graph.origins]
+        return read
+
     def finished(self, results: Iterable[int], waits: Iterable[tuple[int, int]] | None = None) -> Graph:
         """The new graph, checked. ``results`` are new values; ``waits``, by default those of the old graph
         between all copies, pairs of new nodes."""
@@ -413,13 +427,9 @@ def without_copies(graph: Graph) -> Graph:
     """``graph`` with one copy of each operation."""
     if not graph.origins:
         return graph
-    array = arrays_of(graph)
     rewriter = GraphRewriter(replace(graph, origins=()))
-    for n in sorted(set(graph.origins)):
-        rewriter.add(n, ORIGINAL, lambda v: (array[v], ORIGINAL))
-    # Copies wait for copies, so several pairs may become one.
-    rewriter.places = [rewriter.places[n] for n in graph.origins]
-    return rewriter.finished([rewriter.ids[array[v], ORIGINAL] for v in graph.outputs])
+    read = rewriter.add_once(graph)
+    return rewriter.finished([rewriter.ids[read(v)] for v in graph.outputs])
 
 
 Skeleton = tuple[object, ...]

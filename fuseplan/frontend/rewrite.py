@@ -104,6 +104,15 @@ def with_copies(
     return rewriter.finish(lambda v: (v, result(v))), node_id
 
 
+def with_one_copy(lowered: Lowered) -> Lowered:
+    """The program with one copy of each operation, and the graph ``costmodel.graph.without_copies``."""
+    graph = lowered.graph
+    if not graph.origins:
+        return lowered
+    rewriter = Rewriter(replace(lowered, graph=replace(graph, origins=())))
+    return rewriter.finish(rewriter.add_once(graph))
+
+
 class EquationRewriter:
     """Collects the equations of a program that is rewritten, with new values, and lowers them."""
 

@@ -19,6 +19,8 @@ from typing import Any, ParamSpec, TypeVar
 from costmodel.device import UnknownDeviceError
 from costmodel.devices import DEVICES, get_device
 from costmodel.graph import Graph, GraphError, check_graph
+from fuseplan.frontend.lower import Lowered
+from fuseplan.frontend.rewrite import with_one_copy
 from fuseplan.plan.fusion_plan import FusionPlan
 from fuseplan.plan.json_codec import CONTRADICTIONS, contradiction
 from fuseplan.schedule.pricing import PriceBook, Pricing
@@ -227,7 +229,7 @@ def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
         graph = copies.whole
         if not set(copies.roots) <= set(roots_of(graph, plan.device)):
             raise RefutedError("the proof rematerialises an operation that the search does not duplicate")
-        pricing = DuplicatePricing(copies, Scheduler(graph, plan.device, None, plan.features))
+        pricing = DuplicatePricing(copies, Scheduler(graph, plan.device, _program(plan), plan.features))
         limits = plan.constraints
         if limits is not None:
             origins = plan.proof.origins or plan.graph.origins
@@ -237,6 +239,14 @@ def _pricing(plan: FusionPlan) -> tuple[Graph, Pricing]:
     return limited(
         plan.graph, Scheduler(plan.graph, plan.device, plan.program, plan.features), plan.constraints
     )
+
+
+def _program(plan: FusionPlan) -> Lowered | None:
+    """The program that was searched for a plan with copies, if the file has it: it defines the masks."""
+    if plan.program is None or plan.proof is None:
+        return None
+    origins = plan.proof.origins or plan.graph.origins
+    return with_one_copy(replace(plan.program, graph=replace(plan.graph, origins=origins)))
 
 
 def _check_origins(graph: Graph, origins: tuple[int, ...]) -> None:
