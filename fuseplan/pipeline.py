@@ -13,7 +13,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -46,6 +46,7 @@ from fuseplan.support.work import (
     Limit,
     StageTimer,
     Work,
+    limit_of,
     may_begin,
     seconds_of,
 )
@@ -165,6 +166,8 @@ class _Planner:
         """Whether time is left for programs that need less memory."""
         self.options = replace(options, shares=_MOST_PROGRAMS if self.has_leaner else 1)
         self.expires_at, self.clock = expires_at, clock
+        # Under a limit of memory the searches for plans that keep to it count their own work.
+        self._work = None if limited else Work(limit_of(options.whole_s))
         self._schedulers: list[tuple[Lowered, Scheduler]] = []
 
     def best(self, programs: Sequence[Lowered]) -> Attempt:
@@ -178,10 +181,13 @@ class _Planner:
         return found if found.plan.stats.bound_of else found.bound_of("as traced")
 
     def _of_programs(self, programs: Sequence[Lowered]) -> Attempt:
-        first, *others = programs
-        found = self._attempt(first, 1 + self.has_leaner)
-        for program in others:
-            found = found.faster(self._attempt(program))
+        found: Attempt | None = None
+        for left, program in zip(range(len(programs), 0, -1), programs, strict=True):
+            with nullcontext() if self._work is None else self._work.within(left):
+                shares = 1 if found else 1 + self.has_leaner
+                attempt = self._attempt(program, shares)
+            found = attempt if found is None else found.faster(attempt)
+        assert found is not None, "there is a program"
         if any(program is self.traced for program in programs):
             return found
         if is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
@@ -245,7 +251,8 @@ class _Planner:
             each_s = seconds_of(PEER, len(program.graph.nodes))
             expires_at -= min(len(PEERS) * each_s, self.options.deadline_s / _SHARE_OF_PEERS)
         options = until_deadline(expires_at, self.options, shares)
-        found = _plan_below(math.inf, program, options, self.clock, self._scheduler_of(program))
+        scheduler = self._scheduler_of(program)
+        found = _plan_below(math.inf, program, options, self.clock, scheduler, self._work)
         assert found is not None, "every plan takes less than forever"
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -44,7 +45,7 @@ class Planning:
     scheduler: Scheduler | None = None
     """The scheduler of the program's graph, once there is one."""
     work: Work | None = None
-    """The counted work that the planner may do; None: as much as the deadline allows."""
+    """The counted work of all searches; None: each may do as much as the deadline allows."""
     limits: Resolved | None = None
     """The constraints by node of the program."""
     budget: Budget = field(default_factory=Budget)
@@ -116,7 +117,11 @@ def search(state: Planning) -> None:
         work=state.work,
         solved=set(),
     )
-    state.once = state.planner_of(state.free_limits)(state.graph, scheduler, state.budget)
+    plan_groups = state.planner_of(state.free_limits)
+    # Rematerialisation searches again, and starts from this plan.
+    is_first = may_recompute(options) and not options.only_loops
+    with state.work.within(2) if state.work is not None and is_first else nullcontext():
+        state.once = plan_groups(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)
 

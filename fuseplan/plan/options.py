@@ -57,7 +57,7 @@ ALL_FEATURES = Features()
 """All parts on."""
 
 
-DEFAULT_DEADLINE_S = 20.0
+DEFAULT_DEADLINE_S = 40.0
 """Wall-clock seconds after which the planner returns the best plan found."""
 
 

@@ -152,12 +152,11 @@ class _Solver:
     @contextmanager
     def partly(self, share: int) -> Iterator[None]:
         """Search within the ``share``-th part of the counted work and, at most, half of the time."""
-        work, expires_at = self.book.work, self.expires_at
-        limit = work.limit
-        work.limit = work.spent + (limit - work.spent) // share
+        expires_at = self.expires_at
         self.expires_at = (self.watch.started + expires_at) / 2
-        yield
-        work.limit, self.expires_at = limit, expires_at
+        with self.book.work.within(share):
+            yield
+        self.expires_at = expires_at
 
     @property
     def has_time(self) -> bool:

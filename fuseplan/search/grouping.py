@@ -63,6 +63,12 @@ class Budget:
         """The deadline of the whole planning."""
         return self.deadline_s if self.asked_s is None else self.asked_s
 
+    def limit_reached(self, expires_at: float) -> Limit | None:
+        """The limit that leaves nothing for another search before ``expires_at``, if there is one."""
+        if time.monotonic() >= expires_at:
+            return Limit.DEADLINE
+        return Limit.WORK if self.work is not None and self.work.is_spent else None
+
     def until(self, expires_at: float) -> Budget:
         """The same with the time that is left until ``expires_at``, by ``time.monotonic``."""
         return replace(self, deadline_s=left_s(expires_at), asked_s=self.whole_s)

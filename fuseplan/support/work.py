@@ -29,11 +29,11 @@ UNIT_S = 1e-6
 
 UNITS_PER_S = round(1 / UNIT_S)
 
-SHARE = 2
-"""The counted limit of one search is the deadline in microseconds divided by this. Where a program has
-several searches, or the core is slow or busy, the clock may end one of them first."""
+SHARE = 6
+"""The searches of one planning may do the deadline in microseconds, divided by this, as counted work. So on
+an idle core they take up to a third of the deadline, and a core that is half as fast makes the same plan."""
 
-LEAST_S = 20.0
+LEAST_S = 40.0
 """Under a shorter deadline the counted limit is as for this one, and the clock ends the search: cached
 solutions of one plan then hold for another."""
 
@@ -98,6 +98,16 @@ class Work:
     expires_at: float = math.inf
     """The user's deadline, by ``time.monotonic``, for ``is_over``."""
 
+    @contextmanager
+    def within(self, share: int) -> Iterator[None]:
+        """Limit the work to the ``share``-th part of what is left."""
+        limit = self.limit
+        self.limit = self.spent + (limit - self.spent) // share
+        try:
+            yield
+        finally:
+            self.limit = limit
+
     def spend(self, units: int) -> None:
         """Count ``units`` of work."""
         self.spent += units
@@ -153,7 +163,7 @@ def unlimited() -> Work:
 
 
 def limit_of(deadline_s: float) -> int:
-    """The counted limit of one search under a deadline."""
+    """The counted limit of the searches of one planning under a deadline."""
     seconds = min(max(deadline_s, LEAST_S), 1e6)
     return int(seconds * UNITS_PER_S / SHARE)
 

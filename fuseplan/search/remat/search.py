@@ -123,8 +123,9 @@ class Search:
             gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
             if best is None or _is_better(found, best[1]):
                 best, gains = (copies, found), bool(gaining)
-            if found.crowded and time.monotonic() >= self.expires_at:
-                told = note(NoteKind.FEWER_COPIES_CUT, limit=Limit.DEADLINE)
+            limit = self.budget.limit_reached(self.expires_at)
+            if found.crowded and limit is not None:
+                told = note(NoteKind.FEWER_COPIES_CUT, limit=limit)
                 return best[0], replace(best[1], notes=(*best[1].notes, told))
             crowded = {copies.node[c] for part in found.crowded for c in part}
             idle = {copies.node[c] for part in found.crowded if gaining.isdisjoint(part) for c in part}
