@@ -183,7 +183,7 @@ class _Planner:
     def _of_programs(self, programs: Sequence[Lowered]) -> Attempt:
         found: Attempt | None = None
         for left, program in zip(range(len(programs), 0, -1), programs, strict=True):
-            with nullcontext() if self._work is None else self._work.within(left):
+            with nullcontext() if self._work is None else self._work.within(1 / left):
                 shares = 1 if found else 1 + self.has_leaner
                 attempt = self._attempt(program, shares)
             found = attempt if found is None else found.faster(attempt)

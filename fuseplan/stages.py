@@ -120,7 +120,7 @@ def search(state: Planning) -> None:
     plan_groups = state.planner_of(state.free_limits)
     # Rematerialisation searches again, and starts from this plan.
     is_first = may_recompute(options) and not options.only_loops
-    with state.work.within(2) if state.work is not None and is_first else nullcontext():
+    with state.work.within(0.5) if state.work is not None and is_first else nullcontext():
         state.once = plan_groups(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)

@@ -60,9 +60,9 @@ from fuseplan.support.work import (
     seconds_of,
 )
 
-_SHARE_APART = 4
-"""A search of groups that do not fuse across hubs, from whose plan that of all groups starts, may take this
-part of the counted work."""
+_SHARE_APART = 0.25
+"""The part of the counted work for a search of groups that do not fuse across hubs, from whose plan that of
+all groups starts."""
 
 _MANY_NOTES = 3
 """Notes on components that one limit left unproven, above which one note counts them."""
@@ -150,8 +150,8 @@ class _Solver:
         book.work = budget.work or Work(limit_of(budget.whole_s))
 
     @contextmanager
-    def partly(self, share: int) -> Iterator[None]:
-        """Search within the ``share``-th part of the counted work and, at most, half of the time."""
+    def partly(self, share: float) -> Iterator[None]:
+        """Search within a part of the counted work and, at most, half of the time."""
         expires_at = self.expires_at
         self.expires_at = (self.watch.started + expires_at) / 2
         with self.book.work.within(share):

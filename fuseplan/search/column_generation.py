@@ -53,7 +53,7 @@ def solve_by_columns(
     search = _Search(GroupSearch(space, floor), columns, expires_at, max_work)
     search.grow(LIMITS.slack_divisor)
     best = _cover(search, best)  # A plan first: the proof may not end.
-    converged = search.converge(LIMITS.slack_divisor, max_work - search.spent - LIMITS.max_dive_work)
+    converged = search.converge(LIMITS.slack_divisor, max_work - search.spent - max_work // _SHARE_OF_DIVE)
     best = _cover(search, best)
     if converged and space.total(best).time_ps > search.bound_ps:
         # The gap is small already: to close it is worth as much work again.
@@ -64,6 +64,9 @@ def solve_by_columns(
         return _by_near_groups(search, best)
     return _solved(search, best, search.bound_ps)
 
+
+_SHARE_OF_DIVE = 8
+"""This part of the work is kept to look for a plan among the groups that were found."""
 
 _USED = 1e-6
 """A group is used by a solution of the linear program if more than this of it is."""

@@ -45,6 +45,10 @@ HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 """By quality of their plans, the best first, which is also the least simple."""
 
 
+_SHARE_OF_COLUMNS = 0.75
+"""The part of the counted work that is left for column generation; the rest is for windows."""
+
+
 class HeuristicPlans:
     """The heuristic planners' plans of each distinct component, made once, on demand; or the plan ``known``,
     which is no slower."""
@@ -263,7 +267,8 @@ def _solve_space(
     watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
-    most = LIMITS.max_listing_work_to_start if is_start else LIMITS.max_listing_work
+    floor = _bound_of_groups(space)
+    most = LIMITS.max_listing_work if floor is not None else LIMITS.max_listing_work_without_bounds
     found = enumerate_groups(space, budget.max_groups, expires_at, max_work=most)
     watch.lap("enumerate")
     if found.complete:
@@ -275,9 +280,10 @@ def _solve_space(
         most = LIMITS.max_column_work_with_copies if has_copies else LIMITS.max_column_work
         if is_start:
             most = LIMITS.max_dive_work
+        most = min(most, int(space.book.work.left * _SHARE_OF_COLUMNS))
         # Its tables take half a second, which is too long after the deadline.
         has_ended = time.monotonic() >= expires_at
-        columns = None if has_ended else _by_columns(space, best, floor_ps, expires_at, most)
+        columns = None if has_ended else _by_columns(space, floor, best, expires_at, most)
         if columns is not None:
             result = columns
             result.crowded = has_copies and not (result.optimal or space.book.is_past(expires_at))
@@ -314,22 +320,24 @@ _MANY_FLOORS = 256
 """Priced groups that are compared with their floors after the deadline."""
 
 
+def _bound_of_groups(space: Space) -> PartialFloor | None:
+    """The bounds that column generation rests on; None where it cannot be used."""
+    return None if space.n > LIMITS.max_dense_positions else space.book.partial_floor(space.members)
+
+
 def _by_columns(
-    space: Space, best: list[Mask], floor_ps: int, expires_at: float, max_work: int
+    space: Space, floor: PartialFloor | None, best: list[Mask], expires_at: float, max_work: int
 ) -> Solved | None:
-    """What column generation finds, from the plan ``best`` on; None where it cannot be used, and no plan is
-    as fast as the floor."""
-    if space.total(best).time_ps == floor_ps:
-        return Solved(best, floor_ps, True)
-    if space.n > LIMITS.max_dense_positions:
-        return None
-    floor = space.book.partial_floor(space.members)
+    """What column generation finds, from the plan ``best`` on; None without ``floor``, if that plan is not as
+    fast as any can be."""
+    if space.total(best).time_ps == space.floor_ps:
+        return Solved(best, space.floor_ps, True)
     if floor is None:
         return None
     try:
         found = solve_by_columns(space, floor, best, expires_at, max_work)
     except FAILURES as error:
-        return Solved(best, floor_ps, False, note=failure(error), steady=False)
+        return Solved(best, space.floor_ps, False, note=failure(error), steady=False)
     priced = [mask for mask in found.columns if mask not in space.offers]
     if space.book.is_past(expires_at):  # There is time for a sample.
         priced = priced[:_MANY_FLOORS]

@@ -24,6 +24,11 @@ from fuseplan.support.errors import Verdict
 from fuseplan.support.work import MARGIN, seconds_of
 
 
+_UNAFFECTED = 3 / 8
+"""A component is searched in the same way, however much counted work is left, if it takes up to this part of
+it: column generation may do three quarters, and looks at its limit first when half of that is done."""
+
+
 class ComponentCache:
     """Reads and writes the cached solutions of the parts (distinct components) of one planning."""
 
@@ -59,11 +64,11 @@ class ComponentCache:
 
     def recall(self, part: int) -> Entry | None:
         """The remembered solution of a part, with its note renumbered for this graph. None if there is none,
-        or if finding it anew would take more counted work than the search has left."""
+        or if what is left of the counted work could change it."""
         entry = self._found.pop(part, None)
         space = self._parts.spaces[part]
         work = space.book.work
-        if entry is None or work.spent + entry.work >= work.limit:
+        if entry is None or entry.work > _UNAFFECTED * work.left:
             return None
         spent = work.spent
         problem = _misfit(space, entry)
@@ -79,10 +84,12 @@ class ComponentCache:
         return part in self._found
 
     def keep(self, part: int, solved: Solved, work: int) -> None:
-        """Store a component's solution and its counted work, unless the clock may have cut it short."""
+        """Store a component's solution and its counted work, unless that work or the clock may have cut it
+        short."""
         space = self._parts.spaces[part]
         in_time = not space.book.is_past(self._expires_at - seconds_of(MARGIN))
-        if part not in self._keys or not solved.steady or not in_time:
+        is_short = work <= _UNAFFECTED * (space.book.work.left + work)
+        if part not in self._keys or not solved.steady or not in_time or not is_short:
             return
         total = space.total(solved.groups)
         found = smallest_refusals(space)

@@ -15,11 +15,12 @@ class SearchLimits:
 
     max_groups: int = 4_000
     """Candidate groups of one component that are listed. One that has more is solved by column generation."""
-    max_listing_work: int = 2_000_000
+    max_listing_work: int = 30_000
     """Units of work to list the groups of one component. If listing takes more, because many groups do not
-    fit on chip, column generation is used instead."""
-    max_listing_work_to_start: int = 30_000
-    """As ``max_listing_work``, where no bound is sought."""
+    fit on chip, column generation is used instead, which then proves a plan in less work."""
+    max_listing_work_without_bounds: int = 2_000_000
+    """As ``max_listing_work``, where column generation cannot be used: in a component that is too large for
+    it, or whose masks may leave tiles out, so that no part of a group bounds its time."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component."""
     min_proof_work: int = 2_000_000

@@ -29,9 +29,9 @@ UNIT_S = 1e-6
 
 UNITS_PER_S = round(1 / UNIT_S)
 
-SHARE = 6
-"""The searches of one planning may do the deadline in microseconds, divided by this, as counted work. So on
-an idle core they take up to a third of the deadline, and a core that is half as fast makes the same plan."""
+SHARE = 4
+"""The searches of one planning may do the deadline in microseconds, divided by this, as counted work. On an
+idle core that takes up to half of the deadline, so that a core half as fast makes the same plan."""
 
 LEAST_S = 40.0
 """Under a shorter deadline the counted limit is as for this one, and the clock ends the search: cached
@@ -99,10 +99,10 @@ class Work:
     """The user's deadline, by ``time.monotonic``, for ``is_over``."""
 
     @contextmanager
-    def within(self, share: int) -> Iterator[None]:
-        """Limit the work to the ``share``-th part of what is left."""
+    def within(self, share: float) -> Iterator[None]:
+        """Limit the work to a part of what is left: the rest is for what follows."""
         limit = self.limit
-        self.limit = self.spent + (limit - self.spent) // share
+        self.limit = self.spent + int(self.left * share)
         try:
             yield
         finally:
@@ -140,6 +140,11 @@ class Work:
             yield
         finally:
             self.spent = before
+
+    @property
+    def left(self) -> int:
+        """Units of work up to the limit."""
+        return max(self.limit - self.spent, 0)
 
     @property
     def is_spent(self) -> bool:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
@@ -84,6 +85,10 @@ def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
     return replace(once.unproven(cut), bound_ps=bound_ps)
 
 
+_SHARE_OF_MORE = 0.75
+"""The part of the counted work that is left for a search with copies; the rest is for one with fewer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Search:
     """Plans graphs in which some operations have copies, until ``expires_at``."""
@@ -118,7 +123,8 @@ class Search:
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
             left = replace(self.budget.until(self.expires_at), known=known)
-            found = plan_groups(copies.graph, pricing, left)
+            with nullcontext() if left.work is None else left.work.within(_SHARE_OF_MORE):
+                found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
             gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
             if best is None or _is_better(found, best[1]):
