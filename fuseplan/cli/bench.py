@@ -76,10 +76,10 @@ def solver(
     small: Small = False,
     deadline: Annotated[
         float, typer.Option("--deadline", metavar="SECONDS", min=0, help="For the proofs and the stages.")
-    ] = 30.0,
+    ] = DEFAULT_DEADLINE_S,
     deadlines: Annotated[
         str, typer.Option("--deadlines", metavar="SECONDS,…", help="What is reached in this time.")
-    ] = "0.1,1,5,30",
+    ] = "0.1,1,5",
     repeats: Annotated[int, typer.Option("--repeats", metavar="N", min=1, help="Plans of each kind.")] = 3,
     ablation: Annotated[
         bool, typer.Option("--ablation/--no-ablation", help="Switch each feature off alone.")

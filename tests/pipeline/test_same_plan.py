@@ -210,9 +210,7 @@ def test_a_part_of_the_work_is_a_part_of_what_is_left():
 
 def test_a_short_deadline_does_not_change_what_is_counted():
     assert limit_of(0.0) == limit_of(1.0) == limit_of(LEAST_S) < limit_of(2 * LEAST_S)
-    assert limit_of(LEAST_S) <= LEAST_S * 1e6 / 4, (
-        "at 2 µs a unit, on a machine half as fast"
-    )
+    assert limit_of(LEAST_S) <= LEAST_S * 1e6 / 4, "at 2 µs a unit, on a machine half as fast"
 
 
 def test_what_ended_first_is_said():
