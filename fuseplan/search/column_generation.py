@@ -66,7 +66,7 @@ def solve_by_columns(
 
 
 _SHARE_OF_DIVE = 8
-"""This part of the work is kept to look for a plan among the groups that were found."""
+"""One in so many units is kept to look for a plan among the groups that were found."""
 
 _USED = 1e-6
 """A group is used by a solution of the linear program if more than this of it is."""
@@ -115,7 +115,8 @@ class _Columns:
         return [mask for mask, x in zip(self.times_ps, self._covering.solution, strict=False) if x > _USED]
 
     def restrict(self, chosen: Collection[Mask], covered: Mask = 0) -> None:
-        """Use the groups ``chosen``, which cover the positions ``covered``, and no others of these."""
+        """Use the groups ``chosen``, which cover the positions ``covered``, and no other group that holds one
+        of these."""
         index = {mask: k for k, mask in enumerate(self.times_ps)}
         barred = [k for mask, k in index.items() if mask & covered and mask not in chosen]
         self._covering.restrict({index[mask] for mask in chosen}, set(barred))
@@ -170,9 +171,9 @@ class _Search:
 
     def converge(self, slack_divisor: int | None, max_work: int) -> bool:
         """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
-        reached, in ``max_work`` units. To look for more groups takes as long as all before at most, and then
-        starts anew, from better prices if any were found. Half of ``max_work`` is kept to raise the bound,
-        but where ``slack_divisor`` is None: then the gap is small already."""
+        reached, in ``max_work`` units. The first part of a search for groups, depth first, takes as long as
+        all before at most; what it found by then improves the prices. Half of ``max_work`` is kept to raise
+        the bound, but where ``slack_divisor`` is None: then the gap is small already."""
         most = min(max_work, self.left)
         limit = self.spent + most
         while (prices := self.grow(slack_divisor, limit)) is not None:

@@ -46,7 +46,7 @@ HEURISTICS = {"best_first": best_first_groups, "greedy": greedy_groups}
 
 
 _SHARE_OF_COLUMNS = 0.75
-"""The part of the counted work that is left for column generation; the rest is for windows."""
+"""Column generation may do this part of the counted work that is left; the rest is for windows."""
 
 
 class HeuristicPlans:
@@ -184,8 +184,8 @@ def solve_component(
 ) -> Solved:
     """Solve a component after presolve, and translate the solution back.
 
-    ``is_start``: the plan is one to start from, so that of a component with too many groups to list no bound
-    is sought."""
+    ``is_start``: the plan is one to start from. Column generation may do little work, and no windows are
+    tried."""
     space = starts.spaces[part]
     if space.n == 1:
         time_ps = space.total([1]).time_ps
@@ -281,7 +281,7 @@ def _solve_space(
         if is_start:
             most = LIMITS.max_dive_work
         most = min(most, int(space.book.work.left * _SHARE_OF_COLUMNS))
-        # Its tables take half a second, which is too long after the deadline.
+        # Column generation makes its tables in half a second, which is too long after the deadline.
         has_ended = time.monotonic() >= expires_at
         columns = None if has_ended else _by_columns(space, floor, best, expires_at, most)
         if columns is not None:
@@ -299,10 +299,10 @@ def _solve_space(
             # What is proven of these groups is not proven of all.
             result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
             is_late = space.book.is_past(expires_at)
-            too_many = part_note(NoteKind.SOME_GROUPS, space, most=budget.max_groups)
+            too_many = part_note(NoteKind.SOME_GROUPS, space)
             result.note = result.note or (ended_note(space) if is_late else too_many)
         gap_ps = space.total(result.groups).time_ps - result.bound_ps
-        # XLA divides a component of its own loops itself.
+        # A plan to start from is not improved: the next search does that, or XLA regroups the operations.
         if gap_ps > result.bound_ps // LIMITS.slack_divisor and result.steady and not is_start:
             result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
@@ -311,7 +311,7 @@ def _solve_space(
     result.bound_ps = max(result.bound_ps, floor_ps)
     if result.bound_ps == space.total(result.groups).time_ps:
         result.optimal, result.note = True, None
-        if not found.complete:  # A joint search needs all columns.
+        if not found.complete:  # Some of the columns are of no use to a joint search.
             result.columns = {}
     return result
 

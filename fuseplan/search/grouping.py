@@ -11,6 +11,7 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
 from fuseplan.plan.notes import AnyNote, Note, NoteKind, note
+from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
 from fuseplan.schedule.shared_operands import Edge, wide_hubs
 from fuseplan.search.components import (
@@ -40,7 +41,7 @@ from fuseplan.support.work import Limit, Work, seconds_of
 class Budget:
     """How much a planner may spend. A deadline of 0 asks for the best heuristic plan."""
 
-    deadline_s: float = 30.0
+    deadline_s: float = DEFAULT_DEADLINE_S
     """Wall-clock seconds of all stages of the planner together. The deadline cannot cut short the division
     into components, which does not begin where it would end long after (``DIVISION``), nor the first, counted
     part of the heuristics' work (``PriceBook.is_late``)."""

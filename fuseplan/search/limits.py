@@ -1,7 +1,8 @@
 """The numeric limits of the search: counts that are the same on every machine.
 
 They decide how far a search looks before it settles for the best plan found, or how much work it does between
-two looks at the clock. A plan within them is proven optimal; beyond them a note of the plan says so.
+two looks at the clock. If one ends a search, a note of the plan says so. Those on copies are part of the
+problem, and have no note.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ class SearchLimits:
     """How far the search looks; ``LIMITS`` has the values in use."""
 
     max_groups: int = 4_000
-    """Candidate groups of one component that are listed. One that has more is solved by column generation."""
+    """Groups of a component that are listed at most, where column generation cannot be used or components are
+    solved together; also the groups near a bound of which a cover is sought though not all were listed."""
     max_listing_work: int = 30_000
     """Units of work to list the groups of one component. If listing takes more, because many groups do not
     fit on chip, column generation is used instead, which then proves a plan in less work."""
@@ -22,7 +24,8 @@ class SearchLimits:
     """As ``max_listing_work``, where column generation cannot be used: in a component that is too large for
     it, or whose masks may leave tiles out, so that no part of a group bounds its time."""
     max_column_work: int = 8_000_000
-    """Units of work of column generation in one component."""
+    """Units of work of column generation in one component. The limit of all searches (``support.work``) is
+    lower, unless the deadline is longer than the default."""
     min_proof_work: int = 2_000_000
     """Units of work that one step of a proof by column generation may take, at least: to look for groups that
     cost less than their members, to close a gap of half a percent, to list the groups near the bound. Else as
@@ -34,14 +37,16 @@ class SearchLimits:
     """Units of work for the groups that are found by growing others, between two solutions of the linear
     program."""
     max_dive_work: int = 1_000_000
-    """Units of work for a partition near a solution of the linear program."""
+    """Units of work for a partition near a solution of the linear program; also of all column generation
+    where only a plan to start from is sought."""
     max_dense_positions: int = 1_500
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60
-    """Groups that enter between two solutions of the linear program."""
+    """Groups after which a branch and bound ends, to solve the linear program again."""
     slack_divisor: int = 200
     """Column generation first ends where no group saves more than this part of its members' prices: half a
-    percent. That takes far fewer rounds than to end where none saves anything."""
+    percent. That takes far fewer rounds than to end where none saves anything. Also the gap above which
+    windows are tried, and the tolerance in favour of a proven plan with fewer copies."""
     max_near_groups: int = 32_000
     """The most groups near the bound that column generation lists, by lower bounds of their times."""
     room_divisors: tuple[int, ...] = (16, 4, 1)
@@ -96,7 +101,7 @@ class SearchLimits:
     max_idle_windows: int = 12
     """Windows in a row without gain after which the neighbourhood search ends."""
     window_gap_divisor: int = 1_000
-    """The neighbourhood search ends within this part of the floor."""
+    """The neighbourhood search ends within this part of the bound."""
 
     priced_at_once: int = 16
     """Groups that are priced at least between two relaxations: to schedule one takes half a millisecond, to

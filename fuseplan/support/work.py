@@ -1,7 +1,7 @@
 """Count the work of a search, so that it is limited alike on every machine, and time the stages of planning.
 
 Where the clock ends a search, it ends sooner on a busy machine than on an idle one, and the plans may differ.
-So a search ends when its counted work reaches a limit, and by the clock only at the user's deadline. Where
+So a search ends when its counted work reaches a limit, and by the clock only near the user's deadline. Where
 either has cut a plan short, a note says which (``fuseplan.plan.notes``).
 """
 
@@ -66,13 +66,13 @@ SLACK_S = 0.5
 fifth of the time of tracing and lowering comes on top."""
 
 MARGIN = 50_000
-"""Units before the deadline in which it may already have ended a search: OR-Tools looks at its own clock."""
+"""A solution found less than so many microseconds before the deadline is not remembered: OR-Tools looks at
+its own clock, and may have stopped by then."""
 
 
 def seconds_of(units: int, count: int = 1) -> float:
-    """The part of a deadline that stands for ``count`` times ``units``. Whether a step begins depends on the
-    deadline that the user gave and on counts, never on a measured time: a program gets the same plan on every
-    machine."""
+    """Seconds that stand for ``count`` times ``units``. Where they are compared with the deadline that the
+    user gave, every machine decides alike; with the time that is left, a slow one may skip a step."""
     return units * count * UNIT_S
 
 
@@ -90,8 +90,8 @@ def lead_s(n_operations: int) -> float:
 
 @dataclass(slots=True)
 class Work:
-    """The work of one search in units: its limit, and how much is spent. What the scheduler's answers take
-    was measured on the workloads, for groups of 2 to 120 operations."""
+    """Counted work in units: its limit, and how much is spent. The searches of one planning share one. What
+    the scheduler's answers take was measured on the workloads, for groups of 2 to 120 operations."""
 
     limit: int
     spent: int = 0

@@ -5,7 +5,7 @@ as many groups, so ``worth_recomputing`` keeps those that a trial finds: some ke
 copies would better compute the value for itself. In the gradient of a GPT-2 block for an H200 these are 7 of
 17.
 Where copies still make too many groups of a component, its operations are computed once: first the small ones
-that lead to the chosen, then all.
+that lead to the chosen; then, where copies gain nothing, the chosen, too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def plan_rematerialised(
     """Improve ``once``, a plan within ``limits`` that computes everything once, by rematerialisation.
 
     The answer is ``once``, or a better plan with the program in which some operations stand several times.
-    Its bound holds for all plans that may rematerialise. ``planner`` makes plans within limits.
+    Its bound holds for all plans with the copies of the search that it comes from. ``planner`` makes plans
+    within limits.
     """
     graph, groups = lowered.graph, once.groups
     if budget.deadline_s < seconds_of(UNCUT, len(graph.nodes)) and roots_of(graph, scheduler.device):
@@ -86,7 +87,7 @@ def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
 
 
 _SHARE_OF_MORE = 0.75
-"""The part of the counted work that is left for a search with copies; the rest is for one with fewer."""
+"""A search with copies may do this part of the counted work that is left; the rest is for one with fewer."""
 
 
 @dataclass(frozen=True, slots=True)
