@@ -149,8 +149,8 @@ PEERS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
 asked only where the deadline cut the search short: it starts from their plans of its components."""
 
 _SHARE_OF_PEERS = 4
-"""At most one in so many seconds of the deadline is kept for other systems' algorithms; less if ``PEER`` units
-for each operation take less."""
+"""At most one in so many seconds of the deadline is kept for other systems' algorithms; less if ``PEER``
+units for each operation take less."""
 
 _MOST_PROGRAMS = 4
 """The number of programs that are planned within a limit of memory: the rewritten one, the traced one, and
