@@ -28,7 +28,7 @@ from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
 from fuseplan.support.lru import LruCache
 
-SCHEMA = 5
+SCHEMA = 6
 """The version of keys and entries: raised with every change of their content."""
 
 MAX_ENTRIES = 4096
@@ -36,6 +36,12 @@ MAX_ENTRIES = 4096
 
 Refusal = tuple[int, str, str]
 """The positions refused, as a mask, the rule and the reason."""
+
+
+_UNAFFECTED = 21 / 64
+"""A component is searched in the same way, however much counted work is left, if it takes up to this part of
+it: column generation may do three quarters. Of that it keeps an eighth for plans and half of the rest for the
+bound, so that its limit first changes a step after seven sixteenths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,13 @@ class Entry:
     work: int = 0
     """The work of finding it, in units of ``fuseplan.support.work``. It counts when the entry is recalled,
     too, so that as much is left for other components as without a cache."""
+    left: int = 0
+    """The work that was left when its search began. Where little of it was done, the solution does not depend
+    on it (``may_be_found_with``)."""
+
+    def may_be_found_with(self, left: int) -> bool:
+        """Whether a search would find the same solution with so much work left."""
+        return left == self.left or self.work <= _UNAFFECTED * min(left, self.left)
 
     def to_json(self) -> str:
         """``from_json`` reads it. Masks are hexadecimal: Python prints no integer so long."""
@@ -91,6 +104,7 @@ class Entry:
                 tuple(map(_text, read["slower"])),
                 read["crowded"] is True,
                 _integer(read["work"]),
+                _integer(read["left"]),
             )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not an entry: {error!r}") from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
@@ -82,12 +83,21 @@ class HeuristicPlans:
             groups = _within(space, dict.fromkeys(group_of[n] for n in space.component.nodes))
             self.given[part] = better(space, groups, self.earlier.get(part, groups))
 
+    @contextmanager
+    def _counted(self, part: int) -> Iterator[None]:
+        """Count what is done in ``work``, and not in that of the search."""
+        work = self.spaces[part].book.work
+        with work.uncounted():
+            before = work.spent
+            try:
+                yield
+            finally:
+                self.work[part] += work.spent - before
+
     def plan(self, part: int, name: str) -> list[Mask]:
         """The plan of one heuristic for a component."""
         if (part, name) not in self._made:
-            work = self.spaces[part].book.work
-            with work.uncounted():
-                before = work.spent
+            with self._counted(part):
                 space, merge = self.spaces[part], HEURISTICS[name]
                 ways: list[list[Mask]] = []
                 if part in self.earlier:
@@ -95,7 +105,6 @@ class HeuristicPlans:
                 if not self.keeps_kernels(part):
                     ways.append(heuristic_groups(space, merge))
                 self._made[part, name] = min(ways, key=space.total)
-                self.work[part] += work.spent - before
             if self.spaces[part].book.was_late:
                 self._cut.add((part, name))
         return self._made[part, name]
@@ -112,10 +121,8 @@ class HeuristicPlans:
                 left_s = space.book.expires_at - time.monotonic()
                 if space.book.was_late or left_s < seconds_of(PEER, space.n):
                     break
-                with space.book.work.uncounted():
-                    before = space.book.work.spent
+                with self._counted(part):
                     made.append((name, merge_further(space, own(name)[part], merge)))
-                    self.work[part] += space.book.work.spent - before
         return self._made_further[part]
 
     def keeps_kernels(self, part: int) -> bool:
@@ -143,6 +150,10 @@ class HeuristicPlans:
         """The plan known before, or the best heuristic plan, and the name of its planner."""
         if part in self.given:
             return self.given[part], "the first search"
+        with self._counted(part):
+            return self._best(part)
+
+    def _best(self, part: int) -> tuple[list[Mask], str]:
         space = self.spaces[part]
         first, second = HEURISTICS
         found, name = self.plan(part, first), first

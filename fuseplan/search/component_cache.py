@@ -23,11 +23,6 @@ from fuseplan.search.space import Mask, Space
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import MARGIN, seconds_of
 
-_UNAFFECTED = 21 / 64
-"""A component is searched in the same way, however much counted work is left, if it takes up to this part of
-it: column generation may do three quarters. Of that it keeps an eighth for plans and half of the rest for the
-bound, so that its limit first changes a step after seven sixteenths."""
-
 
 class ComponentCache:
     """Reads and writes the cached solutions of the parts (distinct components) of one planning."""
@@ -68,7 +63,7 @@ class ComponentCache:
         entry = self._found.pop(part, None)
         space = self._parts.spaces[part]
         work = space.book.work
-        if entry is None or entry.work > _UNAFFECTED * work.left:
+        if entry is None or not entry.may_be_found_with(work.left):
             return None
         spent = work.spent
         problem = _misfit(space, entry)
@@ -84,12 +79,10 @@ class ComponentCache:
         return part in self._found
 
     def keep(self, part: int, solved: Solved, work: int) -> None:
-        """Store a component's solution and its counted work, unless that work or the clock may have cut it
-        short."""
+        """Store a component's solution and its counted work, unless the clock may have cut it short."""
         space = self._parts.spaces[part]
         in_time = not space.book.is_past(self._expires_at - seconds_of(MARGIN))
-        is_short = work <= _UNAFFECTED * (space.book.work.left + work)
-        if part not in self._keys or not solved.steady or not in_time or not is_short:
+        if part not in self._keys or not solved.steady or not in_time:
             return
         total = space.total(solved.groups)
         found = smallest_refusals(space)
@@ -105,6 +98,7 @@ class ComponentCache:
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
             crowded=solved.crowded,
             work=work,
+            left=space.book.work.left + work,
         )
         if not _misfit(space, entry):
             self._new[part] = entry
