@@ -331,6 +331,17 @@ def test_a_note_names_the_operation_of_the_graph_at_hand(monkeypatch):
         assert len(m) == 1
 
 
+def test_a_solution_does_not_depend_on_a_limit_that_was_far_away():
+    little = Entry((1,), (1, 1, 1), 1, True, work=21, left=64)
+    assert little.may_be_found_with(64)
+    assert little.may_be_found_with(10_000)
+    assert not little.may_be_found_with(63)
+    much = Entry((1,), (1, 1, 1), 1, True, work=40, left=64)
+    assert much.may_be_found_with(64)
+    assert not much.may_be_found_with(10_000)
+    assert Entry.from_json(much.to_json()) == much
+
+
 def test_the_least_recently_used_go_first():
     m = SolutionCache(max_entries=2)
     entries = {bytes([k]): Entry((1,), (1, 1, 1), 1, True) for k in range(3)}
