@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+import fuseplan
 from costmodel.devices import TEST_DEVICE, get_device
 from fuseplan import Constraints, Kernel, Plan
 from fuseplan.cli import app
@@ -31,6 +32,7 @@ from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
 from fuseplan.search.grouping import decompose
 from fuseplan.search.remat import materialise as recomputed
+from fuseplan.verify import report
 from fuseplan.verify.bound import Counts, verify_proof
 from fuseplan.verify.errors import RefutedError
 from fuseplan.verify.groups import Groups
@@ -487,3 +489,19 @@ def test_a_price_is_given_to_each_operation_where_a_proof_is_made():
     bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.spaces]
     with pytest.raises(AssertionError, match="prices for"):
         make_proof(parts, bad)
+
+
+def test_copies_are_verified_with_the_masks_of_their_program(monkeypatch):
+    f, args = get_workload("causal_attention").build()
+    plan = fuseplan.make_plan(f, device="h200")(*args)
+    assert plan.proof.copied
+    (masked,) = [kernel for kernel in plan.kernels if kernel.spec.tiles_visited]
+
+    def times_ps():
+        _, pricing = report._pricing(plan)
+        priced = map(pricing.price, pricing.offers)
+        return {kernel.cost.time_ps for kernel in priced if isinstance(kernel, Kernel)}
+
+    assert masked.cost.time_ps in times_ps()
+    monkeypatch.setattr(report, "_program", lambda plan: None)
+    assert masked.cost.time_ps not in times_ps(), "the mask leaves out tiles"
