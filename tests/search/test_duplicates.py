@@ -9,9 +9,10 @@ from hypothesis import given, settings
 
 import fuseplan
 from costmodel.devices import get_device
-from costmodel.graph import GraphError, OpKind, check_graph, copies_of, without_copies
+from costmodel.graph import ORIGINAL, GraphError, OpKind, check_graph, copies_of, without_copies
 from fuseplan import Features, Plan
 from fuseplan.frontend.lower import lower
+from fuseplan.frontend.rewrite import with_copies, with_one_copy
 from fuseplan.frontend.trace import trace
 from fuseplan.pipeline import PEERS
 from fuseplan.plan.options import Options
@@ -240,6 +241,24 @@ def test_a_graph_without_its_copies_is_the_graph():
     assert [str(n.op) for n in merged.nodes] == [str(n.op) for n in graph.nodes]
     assert split(merged, roots_of(merged, get_device("h200"))).graph == copies.graph
     assert without_copies(graph) is graph
+
+
+def test_a_program_without_its_copies_is_the_program():
+    def f(x):
+        y = jnp.exp(x)
+        return y + 1, y * 2
+
+    lowered = lower(trace(f, jnp.ones(8)))
+    exp, add, mul = range(3)
+    reader = {add: 0, mul: 1}
+    items = [(exp, 0), (exp, 1), (add, ORIGINAL), (mul, ORIGINAL)]
+    program, _ = with_copies(lowered, items, lambda item, v: reader.get(item[0], ORIGINAL))
+    assert [node.op for node in program.graph.nodes] == ["exp", "exp", "add", "mul"]
+    assert program.graph.origins
+    once = with_one_copy(program)
+    assert once.graph == lowered.graph == without_copies(program.graph)
+    assert once.equations == lowered.equations
+    assert with_one_copy(lowered) is lowered
 
 
 def test_what_is_split():
