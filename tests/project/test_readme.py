@@ -273,7 +273,7 @@ def test_commands_in_sentences_exist(page):
         while words and hasattr(command, "commands"):
             assert words[0] in command.commands, text
             command = command.commands[words.pop(0)]
-        options = {name for param in command.params for name in param.opts}
+        options = {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
         assert [word for word in words if word.startswith("-") and word not in options] == [], text
 
 
