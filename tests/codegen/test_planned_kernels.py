@@ -25,7 +25,7 @@ NAMES = [name for name in WORKLOADS if "train" not in name and name not in LEFT_
 
 def run_planned(f, args, device, planner="solver"):
     traced = trace(f, *args)
-    lowered, plan = plan_traced(traced, make_options(device, planner))
+    lowered, plan = plan_traced(traced, make_options(device, planner, deadline_s=120))  # also if it is busy
     flat = [*lowered.consts, *jax.tree.leaves(args)]
     got = run_quickly(make_runner(lowered, plan, platform="cpu", interpret=True), *flat)
     want = run_quickly(traced.evaluate, *flat)
