@@ -168,7 +168,8 @@ class _Planner:
         self.options = replace(options, shares=_MOST_PROGRAMS if self.has_leaner else 1)
         self.expires_at, self.clock = expires_at, clock
         # Under a limit of memory the searches for plans that keep to it count their own work.
-        self._work = None if limited else Work(limit_of(options.whole_s))
+        is_shared = options.planner == "solver" and not limited
+        self._work = Work(limit_of(options.whole_s)) if is_shared else None
         self._schedulers: list[tuple[Lowered, Scheduler]] = []
 
     def best(self, programs: Sequence[Lowered]) -> Attempt:

@@ -119,7 +119,7 @@ def search(state: Planning) -> None:
     )
     plan_groups = state.planner_of(state.free_limits)
     # Rematerialisation searches again, and starts from this plan.
-    is_first = may_recompute(options) and not options.only_loops
+    is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
     with state.work.within(0.5) if state.work is not None and is_first else nullcontext():
         state.once = plan_groups(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
