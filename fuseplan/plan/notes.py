@@ -54,7 +54,7 @@ class NoteKind(Enum):
     NO_TIME_TO_REWRITE = "a deadline of {deadline_s:g} s leaves no time to rewrite {count:,} operations"
 
     # The search left something out, or could not use its result.
-    SOME_GROUPS = f"not all legal groups of {_PART} were listed: only some were searched"
+    SOME_GROUPS = f"{_PART} have more than {{most:,}} legal groups: only some were searched"
     TOO_MANY_COPIES = f"{_PART} have too many legal groups with copies: each is computed once"
     SOLVER_FAILED = "the solver could not be used ({error})"
     CYCLIC = f"all plans found of {_PART} have kernels that wait for each other: a heuristic's plan is used"

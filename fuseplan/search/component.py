@@ -310,7 +310,11 @@ def _solve_space(
             # What is proven of these groups is not proven of all.
             result.optimal, result.bound_ps, result.duals = False, floor_ps, ()
             is_late = space.book.is_past(expires_at)
-            too_many = part_note(NoteKind.SOME_GROUPS, space)
+            too_many = (
+                part_note(NoteKind.SOME_GROUPS, space, most=budget.max_groups)
+                if len(found.groups) >= budget.max_groups
+                else part_note(NoteKind.UNPROVEN, space, Limit.WORK)
+            )
             result.note = result.note or (ended_note(space) if is_late else too_many)
         gap_ps = space.total(result.groups).time_ps - result.bound_ps
         # A plan to start from is not improved: the next search does that, or XLA regroups the operations.

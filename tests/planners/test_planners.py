@@ -190,7 +190,7 @@ def test_a_limit_on_candidates_leaves_a_valid_plan_and_bound():
     assert_legal(g, limited)
     assert limited.status == "FEASIBLE"
     assert limited.bound_ps <= full.bound_ps <= objectives(limited)[0]
-    assert limited.notes[0].kind is NoteKind.SOME_GROUPS
+    assert dict(limited.notes[0].figures)["most"] == 40
 
 
 def test_without_ortools_the_plan_is_heuristic(monkeypatch):
