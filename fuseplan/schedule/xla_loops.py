@@ -8,13 +8,13 @@ pads less than that of a tiled kernel; there a loop may hold a contraction, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cached_property
 from math import prod
 
 from costmodel.device import DeviceSpec
 from costmodel.floor import Floor
-from costmodel.graph import Boundary, Graph, Node, OpKind, boundary
+from costmodel.graph import Boundary, Graph, OpKind, boundary
 from costmodel.memory import least_array_bytes
 from costmodel.roofline import estimate
 from costmodel.xla_loops import is_one_loop, repeated_in_loop
@@ -131,9 +131,10 @@ class _Candidates:
         return found
 
     def _loops(self) -> Iterable[Nodes]:
-        """Candidates: for each node whose result must be written, the operations from which it alone is
-        computed; for each result that no loop reads, also all from which it is computed, of which others may
-        be written, too; and those of several results of one shape that overlap."""
+        """Candidates: for each node whose result must be written, or is moved, the operations from which it
+        alone is computed; for each data movement that several loops read, these loops as one; for each result
+        that no loop reads, also all from which it is computed, of which others may be written, too; and those
+        of several results of one shape that overlap."""
         graph = self.graph
         whole: list[set[int]] = []
         for node in graph.nodes:
@@ -142,11 +143,17 @@ class _Candidates:
             readers = {r for v in node.outputs for r in graph.consumers[v]}
             goes_on = [r for r in readers if self._fuses[r] and node.kind != OpKind.REDUCTION]
             is_read = any(v in graph.results for v in node.outputs) or len(readers) != 1
-            leaves_mover = node.kind == OpKind.INJECTIVE and not all(self._prefers_loop[r] for r in goes_on)
-            if is_read or not goes_on or leaves_mover:
-                yield from self._worth_pricing(self._cone(node, alone=True))
+            moves = node.kind == OpKind.INJECTIVE
+            leaves_mover = moves and not all(self._prefers_loop[r] for r in goes_on)
+            is_moved = any(graph.nodes[r].kind == OpKind.INJECTIVE for r in goes_on)
+            if is_read or not goes_on or leaves_mover or is_moved:
+                yield from self._worth_pricing(self._cone([node.id], alone=True))
+            if moves and len(goes_on) > 1:
+                cone = self._cone(map(self._end_of, goes_on), alone=True)
+                if node.id in cone and self._is_convex(cone):
+                    yield from self._worth_pricing(cone)
             if not goes_on:
-                whole.append(self._cone(node, alone=False))
+                whole.append(self._cone([node.id], alone=False))
         for cone in (*whole, *self._merged(whole)):
             if self._left > 0 and self._is_convex(cone):
                 yield from self._worth_pricing(cone)
@@ -155,12 +162,26 @@ class _Candidates:
         if is_one_loop(self.graph, cone) and any(self._prefers_loop[n] for n in cone):
             yield tuple(sorted(cone))
 
-    def _cone(self, root: Node, alone: bool) -> set[int]:
-        """``root`` and the operations from which it is computed, of such as may be in its loop; with
+    def _end_of(self, n: int) -> int:
+        """The last operation of a loop that holds ``n`` and writes one array: the first one whose result is
+        needed outside of the graph, or read by several, or by no loop."""
+        graph = self.graph
+        while graph.nodes[n].kind != OpKind.REDUCTION:
+            made = graph.nodes[n].outputs
+            readers = list({r for v in made for r in graph.consumers[v]})
+            if len(readers) != 1 or any(v in graph.results for v in made) or not self._fuses[readers[0]]:
+                break
+            n = readers[0]
+            self._left -= 1
+        return n
+
+    def _cone(self, roots: Iterable[int], alone: bool) -> set[int]:
+        """``roots`` and the operations from which they are computed, of such as may be in their loop; with
         ``alone``, only those whose results nothing else needs."""
+        roots = sorted(set(roots))
         apart: set[int] = set()
         for _ in range(MAX_ATTEMPTS):
-            cone = self._grown(root, alone, apart)
+            cone = self._grown(roots, alone, apart)
             self._left -= len(cone)
             repeated = repeated_in_loop(self.graph, tuple(sorted(cone)))
             if not repeated:
@@ -168,11 +189,11 @@ class _Candidates:
             apart.update(repeated)
         return cone
 
-    def _grown(self, root: Node, alone: bool, apart: Collection[int]) -> set[int]:
+    def _grown(self, roots: Sequence[int], alone: bool, apart: Collection[int]) -> set[int]:
         """As ``_cone``, without the operations ``apart``."""
-        graph, cone = self.graph, {root.id}
-        waiting = [root.id]
-        has_product = root.kind == OpKind.OUT_ELEMENTWISE_FUSABLE
+        graph, cone = self.graph, set(roots)
+        waiting = list(roots)
+        has_product = any(graph.nodes[n].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for n in roots)
         while waiting and len(cone) < MAX_OPERATIONS:
             n = waiting.pop()
             for v in graph.nodes[n].inputs:
@@ -227,12 +248,7 @@ class _Candidates:
             return True
         self._pricing.spend_price(len(nodes))
         tiled = self._tiled(nodes)
-        if isinstance(tiled, Verdict):
-            return True
-        kinds = {self.graph.nodes[n].kind for n in nodes}
-        may_idle = OpKind.REDUCTION in kinds and not self.device.sequential_grid
-        may_read_again = OpKind.OUT_ELEMENTWISE_FUSABLE in kinds
-        return (may_idle or may_read_again) and tiled.cost.time_ps >= gains_from_ps
+        return isinstance(tiled, Verdict) or tiled.cost.time_ps >= gains_from_ps
 
     @cached_property
     def _signatures(self) -> Signatures:

@@ -123,13 +123,20 @@ def test_the_nearest_of_many_points_writes_no_distances():
     assert products[0].cost.matrix_ps > 0
 
 
-@pytest.mark.parametrize("device", ["h200", "tpu_v5e", "rtx4090"])
-def test_offered_loops_are_convex_and_no_slower_than_tiles(device):
-    def f(x, y):
-        a = rolled(x) * y
-        b = jnp.concatenate([a[1:], y[:1]])
-        return b, (a - b.mean(0)).sum(0), jnp.pad(jnp.tanh(b), 1)
+def shifted(x, y):
+    a = rolled(x) * y
+    b = jnp.concatenate([a[1:], y[:1]])
+    return b, (a - b.mean(0)).sum(0), jnp.pad(jnp.tanh(b), 1)
 
+
+def recurrence(a, b):
+    """h[t] = a[t] * h[t - 1] + b[t], in steps over pairs, pairs of pairs and so on."""
+    return jax.lax.associative_scan(lambda s, t: (s[0] * t[0], t[0] * s[1] + t[1]), (a, b))[1]
+
+
+@pytest.mark.parametrize("f", [shifted, recurrence])
+@pytest.mark.parametrize("device", ["h200", "tpu_v5e", "rtx4090"])
+def test_offered_loops_are_convex_and_no_slower_than_tiles(device, f):
     lowered = lower(trace(f, X, X))
     graph = lowered.graph
     scheduler = Scheduler(graph, get_device(device), lowered)
@@ -159,6 +166,19 @@ def test_a_stencil_is_one_loop_on_a_gpu():
     device = get_device("h200")
     least_us = 2 * 2048 * 2048 * 4 / device.hbm_bytes_per_s * 1e6 + device.launch_ps / 1e6
     assert plan.objective_us == pytest.approx(least_us, rel=1e-6)
+    assert plan.verify().status == "verified"
+
+
+def test_a_step_of_a_scan_over_pairs_is_one_loop():
+    """Both results of a step read the same slices of the step before. No kernel writes these, unless they are
+    a few rows, which take no longer than a launch."""
+    plan = fuseplan.make_plan(recurrence, device="tpu_v5e")(array(1024, 2048), array(1024, 2048))
+    assert plan.status == "OPTIMAL"
+    graph = plan.graph
+    first = next(k for k in plan.kernels if 0 in k.spec.nodes)
+    assert sorted(graph.nodes[n].op for n in first.spec.nodes) == ["add", "mul", "mul", *["slice"] * 4]
+    written = [graph.values[access.value] for k in plan.kernels for access in k.spec.writes]
+    assert not [v for v in written if graph.nodes[v.producer].op == "slice" and v.shape[0] > 8]
     assert plan.verify().status == "verified"
 
 
