@@ -98,6 +98,11 @@ def constrain(state: Planning) -> None:
         state.limits = resolve(state.options.constraints, state.lowered)
 
 
+_SHARE_OF_WORK, _SHARE_OF_TIME = 0.5, 0.75
+"""The parts of the counted work, and of the time until the deadline, for the search without copies where one
+with copies follows."""
+
+
 def search(state: Planning) -> None:
     """Decide which operations share a kernel, each computed once."""
     options = state.options
@@ -109,18 +114,18 @@ def search(state: Planning) -> None:
         state.clock.add(state.grouping.stats.seconds)
         return
     scheduler = state.clock.time("lower", state.scheduled)
+    # Rematerialisation searches again, and starts from this plan.
+    is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
     until = until_deadline(state.expires_at, options)
     state.budget = Budget(
-        until.deadline_s,
+        until.deadline_s * _SHARE_OF_TIME if is_first else until.deadline_s,
         asked_s=until.asked_s,
         only_loops=options.only_loops,
         work=state.work,
         solved=set(),
     )
     plan_groups = state.planner_of(state.free_limits)
-    # Rematerialisation searches again, and starts from this plan.
-    is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
-    with state.work.within(0.5) if state.work is not None and is_first else nullcontext():
+    with state.work.within(_SHARE_OF_WORK) if state.work is not None and is_first else nullcontext():
         state.once = plan_groups(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)

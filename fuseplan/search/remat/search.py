@@ -11,8 +11,7 @@ that lead to the chosen; then, where copies gain nothing, the chosen, too.
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -21,17 +20,17 @@ from fuseplan.frontend.compared import needed_once
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.notes import FAULTS, Note, NoteKind, note, renumbered
-from fuseplan.schedule.pricing import Nodes, Price, PriceBook
+from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs
-from fuseplan.search.constrained_pricing import limited
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import SplitGraph, roots_of, small_leading, split
 from fuseplan.search.remat.materialise import materialised
+from fuseplan.search.remat.moves import Moves
 from fuseplan.support.digraph import reachable
-from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of
+from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of, unlimited
 
 
 def plan_rematerialised(
@@ -52,7 +51,8 @@ def plan_rematerialised(
     graph, groups = lowered.graph, once.groups
     if budget.deadline_s < seconds_of(UNCUT, len(graph.nodes)) and roots_of(graph, scheduler.device):
         return Answer(lowered, _unfinished(once, scheduler), limits)
-    search = Search(planner, budget, time.monotonic() + budget.deadline_s, clock)
+    expires_at = time.monotonic() + budget.deadline_s
+    search = Search(planner, budget, expires_at, clock, improves_start=once.bound_ps is not None)
     roots = clock.time("heuristics", lambda: worth_recomputing(graph, scheduler, groups, limits))
     found = search(graph, scheduler, groups, roots, limits)
     if found is None:
@@ -98,6 +98,9 @@ class Search:
     budget: Budget
     expires_at: float
     clock: StageTimer
+    improves_start: bool = False
+    """Whether the planner starts from a plan that it is given, which then has copies where single moves of
+    them gain."""
 
     def __call__(
         self,
@@ -123,7 +126,8 @@ class Search:
             pricing, known = DuplicatePricing(copies, scheduler), copies.lifted(groups)
             plan_groups = self.planner(None if limits is None else limits.moved(copies.places))
             self.clock.add([("copies", time.monotonic() - started)])
-            left = replace(self.budget.until(self.expires_at), known=known)
+            start = self._start(copies, pricing, known, limits)
+            left = replace(self.budget.until(self.expires_at), known=start)
             with nullcontext() if left.work is None else left.work.within(_SHARE_OF_MORE):
                 found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
@@ -142,6 +146,16 @@ class Search:
                 roots = tuple([n for n in roots if n not in idle])
             else:
                 return best
+
+    def _start(
+        self, copies: SplitGraph, pricing: DuplicatePricing, known: Sequence[Nodes], limits: Resolved | None
+    ) -> tuple[Nodes, ...]:
+        """The plan to start from: ``known``, with copies moved to kernels that better compute them again."""
+        if not self.improves_start or (limits is not None and limits.max_peak_bytes is not None):
+            return tuple(known)
+        moves = Moves(copies, pricing, known, limits)
+        work = self.budget.work or unlimited()
+        return self.clock.time("heuristics", lambda: moves.improved(work, self.expires_at))
 
 
 def split_all(graph: Graph, roots: Sequence[int], once: frozenset[int]) -> SplitGraph | None:
@@ -191,79 +205,5 @@ def worth_recomputing(
     copies = split(graph, roots, computed_once(limits))
     if copies is None:
         return ()
-    return tuple(sorted(_MoveTrials(copies, scheduler, groups, limits).worthwhile()))
-
-
-class _MoveTrials:
-    """The kernels of a plan, each with all copies of its operations, and the price of moving some copies."""
-
-    def __init__(
-        self, copies: SplitGraph, scheduler: Scheduler, groups: Sequence[Nodes], limits: Resolved | None
-    ) -> None:
-        self._copies, self._graph = copies, copies.graph
-        there = None if limits is None else limits.moved(copies.places)
-        self._book = PriceBook(*limited(copies.graph, DuplicatePricing(copies, scheduler), there))
-        kernel_of = {n: g for g, nodes in enumerate(groups) for n in nodes}
-        self._kernel = [kernel_of[n] for n in copies.node]
-        """For each copy, where its operation is computed."""
-        self._members: list[list[int]] = [[] for _ in groups]
-        for c, g in enumerate(self._kernel):
-            self._members[g].append(c)
-        self._roots = frozenset(copies.roots)
-        self._several = {c for c, n in enumerate(copies.node) if copies.copies[n] > 1}
-
-    def worthwhile(self) -> Iterator[int]:
-        found: set[int] = set()
-        for moves in self._moves():
-            wanted = {self._copies.node[c] for moved, _ in moves for c in moved} & self._roots
-            if not wanted <= found and self._extra_ps(moves) < 0:
-                found |= wanted
-        yield from found
-
-    def _moves(self) -> Iterator[list[tuple[set[int], int]]]:
-        """For each root, each way to rematerialise it: copies, and the kernel to which they move."""
-        of_root: dict[int, list[int]] = defaultdict(list)
-        for c, n in enumerate(self._copies.node):
-            if n in self._roots:
-                of_root[n].append(c)
-        for copies in of_root.values():
-            to: dict[int, list[int]] = defaultdict(list)
-            for c in copies:
-                for reader in {r for v in self._graph.nodes[c].outputs for r in self._graph.consumers[v]}:
-                    if self._kernel[reader] != self._kernel[c]:
-                        to[self._kernel[reader]].append(c)
-            for deep in (False, True):
-                each = [(self._cone(some, g, deep), g) for g, some in to.items()]
-                yield from ([one] for one in each)
-                if len(each) > 1:
-                    yield each
-
-    def _cone(self, copies: Sequence[int], g: int, deep: bool) -> set[int]:
-        """``copies`` with the copies of operations that only lead to them; if ``deep``, with all copies that
-        they need. Operations that kernel ``g`` computes anyway are left out."""
-        values, nodes, node, kernel = self._graph.values, self._graph.nodes, self._copies.node, self._kernel
-
-        def leading(c: int) -> Iterator[int]:
-            for m in (values[v].producer for v in nodes[c].inputs):
-                if m in self._several and kernel[m] != g and (deep or node[m] not in self._roots):
-                    yield m
-
-        return {*copies} | reachable(copies, leading)
-
-    def _extra_ps(self, moves: Sequence[tuple[set[int], int]]) -> float:
-        """Picoseconds that the plan takes more after the moves; infinity if it cannot be."""
-        after: dict[int, set[int]] = {}
-        for moved, g in moves:
-            after.setdefault(g, set(self._members[g])).update(moved)
-            for c in moved:
-                source = self._kernel[c]
-                after.setdefault(source, set(self._members[source])).discard(c)
-        extra = 0.0
-        for g, nodes in after.items():
-            extra += self._price_ps(nodes) - self._price_ps(self._members[g])
-        return extra
-
-    def _price_ps(self, nodes: Iterable[int]) -> float:
-        group = tuple(sorted(nodes))
-        price = self._book.price(group) if group else Price(0, 0, 0)
-        return price.time_ps if isinstance(price, Price) else float("inf")
+    moves = Moves(copies, DuplicatePricing(copies, scheduler), copies.lifted(groups), limits)
+    return tuple(sorted(moves.worthwhile()))

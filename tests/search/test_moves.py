@@ -1,0 +1,68 @@
+"""Moves of copies between the kernels of a plan: which plans they make, and what they gain."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+
+from costmodel.devices import get_device
+from fuseplan.frontend.lower import lower
+from fuseplan.frontend.trace import trace
+from fuseplan.planners import Budget, get_planner
+from fuseplan.schedule.pricing import PriceBook
+from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search.candidates import enumerate_groups
+from fuseplan.search.grouping import decompose, order_groups, sum_prices
+from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
+from fuseplan.search.remat.duplicates import roots_of, split
+from fuseplan.search.remat.moves import Moves
+from fuseplan.support.digraph import cyclic_sets
+from fuseplan.support.work import Work, unlimited
+from fuseplan.workloads import get_workload
+from tests.planners.test_planners import programs
+from tests.search.test_duplicates import QUICK, split_programs
+
+pytestmark = pytest.mark.one_python
+
+
+def moved(graph, device, work):
+    """The graph with copies, a price book of it, a plan with each operation once, and that plan improved."""
+    scheduler = Scheduler(graph, device)
+    copies = split(graph, roots_of(graph, device))
+    pricing = DuplicatePricing(copies, scheduler)
+    once = copies.lifted(get_planner("best_first")(graph, scheduler, Budget()).groups)
+    groups = Moves(copies, pricing, once, None).improved(work, math.inf)
+    return copies.graph, PriceBook(copies.graph, pricing), once, groups
+
+
+@settings(max_examples=60, deadline=None)
+@given(programs())
+def test_moves_lead_to_plans_that_are_searched(g):
+    if split_programs(g) is None:
+        return
+    graph, book, once, groups = moved(g, QUICK, unlimited())
+    assert sorted(n for group in groups for n in group) == list(range(len(graph.nodes)))
+    assert not cyclic_sets(order_groups(graph, groups)[1])
+    assert sum_prices(book, groups).time_ps <= sum_prices(book, once).time_ps
+    parts = decompose(graph, book)
+    searched = {
+        tuple(sorted(nodes[i] for i in range(len(nodes)) if mask >> i & 1))
+        for part, nodes in parts.instances
+        for mask in enumerate_groups(parts.spaces[part], 10**6).groups
+    }
+    assert searched.issuperset(set(groups).difference(once))
+
+
+@pytest.mark.parametrize(("name", "device", "gain"), [("clip_loss_grad", "tpu_v5e", 0.05)])
+def test_moves_gain_in_little_work(name, device, gain):
+    f, args = get_workload(name).build()
+    work = unlimited()
+    _, book, once, groups = moved(lower(trace(f, *args)).graph, get_device(device), work)
+    assert sum_prices(book, groups).time_ps < (1 - gain) * sum_prices(book, once).time_ps
+    assert 0 < work.spent < 100_000
+
+
+def test_no_move_is_made_where_work_is_spent():
+    f, args = get_workload("clip_loss_grad").build()
+    _, _, once, groups = moved(lower(trace(f, *args)).graph, get_device("tpu_v5e"), Work(0))
+    assert groups == tuple(once)
