@@ -25,12 +25,12 @@ from tests.search.test_duplicates import QUICK, split_programs
 pytestmark = pytest.mark.one_python
 
 
-def moved(graph, device, work):
+def moved(graph, device, work, planner="best_first"):
     """The graph with copies, a price book of it, a plan with each operation once, and that plan improved."""
     scheduler = Scheduler(graph, device)
     copies = split(graph, roots_of(graph, device))
     pricing = DuplicatePricing(copies, scheduler)
-    once = copies.lifted(get_planner("best_first")(graph, scheduler, Budget()).groups)
+    once = copies.lifted(get_planner(planner)(graph, scheduler, Budget()).groups)
     groups = Moves(copies, pricing, once, None).improved(work, math.inf)
     return copies.graph, PriceBook(copies.graph, pricing), once, groups
 
@@ -40,7 +40,7 @@ def moved(graph, device, work):
 def test_moves_lead_to_plans_that_are_searched(g):
     if split_programs(g) is None:
         return
-    graph, book, once, groups = moved(g, QUICK, unlimited())
+    graph, book, once, groups = moved(g, QUICK, unlimited(), "unfused")
     assert sorted(n for group in groups for n in group) == list(range(len(graph.nodes)))
     assert not cyclic_sets(order_groups(graph, groups)[1])
     assert sum_prices(book, groups).time_ps <= sum_prices(book, once).time_ps
