@@ -13,7 +13,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -49,6 +49,7 @@ from fuseplan.support.work import (
     limit_of,
     may_begin,
     seconds_of,
+    share_of,
 )
 
 PASSES = ("trace", "lower", "rewrite", *(step.__name__ for step in PROGRAM_PASSES), "merge", "report")
@@ -185,7 +186,7 @@ class _Planner:
     def _of_programs(self, programs: Sequence[Lowered]) -> Attempt:
         found: Attempt | None = None
         for left, program in zip(range(len(programs), 0, -1), programs, strict=True):
-            with nullcontext() if self._work is None else self._work.within(1 / left):
+            with share_of(self._work, 1 / left):
                 shares = 1 if found else 1 + self.has_leaner
                 attempt = self._attempt(program, shares)
             found = attempt if found is None else found.faster(attempt)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -29,7 +28,7 @@ from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgumentError, InvalidPlanError
-from fuseplan.support.work import Limit, StageTimer, Work
+from fuseplan.support.work import Limit, StageTimer, Work, share_of
 from fuseplan.verify.plan import check_cover, check_plan
 
 
@@ -125,7 +124,7 @@ def search(state: Planning) -> None:
         solved=set(),
     )
     plan_groups = state.planner_of(state.free_limits)
-    with state.work.within(_SHARE_OF_WORK) if state.work is not None and is_first else nullcontext():
+    with share_of(state.work, _SHARE_OF_WORK if is_first else 1):
         state.once = plan_groups(state.graph, scheduler, state.budget)
     state.clock.add(state.once.stats.seconds)
     state.answer = Answer(state.lowered, state.once, state.limits)

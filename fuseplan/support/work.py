@@ -162,6 +162,16 @@ class Work:
         return Limit.WORK if self.is_spent else Limit.DEADLINE
 
 
+@contextmanager
+def share_of(work: Work | None, share: float) -> Iterator[None]:
+    """``work.within(share)``; nothing where no work is shared."""
+    if work is None:
+        yield
+        return
+    with work.within(share):
+        yield
+
+
 def unlimited() -> Work:
     """Work without a limit that is ever reached."""
     return Work(limit_of(math.inf))

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
 from costmodel.graph import Graph
@@ -30,7 +29,7 @@ from fuseplan.search.remat.duplicates import SplitGraph, roots_of, small_leading
 from fuseplan.search.remat.materialise import materialised
 from fuseplan.search.remat.moves import Moves
 from fuseplan.support.digraph import reachable
-from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of, unlimited
+from fuseplan.support.work import UNCUT, Limit, StageTimer, seconds_of, share_of, unlimited
 
 
 def plan_rematerialised(
@@ -128,7 +127,7 @@ class Search:
             self.clock.add([("copies", time.monotonic() - started)])
             start = self._start(copies, pricing, known, limits)
             left = replace(self.budget.until(self.expires_at), known=start)
-            with nullcontext() if left.work is None else left.work.within(_SHARE_OF_MORE):
+            with share_of(left.work, _SHARE_OF_MORE):
                 found = plan_groups(copies.graph, pricing, left)
             self.clock.add(found.stats.seconds)
             gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
