@@ -84,8 +84,8 @@ class SearchLimits:
     """Positions of a component from which on a heuristic plan is made first: in smaller ones the relaxation
     usually leads to a plan."""
     max_looked: int = 20_000
-    """Operations in the groups that a heuristic looks at before it merges in rounds: half a second of work,
-    sixteen times what the largest component of the workloads needs."""
+    """Operations in the groups that a heuristic looks at before it merges in rounds: half a second of work.
+    Components of two hundred operations need up to 8,000."""
     max_looked_in_rounds: int = 100_000
     """Operations in the groups that a heuristic looks at before it ends: some seconds of work."""
     max_tried_neighbours: int = 4
