@@ -5,7 +5,7 @@ normalisation's scale, a sum down the columns, would therefore read again an arr
 chip. So the rows of ``x[R, C]`` become ``[R / T, T]``: the kernel that computes them adds up each ``T`` of
 them, and a small kernel adds up the partial sums. Likewise, a single program would add up a mean over a
 whole array, a loss or a norm. A heuristic plans the operations around such a reduction with and without the
-split, once for each structure, and the faster program is kept.
+split, once for all reductions with equal surroundings, and the faster program is kept.
 
 A kernel streams one axis only, so a contraction along several axes becomes one along the longest of them, for
 each index of the others, and a sum. Where several heads of queries share keys, the gradient of the keys is a
@@ -49,6 +49,10 @@ _MAX_AROUND = 64
 """Operations around a reduction that are planned to decide about it: a normalisation and its gradient have
 about forty."""
 
+_NEAR = 2
+"""Steps from a reduction to the operations that tell it from another: of two with equal surroundings so far,
+only one is planned, though in a deep network what is further around differs from layer to layer."""
+
 
 def split_sums(
     lowered: Lowered, device: DeviceSpec, features: Features, work: Work | None = None
@@ -75,7 +79,8 @@ class _Splits:
     def run(self) -> Lowered | None:
         chosen: dict[int, Split] = {}
         for nodes, sums in self._places():
-            key = (self.signatures.of(nodes).key, tuple(nodes.index(n) for n in sums))
+            near = self._near(nodes, sums)
+            key = (self.signatures.of(near).key, tuple(near.index(n) for n in sums))
             if key not in self._pays:
                 self._pays[key] = self._gains(nodes, sums)
             if self._pays[key]:
@@ -102,12 +107,8 @@ class _Splits:
         """The operations around a reduction that are connected to it, up to the next contractions."""
         graph, found, queue = self.graph, {n}, [n]
         while queue and len(found) < _MAX_AROUND:
-            node = graph.nodes[queue.pop(0)]
-            if node.flops.matrix:
-                continue
-            near = _neighbours(graph, node.inputs, self.device.least_large_bytes)
-            near += _neighbours(graph, node.outputs, self.device.least_large_bytes)
-            queue += [m for m in dict.fromkeys(near) if m not in found]
+            near = self._beside(queue.pop(0))
+            queue += [m for m in near if m not in found]
             found.update(near)
         if all(graph.values[v].size == 1 for v in graph.nodes[n].outputs):
             # Operations that depend on a scalar result wait for it.
@@ -117,6 +118,22 @@ class _Splits:
                 lambda m: (c for v in graph.nodes[m].outputs for c in graph.consumers[v] if c <= last),
             )
         return tuple(sorted(found))
+
+    def _near(self, nodes: Nodes, sums: Iterable[int]) -> Nodes:
+        """Those of ``nodes`` that are at most ``_NEAR`` steps from one of ``sums``."""
+        found = edge = set(sums)
+        for _ in range(_NEAR):
+            edge = {m for n in edge for m in self._beside(n)}.intersection(nodes) - found
+            found = found | edge
+        return tuple(sorted(found))
+
+    def _beside(self, n: int) -> list[int]:
+        """The operations that ``n`` is connected to; none for a contraction."""
+        node, min_bytes = self.graph.nodes[n], self.device.least_large_bytes
+        if node.flops.matrix:
+            return []
+        near = [_neighbours(self.graph, values, min_bytes) for values in (node.inputs, node.outputs)]
+        return list(dict.fromkeys([*near[0], *near[1]]))
 
     def _gains(self, nodes: Nodes, sums: dict[int, Split]) -> bool:
         once = part(self.lowered, nodes)

@@ -195,3 +195,27 @@ def test_only_what_gains_is_split():
     assert split_sums(lower(trace(two_columns, jax.ShapeDtypeStruct((4, 1024, 768), "float32"))), H200, TILED)
     norm = lower(trace(*(lambda w: (w[0], *w[1]))(get_workload("layernorm_grad").build())))
     assert split_sums(norm, get_device("tpu_v5e"), ALL_FEATURES) is None  # its grid runs in order
+
+
+def test_in_a_deep_network_few_reductions_are_planned(monkeypatch):
+    """Those of equal layers have equal surroundings, though other layers are further around."""
+    planned = []
+    gains = splits._Splits._gains
+    monkeypatch.setattr(splits._Splits, "_gains", lambda *asked: planned.append(asked) or gains(*asked))
+
+    def count(n_layers):
+        def loss(x, scales):
+            for scale in scales:
+                x = x + jnp.tanh(scale * (x - x.mean(-1, keepdims=True)))
+            return (x * x).sum()
+
+        planned.clear()
+        x = jax.ShapeDtypeStruct((16_384, 1_024), "float32")
+        scales = [jax.ShapeDtypeStruct((1_024,), "float32")] * n_layers
+        lowered = lower(trace(jax.grad(loss, 1), x, scales))
+        split_sums(lowered, get_device("a100"), ALL_FEATURES)
+        return len(planned)
+
+    few = count(4)
+    assert few == count(8)
+    assert few < 5
