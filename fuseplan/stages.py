@@ -28,7 +28,7 @@ from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
 from fuseplan.support.errors import ExtensionError, FuseplanError, InvalidArgumentError, InvalidPlanError
-from fuseplan.support.work import Limit, StageTimer, Work, share_of
+from fuseplan.support.work import COPIES, Limit, StageTimer, Work, seconds_of, share_of
 from fuseplan.verify.plan import check_cover, check_plan
 
 
@@ -97,9 +97,12 @@ def constrain(state: Planning) -> None:
         state.limits = resolve(state.options.constraints, state.lowered)
 
 
-_SHARE_OF_WORK, _SHARE_OF_TIME = 0.5, 0.75
-"""The parts of the counted work, and of the time until the deadline, for the search without copies where one
-with copies follows."""
+_SHARE_OF_WORK = 0.5
+"""The part of the counted work for the search without copies, where one with copies follows."""
+
+_SHARE_OF_COPIES = 4
+"""At most one in so many seconds of the deadline is left for the search with copies; less if ``COPIES`` units
+for each operation take less."""
 
 
 def search(state: Planning) -> None:
@@ -116,8 +119,9 @@ def search(state: Planning) -> None:
     # Rematerialisation searches again, and starts from this plan.
     is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
     until = until_deadline(state.expires_at, options)
+    for_copies_s = min(seconds_of(COPIES, len(state.graph.nodes)), until.deadline_s / _SHARE_OF_COPIES)
     state.budget = Budget(
-        until.deadline_s * _SHARE_OF_TIME if is_first else until.deadline_s,
+        until.deadline_s - for_copies_s if is_first else until.deadline_s,
         asked_s=until.asked_s,
         only_loops=options.only_loops,
         work=state.work,

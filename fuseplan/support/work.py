@@ -61,6 +61,10 @@ PEER = 1_000
 """Units for each operation that the algorithm of another system may take when its plan is compared with the
 solver's."""
 
+COPIES = 1_000
+"""Units for each operation that a search leaves to the one with copies: to make the graph with copies, to
+move those that gain, and to plan the rest of the program as before."""
+
 SLACK_S = 0.5
 """Seconds after the deadline by which planning ends: steps that cannot be cut short may run until then. A
 fifth of the time of tracing and lowering comes on top."""
