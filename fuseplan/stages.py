@@ -101,8 +101,8 @@ _SHARE_OF_WORK = 0.5
 """The part of the counted work for the search without copies, where one with copies follows."""
 
 _SHARE_OF_COPIES = 4
-"""At most one in so many seconds of the deadline is left for the search with copies; less if ``COPIES`` units
-for each operation take less."""
+"""``COPIES`` units for each operation are left for the search with copies, where that is at most one in so
+many seconds of the deadline: of a short one, a plan without copies needs all."""
 
 
 def search(state: Planning) -> None:
@@ -119,9 +119,10 @@ def search(state: Planning) -> None:
     # Rematerialisation searches again, and starts from this plan.
     is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
     until = until_deadline(state.expires_at, options)
-    for_copies_s = min(seconds_of(COPIES, len(state.graph.nodes)), until.deadline_s / _SHARE_OF_COPIES)
+    for_copies_s = seconds_of(COPIES, len(state.graph.nodes))
+    leaves_time = is_first and _SHARE_OF_COPIES * for_copies_s <= until.deadline_s
     state.budget = Budget(
-        until.deadline_s - for_copies_s if is_first else until.deadline_s,
+        until.deadline_s - for_copies_s if leaves_time else until.deadline_s,
         asked_s=until.asked_s,
         only_loops=options.only_loops,
         work=state.work,
