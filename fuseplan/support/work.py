@@ -61,7 +61,7 @@ PEER = 1_000
 """Units for each operation that the algorithm of another system may take when its plan is compared with the
 solver's."""
 
-COPIES = 1_000
+COPIES = 2_000
 """Units for each operation that a search leaves to the one with copies: to make the graph with copies, to
 move those that gain, and to plan the rest of the program as before."""
 
