@@ -1,6 +1,8 @@
 """Moves of copies between the kernels of a plan: which plans they make, and what they gain."""
 
+import dataclasses
 import math
+import time
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +18,9 @@ from fuseplan.search.grouping import decompose, order_groups, sum_prices
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.search.remat.moves import Moves
+from fuseplan.search.remat.search import Search
 from fuseplan.support.digraph import cyclic_sets
-from fuseplan.support.work import Work, unlimited
+from fuseplan.support.work import StageTimer, Work, unlimited
 from fuseplan.workloads import get_workload
 from tests.planners.test_planners import programs
 from tests.search.test_duplicates import QUICK, split_programs
@@ -66,3 +69,18 @@ def test_no_move_is_made_where_work_is_spent():
     f, args = get_workload("clip_loss_grad").build()
     _, _, once, groups = moved(lower(trace(f, *args)).graph, get_device("tpu_v5e"), Work(0))
     assert groups == tuple(once)
+
+
+def test_a_search_that_has_no_time_keeps_the_plan_that_it_starts_from():
+    f, args = get_workload("clip_loss_grad").build()
+    graph, device = lower(trace(f, *args)).graph, get_device("tpu_v5e")
+    scheduler = Scheduler(graph, device)
+    once = get_planner("best_first")(graph, scheduler, Budget())
+
+    def no_time(graph, pricing, budget):
+        return dataclasses.replace(get_planner("unfused")(graph, pricing), bound_ps=1)
+
+    search = Search(lambda _: no_time, Budget(), time.monotonic() + 60, StageTimer(), improves_start=True)
+    _, found = search(graph, scheduler, once.groups, roots_of(graph, device), None)
+    assert (found.status, found.bound_ps) == ("FEASIBLE", 1)
+    assert found.time_ps < 0.95 * once.time_ps

@@ -19,10 +19,10 @@ from fuseplan.frontend.compared import needed_once
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
 from fuseplan.plan.notes import FAULTS, Note, NoteKind, note, renumbered
-from fuseplan.schedule.pricing import Nodes
+from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.schedule.shared_operands import wide_hubs
-from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups
+from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, break_cycles, sum_prices
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import SplitGraph, roots_of, small_leading, split
@@ -129,6 +129,8 @@ class Search:
             left = replace(self.budget.until(self.expires_at), known=start)
             with share_of(left.work, _SHARE_OF_MORE):
                 found = plan_groups(copies.graph, pricing, left)
+            if start != known:
+                found = _no_slower(found, copies.graph, pricing, start)
             self.clock.add(found.stats.seconds)
             gaining = {n for nodes in set(found.groups).difference(known) for n in nodes}
             if best is None or _is_better(found, best[1]):
@@ -175,6 +177,17 @@ def split_all(graph: Graph, roots: Sequence[int], once: frozenset[int]) -> Split
             break
         copies, once = fewer, once | small
     return copies
+
+
+def _no_slower(found: Grouping, graph: Graph, pricing: Pricing, start: Sequence[Nodes]) -> Grouping:
+    """``found``, or the plan that its search started from, where the deadline left no time even for that: it
+    may fuse across hubs, which a search does last."""
+    book = PriceBook(graph, pricing)
+    if found.bound_ps is None or sum_prices(book, start).time_ps >= found.time_ps:
+        return found
+    ordered, _ = break_cycles(graph, book, start)
+    kernels = tuple(map(book.kernel, ordered))
+    return replace(found.uncertified(), kernels=kernels, status="FEASIBLE")
 
 
 def _is_better(found: Grouping, other: Grouping) -> bool:
