@@ -101,8 +101,8 @@ _SHARE_OF_WORK = 0.5
 """The part of the counted work for the search without copies, where one with copies follows."""
 
 _SHARE_OF_COPIES = 4
-"""``COPIES`` units for each operation are left for the search with copies, where that is at most one in so
-many seconds of the deadline: of a short one, a plan without copies needs all."""
+"""The search without copies leaves ``COPIES`` units for each operation to the one with copies, if that is at
+most one in so many seconds of its own time. A short deadline is not divided."""
 
 
 def search(state: Planning) -> None:

@@ -50,8 +50,8 @@ _MAX_AROUND = 64
 about forty."""
 
 _NEAR = 2
-"""Steps from a reduction to the operations that tell it from another: of two with equal surroundings so far,
-only one is planned, though in a deep network what is further around differs from layer to layer."""
+"""Reductions are decided alike if the operations up to so many steps around them are equal, and one of them
+is planned. Further away the layers of a deep network differ."""
 
 
 def split_sums(

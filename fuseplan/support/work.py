@@ -168,7 +168,7 @@ class Work:
 
 @contextmanager
 def share_of(work: Work | None, share: float) -> Iterator[None]:
-    """``work.within(share)``; nothing where no work is shared."""
+    """Limit what follows to a part of ``work``, as ``Work.within``; None has no limit."""
     if work is None:
         yield
         return

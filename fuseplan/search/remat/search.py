@@ -180,10 +180,12 @@ def split_all(graph: Graph, roots: Sequence[int], once: frozenset[int]) -> Split
 
 
 def _no_slower(found: Grouping, graph: Graph, pricing: Pricing, start: Sequence[Nodes]) -> Grouping:
-    """``found``, or the plan that its search started from, where the deadline left no time even for that: it
-    may fuse across hubs, which a search does last."""
+    """``found``, or the faster plan ``start`` that its search began with. A search that the deadline ends may
+    lose it, as kernels across hubs are divided until the last step."""
+    if found.bound_ps is None or found.status == "OPTIMAL":
+        return found
     book = PriceBook(graph, pricing)
-    if found.bound_ps is None or sum_prices(book, start).time_ps >= found.time_ps:
+    if sum_prices(book, start).time_ps >= found.time_ps:
         return found
     ordered, _ = break_cycles(graph, book, start)
     kernels = tuple(map(book.kernel, ordered))
