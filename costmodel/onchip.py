@@ -26,10 +26,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
-from operator import mul
-from struct import Struct
 from typing import NamedTuple
 
 import numpy as np
@@ -179,6 +177,9 @@ _DIGIT_BITS = 32
 """A sum of blocks is one integer with a digit for each kind of block: no kernel holds 2**32
 blocks of a kind."""
 
+_MOST_BYTES = 1 << 50
+"""No core holds a block so large; thousands of them can be added up in 64 bits."""
+
 
 class _Blocks:
     """The kinds of block in one kernel: axes of each dimension, and bits an element."""
@@ -191,18 +192,20 @@ class _Blocks:
         """One such block, as a sum of blocks."""
         return 1 << _DIGIT_BITS * self._kinds.setdefault((dim_map, bits), len(self._kinds))
 
-    def nbytes(self, axes: tuple[Axis, ...], sums: Sequence[int]) -> list[int]:
-        """The bytes of each of ``sums`` with these tiles."""
-        sizes = [block_bytes(axes, dim_map, bits, self._tiled) for dim_map, bits in self._kinds]
-        digits = Struct(f"<{len(sizes)}I")
-        return [sum(map(mul, digits.unpack(s.to_bytes(digits.size, "little")), sizes)) for s in sums]
+    def counts(self, sums: Sequence[int]) -> Counts:
+        """For each of ``sums``, how many blocks of each kind it has."""
+        size = len(self._kinds) * _DIGIT_BITS // 8
+        digits = np.frombuffer(b"".join([s.to_bytes(size, "little") for s in sums]), dtype="<u4")
+        return digits.reshape(len(sums), len(self._kinds)).astype(np.int64)
 
-    def of_tilings(self, tiles: Counts, sums: Sequence[int]) -> Counts:
-        """The bytes of each of ``sums`` with each row of ``tiles``."""
-        sizes = [_blocks_bytes(tiles, dim_map, bits, self._tiled) for dim_map, bits in self._kinds]
-        digits = Struct(f"<{len(sizes)}I")
-        counts = np.array([digits.unpack(s.to_bytes(digits.size, "little")) for s in sums], dtype=np.int64)
-        return np.stack(sizes, axis=1) @ counts.T
+    def sizes(self, axes: tuple[Axis, ...]) -> Counts:
+        """The bytes of a block of each kind with these tiles; at most ``_MOST_BYTES``."""
+        every = [min(block_bytes(axes, *kind, self._tiled), _MOST_BYTES) for kind in self._kinds]
+        return np.array(every, dtype=np.int64)
+
+    def sizes_of_tilings(self, tiles: Counts) -> Counts:
+        """As ``sizes``, a row for each row of ``tiles``."""
+        return np.stack([_blocks_bytes(tiles, *kind, self._tiled) for kind in self._kinds], axis=1)
 
 
 def largest_block(graph: Graph, accesses: Iterable[Access]) -> Callable[[Sequence[int]], int]:
@@ -269,11 +272,15 @@ class KernelFootprint:
             always = (stages if tiled else 1) * (sum(read.values()) + written)
             self._sums = tuple([peak + always for peak in peaks])
 
+    @cached_property
+    def _counts(self) -> Counts:
+        return self._blocks.counts(self._sums)
+
     def __call__(self, axes: tuple[Axis, ...]) -> Footprint:
         """The footprint with these tiles."""
         if not self._sums:
             return Footprint(0)
-        nbytes = self._blocks.nbytes(axes, self._sums)
+        nbytes = (self._counts @ self._blocks.sizes(axes)).tolist()
         if not self._can.in_registers:
             return Footprint(max(nbytes))
         registers = max(nbytes[1:])
@@ -288,7 +295,7 @@ class KernelFootprint:
         nothing = np.zeros(len(tiles), dtype=np.int64)
         if not self._sums:
             return nothing, nothing
-        nbytes = self._blocks.of_tilings(tiles, self._sums)
+        nbytes = self._blocks.sizes_of_tilings(tiles) @ self._counts.T
         if not self._can.in_registers:
             return nbytes.max(axis=1), nothing
         registers = nbytes[:, 1:].max(axis=1)

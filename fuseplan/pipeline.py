@@ -149,7 +149,7 @@ PEERS = ("inductor", "tvm_fuse_ops", *COPYING_PEERS)
 """Other systems' algorithms, with whose plans the solver's is compared where it is not proven. Heuristics are
 asked only where the deadline cut the search short: it starts from their plans of its components."""
 
-_SHARE_OF_PEERS = 4
+_SHARE_OF_PEERS = 8
 """At most one in so many seconds of the deadline is kept for other systems' algorithms; less if ``PEER``
 units for each operation take less."""
 
@@ -193,9 +193,10 @@ class _Planner:
         assert found is not None, "there is a program"
         if any(program is self.traced for program in programs):
             return found
-        if is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
+        limit = found.ended_by if found.ended_by is Limit.DEADLINE else None  # There is no time for another.
+        if limit is None and is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
             return found.faster(self._attempt(self.traced))
-        limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else None
+        limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else limit
         return found.cut_short(limit).bound_of("as rewritten")
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:

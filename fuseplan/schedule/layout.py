@@ -6,12 +6,14 @@ results use it; nothing here depends on the device.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from math import prod
 
 from costmodel.axes import GroupAxes, NodeAxes, compose, reduced_axes
-from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
+from costmodel.graph import Boundary, DimMap, DimRole, Graph, Node, OpKind, boundary
 from costmodel.kernel import Access, Axis, AxisRole, KernelSpec
 
 SHORT_AXIS = 32
@@ -37,6 +39,22 @@ class Contraction:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """The distinct layouts of a group's blocks."""
+
+    merged: tuple[tuple[int, ...], ...]
+    """Axes merged in one dimension of a value."""
+    vectors: tuple[tuple[int, ...], ...]
+    """Axes merged in the only dimension of a value."""
+    exchanged: tuple[DimMap, ...]
+    """Axes of the dimensions of each array read or written."""
+    every: tuple[DimMap, ...]
+    """Those of all values."""
+    depth: tuple[int, ...]
+    """The contracted axes."""
+
+
+@dataclass(frozen=True)
 class Layout:
     """How a group's axes lie in arrays: those it reads and writes, and its inner values."""
 
@@ -47,6 +65,30 @@ class Layout:
     contraction: Contraction | None
     joint: tuple[tuple[int, ...], ...] = ()
     """Axes that a dimension which some node needs whole splits into, where they are several."""
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The distinct layouts of all blocks."""
+        exchanged = dict.fromkeys(a.axes for a in self.reads + self.writes)
+        every = dict.fromkeys([*exchanged, *(a.axes for a in self.inner)])
+        merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
+        vectors = tuple(axes[0] for axes in every if len(axes) == 1)
+        depth = self.contraction.depth if self.contraction is not None else ()
+        return Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every), depth)
+
+    @cached_property
+    def contiguous_axes(self) -> set[int | None]:
+        """The axes along which the largest arrays are contiguous: their tiles must be long, or loads are not
+        coalesced. Smaller arrays, such as statistics of rows, do not matter."""
+        every = dict.fromkeys(a.axes for a in self.reads + self.writes + self.inner)
+        extents = [prod([self.sizes[a] for a in set(chain.from_iterable(axes))]) for axes in every]
+        largest = max(extents)
+        return {_minor(axes) for axes, extent in zip(every, extents, strict=True) if extent == largest}
+
+
+def _minor(axes: DimMap) -> int | None:
+    """The axis along which an array is contiguous in memory."""
+    return next((dims[-1] for dims in reversed(axes) if dims), None)
 
 
 def group_layout(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes, edge: Boundary) -> Layout:
@@ -89,11 +131,28 @@ def contraction_axes(node: Node, own: NodeAxes) -> Contraction:
     )
 
 
+def has_free_axis(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> bool:
+    """Whether the group has an axis of ``free_axes``; its layout is not needed."""
+    free = _not_held(axes)
+    if not free:
+        return False
+    written = set(boundary(graph, nodes).writes)
+    for n, own in zip(nodes, axes.node_axes, strict=True):
+        node = graph.nodes[n]
+        for v, dim_map in zip(node.outputs, node.output_maps, strict=True):
+            if v in written:
+                free.intersection_update(chain.from_iterable(compose(dim_map, own)))
+    return bool(free)
+
+
 def free_axes(layout: Layout, axes: GroupAxes) -> set[int]:
     """The axes whose tiles can be computed independently of each other: they index all results, and no node
     reduces them or needs them whole."""
-    free = {a for a in range(len(axes.sizes)) if not (axes.reduced[a] or axes.whole[a])}
-    return free.intersection(*(w.axis_set for w in layout.writes))
+    return _not_held(axes).intersection(*(w.axis_set for w in layout.writes))
+
+
+def _not_held(axes: GroupAxes) -> set[int]:
+    return {a for a in range(len(axes.sizes)) if not (axes.reduced[a] or axes.whole[a])}
 
 
 def axis_roles(
@@ -139,7 +198,7 @@ def repeats(graph: Graph, nodes: tuple[int, ...], axes: GroupAxes) -> frozenset[
     for n, own in zip(nodes, axes.node_axes, strict=True):
         node = graph.nodes[n]
         depends = set().union(*(behind[v] for v in node.inputs if v in behind))
-        found |= depends.intersection(itertools.chain(*own))
+        found |= depends.intersection(chain(*own))
         depends |= reduced_axes(node, own)
         if depends:
             behind.update(dict.fromkeys(node.outputs, depends))
@@ -186,17 +245,19 @@ class SpecMaker:
         self.passes: tuple[tuple[int, ...], ...] = ()
         ranked = sorted(range(len(roles)), key=lambda a: (roles[a], a == stream, a))
         self.order = [(a, axes.sizes[a], roles[a]) for a in ranked]
+        self._axes, self._layout = axes, layout
+
+    @cached_property
+    def _renumbered(self) -> tuple[tuple[NodeAxes, ...], tuple[Access, ...], tuple[Access, ...]]:
+        """The axes of the nodes, and the arrays read and written, by the places of axes in ``order``."""
         new = {old: i for i, (old, _, _) in enumerate(self.order)}
 
         def renumber(access: Access) -> Access:
             return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
 
-        self.node_axes = tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in axes.node_axes)
-        self.reads = tuple(map(renumber, layout.reads))
-        self.writes = tuple(map(renumber, layout.writes))
+        own = tuple([tuple([tuple([new[a] for a in dims]) for dims in own]) for own in self._axes.node_axes])
+        return own, tuple(map(renumber, self._layout.reads)), tuple(map(renumber, self._layout.writes))
 
     def __call__(self, tiles: tuple[int, ...]) -> KernelSpec:
         axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)
-        return KernelSpec(
-            self.nodes, axes, self.node_axes, self.reads, self.writes, self.backend, self.passes, self.keeps
-        )
+        return KernelSpec(self.nodes, axes, *self._renumbered, self.backend, self.passes, self.keeps)

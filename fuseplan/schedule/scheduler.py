@@ -27,7 +27,14 @@ from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.footprint import Capacity
-from fuseplan.schedule.layout import Layout, SpecMaker, axis_roles, free_axes, group_layout, whole_array_spec
+from fuseplan.schedule.layout import (
+    Layout,
+    SpecMaker,
+    axis_roles,
+    group_layout,
+    has_free_axis,
+    whole_array_spec,
+)
 from fuseplan.schedule.least_tiles import LeastTiles
 from fuseplan.schedule.legality import (
     Prologues,
@@ -64,9 +71,14 @@ class _Form:
         block_bytes = largest_block(graph, layout.reads + layout.writes)
         self._possible = [k for k, t in enumerate(tilings) if block_bytes(t) <= device.block_limit_bytes]
 
+    @property
+    def in_passes(self) -> bool:
+        """Whether the stream is walked in several passes."""
+        return bool(self._make_spec.passes)
+
     @cached_property
     def _some_spec(self) -> KernelSpec:
-        return self._make_spec(self.tilings[self._possible[0]])
+        return self._make_spec(self.tilings[0])
 
     @cached_property
     def work(self) -> Work:
@@ -92,6 +104,17 @@ class _Form:
         every = zip(found.time_ps, found.hbm_bytes, found.onchip_bytes, found.rows, strict=True)
         for time_ps, hbm_bytes, onchip_bytes, row in every:
             yield time_ps, hbm_bytes, onchip_bytes, self._possible[row]
+
+    def leaves_room(self, other: _Form) -> bool:
+        """Whether some tiling of ``other`` may fit, which streams an axis that is resident in this schedule.
+
+        With equal tiles it needs no less: what it accumulates over the stream is alive throughout. So none
+        fits if the least tile of each axis does not, and the footprint of ``other`` is never asked for.
+        """
+        if not (self.tilings and other._possible):
+            return True
+        least = tuple(map(min, zip(*[other.tilings[k] for k in other._possible], strict=True)))
+        return self._footprint(self._make_spec(least).axes).fits(self._device)
 
     def _fits(self, k: int) -> bool:
         return self._footprint(self._make_spec(self.tilings[k]).axes).fits(self._device)
@@ -208,7 +231,7 @@ class Scheduler(Pricing):
         axes = self.axes(nodes)
         if isinstance(axes, Conflict) or 0 in axes.sizes:
             return False
-        return not free_axes(group_layout(self.graph, nodes, axes, boundary(self.graph, nodes)), axes)
+        return not has_free_axis(self.graph, nodes, axes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         is_tiled = not self.has_loop(nodes)
@@ -298,11 +321,15 @@ class Scheduler(Pricing):
         best: tuple[int, int, int, Rank] | None = None
         least_ps = floor_ps
         kernel_of: Callable[[int], Kernel] | None = None
+        resident: _Form | None = None
         is_addressable = False
         in_order = self.device.sequential_grid
         has_products = any(self.graph.nodes[n].flops.matrix for n in nodes)
         for place, form in enumerate(self._forms(nodes, axes, edge)):
             is_addressable = is_addressable or bool(form.tilings)
+            resident = resident or form
+            if place and not form.in_passes and not resident.leaves_room(form):
+                continue
             for time_ps, hbm_bytes, onchip_bytes, k in form.costs(floor_ps, self.features.choice_of_tile):
                 # The first kernel at the lower bound wins. Other ties: on a sequential grid, the first
                 # kernel, as larger blocks come first and need fewer steps; on a parallel grid, the one with

@@ -9,15 +9,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
 from costmodel.backends import backend_of
 from costmodel.graph import DimMap
-from costmodel.kernel import Access, AxisRole
+from costmodel.kernel import AxisRole
 from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
-from fuseplan.schedule.layout import SHORT_AXIS, Contraction, Layout
+from fuseplan.schedule.layout import SHORT_AXIS, Blocks, Contraction, Layout
 
 CONTIGUOUS_TILES = (32, 128, 512, 2048)
 """Candidate tiles of the axis along which the largest arrays are contiguous."""
@@ -42,7 +41,7 @@ def tilings(
     elements last. ``in_passes``: the stream is walked several times, or written to, in parts."""
     if layout.contraction is not None:
         # Groups around one contraction have few distinct layouts, so these are cached.
-        yield from _matmul_tilings(layout.sizes, layout.contraction, roles, _blocks(layout), backend)
+        yield from _matmul_tilings(layout.sizes, layout.contraction, roles, layout.blocks, backend)
         return
     options = _options(layout, roles, backend)
     if in_passes:
@@ -51,7 +50,7 @@ def tilings(
     found = False
     can = backend_of(backend)
     most = (can.most_elements_in_passes if in_passes else None) or can.most_elements
-    for tiles in _sorted(options, layout.sizes, _blocks(layout), backend, most):
+    for tiles in _sorted(options, layout.sizes, layout.blocks, backend, most):
         found = True
         yield tiles
     if not found and can.gathers_blocks and not in_passes:
@@ -60,14 +59,14 @@ def tilings(
 
 @lru_cache(maxsize=256)
 def _matmul_tilings(
-    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], blocks: _Blocks, backend: str
+    sizes: Tiles, dot: Contraction, roles: tuple[AxisRole, ...], blocks: Blocks, backend: str
 ) -> tuple[Tiles, ...]:
     options = _matmul_options(sizes, dot, roles, backend)
     return () if options is None else tuple(_sorted(options, sizes, blocks, backend))
 
 
 def _sorted(
-    options: list[tuple[int, ...]], sizes: Tiles, blocks: _Blocks, backend: str, most: int | None = None
+    options: list[tuple[int, ...]], sizes: Tiles, blocks: Blocks, backend: str, most: int | None = None
 ) -> Iterator[Tiles]:
     """The largest first; those of more than ``most`` elements last, the smallest of them first."""
 
@@ -89,7 +88,7 @@ def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles
 
 
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
-    contiguous = _contiguous_axes(layout)
+    contiguous = layout.contiguous_axes
     rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous]
     tiled = _innermost(layout, rows)
     others = [a for a in reversed(rows) if a not in tiled and layout.sizes[a] <= SHORT_AXIS]
@@ -158,15 +157,6 @@ def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ..
     return tuple(dict.fromkeys(max(t, least) for t in _up_to(size, tiles, backend)))
 
 
-def _contiguous_axes(layout: Layout) -> set[int | None]:
-    """The axes along which the largest arrays are contiguous: their tiles must be long, or loads are not
-    coalesced. Smaller arrays, such as statistics of rows, do not matter."""
-    accesses = layout.reads + layout.writes + layout.inner
-    extents = [math.prod(layout.sizes[i] for i in a.axis_set) for a in accesses]
-    largest = max(extents)
-    return {_minor(a) for a, n in zip(accesses, extents, strict=True) if n == largest}
-
-
 def least_contiguous_tile(may_stream: bool) -> int:
     """The least tile of an axis of a kernel without contractions along which its largest arrays are
     contiguous, unless the axis is shorter; ``may_stream``: the axis may be streamed."""
@@ -176,11 +166,6 @@ def least_contiguous_tile(may_stream: bool) -> int:
 def least_stream_tile(backend: str) -> int:
     """The least tile of a streamed axis of a kernel without contractions, unless the axis is shorter."""
     return min(STREAM_TILES[0], backend_of(backend).pass_tiles[0])
-
-
-def _minor(access: Access) -> int | None:
-    """The axis along which an array is contiguous in memory."""
-    return next((dims[-1] for dims in reversed(access.axes) if dims), None)
 
 
 def _innermost(layout: Layout, axes: list[int]) -> list[int]:
@@ -214,36 +199,11 @@ def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[T
     Mosaic reshapes blocks of rank two and more, but splits or merges no vector. With ``lifts``, a single row
     may be a block.
     """
-    sizes, blocks = layout.sizes, _blocks(layout)
+    sizes, blocks = layout.sizes, layout.blocks
     return lambda tiles: _addressable(sizes, blocks, tiles, backend, lifts)
 
 
-@dataclass(frozen=True, slots=True)
-class _Blocks:
-    """The distinct layouts of a group's blocks."""
-
-    merged: tuple[tuple[int, ...], ...]
-    """Axes merged in one dimension of a value."""
-    vectors: tuple[tuple[int, ...], ...]
-    """Axes merged in the only dimension of a value."""
-    exchanged: tuple[DimMap, ...]
-    """Axes of the dimensions of each array read or written."""
-    every: tuple[DimMap, ...]
-    """Those of all values."""
-    depth: tuple[int, ...]
-    """The contracted axes."""
-
-
-def _blocks(layout: Layout) -> _Blocks:
-    exchanged = dict.fromkeys(a.axes for a in layout.reads + layout.writes)
-    every = dict.fromkeys([*exchanged, *(a.axes for a in layout.inner)])
-    merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
-    vectors = tuple(axes[0] for axes in every if len(axes) == 1)
-    depth = layout.contraction.depth if layout.contraction is not None else ()
-    return _Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every), depth)
-
-
-def _addressable(sizes: Tiles, blocks: _Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
+def _addressable(sizes: Tiles, blocks: Blocks, tiles: Tiles, backend: str, lifts: bool = False) -> bool:
     if not all(is_contiguous(sizes, tiles, dims) for dims in blocks.merged):
         return False
     if backend_of(backend).warpgroup_blocks:

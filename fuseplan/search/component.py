@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import cycle
 
 from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
@@ -59,16 +61,16 @@ class HeuristicPlans:
         spaces: Sequence[Space],
         known: Sequence[Nodes] = (),
         earlier: Mapping[int, list[Mask]] | None = None,
-        own: Callable[[str], Mapping[int, list[Mask]]] | None = None,
+        own_earlier: Callable[[str], Mapping[int, list[Mask]]] | None = None,
     ) -> None:
         self.spaces = spaces
-        self._own = own
+        self._own_earlier = own_earlier
         """The plan that a heuristic had in the place of ``earlier``, by component."""
         self.earlier = earlier or {}
         """For each component that an earlier search had a plan of, that plan: the heuristics merge its groups
         further."""
         self._made: dict[tuple[int, str], list[Mask]] = {}
-        self._made_further: dict[int, list[tuple[str, list[Mask]]]] = {}
+        self._best: dict[int, tuple[list[Mask], str]] = {}
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
         self.work = [0] * len(spaces)
@@ -109,21 +111,10 @@ class HeuristicPlans:
                 self._cut.add((part, name))
         return self._made[part, name]
 
-    def _further(self, part: int) -> Sequence[tuple[str, list[Mask]]]:
-        """The plans of the heuristics that merge their own earlier plans further, by name, as far as there is
-        time for them; of other components than those that ``keeps_kernels``, none."""
-        space, own = self.spaces[part], self._own
-        if part not in self._made_further:
-            made = self._made_further[part] = []
-            if own is None or not self.keeps_kernels(part):
-                return made
-            for name, merge in HEURISTICS.items():
-                left_s = space.book.expires_at - time.monotonic()
-                if space.book.was_late or left_s < seconds_of(PEER, space.n):
-                    break
-                with self._counted(part):
-                    made.append((name, merge_further(space, own(name)[part], merge)))
-        return self._made_further[part]
+    def _of_own(self, part: int, name: str) -> list[Mask]:
+        """The plan of a heuristic that merges its own earlier plan of a component further."""
+        assert self._own_earlier is not None, "a heuristic has an earlier plan"
+        return merge_further(self.spaces[part], self._own_earlier(name)[part], HEURISTICS[name])
 
     def keeps_kernels(self, part: int) -> bool:
         """Whether kernels of the earlier plan of a component are merged, and none is divided: the component
@@ -150,24 +141,38 @@ class HeuristicPlans:
         """The plan known before, or the best heuristic plan, and the name of its planner."""
         if part in self.given:
             return self.given[part], "the first search"
-        with self._counted(part):
-            return self._best(part)
+        if part not in self._best:
+            with self._counted(part):
+                self._best[part] = self._find_best(part)
+        return self._best[part]
 
-    def _best(self, part: int) -> tuple[list[Mask], str]:
+    def _find_best(self, part: int) -> tuple[list[Mask], str]:
         space = self.spaces[part]
-        first, second = HEURISTICS
-        found, name = self.plan(part, first), first
-        may_try = not space.book.was_late
-        if self.keeps_kernels(part):  # whose kernels are large, and slow to price
-            may_try = may_try and seconds_of(PEER, space.n) <= space.book.expires_at - time.monotonic()
-        if may_try and space.total(self.plan(part, second)) < space.total(found):
-            found, name = self.plan(part, second), second
-        for own, groups in self._further(part):
-            if space.total(groups) < space.total(found):
-                found, name = groups, own
-        if part in self.earlier and space.total(self.earlier[part]) <= space.total(found):
+        ways = [partial(self.plan, part, name) for name in HEURISTICS]
+        if self.keeps_kernels(part) and self._own_earlier is not None:
+            # A heuristic's own plan first: where time ends, the answer is no slower than that.
+            ways = [partial(self._of_own, part, name) for name in HEURISTICS] + ways
+        best: tuple[list[Mask], str] | None = None
+        for name, way in zip(cycle(HEURISTICS), ways):
+            if best is not None and not self._may_try(part):
+                break
+            groups = way()
+            if best is None or space.total(groups) < space.total(best[0]):
+                best = groups, name
+        assert best is not None, "there is a heuristic"
+        if part in self.earlier and space.total(self.earlier[part]) <= space.total(best[0]):
             return self.earlier[part], "the first search"
-        return found, name
+        return best
+
+    def _may_try(self, part: int) -> bool:
+        """Whether there is time for another heuristic."""
+        space = self.spaces[part]
+        if space.book.was_late:
+            return False
+        if not self.keeps_kernels(part):
+            return True
+        # Its kernels are large, and slow to price.
+        return seconds_of(PEER, space.n) <= space.book.expires_at - time.monotonic()
 
 
 def _within(space: Space, groups: Iterable[Nodes]) -> list[Mask]:

@@ -10,6 +10,7 @@ import pytest
 
 import fuseplan
 from costmodel.devices import TEST_DEVICE, get_device
+from costmodel.graph import boundary
 from costmodel.kernel import Access, AxisRole
 from costmodel.onchip import footprint
 from costmodel.roofline import estimate
@@ -217,6 +218,34 @@ def test_a_small_array_has_smaller_tiles_than_the_largest_that_fit():
     times = [estimate(graph, spec, A100).time_ps for spec in scheduler.schedules(nodes)]
     chosen = scheduler.price(nodes)
     assert chosen.cost.time_ps == min(times) < min(times[:4])
+
+
+def sums_of_many(x, y, *others):
+    """Sums along rows and down columns, and of vectors that share no axis with them."""
+    return (x * y).sum(0), (x + y).sum(1), *(jnp.tanh(v).sum() for v in others)
+
+
+@pytest.mark.parametrize(
+    ("device", "rows", "length", "fits"),
+    [(A100, 8, 100, True), (A100, 100, 900, False), (V5E, 100, 900, True), (V5E, 100, 2_000_000, False)],
+    ids=lambda x: getattr(x, "name", str(x)),
+)
+def test_a_resident_axis_needs_no_less_than_a_streamed_one(device, rows, length, fits):
+    """So a schedule is left out where its least tiles do not fit with the axis resident."""
+    args = [shape(rows, 5 * rows, dtype="bfloat16")] * 2 + [shape(length + k) for k in range(3)]
+    graph = lower(trace(sums_of_many, *args)).graph
+    scheduler = Scheduler(graph, device, features=Features(loop_nests=False))
+    nodes = tuple(range(len(graph.nodes)))
+    first, *others = scheduler._forms(nodes, scheduler.axes(nodes), boundary(graph, nodes))
+    others = [form for form in others if form.tilings and not form.in_passes]
+    assert others
+    for form in others:
+        assert first.leaves_room(form) == fits
+        assert any(map(form._fits, range(len(form.tilings)))) == fits
+        for tiles in form.tilings:
+            resident, streamed = (f._footprint(f._make_spec(tiles).axes) for f in (first, form))
+            assert resident.onchip_bytes <= streamed.onchip_bytes
+            assert resident.register_bytes <= streamed.register_bytes
 
 
 @pytest.mark.parametrize("name", ["softmax", "layernorm_grad", "mlp", "gated_mlp"])
