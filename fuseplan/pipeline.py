@@ -43,9 +43,11 @@ from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import (
     DIVISION,
     PEER,
+    SLACK_S,
     Limit,
     StageTimer,
     Work,
+    least_planning_s,
     limit_of,
     may_begin,
     seconds_of,
@@ -193,11 +195,21 @@ class _Planner:
         assert found is not None, "there is a program"
         if any(program is self.traced for program in programs):
             return found
-        limit = found.ended_by if found.ended_by is Limit.DEADLINE else None  # There is no time for another.
-        if limit is None and is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
+        if self._has_time(found) and is_faster_as_traced(
+            self.traced, self.options, found.time_ps, self.expires_at
+        ):
             return found.faster(self._attempt(self.traced))
-        limit = Limit.DEADLINE if time.monotonic() >= self.expires_at else limit
+        limit = None if self._has_time(found) else Limit.DEADLINE
         return found.cut_short(limit).bound_of("as rewritten")
+
+    def _has_time(self, found: Attempt) -> bool:
+        """Whether there is time to plan the program as traced, too, after ``found``."""
+        if self.options.deadline_s <= 0:
+            return True
+        left_s = self.expires_at - time.monotonic()
+        return found.ended_by is not Limit.DEADLINE and left_s >= least_planning_s(
+            len(self.traced.graph.nodes)
+        )
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a planner that the user asked for, where that is faster; where ``found``
@@ -267,8 +279,10 @@ class _Planner:
                 return scheduler
         features = self.options.features
         n_operations, deadline_s = len(program.graph.nodes), self.options.deadline_s
-        if deadline_s > 0 and not may_begin(DIVISION, n_operations, deadline_s):
-            # It stays one component, which needs no offers; to look for them cannot be cut short.
+        emits_kernels = self.options.device.capabilities.emits_kernels
+        least_s = least_planning_s(n_operations) if emits_kernels else seconds_of(DIVISION, n_operations)
+        if 0 < deadline_s < least_s - SLACK_S:
+            # To look for what is offered cannot be cut short.
             features = replace(features, loop_nests=False, xla_loops=False)
         scheduler = Scheduler(program.graph, self.options.device, program, features)
         self._schedulers.append((program, scheduler))

@@ -24,7 +24,7 @@ from fuseplan.schedule.legality import refuse_loop
 from fuseplan.schedule.pricing import Nodes
 from fuseplan.schedule.shared_operands import full_size_operands
 from fuseplan.schedule.structure import Signatures
-from fuseplan.support.digraph import between, connected_sets
+from fuseplan.support.digraph import connected_sets
 from fuseplan.support.errors import Verdict
 from fuseplan.support.work import Work
 
@@ -221,12 +221,16 @@ class _Candidates:
         for k, cone in enumerate(cones):
             dims = graph.nodes[max(cone)].dims
             size = prod(dims)
-            touched = {v for n in cone for v in graph.nodes[n].outputs}
-            for n in cone:  # A scalar ties no operations, nor does an array that is small beside another.
-                touched.update(full_size_operands(graph, graph.nodes[n]))
+            touched = {v for n in cone for v in self._touched[n]}
             self._left -= len(touched)
             pairs += [(first.setdefault((dims, v), k), k) for v in touched if graph.values[v].size >= size]
         return [set().union(*(cones[k] for k in some)) for some in connected_sets(len(cones), pairs)]
+
+    @cached_property
+    def _touched(self) -> list[tuple[int, ...]]:
+        """For each node, its results and its full-size operands: a scalar ties no operations, nor does an
+        array that is small beside another."""
+        return [(*node.outputs, *full_size_operands(self.graph, node)) for node in self.graph.nodes]
 
     def _is_better(self, nodes: Nodes) -> bool:
         """Whether the group is a loop, and no tiled kernel is nearly as fast; groups of one structure are
@@ -254,16 +258,24 @@ class _Candidates:
     def _signatures(self) -> Signatures:
         return Signatures(self.graph)
 
+    @cached_property
+    def _producers(self) -> list[tuple[int, ...]]:
+        """The operations that each node reads from."""
+        values = self.graph.values
+        return [
+            tuple({p for v in node.inputs if (p := values[v].producer) >= 0}) for node in self.graph.nodes
+        ]
+
     def _is_convex(self, nodes: set[int]) -> bool:
         """Whether no path leaves the group and returns."""
-        graph = self.graph
-
-        def after(n: int) -> Iterable[int]:
-            return (r for v in graph.nodes[n].outputs for r in graph.consumers[v])
-
-        def before(n: int) -> Iterable[int]:
-            makers = (graph.values[v].producer for v in graph.nodes[n].inputs)
-            return (m for m in makers if m >= 0)
-
-        self._left -= max(nodes) - min(nodes)  # the operations that paths may lead through
-        return len(between(nodes, after, before)) == len(nodes)
+        low, high = min(nodes), max(nodes)
+        self._left -= high - low  # the operations that paths may lead through
+        left: set[int] = set()
+        """Operations outside that wait for one inside."""
+        for n in range(low, high + 1):
+            if n in nodes:
+                if not left.isdisjoint(self._producers[n]):
+                    return False
+            elif any(p in nodes or p in left for p in self._producers[n]):
+                left.add(n)
+        return True

@@ -40,22 +40,29 @@ solutions of one plan then hold for another."""
 STEP = 10
 """Units that enumerating one more group takes."""
 
-UNCUT = 200
+UNCUT = 400
 """Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
-values to compute again, or to make the graph with copies. An idle core needs half of that for the training
-step of a GPT-2 of 24 layers."""
+values to compute again, or to make the graph with copies. As for the next four, a core half as fast as an
+idle one takes a microsecond for each: here, for the training step of a GPT-2 of 24 layers."""
 
-TAIL = 40
+TAIL = 80
 """Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of
 ten thousand operations takes as much."""
 
-DIVISION = 150
+DIVISION = 500
 """Units for each operation that it takes to divide a graph into components, to ask about each as a whole and
 to check the kernels, none of which can be cut short. A fan of ten thousand operations takes as much."""
 
-WHOLE = 75
+WHOLE = 250
 """Units for each operation that it takes to ask about a graph as one kernel, and to check that. A fan of ten
 thousand operations takes as much."""
+
+LOOPS = 2_000
+"""Units for each operation that it takes to look for the loops of XLA that are offered, which cannot be cut
+short. Twenty normalisations one after the other take as much."""
+
+MOST_LOOPS = 1_500_000
+"""The most units that it takes to look for loops in a program of any size."""
 
 PEER = 1_000
 """Units for each operation that the algorithm of another system may take when its plan is compared with the
@@ -84,6 +91,11 @@ def may_begin(units: int, n_operations: int, left_s: float) -> bool:
     """Whether a step that takes ``units`` for each of so many operations, and cannot be cut short, may begin
     ``left_s`` before the deadline."""
     return seconds_of(units, n_operations) <= left_s + SLACK_S
+
+
+def least_planning_s(n_operations: int) -> float:
+    """Seconds that the steps of planning so many operations take which cannot be cut short."""
+    return seconds_of(DIVISION * n_operations + min(LOOPS * n_operations, MOST_LOOPS))
 
 
 def lead_s(n_operations: int) -> float:
