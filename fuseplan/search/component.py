@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
-from itertools import cycle
 
 from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
@@ -148,15 +146,16 @@ class HeuristicPlans:
 
     def _find_best(self, part: int) -> tuple[list[Mask], str]:
         space = self.spaces[part]
-        ways = [partial(self.plan, part, name) for name in HEURISTICS]
+        first, second = HEURISTICS
+        ways = [(first, self.plan), (second, self.plan)]
         if self.keeps_kernels(part) and self._own_earlier is not None:
-            # A heuristic's own plan first: where time ends, the answer is no slower than that.
-            ways = [partial(self._of_own, part, name) for name in HEURISTICS] + ways
+            # With the plans that heuristics alone make, the answer is no slower than these.
+            ways[1:1] = [(second, self._of_own), (first, self._of_own)]
         best: tuple[list[Mask], str] | None = None
-        for name, way in zip(cycle(HEURISTICS), ways):
+        for name, way in ways:
             if best is not None and not self._may_try(part):
                 break
-            groups = way()
+            groups = way(part, name)
             if best is None or space.total(groups) < space.total(best[0]):
                 best = groups, name
         assert best is not None, "there is a heuristic"
