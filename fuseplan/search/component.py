@@ -152,10 +152,13 @@ class HeuristicPlans:
             # With the plans that heuristics alone make, the answer is no slower than these.
             ways[1:1] = [(second, self._of_own), (first, self._of_own)]
         best: tuple[list[Mask], str] | None = None
+        longest_s = 0.0
         for name, way in ways:
-            if best is not None and not self._may_try(part):
+            if best is not None and not self._may_try(part, longest_s):
                 break
+            started = time.monotonic()
             groups = way(part, name)
+            longest_s = max(longest_s, time.monotonic() - started)
             if best is None or space.total(groups) < space.total(best[0]):
                 best = groups, name
         assert best is not None, "there is a heuristic"
@@ -163,15 +166,16 @@ class HeuristicPlans:
             return self.earlier[part], "the first search"
         return best
 
-    def _may_try(self, part: int) -> bool:
-        """Whether there is time for another heuristic."""
+    def _may_try(self, part: int, longest_s: float) -> bool:
+        """Whether there is time for another heuristic, after some of which the slowest took ``longest_s``."""
         space = self.spaces[part]
         if space.book.was_late:
             return False
         if not self.keeps_kernels(part):
             return True
-        # Its kernels are large, and slow to price.
-        return seconds_of(PEER, space.n) <= space.book.expires_at - time.monotonic()
+        # Its kernels are large, and slow to price. Half of the time as a margin: the times of heuristics differ.
+        least_s = max(seconds_of(PEER, space.n), 1.5 * longest_s)
+        return least_s <= space.book.expires_at - time.monotonic()
 
 
 def _within(space: Space, groups: Iterable[Nodes]) -> list[Mask]:
