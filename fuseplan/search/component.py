@@ -173,7 +173,7 @@ class HeuristicPlans:
             return False
         if not self.keeps_kernels(part):
             return True
-        # Its kernels are large, and slow to price. Half of the time as a margin: the times of heuristics differ.
+        # Its kernels are large, and slow to price. The times of heuristics differ: half is a margin.
         least_s = max(seconds_of(PEER, space.n), 1.5 * longest_s)
         return least_s <= space.book.expires_at - time.monotonic()
 
