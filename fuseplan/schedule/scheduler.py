@@ -210,11 +210,13 @@ class Scheduler(Pricing):
         return () if alone else full_size_operands(self.graph, self.graph.nodes[n])
 
     def floor(self, nodes: Nodes) -> int:
-        """As ``Pricing.floor``."""
-        return self._floor(nodes)
+        """As ``Pricing.floor``; 0 if masked tiles may be skipped, so that not every operation runs."""
+        return 0 if self.skips_tiles(nodes) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
         """As ``Pricing.least``; higher where no axis can be parallel, so that one core runs all tiles."""
+        if self.skips_tiles(nodes):
+            return 0
         if self.has_loop(nodes):
             return self._floor(nodes)
         is_idle = self.device.core_count > 1 and self._is_on_one_core(nodes)
@@ -232,15 +234,21 @@ class Scheduler(Pricing):
         return not has_free_axis(self.graph, nodes, axes)
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
-        return self._floor.parts(nodes, together=not self.has_loop(nodes))
+        is_tiled = not self.has_loop(nodes)
+        return (0, 0) if self.skips_tiles(nodes) else self._floor.parts(nodes, together=is_tiled)
 
     def has_loop(self, nodes: Nodes) -> bool:
         """Whether the group is offered as a loop of XLA, which bounds of tiled kernels do not hold for."""
         return self._loops is not None and self._loops.has(nodes)
 
-    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor:
-        """As ``Pricing.partial_floor``."""
-        return PartialFloor(self._floor, members)
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        skips = self.skips_tiles(tuple(sorted(n for nodes in members for n in nodes)))
+        return None if skips else PartialFloor(self._floor, members)
+
+    def skips_tiles(self, nodes: Nodes) -> bool:
+        """Whether a kernel that holds some of ``nodes`` may leave out tiles behind a mask."""
+        return self._nests is not None and self._nests.skips(nodes)
 
     def compatible(self, nodes: Nodes, prologues: Prologues | None = None) -> Verdict | None:
         """As ``Pricing.compatible``. ``prologues``: those of some copies, if not the graph's own."""

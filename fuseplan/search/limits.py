@@ -22,7 +22,7 @@ class SearchLimits:
     fit on chip, column generation is used instead, which then proves a plan in less work."""
     max_listing_work_without_bounds: int = 2_000_000
     """As ``max_listing_work``, where column generation cannot be used: in a component that is too large for
-    it, or where a pricing bounds no group by a part of it."""
+    it, or whose masks may leave tiles out, so that no part of a group bounds its time."""
     max_column_work: int = 8_000_000
     """Units of work of column generation in one component. The limit of all searches (``support.work``) is
     lower, unless the deadline is longer than the default."""

@@ -17,7 +17,7 @@ from costmodel.axes import GroupAxes, compose
 from costmodel.backends import Backend, backend_of
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, OpKind
-from costmodel.kernel import AxisRole, KernelSpec, tile_count
+from costmodel.kernel import AxisRole, KernelSpec, evaluations, tile_count
 from costmodel.onchip import footprint
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
@@ -174,7 +174,11 @@ class KernelNests(Nests):
 
     @cached_property
     def nested(self) -> dict[int, tuple[int, int]]:
-        return self.least_evaluations(self.offers)
+        shares: dict[int, tuple[int, int]] = {}
+        for nodes in self.offers:
+            for n, share in zip(nodes, evaluations(self._offered(nodes).spec), strict=True):
+                shares[n] = min(share, shares.get(n, share), key=lambda s: s[0] / s[1])
+        return shares
 
     @cached_property
     def settled(self) -> frozenset[int]:
@@ -187,7 +191,12 @@ class KernelNests(Nests):
     def _settles(self, nodes: Nodes) -> bool:
         contractions = (n for n in nodes if self.graph.nodes[n].flops.matrix)
         numerator, denominator = SETTLING_GAIN
-        return self.offered(nodes).cost.time_ps * denominator < self.apart_ps(contractions) * numerator
+        return self._offered(nodes).cost.time_ps * denominator < self.apart_ps(contractions) * numerator
+
+    def _offered(self, nodes: Nodes) -> Kernel:
+        kernel = self.best(nodes)
+        assert kernel is not None, "an offered group has a nest"
+        return kernel
 
     def may_be(self, nodes: Nodes) -> bool:
         """Whether the group holds an offered one, as constraints (``must_fuse``) may demand."""

@@ -126,10 +126,13 @@ class CpuNests(Nests):
     def may_be(self, nodes: Nodes) -> bool:
         return True
 
+    def skips(self, nodes: Nodes) -> bool:
+        inside = set(nodes)
+        return any(offer <= inside for offer in self._skipping_offers)
+
     @cached_property
-    def nested(self) -> dict[int, tuple[int, int]]:
-        """As ``Nests.nested``; of the nests that skip masked tiles alone, as others evaluate all tiles."""
-        return self.least_evaluations(filter(self.masked, self.offers))
+    def _skipping_offers(self) -> tuple[frozenset[int], ...]:
+        return tuple(frozenset(r) for r in self.offers if self.masked(r))
 
     def choose(
         self, nodes: Nodes, axes: GroupAxes, edge: Boundary, below_ps: int | None = None

@@ -14,7 +14,6 @@ from functools import cached_property
 from costmodel.axes import Conflict, GroupAxes, unify
 from costmodel.device import DeviceSpec
 from costmodel.graph import Boundary, Graph, boundary
-from costmodel.kernel import evaluations
 from costmodel.roofline import estimate
 from fuseplan.frontend.lower import Lowered
 from fuseplan.masks.index_ranges import IndexArithmetic
@@ -61,19 +60,10 @@ class Nests(ABC):
         """Operations that are alone or in an offered nest, but in no other group (``Pricing.settled``)."""
         return frozenset()
 
-    def least_evaluations(self, offers: Iterable[Nodes]) -> dict[int, tuple[int, int]]:
-        """For each operation of the groups ``offers``, as ``nested`` has it, what their nests evaluate."""
-        shares: dict[int, tuple[int, int]] = {}
-        for nodes in offers:
-            for n, share in zip(nodes, evaluations(self.offered(nodes).spec), strict=True):
-                shares[n] = min(share, shares.get(n, share), key=lambda s: s[0] / s[1])
-        return shares
-
-    def offered(self, nodes: Nodes) -> Kernel:
-        """The nest of an offered group."""
-        kernel = self.best(nodes)
-        assert kernel is not None, "an offered group has a nest"
-        return kernel
+    def skips(self, nodes: Nodes) -> bool:
+        """Whether a partition of ``nodes`` may skip masked tiles, without a lower bound on the rest
+        (``nested``)."""
+        return False
 
     def _groups(self) -> Iterable[Nodes]:
         return regions(self.graph, self.device.least_large_bytes, self.backend)

@@ -61,12 +61,14 @@ class DuplicatePricing(Pricing):
         return other
 
     def floor(self, nodes: Nodes) -> int:
-        return self._floor(nodes)
+        return 0 if self._scheduler.skips_tiles(self._once(nodes)) else self._floor(nodes)
 
     def least(self, nodes: Nodes) -> int:
         return self.floors(nodes)[0]
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
+        if self._scheduler.skips_tiles(self._once(nodes)):
+            return 0, 0
         is_loop = nodes in self._whole_loops or self._has_own_loop(nodes)
         return self._floor.parts(nodes, together=not is_loop)
 
@@ -74,9 +76,10 @@ class DuplicatePricing(Pricing):
         """Whether a group that holds no operation twice is offered as a loop of XLA."""
         return self._loops is not None and self._loops.has(nodes) and len(self._once(nodes)) == len(nodes)
 
-    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor:
-        """As ``Pricing.partial_floor``."""
-        return PartialFloor(self._floor, members)
+    def partial_floor(self, members: Sequence[Nodes]) -> PartialFloor | None:
+        """As ``Pricing.partial_floor``; None if masked tiles may be skipped."""
+        skips = self._scheduler.skips_tiles(self._once([n for nodes in members for n in nodes]))
+        return None if skips else PartialFloor(self._floor, members)
 
     def full_size_operands(self, n: int) -> tuple[int, ...]:
         """As ``Pricing.full_size_operands``: copies of an array are one."""
