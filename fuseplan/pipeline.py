@@ -195,21 +195,23 @@ class _Planner:
         assert found is not None, "there is a program"
         if any(program is self.traced for program in programs):
             return found
-        if self._has_time(found) and is_faster_as_traced(
-            self.traced, self.options, found.time_ps, self.expires_at
-        ):
+        has_time = self._has_time(found)
+        if has_time and is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
             return found.faster(self._attempt(self.traced))
-        limit = None if self._has_time(found) else Limit.DEADLINE
-        return found.cut_short(limit).bound_of("as rewritten")
+        is_decided = has_time and time.monotonic() < self.expires_at
+        return found.cut_short(None if is_decided else Limit.DEADLINE).bound_of("as rewritten")
 
     def _has_time(self, found: Attempt) -> bool:
         """Whether there is time to plan the program as traced, too, after ``found``."""
         if self.options.deadline_s <= 0:
             return True
         left_s = self.expires_at - time.monotonic()
-        return found.ended_by is not Limit.DEADLINE and left_s >= least_planning_s(
-            len(self.traced.graph.nodes)
-        )
+        return found.ended_by is not Limit.DEADLINE and self._least_s(self.traced) <= left_s
+
+    def _least_s(self, program: Lowered) -> float:
+        """Seconds that planning ``program`` takes at least."""
+        has_loops = self.options.device.capabilities.emits_kernels
+        return least_planning_s(len(program.graph.nodes), has_loops)
 
     def _no_slower_than_peers(self, found: Attempt, programs: Sequence[Lowered]) -> Attempt:
         """``found``, or the plan of a planner that the user asked for, where that is faster; where ``found``
@@ -278,10 +280,7 @@ class _Planner:
             if known is program:
                 return scheduler
         features = self.options.features
-        n_operations, deadline_s = len(program.graph.nodes), self.options.deadline_s
-        emits_kernels = self.options.device.capabilities.emits_kernels
-        least_s = least_planning_s(n_operations) if emits_kernels else seconds_of(DIVISION, n_operations)
-        if 0 < deadline_s < least_s - SLACK_S:
+        if 0 < self.options.deadline_s < self._least_s(program) - SLACK_S:
             # To look for what is offered cannot be cut short.
             features = replace(features, loop_nests=False, xla_loops=False)
         scheduler = Scheduler(program.graph, self.options.device, program, features)

@@ -255,8 +255,8 @@ class SpecMaker:
         def renumber(access: Access) -> Access:
             return Access(access.value, tuple(tuple(new[a] for a in dims) for dims in access.axes))
 
-        own = tuple([tuple([tuple([new[a] for a in dims]) for dims in own]) for own in self._axes.node_axes])
-        return own, tuple(map(renumber, self._layout.reads)), tuple(map(renumber, self._layout.writes))
+        node_axes = tuple(tuple(tuple(new[a] for a in dims) for dims in own) for own in self._axes.node_axes)
+        return node_axes, tuple(map(renumber, self._layout.reads)), tuple(map(renumber, self._layout.writes))
 
     def __call__(self, tiles: tuple[int, ...]) -> KernelSpec:
         axes = tuple(Axis(size, role, tiles[a]) for a, size, role in self.order)

@@ -69,6 +69,7 @@ class HeuristicPlans:
         further."""
         self._made: dict[tuple[int, str], list[Mask]] = {}
         self._best: dict[int, tuple[list[Mask], str]] = {}
+        """By component, the best of the plans that there was time to make, and the name of its planner."""
         self._cut: set[tuple[int, str]] = set()
         """Those of ``_made`` that the deadline cut short."""
         self.work = [0] * len(spaces)

@@ -40,26 +40,28 @@ solutions of one plan then hold for another."""
 STEP = 10
 """Units that enumerating one more group takes."""
 
+# A core half as fast as an idle one, as where two processes share a machine, takes a microsecond or less for
+# each unit of the next six.
+
 UNCUT = 400
 """Units for each operation that the deadline must leave for a step that cannot be cut short: to choose large
-values to compute again, or to make the graph with copies. As for the next four, a core half as fast as an
-idle one takes a microsecond for each: here, for the training step of a GPT-2 of 24 layers."""
+values to compute again, or to make the graph with copies. An idle core needs a quarter of that for the
+training step of a GPT-2 of 24 layers."""
 
 TAIL = 80
-"""Units for each operation that a search leaves to order and check kernels, which comes after it: a fan of
-ten thousand operations takes as much."""
+"""Units for each operation that a search leaves to order and check kernels, which comes after it: an idle
+core needs half of that for a fan of ten thousand operations."""
 
 DIVISION = 500
 """Units for each operation that it takes to divide a graph into components, to ask about each as a whole and
-to check the kernels, none of which can be cut short. A fan of ten thousand operations takes as much."""
+to check the kernels, none of which can be cut short."""
 
 WHOLE = 250
-"""Units for each operation that it takes to ask about a graph as one kernel, and to check that. A fan of ten
-thousand operations takes as much."""
+"""Units for each operation that it takes to ask about a graph as one kernel, and to check that."""
 
 LOOPS = 2_000
 """Units for each operation that it takes to look for the loops of XLA that are offered, which cannot be cut
-short. Twenty normalisations one after the other take as much."""
+short."""
 
 MOST_LOOPS = 1_500_000
 """The most units that it takes to look for loops in a program of any size."""
@@ -93,9 +95,11 @@ def may_begin(units: int, n_operations: int, left_s: float) -> bool:
     return seconds_of(units, n_operations) <= left_s + SLACK_S
 
 
-def least_planning_s(n_operations: int) -> float:
-    """Seconds that the steps of planning so many operations take which cannot be cut short."""
-    return seconds_of(DIVISION * n_operations + min(LOOPS * n_operations, MOST_LOOPS))
+def least_planning_s(n_operations: int, has_loops: bool) -> float:
+    """Seconds that planning so many operations takes at least: its steps cannot be cut short. ``has_loops``:
+    loops of XLA are looked for."""
+    loops = min(LOOPS * n_operations, MOST_LOOPS) if has_loops else 0
+    return seconds_of(DIVISION * n_operations + loops)
 
 
 def lead_s(n_operations: int) -> float:
