@@ -16,7 +16,7 @@ from costmodel.device import DeviceSpec
 from fuseplan import runtime
 from fuseplan.frontend import trace as frontend_trace
 from fuseplan.frontend.lower import Lowered, lower
-from fuseplan.frontend.trace import flatten, is_tracing, trace, tracing, tracing_state
+from fuseplan.frontend.trace import Traced, flatten, is_tracing, trace, tracing, tracing_state
 from fuseplan.pipeline import plan_best, plan_function, plan_traced
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind, note
@@ -43,7 +43,7 @@ from fuseplan.settings import make_options, resolve_device, with_figures
 from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support.environment import is_checked, is_disabled
 from fuseplan.support.errors import InvalidArgumentError
-from fuseplan.support.jax_compat import filter_traceback, hide_frames
+from fuseplan.support.jax_compat import filter_traceback, hide_frames, is_eager
 from fuseplan.targets.compile_only import compiler_for, lower_for
 from fuseplan.targets.detect import device_of, local_platform, unmeasured_device
 
@@ -87,7 +87,9 @@ def jit(
             where no tiled loop can gain. A function with side effects is not timed, and run by ``jax.jit``;
             on tracers the fused function is used.
         background: plan and compile in a thread. Until the fused program is ready (``JitFused.is_ready``),
-            calls at new shapes run ``jax.jit``'s. A process that ends waits for a planning that runs.
+            calls at new shapes run ``jax.jit``'s. So do calls in a thread that has set options of JAX for
+            itself, as ``jax.default_matmul_precision`` does. A process that ends waits for the planning that
+            runs, and not for others.
         dynamic_shapes: at sizes within a factor of two of planned ones, take the groups of that plan over
             instead of searching (``fuseplan.shape_families``). False: search at each set of shapes.
             ``JitFused.plan`` says which plan a call has.
@@ -138,7 +140,7 @@ def jit(
     if isinstance(device, jax.Device):
         jit_options = {**jit_options, "device": device}
         device = "cpu" if device.platform == "cpu" else device_of(device)
-    options_for("test" if device is None else device)
+    options_for("test" if device is None else unmeasured_device(device))
     return JitFused(f, device, options_for, jit_options, measure, background, dynamic_shapes)
 
 
@@ -186,7 +188,7 @@ class JitFused:
         self._direct: Callable[..., Any] | None = None
         """The jitted function that later calls run, where they need no checks and no recovery."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         direct = self._direct
         try:
             if direct is not None and not tracing_state.depth:  # is_tracing() without the cost of a call
@@ -208,7 +210,8 @@ class JitFused:
     def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
         """The result of ``jax.jit(f)``, computed before the arguments may be donated; None on tracers and for
         functions with side effects."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
+        # Outside of a transformation, but for ``jax.grad`` of what is not jitted, no result is a tracer.
+        if not is_eager() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
             return None
         if self._reference.trace(*args, **kwargs).jaxpr.effects:
             return None
@@ -236,11 +239,16 @@ class JitFused:
         measure += ", background=True" if self._background else ""
         return f"fuseplan.jit({self._name}, device={self._device!r}, planner={planner!r}{measure})"
 
+    def __reduce__(self) -> Any:
+        # For deep copies and for picklers that write functions: what is compiled is not copied.
+        how = (self._jit_options, self._choices is not None, self._background is not None)
+        return _again, (self._f, self._device, self._options_for, *how, self._families is not None)
+
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a decorated method to its instance, as ``jax.jit`` does."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Plan:
         """The plan for these arguments: arrays or ``ShapeDtypeStruct``s. On a CPU, a note tells if a call
         runs the program of ``jax.jit``."""
         started = time.perf_counter()
@@ -248,7 +256,7 @@ class JitFused:
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
         plan_of = self._jitted.plan_of(args, kwargs)
-        flat, options = flatten(traced.jaxpr), with_figures(self._options())
+        flat, options = _flat(traced), with_figures(self._options())
         plan = Plan.of(plan_of(flat, options, trace_s))
         called = None
         if not is_screened(options):
@@ -269,37 +277,39 @@ class JitFused:
             kind = NoteKind.RUNS_AS_JAX
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
-    def plan_vjp(self, *args: Any, **kwargs: Any) -> Halves | None:
+    def plan_vjp(self, /, *args: Any, **kwargs: Any) -> Halves | None:
         """The plan that ``jax.grad`` of this function runs: both passes, with respect to all arguments that
         have a derivative, and the values kept between them; None if JAX has no reverse mode for the
         function."""
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
-        return plan_passes(flatten(traced.jaxpr), self._options())
+        return plan_passes(_flat(traced), self._options())
 
-    def measured(self, *args: Any, **kwargs: Any) -> Measurement | None:
+    def measured(self, /, *args: Any, **kwargs: Any) -> Measurement | None:
         """The measurement of ``measure=True`` for arguments of these shapes; None if there is none."""
         return self._choices.measured(args, kwargs) if self._choices else None
 
-    def is_ready(self, *args: Any, **kwargs: Any) -> bool:
+    def is_ready(self, /, *args: Any, **kwargs: Any) -> bool:
         """With ``background=True``, whether calls at these shapes run the fused program, after a first one;
         else true."""
         return self._background is None or self._background.is_ready(args, kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace the fused function, as ``jax.jit(f).trace``, to a ``jax.stages.Traced``."""
         return self._jitted.trace(*args, **kwargs)
 
-    def lower(self, *args: Any, device: str | DeviceSpec | None = None, **kwargs: Any) -> Any:
+    def lower(self, /, *args: Any, device: Any = None, **kwargs: Any) -> Any:
         """Lower the fused function, as ``jax.jit(f).lower``, to a ``jax.stages.Lowered``.
 
-        With ``device`` it is planned and lowered for that device, which need not be present (extra ``aot``).
+        With ``device``, a name or a ``DeviceSpec``, it is planned and lowered for that device, which need not
+        be present (extra ``aot``).
         A kernel that the compiler refuses is planned again, and in the end left to XLA, with a
         ``CompilerRefusalWarning``.
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)
-
+        if not isinstance(device, str | DeviceSpec):  # an argument of the function
+            return self._jitted.lower(*args, device=device, **kwargs)
         other = JitFused(self._f, device, self._options_for, self._jit_options)
         name = device if isinstance(device, str) else device.name
         return lower_there(
@@ -312,7 +322,7 @@ class JitFused:
             self._jit_options,
         )
 
-    def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
+    def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
         return self._jitted.fused.eval_shape(*args, **kwargs)
 
@@ -326,6 +336,15 @@ class JitFused:
             self._families.clear()
         self._jitted.clear_cache()
         self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
+
+
+def _again(*made_of: Any) -> JitFused:
+    return JitFused(*made_of)
+
+
+def _flat(traced: Any) -> Traced:
+    """What ``jax.jit`` has traced, as ``fuseplan.frontend.trace`` has it."""
+    return flatten(traced.jaxpr, jax.tree.structure(traced.out_info))
 
 
 def _emitted(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -76,7 +77,10 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionP
 def _paused_collector() -> Iterator[None]:
     """Keep Python's garbage collector from running. Planning makes no reference cycles, so it finds nothing,
     and looks at all objects alive each time: of a program of ten thousand operations, for up to a third of
-    planning."""
+    planning. A thread beside the main one leaves the collector to the others."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -105,6 +109,9 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
         plan_one = _Planner(lowered, options, expires_at, clock)
         plan = _certified(plan_one.best(programs).required(), lowered)
         progress.found(plan.objective_ps, plan.bound_ps or 0)
+    if plan.features != options.features:
+        count = len(plan.graph.nodes)
+        notes += (note(NoteKind.NO_TIME_FOR_OFFERS, deadline_s=options.deadline_s, count=count),)
     stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
     plan = replace(plan, notes=(*plan.notes, *map(str, notes)), stats=stats)
     report_plan(plan)
@@ -227,6 +234,11 @@ class _Planner:
                 usual = (*usual, *HEURISTICS)
         if not (usual or asked):
             return found
+        if self.options.constraints is not None:
+            found = found.noted(
+                *(note(NoteKind.PEER_UNCONSTRAINED, planner=p) for p in asked if has_fixed_kernels(p))
+            )
+            asked = tuple([name for name in asked if not has_fixed_kernels(name)])
         others = [program for program in programs if program is not self.traced]
         for program in (*others, self.traced):  # As a rule, rewritten ones have the faster plans.
             every = tuple(range(len(program.graph.nodes)))
@@ -241,8 +253,9 @@ class _Planner:
                     continue
                 if program is not self.traced and has_fixed_kernels(name):
                     continue  # It has the same kernels of any form of the program.
-                options = replace(until_deadline(self.expires_at, self.options), planner=name)
                 scheduler, work = self._scheduler_of(program), None
+                until = until_deadline(self.expires_at, self.options)
+                options = replace(until, planner=name, features=scheduler.features)
                 if is_peer:
                     work = Work(PEER * n_operations)
                 peer = _plan_below(found.time_ps, program, options, StageTimer(), scheduler, work)
@@ -258,7 +271,9 @@ class _Planner:
                 continue
             found = self._attempt(program, shares)
             ended_by = ended_by or found.ended_by
-            if found.time_ps < best.time_ps:
+            if found.plan is None and best.plan is None:
+                best = best.faster(found)
+            elif found.time_ps < best.time_ps:
                 best = found
         return best.cut_short(ended_by).bound_of("as rewritten")
 
@@ -268,8 +283,9 @@ class _Planner:
         if self.options.planner == "solver":
             each_s = seconds_of(PEER, len(program.graph.nodes))
             expires_at -= min(len(PEERS) * each_s, self.options.deadline_s / _SHARE_OF_PEERS)
-        options = until_deadline(expires_at, self.options, shares)
         scheduler = self._scheduler_of(program)
+        until = until_deadline(expires_at, self.options, shares)
+        options = replace(until, features=scheduler.features)
         found = _plan_below(math.inf, program, options, self.clock, scheduler, self._work)
         assert found is not None, "every plan takes less than forever"
         return found
@@ -289,9 +305,9 @@ class _Planner:
 
     def _needs_more(self, program: Lowered) -> bool:
         """Whether no plan of a program keeps to ``constraints.max_peak_bytes``, whatever it groups."""
-        options, graph = self.options, program.graph
-        limit = options.constraints.max_peak_bytes if options.constraints is not None else None
-        book = PriceBook(graph, Scheduler(graph, options.device, program, options.features))
+        constraints, graph = self.options.constraints, program.graph
+        limit = constraints.max_peak_bytes if constraints is not None else None
+        book = PriceBook(graph, self._scheduler_of(program))
         return limit is not None and plan_peak_bound(graph, book, self.expires_at) > limit
 
 

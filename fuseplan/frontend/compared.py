@@ -15,10 +15,12 @@ from costmodel.graph import Graph, Node
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "eq_to", "lt_to", "le_to"})
 
 _UNROUNDED = frozenset(
-    {"max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "select_n", "neg", "abs"}
+    {"max", "min", "clamp", "reduce_max", "reduce_min", "cummax", "cummin", "select_n"}
+    | {"neg", "abs", "sign", "floor", "ceil", "round", "real", "imag", "complex", "conj"}
     | {"reduce_window_max", "reduce_window_min", "top_k"}
-    | {"convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient", "sort", "pad", "rev"}
-    | {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "concatenate"}
+    | {"convert_element_type", "reduce_precision", "copy", "stop_gradient", "sort", "pad", "rev"}
+    | {"broadcast_in_dim", "reshape", "squeeze", "transpose", "concatenate", "tile", "stack", "unstack"}
+    | {"bitcast_convert_type", "optimization_barrier", "device_put", "scatter"}
     | {"slice", "dynamic_slice", "dynamic_update_slice", "gather", "select_and_gather_add", "split"}
 )
 """Operations that give equal results for equal operands, however they are compiled."""

@@ -229,7 +229,7 @@ def _is_bitcast(eqn: Equation) -> bool:
         return False
     name = eqn.primitive.name
     same_size = name == "broadcast_in_dim" and eqn.in_avals[0].size == eqn.out_avals[0].size
-    return same_size or name in ("reshape", "squeeze", "expand_dims")
+    return same_size or name in ("reshape", "squeeze")
 
 
 def _is_reciprocal(eqn: Equation) -> bool:

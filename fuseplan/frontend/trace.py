@@ -26,10 +26,8 @@ FlatFunction = Callable[..., list[Any]]
 
 # The parameter of each inlined primitive that holds the jaxpr that it evaluates.
 INLINED = {
-    "pjit": "jaxpr",
     "jit": "jaxpr",
     "closed_call": "call_jaxpr",
-    "core_call": "call_jaxpr",
     "checkpoint": "jaxpr",
     "remat2": "jaxpr",
     "custom_jvp_call": "call_jaxpr",
@@ -234,7 +232,7 @@ def tracing() -> Iterator[None]:
         tracing_state.depth -= 1
 
 
-def trace(f: Callable[..., Any], *args: Any, **kwargs: Any) -> Traced:
+def trace(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Traced:
     """Trace ``f`` at the shapes and dtypes of ``args``, arrays or ``ShapeDtypeStruct``\\ s.
 
     Errors that ``f`` raises while it is traced pass through unchanged.

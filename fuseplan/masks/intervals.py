@@ -220,8 +220,8 @@ OPERATIONS: dict[str, Callable[..., Interval]] = {
 }
 
 
-MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose"})
-MOVES |= {"copy", "copy_p", "stop_gradient"}
+MOVES = frozenset({"broadcast_in_dim", "reshape", "squeeze", "transpose"})
+MOVES |= {"copy", "stop_gradient"}
 
 # The results of these are operands, negated operands or constants: nothing is rounded.
 _UNROUNDED = frozenset({"neg", "abs", "max", "min", "clamp", "select_n", "sign", "floor", "ceil"})

@@ -41,7 +41,7 @@ def quick_ps(
         raise UndecidedError
     if not repeats:
         return once_ps
-    left = Budget(left_s(work.expires_at))
+    left = Budget(left_s(work.expires_at), work=work)
     grouping = get_planner("xla_priority")(lowered.graph, scheduler, left)
     if work.is_over:
         raise UndecidedError

@@ -190,7 +190,8 @@ def _down_columns(shape: tuple[int, ...], axes: tuple[int, ...], least_programs:
     """Split a sum down columns: a few rows first."""
     dim = max(axes, key=lambda d: (shape[d], d))
     programs = prod(shape[:-1]) // _ROWS
-    return _cut(shape, axes, dim, _ROWS) if programs >= least_programs and shape[dim] % _ROWS == 0 else None
+    is_cut = shape[dim] > _ROWS and shape[dim] % _ROWS == 0
+    return _cut(shape, axes, dim, _ROWS) if programs >= least_programs and is_cut else None
 
 
 def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:

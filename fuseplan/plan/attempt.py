@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fuseplan.plan.fusion_plan import FusionPlan
-from fuseplan.plan.notes import NoteKind, note
+from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import Limit
 
@@ -86,6 +86,12 @@ class Attempt:
         """Whether no plan of the program keeps to the limit."""
         found = self.outcome
         return isinstance(found, MemoryLimitError) and found.limit_bytes < found.least_bytes
+
+    def noted(self, *notes: Note) -> Attempt:
+        """The same with more notes on its plan."""
+        if self.plan is None:
+            return self
+        return replace(self, outcome=replace(self.plan, notes=(*self.plan.notes, *map(str, notes))))
 
     def bound_of(self, form: str) -> Attempt:
         """The same, whose bound holds for this form of the program alone (``PlanStats.bound_of``)."""

@@ -51,6 +51,10 @@ class NoteKind(Enum):
         "is one"
     )
     DEADLINE_ZERO = "the deadline is 0: this is the better of the heuristic plans"
+    NO_TIME_FOR_OFFERS = (
+        "a deadline of {deadline_s:g} s leaves no time to look for attention, and for loops of XLA, in "
+        "{count:,} operations"
+    )
     NO_TIME_TO_REWRITE = "a deadline of {deadline_s:g} s leaves no time to rewrite {count:,} operations"
 
     # The search left something out, or could not use its result.
@@ -61,6 +65,7 @@ class NoteKind(Enum):
     CYCLES_SPLIT = "groups split because their kernels would wait for each other in a cycle: {count}"
     SCALAR_SPLIT = _SCALAR + "plans that fuse across it were not searched, and take at least {least_ps:us} µs"
     PEER = "{planner}'s plan is used: it is faster than the best that the search found"
+    PEER_UNCONSTRAINED = "{planner}'s plan is not looked at: it obeys no constraints"
     UNVERIFIABLE = (
         "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
         "the plan is not reported as proven"

@@ -29,7 +29,7 @@ MIN_GROUP_SIZE = 2
 MAX_ARGUMENTS = 128
 """Arrays that a group may read and write (``subgraphArgLimit``): the space for a CUDA kernel's arguments."""
 
-_STARTS_NONE = frozenset({"slice", "dynamic_slice", "expand_dims", "split", "broadcast_in_dim", "iota"})
+_STARTS_NONE = frozenset({"slice", "dynamic_slice", "split", "broadcast_in_dim", "iota"})
 """Supported, but not the first operation of a group: ``aten::slice``, ``unsqueeze``, ``ConstantChunk``,
 constants."""
 

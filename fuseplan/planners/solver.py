@@ -178,7 +178,8 @@ class _Solver:
         if budget.only_loops:
             known = {**known, **_without_offers(parts, starts)}
             to_start_from = range(len(parts.spaces))
-        cache = ComponentCache(parts, "solver", budget, expires_at, starts.given, to_start_from)
+        begun = {**starts.earlier, **starts.given}
+        cache = ComponentCache(parts, "solver", budget, expires_at, begun, to_start_from)
         # Small components first: a large one that reaches the deadline then costs no other its proof.
         smallest_first = sorted(
             (k for k in range(len(parts.spaces)) if k not in known), key=lambda k: parts.spaces[k].n

@@ -127,8 +127,10 @@ class Explainer(Regrouping):
         return ""
 
     def _unskipped(self, kernels: Sequence[int]) -> str:
-        """A remark for plans with skipped tiles: a plan does not hold its masks, so the alternative is priced
-        without."""
+        """A remark for plans with skipped tiles: one that was read from a file has no masks, so that the
+        alternative is priced without."""
+        if self.plan.program is not None:
+            return ""
         specs = [self.plan.kernels[k].spec for k in kernels]
         return " The other way is priced without skipping masked tiles." if any(map(skipped, specs)) else ""
 

@@ -227,7 +227,9 @@ def decide(
     low, high = sorted((fused_ms, plain_ms))
     reason = f"{high / low:.2f}× as fast" if low else "faster"
     if high - low <= _TIE * low:
-        spare = (plain_temp_bytes or 0) - (fused_temp_bytes or 0)
+        spare = 0
+        if fused_temp_bytes is not None and plain_temp_bytes is not None:
+            spare = plain_temp_bytes - fused_temp_bytes
         kept = "fused" if spare > 0 else "plain"
         reason = f"as fast, with {'less' if spare else 'as much'} temporary memory"
     return Measurement(kept, reason, fused_ms, plain_ms, fused_temp_bytes, plain_temp_bytes)
@@ -253,7 +255,7 @@ class Choices:
         self._kept: dict[Hashable, Callable[..., Any]] = {}
         self._measurements: dict[Hashable, Measurement] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             key = self._calls.key(args, kwargs)
             kept = self._kept.get(key)

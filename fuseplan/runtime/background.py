@@ -4,20 +4,44 @@ from __future__ import annotations
 
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import partial
 from typing import Any
 
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit
 from fuseplan.support import jax_compat
-from fuseplan.support.errors import FuseplanWarning, first_line
+from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
 
 
-@cache
-def _worker() -> ThreadPoolExecutor:
-    # One thread: two plannings would slow each other, and the program that runs.
-    return ThreadPoolExecutor(1, thread_name_prefix="fuseplan")
+class _Worker:
+    """Runs jobs one after the other in a thread: two plannings would slow each other, and the program that
+    runs. Once the main thread has ended, no further job begins."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: deque[Callable[[], None]] = deque()
+        self._is_running = False
+
+    def submit(self, job: Callable[[], None]) -> None:
+        """Run a job after those before it. It must not raise."""
+        with self._lock:
+            self._jobs.append(job)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="fuseplan").start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._jobs or not threading.main_thread().is_alive():
+                    self._is_running = False
+                    return
+                job = self._jobs.popleft()
+            job()
+
+
+_WORKER = _Worker()
 
 
 class InBackground:
@@ -41,9 +65,9 @@ class InBackground:
         self._program: dict[Hashable, Callable[..., Any]] = {}
         """By signature, what is called."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
-            key = self._calls.key(args, kwargs)
+            key = self._key(args, kwargs)
             program = self._program.get(key)
         except (TypeError, ValueError):  # No key, no cache: jax.jit raises the error.
             return self._plain(*args, **kwargs)
@@ -56,9 +80,13 @@ class InBackground:
     def is_ready(self, args: Any, kwargs: Any) -> bool:
         """Whether calls like this one run the fused program."""
         try:
-            return self._program.get(self._calls.key(args, kwargs)) is self._fused
+            return self._program.get(self._key(args, kwargs)) is self._fused
         except (TypeError, ValueError):
             return False
+
+    def _key(self, args: Any, kwargs: Any) -> Hashable:
+        # What the calling thread has set for itself changes the program.
+        return self._calls.key(args, kwargs), jax_compat.trace_context()
 
     def clear(self) -> None:
         """Begin anew at the next calls."""
@@ -71,19 +99,27 @@ class InBackground:
                 return self._program[key]
             self._program[key] = self._plain
         shapes = self._calls.shapes(args, kwargs)
-        _worker().submit(self._prepare, key, *shapes, jax_compat.trace_context())
+        _WORKER.submit(partial(self._prepare, key, *shapes, jax_compat.trace_context()))
         return self._plain
 
     def _prepare(self, key: Hashable, args: Any, kwargs: Any, context: Any) -> None:
         """Compile for these shapes. What the calling thread has set for itself, such as a mesh, is not known
-        to this one: there the next call compiles."""
+        to this one: there ``plain`` stays."""
+        if jax_compat.trace_context() != context:
+            return
+        program = self._fused
         try:
-            if jax_compat.trace_context() == context:
-                self._compiles.lower(*args, **kwargs).compile()
+            self._compiles.lower(*args, **kwargs).compile()
+        except FuseplanError as error:  # for the user: the next call raises it
+            program = partial(_raise, error)
         except Exception as error:
             text = f"{self._name}: it was not planned in the background, so jax.jit's program stays: "
             warnings.warn(text + first_line(error), FuseplanWarning, stacklevel=2)
             return
         with self._lock:
             if key in self._program:
-                self._program[key] = self._fused
+                self._program[key] = program
+
+
+def _raise(error: Exception, *_: Any, **__: Any) -> Any:
+    raise error

@@ -12,6 +12,7 @@ from jax.interpreters import mlir
 
 from costmodel.kernel import KernelSpec
 from fuseplan.codegen import emit
+from fuseplan.codegen.single_pass import live_ins
 from fuseplan.frontend.lower import Lowered
 from fuseplan.frontend.trace import FlatFunction, Literal, Operand, Primitive, literal_array
 from fuseplan.plan.fusion_plan import FusionPlan, Kernel
@@ -69,7 +70,7 @@ def make_runner(
     steps = []
     for kernel in part.kernels:
         spec = kernel.spec if native else spec_of_xla(kernel.spec)
-        reads = tuple(dict.fromkeys(a.value for a in spec.reads))
+        reads = live_ins(spec)
         writes = tuple(a.value for a in spec.writes)
         emitted = functools.partial(emit, interpret=interpret)
         kernel_of = emitted(spec, lowered)

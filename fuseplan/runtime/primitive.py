@@ -47,7 +47,7 @@ from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
 from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
-from fuseplan.support.errors import FuseplanError, FuseplanWarning
+from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
 
 fused_p = Primitive("fused")
 fused_p.multiple_results = True
@@ -282,10 +282,9 @@ def _or_evaluated(run: FlatFunction, evaluate: FlatFunction, settings: Settings)
 
 def warn_of_failure(what: str, error: Exception) -> None:
     """Warn that ``jax.jit``'s program runs after a failure of fuseplan's own."""
-    said = next(iter(str(error).splitlines()), "")
     warnings.warn(
         f"a function could not be {what}, so jax.jit's program is used. The error, which strict=True raises: "
-        f"{type(error).__name__}: {said}",
+        f"{first_line(error)}",
         FuseplanWarning,
         stacklevel=2,
     )

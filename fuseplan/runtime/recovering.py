@@ -134,7 +134,7 @@ class RecoveringJit:
         self._accepted = jax.jit(emitted(None, partial(plan_accepted, None, compile_here)), **options)
         self._kept: dict[Hashable, Any] = {}
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._kept:
             kept = self._kept.get(self._key(args, kwargs))
             if kept is not None:
@@ -154,6 +154,8 @@ class RecoveringJit:
         try:
             result = kept(*args, **kwargs)
         except Exception as error:
+            if _is_donated(args, kwargs):
+                raise
             kept, second = self._reference, error
         if kept is self._reference:
             result = kept(*args, **kwargs)
@@ -173,13 +175,13 @@ class RecoveringJit:
             return partial(plan_accepted, None, compile_here)
         return self._plan_of
 
-    def trace(self, *args: Any, **kwargs: Any) -> Any:
+    def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.jit(f).trace``. Kernels are compiled now, since the traced program is compiled by
         others."""
         on_cpu = local_platform() == "cpu"
         return (self.fused if on_cpu else self._accepted).trace(*args, **kwargs)
 
-    def lower(self, *args: Any, **kwargs: Any) -> RecoveringLowered:
+    def lower(self, /, *args: Any, **kwargs: Any) -> RecoveringLowered:
         """As ``jax.jit(f).lower``."""
         attempts = [self.fused, self._accepted, self._reference]
         kept = self._kept.get(self._key(args, kwargs)) if self._kept else None
@@ -205,7 +207,7 @@ class RecoveringLowered(jax.stages.Lowered):
         self._made = False
         self._retry(lambda: None)
 
-    def compile(self, *args: Any, **kwargs: Any) -> Any:
+    def compile(self, /, *args: Any, **kwargs: Any) -> Any:
         """As ``jax.stages.Lowered.compile``."""
         return self._retry(lambda: self._lowered.compile(*args, **kwargs))
 

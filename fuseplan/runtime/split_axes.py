@@ -42,7 +42,7 @@ _COLLECTIVES: dict[str, Collective] = {
 }
 """How the parts of a reduction's result are combined, by primitive."""
 
-_MOVES = frozenset({"broadcast_in_dim", "copy", "expand_dims", "reshape", "squeeze", "transpose"})
+_MOVES = frozenset({"broadcast_in_dim", "copy", "reshape", "squeeze", "transpose"})
 """Operations that change no element."""
 _SUMS = frozenset({"add", "add_any", "sub"})
 _SCALINGS = frozenset({"mul", "div", "neg"})

@@ -322,6 +322,8 @@ class PriceBook:
         self.offers, self.capacity = pricing.offers, pricing.capacity
         self.absorbs_moves, self._settled = pricing.absorbs_moves, pricing.settled
         self.crosses_hubs = pricing.crosses_hubs
+        self.is_for_xla = pricing.device is None or not pricing.device.capabilities.emits_kernels
+        """Whether all kernels but loop nests are XLA's, which need no tile that fits on chip."""
         self.copies: tuple[Nodes, ...] = tuple(copies_of(graph)) if pricing.merges_copies else ()
         """The copies of each operation that has several, if ``merges_copies``."""
         self._compatible: dict[Key, tuple[Nodes, Verdict | None]] = {}

@@ -39,6 +39,7 @@ from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_moves, absorb_renames
 from fuseplan.search.space import Mask, Space
 from fuseplan.search.windows import improve
+from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 from fuseplan.support.work import PEER, Limit, StageTimer, seconds_of
 
@@ -126,16 +127,6 @@ class HeuristicPlans:
         which = NoteKind.UNPROVEN_PARTIAL if partial else NoteKind.UNPROVEN_HEURISTIC
         return note(which, limit=unproven.limit, node=unproven.node, planner=name, **dict(unproven.figures))
 
-    def known(self, part: int) -> list[Mask] | None:
-        """The plan known before, or the best heuristic plan if they have been made; else None."""
-        if part in self.given:
-            return self.given[part]
-        if part in self.earlier:
-            return self.best(part)[0]
-        made = [(part, name) in self._made for name in HEURISTICS]
-        # Where the deadline cut the first heuristic short, the others are not made.
-        return self.best(part)[0] if all(made) or (made[0] and self.spaces[part].book.was_late) else None
-
     def best(self, part: int) -> tuple[list[Mask], str]:
         """The plan known before, or the best heuristic plan, and the name of its planner."""
         if part in self.given:
@@ -190,8 +181,14 @@ def _within(space: Space, groups: Iterable[Nodes]) -> list[Mask]:
             continue
         for part in connected_parts(mask, space.neighbours):
             is_kernel = space.allows(part) and isinstance(space.price(part), Price)
-            found += [part] if is_kernel else [single for single in space.singles if single & part]
+            found += [part] if is_kernel else _apart(space, part)
     return found
+
+
+def _apart(space: Space, mask: Mask) -> list[Mask]:
+    """``mask`` as kernels of one operation each; copies of one are a kernel if all of them are in it."""
+    whole = [single for single in space.singles if single & mask == single]
+    return whole + [1 << i for i in bits(mask & ~sum(whole))]
 
 
 def solve_component(
@@ -223,13 +220,9 @@ def solve_component(
         told = None if is_best else part_note(NoteKind.UNPROVEN, space, Limit.WORK)
         return Solved(groups, space.floor_ps, is_best, note=told)
     small = (absorb_moves if space.book.absorbs_moves else absorb_renames)(space)
-    given = starts.known(part)
-    folded = _folded(space, given, small) if given is not None else None
-
-    def heuristic() -> list[Mask] | None:
-        return _folded(space, starts.best(part)[0], small)
-
-    solved = _solve_space(small, folded, heuristic, budget, expires_at, watch, is_start)
+    start = _folded(space, starts.best(part)[0], small) or heuristic_plan(small)
+    watch.lap("heuristics")
+    solved = _solve_space(small, start, budget, expires_at, watch, is_start)
     if small is not space:
         duals = [0] * space.n
         for k, dual in enumerate(solved.duals):
@@ -270,21 +263,18 @@ def _folded(space: Space, groups: list[Mask], small: Space) -> list[Mask] | None
 
 def _solve_space(
     space: Space,
-    known: list[Mask] | None,
-    heuristic: Callable[[], list[Mask] | None],
+    best: list[Mask],
     budget: Budget,
     expires_at: float,
     watch: StageTimer,
     is_start: bool,
 ) -> Solved:
+    """The solution of a component, no worse than the plan ``best``."""
     singles = space.singles
     if space.n == 1:
         time_ps = space.total(singles).time_ps
         return Solved(singles, time_ps, True, duals=(time_ps,))
     floor_ps = space.floor_ps
-    # A small component rarely needs a heuristic plan: the relaxation usually leads to the best.
-    best = known or (heuristic_plan(space) if space.n > LIMITS.min_heuristic_size else singles)
-    watch.lap("heuristics")
     offers = [mask for mask in space.offers if isinstance(space.price(mask), Price)]
     always = [*best, *singles, *offers]
     floor = _bound_of_groups(space)
@@ -294,9 +284,7 @@ def _solve_space(
     if found.complete:
         result = solve_listed(space, tuple(dict.fromkeys([*always, *found.groups])), best, expires_at)
     else:
-        best = better(space, best, heuristic() or heuristic_plan(space))
-        watch.lap("heuristics")
-        has_copies = space.duplicate_rules is not None and known is not None
+        has_copies = space.duplicate_rules is not None
         most = LIMITS.max_column_work_with_copies if has_copies else LIMITS.max_column_work
         if is_start:
             most = LIMITS.max_dive_work

@@ -33,10 +33,11 @@ class ComponentCache:
         planner: str,
         budget: Budget,
         expires_at: float,
-        given: Mapping[int, list[Mask]],
-        starts: Collection[int] = (),
+        begun: Mapping[int, list[Mask]],
+        starts: Collection[int],
     ) -> None:
-        """``starts``: the parts of which only a plan to start from is sought."""
+        """``begun``: by part, the plan that its search starts from, where it does not make that itself;
+        ``starts``: the parts of which only a plan to start from is sought."""
         self._parts = parts
         self._expires_at = expires_at
         self._solved = budget.solved if budget.solved is not None else set()
@@ -48,7 +49,7 @@ class ComponentCache:
                 if space.n == 1:
                     continue
                 name = f"{planner}, to start from" if part in starts else planner
-                key = solution_key(space, name, budget, given.get(part))
+                key = solution_key(space, name, budget, begun.get(part))
                 if key is not None:
                     self._keys[part] = key
         found = self._cache.recall(self._keys.values()) if self._cache is not None and self._keys else {}
@@ -155,7 +156,7 @@ def smallest_refusals(space: Space) -> dict[str, tuple[Mask, Verdict]]:
     return found
 
 
-def solution_key(space: Space, planner: str, budget: Budget, given: list[Mask] | None) -> bytes | None:
+def solution_key(space: Space, planner: str, budget: Budget, begun: list[Mask] | None) -> bytes | None:
     """A digest of what decides the solution of a component in one version of the program, or None if its
     prices depend on something without a textual form."""
     component = space.component
@@ -164,7 +165,7 @@ def solution_key(space: Space, planner: str, budget: Budget, given: list[Mask] |
         return None
     apart = [f"{mask:x}" for mask in component.apart]
     offers = [f"{mask:x}" for mask in space.offers]
-    start = [f"{mask:x}" for mask in given or ()]
+    start = [f"{mask:x}" for mask in begun or ()]
     # The floor may be a plan's only proof, and it depends on readers outside of the component.
     limits = (cache.SCHEMA, planner, budget.max_groups, space.floor_ps)
     words = (*limits, component.edges, component.siblings, apart, offers, start)

@@ -94,7 +94,7 @@ class _GroupSplitter:
         if refused is None:
             return [group]
         self.refusals.append(refused)
-        key = self.book.signatures.of(group).key
+        key = self.book.signatures.of(group).key, self.book.offers_within(group)
         if key not in self._known:
             place = {n: i for i, n in enumerate(group)}
             self._known[key] = [tuple(place[n] for n in piece) for piece in self._divide(group)]

@@ -80,9 +80,6 @@ class SearchLimits:
     """Positions of all sets that may be asked about in order to learn after the deadline, a twentieth of a
     second of work: one question about all 10,000 operations of a chain answers all others."""
 
-    min_heuristic_size: int = 128
-    """Positions of a component from which on a heuristic plan is made first: in smaller ones the relaxation
-    usually leads to a plan."""
     max_looked: int = 20_000
     """Operations in the groups that a heuristic looks at before it merges in rounds: half a second of work.
     Components of two hundred operations need up to 8,000."""

@@ -16,7 +16,7 @@ from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.plan.notes import renumbered
 from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.structure import Signatures
-from fuseplan.search.constrained_pricing import RULE, ConstrainedPricing, marked
+from fuseplan.search.constrained_pricing import RULE, ConstrainedPricing, limited, marked
 from fuseplan.search.grouping import Budget, Grouping, PlanGroups, order_groups
 from fuseplan.search.selectors import Ties, joined
 from fuseplan.support.digraph import cyclic_sets, execution_order
@@ -32,6 +32,8 @@ def plan_constrained(
         ConstraintError: they cannot hold.
     """
     require_possible(constraints, graph, pricing)
+    if not constraints.together:
+        return plan_groups(*limited(graph, pricing, constraints), budget)
     atoms = MustFusePricing(graph, ConstrainedPricing(graph, pricing, constraints))
     known = tuple(atoms.folded(nodes) for nodes in budget.known)
     return atoms.restored(plan_groups(atoms.graph, atoms, replace(budget, known=known)))
@@ -40,10 +42,10 @@ def plan_constrained(
 def require_possible(constraints: Resolved, graph: Graph, pricing: Pricing) -> None:
     """Raise ``ConstraintError`` if no plan obeys the constraints; the message names operations
     with their source lines, the rule, and the remedy."""
-    limited = ConstrainedPricing(graph, pricing, constraints)
-    ties = Ties(graph, limited.full_size_operands)
+    within = ConstrainedPricing(graph, pricing, constraints)
+    ties = Ties(graph, within.full_size_operands)
     for together in constraints.together:
-        verdict = _why_not_one(ties, limited, together.nodes)
+        verdict = _why_not_one(ties, within, together.nodes)
         if verdict is not None:
             raise ConstraintError(_cannot_hold(graph, together, verdict))
     ranked, after = order_groups(graph, _groups(graph, constraints))
@@ -102,7 +104,7 @@ class MustFusePricing(Pricing):
         self.position = {n: i for i, nodes in enumerate(self.members) for n in nodes}
         self.graph = _contracted(marked(graph, limited.constraints), self.members, self.position)
         self.absorbs_moves, self.merges_copies = limited.absorbs_moves, limited.merges_copies
-        self.device = limited.device
+        self.crosses_hubs, self.device = limited.crosses_hubs, limited.device
         offers = (self.folded(nodes) for nodes in self._offered())
         self.offers = tuple(dict.fromkeys(nodes for nodes in offers if len(nodes) > 1))
         self._below_floor = frozenset(i for i, nodes in enumerate(self.members) if self._beats_floor(nodes))
@@ -136,6 +138,10 @@ class MustFusePricing(Pricing):
 
     def floor(self, nodes: Nodes) -> int:
         return 0 if self._below_floor.intersection(nodes) else self._limited.floor(self.expanded(nodes))
+
+    def least(self, nodes: Nodes) -> int:
+        """As ``Pricing.least``; 0 where a contracted node is a loop nest below the floor."""
+        return 0 if self._below_floor.intersection(nodes) else self._limited.least(self.expanded(nodes))
 
     def floors(self, nodes: Nodes) -> tuple[int, int]:
         """As ``Pricing.floors``; 0 bytes where a contracted node is a loop nest below the floor."""
@@ -242,7 +248,9 @@ def _contracted(graph: Graph, members: Sequence[Nodes], position: dict[int, int]
     origins = (
         first.setdefault(graph.origins[nodes[0]], i) for i, nodes in enumerate(members) if graph.origins
     )
-    return make_graph(values, new, graph.inputs, graph.outputs, origins)
+    waits = dict.fromkeys((position[u], position[v]) for u, v in graph.waits)
+    apart = [(u, v) for u, v in waits if u != v]
+    return make_graph(values, new, graph.inputs, graph.outputs, origins, apart)
 
 
 def _atom(graph: Graph, i: int, nodes: Nodes) -> Node:

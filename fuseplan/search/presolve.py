@@ -101,8 +101,7 @@ def fold(space: Space, parts: Iterable[Sequence[int]]) -> Space:
     """``space`` with the positions of each of ``parts``, which must form no cycle, merged."""
     merged = _Contraction(space)
     for part in parts:
-        for i in part:
-            merged.merge(part[0], i)
+        merged.merge(*part)
     return merged.space()
 
 
@@ -170,8 +169,11 @@ class _Contraction:
         """The group that merging ``i`` and ``j`` would make."""
         return self._groups[i] | self._groups[j]
 
-    def merge(self, i: int, j: int) -> None:
-        group = self.together(i, j)
+    def merge(self, *positions: int) -> None:
+        """Merge the groups of ``positions``."""
+        group = 0
+        for i in positions:
+            group |= self._groups[i]
         for k in bits(group):
             self._groups[k] = group
 

@@ -27,6 +27,9 @@ import numpy.typing as npt
 
 from fuseplan.search.limits import LIMITS
 
+_MOST_SECONDS = 1e9
+"""A longer deadline is none: OR-Tools takes no number of milliseconds beyond 64 bits."""
+
 _SLACK = 0.5
 """The share of its time limit that CP-SAT may leave unused when the limit ended it."""
 
@@ -160,7 +163,7 @@ class Relaxation:
         while True:
             left_s = expires_at - time.monotonic()
             if left_s < math.inf:
-                self._lp.SetTimeLimit(max(1, int(1000 * left_s)))
+                self._lp.SetTimeLimit(_milliseconds(left_s))
             status = self._lp.Solve() if left_s > 0 else None
             is_late = status != self._optimal and time.monotonic() >= expires_at
             if is_late or status in self._unfinished:
@@ -244,7 +247,7 @@ class Covering:
     def duals(self, limit_s: float) -> list[float] | None:
         """A price for each item, none negative; None if it is not solved in ``limit_s`` seconds."""
         if limit_s < math.inf:
-            self._lp.SetTimeLimit(max(1, int(1000 * max(limit_s, 0))))
+            self._lp.SetTimeLimit(_milliseconds(limit_s))
         if self._lp.Solve() != self._lp.OPTIMAL:
             return None
         self.solution = [x.solution_value() for x in self._sets]
@@ -443,3 +446,8 @@ def _counted_s(solver: Any) -> float:
 
 def _allowed(instance: Instance, chosen: Sequence[int]) -> bool:
     return not any(set(combination) <= set(chosen) for combination in instance.forbidden)
+
+
+def _milliseconds(limit_s: float) -> int:
+    """A limit of time as OR-Tools takes it."""
+    return max(1, int(1000 * min(limit_s, _MOST_SECONDS)))

@@ -34,7 +34,7 @@ class Regrouping:
         self.loops = not plan.device.capabilities.emits_kernels
         """Whether groups may be tiled loops, which break rules that others keep."""
         self.constraints = plan.constraints or Resolved()
-        scheduler = Scheduler(plan.graph, plan.device, features=plan.features)
+        scheduler = Scheduler(plan.graph, plan.device, plan.program, plan.features)
         self.book = PriceBook(*limited(plan.graph, scheduler, self.constraints))
         self.ties = Ties(plan.graph, self.book.full_size_operands)
         self.groups: list[Nodes] = [k.spec.nodes for k in plan.kernels]

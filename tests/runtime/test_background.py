@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 
@@ -101,14 +104,56 @@ def test_many_threads_start_one_planning(planning):
         np.testing.assert_allclose(result, f(X), rtol=1e-6)
 
 
-def test_tracers_and_settings_of_a_thread_are_planned_where_they_are(planning):
+def after_jobs():
+    """Wait until the thread has done all jobs so far."""
+    done = threading.Event()
+    background._WORKER.submit(done.set)
+    assert done.wait(60)
+
+
+def test_tracers_are_planned_where_they_are(planning):
     planning.set()
     fast = J(f)
     np.testing.assert_allclose(jax.grad(lambda x: fast(x).sum())(X), 2 - 2 * np.tanh(X) ** 2, atol=1e-5)
+
+
+def test_with_settings_of_its_own_a_thread_runs_jax_jits_program(planning):
+    """The thread that plans does not know them, and no call waits for a plan."""
+    fast = J(f)
     with jax.numpy_dtype_promotion("strict"):
+        for _ in range(2):
+            np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+            after_jobs()
+        assert not fast.is_ready(X)
+    assert planning.plans == []
+    planning.set()
+    fast(X)
+    wait_for(fast, X)
+
+
+def test_what_the_user_asks_for_and_cannot_be_is_raised_at_the_next_call():
+    fast = J(f, constraints=fuseplan.Constraints(must_fuse=["no such operation"]))
+    fast(X)
+    after_jobs()
+    with pytest.raises(fuseplan.ConstraintError, match="no such operation"):
         fast(X)
-        wait_for(fast, X)
-        np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+
+
+def test_a_process_that_ends_waits_for_no_planning_that_has_not_begun():
+    script = """
+        import threading, time
+        from fuseplan.runtime.background import _WORKER
+        begun = threading.Event()
+        def job(n):
+            begun.set()
+            time.sleep(0.5)
+            print("job", n, flush=True)
+        for n in range(20):
+            _WORKER.submit(lambda n=n: job(n))
+        assert begun.wait(60)
+    """
+    ran = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, check=True)
+    assert ran.stdout.decode().split() == ["job", "0"]
 
 
 def test_a_failure_is_a_warning(monkeypatch):
@@ -117,7 +162,7 @@ def test_a_failure_is_a_warning(monkeypatch):
 
     def called_and_tried():
         fast(X)
-        background._worker().submit(lambda: None).result(60)  # after the planning
+        after_jobs()
 
     fast = J(f)
     monkeypatch.setattr(fast._jitted, "lower", broken)

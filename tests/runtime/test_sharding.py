@@ -119,6 +119,7 @@ def test_partitioned_loops_keep_what_is_large_out_of_memory(said):
     assert said["training: batch, heads, Auto"]["temporaries"] < 0.5
 
 
+@pytest.mark.one_python
 def test_nests_give_the_same_results_split_over_devices():
     """Nests with tiles chosen by hand, split along two of their axes: with masks, softmaxes, ragged tiles."""
     lines = lines_of(started("split_process", 1, 0))
@@ -128,6 +129,7 @@ def test_nests_give_the_same_results_split_over_devices():
     assert any(line["inside"] and all(line["split"]) for line in lines)
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_kernels_give_the_same_results_split_over_devices(device):
     """In Pallas' interpreter, along each axis that can be split."""

@@ -157,7 +157,9 @@ def test_what_constraints_leave_to_be_computed_again(constraints):
         # Within loops masks are computed tile by tile anyway.
         features = fuseplan.Features(recompute=recompute, loop_nests=False)
         limits = Constraints(**constraints)
-        return fuseplan.make_plan(f, device="h200", constraints=limits, features=features)(*args)
+        # To prove it takes a little more counted work than the default deadline allows.
+        how = {"constraints": limits, "features": features, "deadline_s": 60}
+        return fuseplan.make_plan(f, device="h200", **how)(*args)
 
     plan, without = made(True), made(False)
     assert plan.recomputed

@@ -402,7 +402,7 @@ RULES: dict[str, Rule] = {
     "nextafter": elementwise(
         1, lacks=MOSAIC_GPU, block=bind, supports=_supports_dtypes("float32"), temporaries=_POWER
     ),
-    **dict.fromkeys(("copy", "copy_p", "stop_gradient"), elementwise(0, block=lambda tile, eqn, args: args)),
+    **dict.fromkeys(("copy", "stop_gradient"), elementwise(0, block=lambda tile, eqn, args: args)),
     "one_minus_square": elementwise(2, lacks=PALLAS),
     "reduce_precision": elementwise(0, block=_precision_block, supports=_precision_supports),
     "div": replace(_DIV, special=lambda eqn: _INTEGER_DIV if _is_integer(eqn) else None),

@@ -187,7 +187,6 @@ RULES: dict[str, Rule] = {
     "transpose": Rule(OpKind.INJECTIVE, _transpose_space, no_flops, _transpose_block),
     "reshape": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
     "squeeze": Rule(OpKind.INJECTIVE, _squeeze_space, no_flops, _reshape_block),
-    "expand_dims": Rule(OpKind.INJECTIVE, _reshape_space, no_flops, _reshape_block),
     "iota": Rule(OpKind.BROADCAST, elementwise_space, no_flops, _iota_block),
     "tile": Rule(OpKind.BROADCAST, _tile_space, no_flops, _tile_block),
     "bitcast_convert_type": Rule(

@@ -235,9 +235,9 @@ _SCATTER = Rule(OpKind.OPAQUE, whole_space, scatter_flops, None, PALLAS)
 RULES: dict[str, Rule] = {
     "gather": replace(_MOVE, special=gather_rule),
     "dynamic_slice": replace(_MOVE, special=constant_slice),
-    **dict.fromkeys(("dynamic_update_slice", "take_along_axis"), _MOVE),
-    **dict.fromkeys(("scatter-add", "scatter_add"), replace(_SCATTER, special=scatter_rule)),
-    **dict.fromkeys(("scatter", "scatter_mul", "scatter-mul", "scatter_min", "scatter_max"), _SCATTER),
+    "dynamic_update_slice": _MOVE,
+    "scatter-add": replace(_SCATTER, special=scatter_rule),
+    **dict.fromkeys(("scatter", "scatter-sub", "scatter-mul", "scatter-min", "scatter-max"), _SCATTER),
     "sort": Rule(OpKind.OPAQUE, whole_space, _sort_flops, None, PALLAS),
     "top_k": Rule(OpKind.OPAQUE, whole_space, lambda eqn: Flops(vector=in_size(eqn)), None, PALLAS),
 }

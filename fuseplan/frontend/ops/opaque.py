@@ -64,8 +64,8 @@ _FLOPS: dict[Callable[[Equation], Flops], tuple[str, ...]] = {
     _cond_flops: ("cond",),
     _fused_flops: ("fused",),
     _fft_flops: ("fft",),
-    _flops_per_element: ("psum", "psum2", "psum_invariant", "pmax", "pmin", "reduce_scatter"),
-    _call_flops: ("pjit", "jit", "shard_map", "closed_call", "custom_lin"),
+    _flops_per_element: ("psum", "psum_invariant", "pmax", "pmin", "reduce_scatter"),
+    _call_flops: ("jit", "shard_map", "closed_call", "custom_lin"),
     random_bits_flops: ("rng_bit_generator",),
     no_flops: (
         *("optimization_barrier", "await_cotangents", "fused_tangents", "axis_index", "pvary"),

@@ -261,7 +261,7 @@ class ArgReduction(Reduction):
     """Combines pairs of an extremum and its index (int32)."""
 
     def init(self, shape: tuple[int, ...], eqn: Equation) -> Any:
-        dtype = eqn.in_avals[0].dtype
+        dtype = self.accumulator(eqn.in_avals[0].dtype)
         return jnp.full(shape, self.neutral(dtype), dtype), jnp.full(shape, _NO_INDEX, jnp.int32)
 
     def finish(self, total: Any, eqn: Equation) -> Any:
@@ -285,7 +285,8 @@ def _arg_extremum(
         own = own_dims(eqn.in_avals[0].shape)[1][dim]
         at = tile.indices(x.shape, dim, own[0]) if own else jnp.zeros(x.shape, jnp.int32)
         at = masked(tile, 0, (dim,), at, _NO_INDEX)
-        x = masked(tile, 0, (dim,), x, neutral(x.dtype))
+        # Some floats of eight bits have no infinity.
+        x = masked(tile, 0, (dim,), x.astype(accumulator(x.dtype)), neutral(x.dtype))
         # XLA vectorises a reduction of one array, but not of pairs: first the extremum, then its index.
         extremum = reduce(x, axes=(dim,))
         found = (x == lax.expand_dims(extremum, (dim,))) | (x != x)
@@ -297,7 +298,7 @@ def _arg_extremum(
         lambda eqn: Flops(vector=in_size(eqn)),
         block,
         PALLAS,
-        ArgReduction(combine, neutral, jnp.dtype),
+        ArgReduction(combine, neutral, accumulator),
     )
 
 

@@ -184,8 +184,9 @@ def read_module(serialized: bytes) -> Module:
         known = {i.id: i for i in map(_instruction, messages(message, 2))}
         own = integer(message, 5)
         sequence = order.get(own, [])
+        scheduled = set(sequence)
         # The schedule leaves out nothing that is launched, but may leave out constants.
-        ranked = [i for i in known if i not in set(sequence)] + sequence
+        ranked = [i for i in known if i not in scheduled] + sequence
         computation = Computation({i: known[i] for i in ranked}, integer(message, 6))
         for instruction in known.values():
             for operand in dict.fromkeys(instruction.operands):

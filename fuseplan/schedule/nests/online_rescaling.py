@@ -15,11 +15,11 @@ from costmodel.axes import compose, made_map, reduced_axes
 from costmodel.graph import DimMap, Graph, Node
 from costmodel.kernel import KernelSpec
 
-_EXACT = frozenset({"reshape", "squeeze", "expand_dims", "broadcast_in_dim", "transpose"})
+_EXACT = frozenset({"reshape", "squeeze", "broadcast_in_dim", "transpose"})
 # Between the maximum of x and the value subtracted from x: identities, and what replaces infinities.
-_FINITE = _EXACT | {"stop_gradient", "copy", "copy_p", "max", "select_n", "is_finite", "convert_element_type"}
+_FINITE = _EXACT | {"stop_gradient", "copy", "max", "select_n", "is_finite", "convert_element_type"}
 # Operations through which a factor that does not depend on the stream can be pulled out.
-_LINEAR = _EXACT | {"neg", "convert_element_type", "copy", "copy_p"}
+_LINEAR = _EXACT | {"neg", "convert_element_type", "copy"}
 _EXPONENT_BITS = {"float16": 5, "bfloat16": 8, "float32": 8, "float64": 11}
 """Bits of the exponent. A value without a factor may exceed the range of the final value."""
 

@@ -40,7 +40,7 @@ NARROWING = 4
 """A narrow operand has at most this fraction of the elements of its own operands, so that it may be
 recomputed for each tile of the result's columns."""
 
-_LAYOUT_OPS = frozenset({"transpose", "convert_element_type", "reshape", "squeeze", "expand_dims"})
+_LAYOUT_OPS = frozenset({"transpose", "convert_element_type", "reshape", "squeeze"})
 
 
 @dataclass(frozen=True, slots=True)

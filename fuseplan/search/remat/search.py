@@ -141,10 +141,11 @@ class Search:
                 return best[0], replace(best[1], notes=(*best[1].notes, told))
             crowded = {copies.node[c] for part in found.crowded for c in part}
             idle = {copies.node[c] for part in found.crowded if gaining.isdisjoint(part) for c in part}
+            fewer = tuple([n for n in roots if n not in idle])
             if small := crowded.intersection(small_leading(copies)):
                 once |= small
-            elif idle:
-                roots = tuple([n for n in roots if n not in idle])
+            elif fewer != tuple(roots):
+                roots = fewer
             else:
                 return best
 
