@@ -454,8 +454,7 @@ def compare(
 
     Raises:
         InvalidArgumentError: there are no planners, or ``measure=True`` is given for another device than this
-        one
-            or without arrays.
+            one or without arrays.
         UnknownNameError: a planner or device is unknown.
         MismatchError: the results of a measured program differ from those of ``jax.jit``.
 

@@ -105,8 +105,7 @@ class Plan(FusionPlan):
 
         Raises:
             InvalidPlanError: the text is not such a plan, or the plan is not legal; the message names the
-            field or
-                kernel.
+                field or kernel.
         """
         return cls.of(checked_plan_from_json(text))
 
@@ -154,8 +153,7 @@ class Plan(FusionPlan):
 
         Args:
             a: a node's id (``3`` or ``"n3"``), or the name of an operation (``"exp"``) if only one node has
-            it, or only
-                one pair of nodes with an edge.
+                it, or only one pair of nodes with an edge.
             b: the same.
 
         Raises:

@@ -67,7 +67,7 @@ class Proof:
     joint: Joint | None = None
     copied: tuple[int, ...] = ()
     """The operations that may be rematerialised, as nodes of the graph in which each operation is one node
-    (``costmodel.graph.whole``). Where there are any, all other numbers are those of nodes of the graph in
+    (``costmodel.graph.without_copies``). Where there are any, all other numbers are those of nodes of the graph in
     which they are split into copies."""
     origins: tuple[int, ...] = ()
     """For each node of the plan's graph, the first that computes the same operation of that graph, as
