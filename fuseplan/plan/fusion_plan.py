@@ -67,8 +67,8 @@ class Proof:
     joint: Joint | None = None
     copied: tuple[int, ...] = ()
     """The operations that may be rematerialised, as nodes of the graph in which each operation is one node
-    (``costmodel.graph.without_copies``). Where there are any, all other numbers are those of nodes of the graph in
-    which they are split into copies."""
+    (``costmodel.graph.without_copies``). Where there are any, all other numbers are those of nodes of the
+    graph in which they are split into copies."""
     origins: tuple[int, ...] = ()
     """For each node of the plan's graph, the first that computes the same operation of that graph, as
     ``Graph.origins`` does; empty where that is the same. The graph may have had copies before the search

@@ -31,8 +31,8 @@ class Features:
     choice_of_tile: bool = True
     """The tile is the cheapest of all, not the largest that fits."""
     loop_nests: bool = True
-    """Kernels of several contractions, such as attention, hold large intermediates one tile at a time; on the CPU
-    these are loops over tiles."""
+    """Kernels of several contractions, such as attention, hold large intermediates one tile at a time; on the
+    CPU these are loops over tiles."""
     xla_loops: bool = True
     """On a GPU or a TPU, a group that no tiled kernel can hold, or none as fast, may be left to XLA as one
     loop."""
