@@ -347,7 +347,8 @@ jax_compat.register_low(fused_p, lambda *flat, call, jaxpr: fused_p.bind(*flat, 
 
 def _lowered(ctx: Any, *operands: Any, call: Call, jaxpr: Any) -> Any:
     devices = jax_compat.partitioned_devices(ctx)
-    if devices is None:  # kernels would be whole on each device
+    is_elsewhere = jax_compat.lowered_for(ctx) != (call.settings.platform,)
+    if devices is None or is_elsewhere:  # kernels would be whole on each device, or are of another platform
         return mlir.lower_fun(call.evaluate, multiple_results=True)(ctx, *operands)
     inner = jax_compat.with_devices(ctx, devices) if devices else ctx
     with traced_for_devices(devices):  # none: within a ``shard_map``, say, of a program that has some

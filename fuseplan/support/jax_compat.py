@@ -143,6 +143,14 @@ def is_jit_disabled() -> bool:
     return bool(jax.config.jax_disable_jit)  # type: ignore[attr-defined]
 
 
+def lowered_for(ctx: Any) -> tuple[str, ...]:
+    """The platforms (``cpu``, ``gpu``, ``tpu``) of the program that a lowering rule contributes to.
+
+    It is an attribute of a class that JAX keeps to itself.
+    """
+    return tuple("gpu" if p in ("cuda", "rocm") else p for p in ctx.module_context.platforms)
+
+
 def eval_jaxpr(jaxpr: jex_core.Jaxpr, consts: Any, *args: Any) -> list[Any]:
     """Evaluate an open jaxpr on values; ``jax.core.eval_jaxpr`` is deprecated."""
     return _core.eval_jaxpr(jaxpr, consts, *args)

@@ -7,6 +7,7 @@ import functools
 import pickle
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -96,3 +97,17 @@ def test_unknown_memory_decides_nothing():
     assert decide(1.0, 1.01, None, 100).kept == "plain"
     assert decide(1.0, 1.01, 50, None).kept == "plain"
     assert decide(1.0, 1.01, 50, 100).kept == "fused"
+
+
+def test_a_program_for_another_platform_has_no_loops():
+    """The loops of this CPU, or the kernels of this GPU, are of no use there."""
+
+    def f(x, y):
+        return jnp.exp(-((x[:, None] - y) ** 2).sum(-1)) @ y
+
+    args = [jax.ShapeDtypeStruct((8192, 4), "float32")] * 2
+    fast = fuseplan.jit(f, device=described_cpu())
+    exported = [jax.export.export(fast._jitted.fused, platforms=[p])(*args) for p in ("cpu", "tpu")]
+    here, there = (program.mlir_module() for program in exported)
+    assert "stablehlo.while" in here
+    assert "stablehlo.while" not in there
