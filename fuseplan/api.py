@@ -210,7 +210,7 @@ class JitFused:
     def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
         """The result of ``jax.jit(f)``, computed before the arguments may be donated; None on tracers and for
         functions with side effects."""
-        # Outside of a transformation, but for ``jax.grad`` of what is not jitted, no result is a tracer.
+        # Under a transformation a result may be a tracer though no argument is one.
         if not is_eager() or any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((args, kwargs))):
             return None
         if self._reference.trace(*args, **kwargs).jaxpr.effects:
@@ -302,9 +302,8 @@ class JitFused:
         """Lower the fused function, as ``jax.jit(f).lower``, to a ``jax.stages.Lowered``.
 
         With ``device``, a name or a ``DeviceSpec``, it is planned and lowered for that device, which need not
-        be present (extra ``aot``).
-        A kernel that the compiler refuses is planned again, and in the end left to XLA, with a
-        ``CompilerRefusalWarning``.
+        be present (extra ``aot``). A kernel that the compiler refuses is planned again, and in the end left
+        to XLA, with a ``CompilerRefusalWarning``.
         """
         if device is None:
             return self._jitted.lower(*args, **kwargs)

@@ -110,8 +110,8 @@ def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = Non
         plan = _certified(plan_one.best(programs).required(), lowered)
         progress.found(plan.objective_ps, plan.bound_ps or 0)
     if plan.features != options.features:
-        count = len(plan.graph.nodes)
-        notes += (note(NoteKind.NO_TIME_FOR_OFFERS, deadline_s=options.deadline_s, count=count),)
+        count, deadline_s = len(lowered.graph.nodes), options.deadline_s
+        notes += (note(NoteKind.NO_TIME_FOR_OFFERS, deadline_s=deadline_s, count=count),)
     stats = replace(plan.stats, seconds=tuple(clock.seconds.items()))
     plan = replace(plan, notes=(*plan.notes, *map(str, notes)), stats=stats)
     report_plan(plan)
@@ -185,7 +185,8 @@ class _Planner:
     def best(self, programs: Sequence[Lowered]) -> Attempt:
         """The fastest plan of ``programs`` and, where that may be faster, of the program as traced; of
         programs that need less memory where these have none within the limit."""
-        found = self._no_slower_than_peers(self._of_programs(programs), programs)
+        own = self._of_programs(programs)
+        found = self.clock.time("peers", lambda: self._no_slower_than_peers(own, programs))
         if not self.has_leaner:
             return found
         if found.plan is None:
@@ -202,8 +203,12 @@ class _Planner:
         assert found is not None, "there is a program"
         if any(program is self.traced for program in programs):
             return found
-        has_time = self._has_time(found)
-        if has_time and is_faster_as_traced(self.traced, self.options, found.time_ps, self.expires_at):
+        best, has_time = found, self._has_time(found)
+
+        def may_gain() -> bool:
+            return is_faster_as_traced(self.traced, self.options, best.time_ps, self.expires_at)
+
+        if has_time and self.clock.time("estimate", may_gain):
             return found.faster(self._attempt(self.traced))
         is_decided = has_time and time.monotonic() < self.expires_at
         return found.cut_short(None if is_decided else Limit.DEADLINE).bound_of("as rewritten")

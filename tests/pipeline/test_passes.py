@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -157,3 +158,17 @@ def test_a_program_that_is_too_large_for_the_search_is_no_slower_than_its_peers(
 
     found_us = time_us("solver", 8.0)
     assert found_us <= min(time_us(name, 20.0) for name in ("inductor", "tvm_fuse_ops"))
+
+
+def test_the_seconds_of_planning_are_those_of_other_planners_too(monkeypatch):
+    plan_below = pipeline._plan_below
+
+    def slowly(limit_ps, lowered, options, *more):
+        if options.planner == "greedy":
+            time.sleep(0.2)
+        return plan_below(limit_ps, lowered, options, *more)
+
+    monkeypatch.setattr(pipeline, "_plan_below", slowly)
+    plan = fuseplan.make_plan(jax.nn.softmax, device="test", peers=["greedy"])(X)
+    assert dict(plan.stats.seconds)["peers"] >= 0.2
+    assert plan.planning_s >= 0.2
