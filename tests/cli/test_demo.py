@@ -42,7 +42,7 @@ def result(tmp_path_factory):
     steps = Counted()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(comparison, "has_compiler", lambda device: device.platform == "cpu")
-        result = demo.run_demo(programs, page, 2.0, steps)
+        result = demo.run_demo(programs, page, 20.0, steps)  # time for a proof
     assert steps.finished == steps.expected == 2 * (sum(map(len, PLANNED.values())) + 1) + 1
     return result
 
