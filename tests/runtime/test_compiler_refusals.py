@@ -276,3 +276,20 @@ def test_other_words_of_the_compilers():
     assert read_refusal(RuntimeError("ptxas fatal: Register allocation failed")).registers
     assert read_refusal(RuntimeError("")).said == "RuntimeError"
     assert not is_refusal(RuntimeError("Out of memory while trying to allocate 3 bytes"))
+
+
+def test_arrays_that_a_second_try_consumed_are_not_read_again(monkeypatch):
+    """Its error is the one to see."""
+
+    def refused(x):
+        raise RuntimeError(SHARED)
+
+    def consumed(x):
+        x.delete()
+        raise RuntimeError("the device is lost")
+
+    run = fast(softmax)
+    monkeypatch.setattr(run._jitted, "fused", refused)
+    monkeypatch.setattr(run._jitted, "_accepted", consumed)
+    with pytest.raises(RuntimeError, match="the device is lost"):
+        run(jnp.copy(X))

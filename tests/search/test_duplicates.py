@@ -21,6 +21,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
+from fuseplan.search import component
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.component import HEURISTICS
@@ -30,6 +31,7 @@ from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing
 from fuseplan.search.remat.duplicates import roots_of, split
 from fuseplan.search.remat.search import split_all
+from fuseplan.support.bitset import bits
 from fuseplan.verify.groups import Groups
 from fuseplan.verify.plan import check_plan
 from fuseplan.workloads import get_workload, make_args
@@ -426,3 +428,19 @@ def test_a_rename_that_reads_a_copy_is_an_operation_of_its_own():
     plan = fuseplan.make_plan(f, device="h200")(points, weights)
     assert plan.status == "OPTIMAL"
     assert plan.verify()
+
+
+def test_kernels_of_one_operation_each_hold_none_twice():
+    """Also where some copies of an operation are among them, and others are not."""
+    lowered = lower(trace(read_early_and_late, *LARGE))
+    scheduler = Scheduler(lowered.graph, get_device("h200"), lowered)
+    copies = split(lowered.graph, roots_of(lowered.graph, scheduler.device))
+    book = PriceBook(copies.graph, DuplicatePricing(copies, scheduler))
+    (space,) = (s for s in decompose(copies.graph, book).spaces if s.duplicate_rules is not None)
+    (together, *_) = space.duplicate_rules.classes
+    for i in bits(together):
+        some = space.everything & ~(1 << i)
+        groups = component._apart(space, some)
+        assert sum(groups) == some
+        assert sum(mask.bit_count() for mask in groups) == some.bit_count()
+    assert together in component._apart(space, space.everything)

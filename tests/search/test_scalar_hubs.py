@@ -16,12 +16,14 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.notes import NoteKind
 from fuseplan.plan.options import Features
+from fuseplan.planners import solver
 from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import shared_operands
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search import component, heuristics
 from fuseplan.search.cache import SolutionCache, using_cache
+from fuseplan.search.component_cache import solution_key
 from fuseplan.search.grouping import Budget, decompose
 from fuseplan.search.heuristics import best_first, greedy
 from fuseplan.search.limits import LIMITS
@@ -232,3 +234,23 @@ def test_the_heuristics_own_plans_are_merged_further_where_there_is_time(left_s,
         assert space.total(groups) > space.total(good)
     assert starts.best(0) == (groups, name)
     assert len(asked) in (0, 2), "each is asked once"
+
+
+def test_a_remembered_plan_began_with_the_same_plan(monkeypatch):
+    """The search across hubs starts from a plan without such groups, which another deadline may change."""
+    begun = []
+    cached = solver.ComponentCache
+
+    def recorded(parts, planner, budget, expires_at, plans, starts):
+        begun.append({part: tuple(groups) for part, groups in plans.items()})
+        return cached(parts, planner, budget, expires_at, plans, starts)
+
+    monkeypatch.setattr(solver, "ComponentCache", recorded)
+    graph = hub_graph()
+    plan_groups(graph, Scheduler(graph, get_device("h200")), Budget())
+    apart, across = begun
+    assert apart == {}
+    assert across
+    (space,) = decompose(graph, PriceBook(graph, Scheduler(graph, get_device("h200")))).spaces
+    keys = {solution_key(space, "solver", Budget(), start) for start in (None, [1], list(across[0]))}
+    assert len(keys) == 3
