@@ -6,12 +6,11 @@ import pytest
 
 from fuseplan.targets.compile_only import compile_for
 from tests.helpers import mosaic_gpu_cases as mosaic_gpu
-from tests.helpers.prologue_cases import BY_NAME, CASES
+from tests.helpers.prologue_cases import BY_NAME, CASES, runs
 from tests.helpers.specs import hand_spec, kernel_function, whole_group
 
 pytestmark = [pytest.mark.aot, pytest.mark.xdist_group("aot")]
 
-GPU = [(c.name, d) for c in CASES if c.triton is not None for d in c.dtypes]
 TPU = [(c.name, d) for c in CASES if c.mosaic is not None for d in c.dtypes if d != "float16"]
 
 
@@ -27,7 +26,7 @@ def _compile(name: str, dtype: str, backend: str, device: str) -> None:
     compile_for(kernel_function(spec, lowered, interpret=False), *args, device=device)
 
 
-@pytest.mark.parametrize(("name", "dtype"), GPU)
+@pytest.mark.parametrize(("name", "dtype"), runs("triton"))
 def test_h200(name: str, dtype: str) -> None:
     _compile(name, dtype, "triton", "h200")
 

@@ -91,8 +91,16 @@ def _parts(backend: str, functions: Table, shape: tuple[int, ...]) -> list[tuple
     return [(functions, shape)]
 
 
+BOTH = ("float32", "bfloat16", "int32", "bool")
+"""Types of which both Pythons compile every primitive, and so both ends of JAX; one compiles the others."""
+
 CASES = [
-    pytest.param(backend, *run[1:], id=f"{run[0]}-{backend}")
+    pytest.param(
+        backend,
+        *run[1:],
+        id=f"{run[0]}-{backend}",
+        marks=[] if run[2] in BOTH else [pytest.mark.one_python],
+    )
     for backend in DEVICES
     for run in RUNS
     if {"mosaic_tpu": _on_mosaic, "mosaic_gpu": _on_mosaic_gpu}.get(backend, lambda *_: True)(*run[1:3])

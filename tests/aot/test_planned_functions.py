@@ -71,7 +71,8 @@ NARROW = (
 )
 def test_compiles(name, device, dtype, plans):
     f, args = get_workload(name).build(dtype=dtype)
-    text = fuseplan.jit(f).lower(*args, device=device).compile().as_text()
+    # Kernels compile or do not, whether the plan is proven or not.
+    text = fuseplan.jit(f, deadline_s=5).lower(*args, device=device).compile().as_text()
     (plan,) = plans
     kernels = sum(kernel.spec.backend != "xla" for kernel in plan.kernels)
     ours = CALLS[device]

@@ -106,6 +106,7 @@ def test_a_faster_plan_of_another_planner_is_used_and_named(found):
     assert refuted.or_faster_of(peer, "inductor", lambda other: 7).plan.bound_ps == 7
 
 
+@pytest.mark.one_python
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
 def test_the_solver_is_no_slower_than_any_cheap_planner(device):
     """Also where no plan is proven."""
@@ -147,6 +148,7 @@ def transport_cost(x, y):
     return (jnp.exp(a[:, None] + b[None] - cost) * cost).sum()
 
 
+@pytest.mark.one_python
 def test_a_program_that_is_too_large_for_the_search_is_no_slower_than_its_peers():
     points = [jax.ShapeDtypeStruct((n, 5), "float32") for n in (1500, 1300)]
 
