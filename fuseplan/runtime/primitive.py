@@ -284,7 +284,7 @@ def warn_of_failure(what: str, error: Exception) -> None:
     """Warn that ``jax.jit``'s program runs after a failure of fuseplan's own."""
     warnings.warn(
         f"a function could not be {what}, so jax.jit's program is used. The error, which strict=True raises: "
-        f"{first_line(error)}",
+        f"{type(error).__name__}: {first_line(error)}",
         FuseplanWarning,
         stacklevel=2,
     )

@@ -17,6 +17,7 @@ import fuseplan
 from fuseplan.codegen import emit
 from fuseplan.runtime import executor, recovering, replan
 from fuseplan.runtime.replan import is_refusal, read_refusal
+from fuseplan.support import jax_compat
 from fuseplan.support.errors import CompilerRefusalWarning, ConstraintError
 from tests.helpers.arrays import ramp
 
@@ -90,6 +91,7 @@ def compiler(monkeypatch):
 
     for module in (recovering, replan, fuseplan.api):
         monkeypatch.setattr(module, "local_platform", lambda: "gpu")
+    monkeypatch.setattr(jax_compat, "lowered_for", lambda ctx: ("gpu",))
     monkeypatch.setattr(executor, "emit", fake.inside)
     monkeypatch.setattr(replan, "emit", fake.by_itself)
     monkeypatch.setattr(replan, "plan_traced", plan_traced)
