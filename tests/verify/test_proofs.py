@@ -21,6 +21,8 @@ OLDEST = sys.version_info < (3, 12)
 SHARES = 4
 MINE = 0 if OLDEST else 1
 ALWAYS = {
+    "adam_update": ("cpu",),
+    "gpt2_block": ("h200",),
     "gpt2_block_grad": ("h200", "tpu_v5e"),
     "layernorm_grad": ("h200", "tpu_v5e", "cpu"),
     "linear_cross_entropy_grad": ("tpu_v5e",),
