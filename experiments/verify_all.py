@@ -34,8 +34,8 @@ DEADLINE_S = 3_600.0
 
 SLOW = (
     "layernorm_grad", "cross_entropy_grad", "linear_cross_entropy_grad", "equinox_mlp_train", "adam_update",
-    "gpt2_block", "gpt2_block_grad", "gpt2_train_4", "shallow_water", "unet_block", "clip_loss_grad",
-    "selective_scan",
+    "gpt2_block", "gpt2_block_grad", "gpt2_train_4", "gray_scott", "nbody", "shallow_water", "unet_block",
+    "clip_loss_grad", "selective_scan",
 )  # fmt: skip
 """Workloads whose plans take some ten seconds to make and to verify: CI checks them for a few devices."""
 

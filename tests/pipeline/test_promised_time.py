@@ -38,6 +38,12 @@ pytestmark = pytest.mark.one_python
 SOLVE = get_planner("solver")
 
 
+@pytest.fixture(autouse=True)
+def _few_objects():
+    """Python's collector, should it run, looks at no objects of the tests before: they may be a second's work."""
+    gc.freeze()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_planning_keeps_its_deadline(name):

@@ -23,6 +23,8 @@ MINE = 0 if OLDEST else 1
 ALWAYS = {
     "adam_update": ("cpu",),
     "gpt2_block": ("h200",),
+    "gray_scott": ("h200",),
+    "nbody": ("cpu",),
     "gpt2_block_grad": ("h200", "tpu_v5e"),
     "layernorm_grad": ("h200", "tpu_v5e", "cpu"),
     "linear_cross_entropy_grad": ("tpu_v5e",),
