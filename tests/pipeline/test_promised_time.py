@@ -40,7 +40,7 @@ SOLVE = get_planner("solver")
 
 @pytest.fixture(autouse=True)
 def _few_objects():
-    """Python's collector, should it run, looks at no objects of the tests before: they may be a second's work."""
+    """Python's collector, should it run, looks at no objects of the tests before, which may take a second."""
     gc.freeze()
 
 
