@@ -48,7 +48,7 @@ def test_a_constraint_that_does_not_bind_changes_nothing(name, device):
     assert bound.objective_ps == free.objective_ps
 
 
-@pytest.mark.parametrize("off", ["packs", "siblings", "rewrites", "xla_loops"])
+@pytest.mark.parametrize("off", ["packs", "siblings", "choice_of_tile", "xla_loops"])
 def test_with_a_feature_off_too(off):
     f, args = of("clipped" if off == "packs" else "layernorm_grad")
     features = Features(**{off: False})
