@@ -242,7 +242,7 @@ class JitFused:
     def __reduce__(self) -> Any:
         # For deep copies and for picklers that write functions: what is compiled is not copied.
         how = (self._jit_options, self._choices is not None, self._background is not None)
-        return _again, (self._f, self._device, self._options_for, *how, self._families is not None)
+        return JitFused, (self._f, self._device, self._options_for, *how, self._families is not None)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """Bind a decorated method to its instance, as ``jax.jit`` does."""
@@ -335,10 +335,6 @@ class JitFused:
             self._families.clear()
         self._jitted.clear_cache()
         self._reference.clear_cache()  # type: ignore[attr-defined]  # public, missing from JAX's stub
-
-
-def _again(*made_of: Any) -> JitFused:
-    return JitFused(*made_of)
 
 
 def _flat(traced: Any) -> Traced:

@@ -240,10 +240,9 @@ class _Planner:
         if not (usual or asked):
             return found
         if self.options.constraints is not None:
-            found = found.noted(
-                *(note(NoteKind.PEER_UNCONSTRAINED, planner=p) for p in asked if has_fixed_kernels(p))
-            )
-            asked = tuple([name for name in asked if not has_fixed_kernels(name)])
+            fixed = [name for name in asked if has_fixed_kernels(name)]
+            found = found.noted(*[note(NoteKind.PEER_UNCONSTRAINED, planner=name) for name in fixed])
+            asked = tuple([name for name in asked if name not in fixed])
         others = [program for program in programs if program is not self.traced]
         for program in (*others, self.traced):  # As a rule, rewritten ones have the faster plans.
             every = tuple(range(len(program.graph.nodes)))

@@ -65,7 +65,7 @@ class NoteKind(Enum):
     CYCLES_SPLIT = "groups split because their kernels would wait for each other in a cycle: {count}"
     SCALAR_SPLIT = _SCALAR + "plans that fuse across it were not searched, and take at least {least_ps:us} µs"
     PEER = "{planner}'s plan is used: it is faster than the best that the search found"
-    PEER_UNCONSTRAINED = "{planner}'s plan is not looked at: it obeys no constraints"
+    PEER_UNCONSTRAINED = "the planner {planner!r} is not asked for a plan to compare: it takes no constraints"
     UNVERIFIABLE = (
         "the graph that was searched cannot be rebuilt from the plan, so its bound cannot be checked: "
         "the plan is not reported as proven"

@@ -24,7 +24,7 @@ class _Worker:
         self._is_running = False
 
     def submit(self, job: Callable[[], None]) -> None:
-        """Run a job after those before it. It must not raise."""
+        """Run a job after those before it. An error of a job goes to ``threading.excepthook``."""
         with self._lock:
             self._jobs.append(job)
             if not self._is_running:
@@ -38,7 +38,11 @@ class _Worker:
                     self._is_running = False
                     return
                 job = self._jobs.popleft()
-            job()
+            try:
+                job()
+            except Exception as error:  # a warning that is an error, say: the other jobs go on
+                hooked = (type(error), error, error.__traceback__, threading.current_thread())
+                threading.excepthook(threading.ExceptHookArgs(hooked))
 
 
 _WORKER = _Worker()
@@ -84,8 +88,8 @@ class InBackground:
         except (TypeError, ValueError):
             return False
 
-    def _key(self, args: Any, kwargs: Any) -> Hashable:
-        # What the calling thread has set for itself changes the program.
+    def _key(self, args: Any, kwargs: Any) -> tuple[Hashable, Any]:
+        """The signature of a call, and JAX's settings of this thread, which change the program, too."""
         return self._calls.key(args, kwargs), jax_compat.trace_context()
 
     def clear(self) -> None:
@@ -93,19 +97,19 @@ class InBackground:
         with self._lock:
             self._program.clear()
 
-    def _begin(self, key: Hashable, args: Any, kwargs: Any) -> Callable[..., Any]:
+    def _begin(self, key: tuple[Hashable, Any], args: Any, kwargs: Any) -> Callable[..., Any]:
         with self._lock:
             if key in self._program:
                 return self._program[key]
             self._program[key] = self._plain
         shapes = self._calls.shapes(args, kwargs)
-        _WORKER.submit(partial(self._prepare, key, *shapes, jax_compat.trace_context()))
+        _WORKER.submit(partial(self._prepare, key, *shapes))
         return self._plain
 
-    def _prepare(self, key: Hashable, args: Any, kwargs: Any, context: Any) -> None:
+    def _prepare(self, key: tuple[Hashable, Any], args: Any, kwargs: Any) -> None:
         """Compile for these shapes. What the calling thread has set for itself, such as a mesh, is not known
         to this one: there ``plain`` stays."""
-        if jax_compat.trace_context() != context:
+        if jax_compat.trace_context() != key[1]:
             return
         program = self._fused
         try:

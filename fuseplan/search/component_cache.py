@@ -36,7 +36,7 @@ class ComponentCache:
         begun: Mapping[int, list[Mask]],
         starts: Collection[int],
     ) -> None:
-        """``begun``: by part, the plan that its search starts from, where it does not make that itself;
+        """``begun``: by part, the plan that its search is given to start from, if there is one;
         ``starts``: the parts of which only a plan to start from is sought."""
         self._parts = parts
         self._expires_at = expires_at

@@ -87,7 +87,6 @@ class Space:
         self.overflowing = MonotoneRefusals(lambda mask: _method(overflow)(mask), 0, late, most)
         self.misfits = MonotoneRefusals(lambda question: _method(misfit)(question), 0, late, most)
         """Nogoods of ``question``s: no group between two sets of positions has a tile that fits."""
-        self._is_for_xla = book.is_for_xla
         self._room = None
         if book.capacity is not None:
             values = {v: 1 << k for k, v in enumerate(self.values)}
@@ -238,7 +237,7 @@ class Space:
         mask = question & self.everything
         if self._room is not None and self._room.is_roomy(mask, question >> self.n):
             return None
-        self.book.work.spend_room(mask.bit_count(), loops=self._is_for_xla)
+        self.book.work.spend_room(mask.bit_count(), loops=self.book.is_for_xla)
         return None if self._oversized(question) is None else question
 
     def _misfit(self, question: Mask) -> Mask | None:
@@ -248,7 +247,7 @@ class Space:
             return None
         crossing = question >> self.n & (1 << len(self.values)) - 1
         joiners = self.everything & ~(question >> self.n + len(self.values)) & ~mask
-        self.book.work.spend_room(mask.bit_count(), loops=self._is_for_xla)
+        self.book.work.spend_room(mask.bit_count(), loops=self.book.is_for_xla)
         outside = self._exchanged(mask, crossing)
         refused = self.book.oversized_beside(self.nodes(mask), outside, self.nodes(joiners))
         return None if refused is None else question
@@ -266,7 +265,7 @@ class Space:
         """The price of the group, or why it is refused."""
         if mask not in self._prices:
             nodes = self.nodes(mask)
-            self.book.work.spend_price(len(nodes), loops=self._is_for_xla)
+            self.book.work.spend_price(len(nodes), loops=self.book.is_for_xla)
             self._prices[mask] = self.book.price(nodes)
         return self._prices[mask]
 

@@ -146,7 +146,7 @@ def is_jit_disabled() -> bool:
 def lowered_for(ctx: Any) -> tuple[str, ...]:
     """The platforms (``cpu``, ``gpu``, ``tpu``) of the program that a lowering rule contributes to.
 
-    It is an attribute of a class that JAX keeps to itself.
+    A lowering rule is given them with its context, which is of a private class.
     """
     return tuple("gpu" if p in ("cuda", "rocm") else p for p in ctx.module_context.platforms)
 

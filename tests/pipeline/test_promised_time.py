@@ -40,7 +40,7 @@ SOLVE = get_planner("solver")
 
 @pytest.fixture(autouse=True)
 def _few_objects():
-    """Python's collector, should it run, looks at no objects of the tests before, which may take a second."""
+    """Keep the objects of earlier tests out of garbage collections, which count as time of planning."""
     gc.freeze()
 
 

@@ -156,6 +156,15 @@ def test_a_process_that_ends_waits_for_no_planning_that_has_not_begun():
     assert ran.stdout.decode().split() == ["job", "0"]
 
 
+def test_a_job_that_raises_ends_no_other(monkeypatch):
+    """As where the user's filters make errors of warnings."""
+    raised = []
+    monkeypatch.setattr(threading, "excepthook", lambda args: raised.append(args.exc_type))
+    background._WORKER.submit(lambda: 1 / 0)
+    after_jobs()
+    assert raised == [ZeroDivisionError]
+
+
 def test_a_failure_is_a_warning(monkeypatch):
     def broken(*_, **__):
         raise RuntimeError("no such luck")
