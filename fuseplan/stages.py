@@ -24,6 +24,7 @@ from fuseplan.schedule.pricing import Pricing
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search.grouping import Answer, Budget, Grouping, PlanGroups, left_s
 from fuseplan.search.must_fuse import plan_constrained
+from fuseplan.search.remat.duplicates import roots_of
 from fuseplan.search.remat.materialise import materialise_overlapping
 from fuseplan.search.remat.search import plan_rematerialised
 from fuseplan.search.selectors import resolve
@@ -118,6 +119,7 @@ def search(state: Planning) -> None:
     scheduler = state.clock.time("lower", state.scheduled)
     # Rematerialisation searches again, and starts from this plan.
     is_first = options.planner == "solver" and may_recompute(options) and not options.only_loops
+    is_first = is_first and bool(roots_of(state.graph, options.device))
     until = until_deadline(state.expires_at, options)
     for_copies_s = seconds_of(COPIES, len(state.graph.nodes))
     leaves_time = is_first and _SHARE_OF_COPIES * for_copies_s <= until.deadline_s

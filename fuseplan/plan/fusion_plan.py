@@ -36,6 +36,19 @@ def tile_bytes(kernel: Kernel) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class Case:
+    """Some plans of a component, and a bound on these. Nodes are positions in the component's nodes."""
+
+    together: tuple[tuple[int, int], ...]
+    """Pairs of nodes that are in one kernel."""
+    apart: tuple[tuple[int, int], ...]
+    """Pairs of nodes that are not."""
+    prices_ps: tuple[int, ...]
+    """As ``Part.prices_ps``, for kernels that such a plan may have. No such plan costs less than their
+    sum."""
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
     """A bound on one component of a graph, and on every other that is equal to it."""
 
@@ -46,7 +59,10 @@ class Part:
     prices_ps: tuple[int, ...] = ()
     """A price for each node of such a component, in order of the nodes, such that no legal group costs less
     than its nodes. Where the prices add up to less than ``bound_ps``, a check has to rule out the few covers
-    that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound."""
+    that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound, or
+    ``cases`` prove it."""
+    cases: tuple[Case, ...] = ()
+    """Cases of which each plan of the component is one, if these prove the bound."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,9 +218,14 @@ class _Solver:
             if entry is None:
                 solve(part)
             else:
-                groups, duals = list(entry.groups), entry.duals
                 solved[part] = Solved(
-                    groups, entry.bound_ps, entry.optimal, duals=duals, note=entry.note, crowded=entry.crowded
+                    list(entry.groups),
+                    entry.bound_ps,
+                    entry.optimal,
+                    duals=entry.duals,
+                    note=entry.note,
+                    crowded=entry.crowded,
+                    cases=entry.cases,
                 )
             if solved[part].optimal:
                 space = parts.spaces[part]
@@ -239,7 +244,7 @@ class _Solver:
                     solve(part)
             return solved[part].optimal
 
-        certificate = make_proof(parts, [(s.bound_ps, s.duals) for _, s in sorted(solved.items())])
+        certificate = make_proof(parts, [s for _, s in sorted(solved.items())])
         joined = join(self.graph, book, parts, starts, solved, expires_at, complete)
         watch.lap("join")
         return _Found(parts, starts, cache, solved, refusals, certificate, *joined)

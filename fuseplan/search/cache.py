@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from costmodel.calibrate import cache_path
+from fuseplan.plan.fusion_plan import Case
 from fuseplan.plan.notes import Note
 from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
 from fuseplan.support.lru import LruCache
 
-SCHEMA = 6
+SCHEMA = 7
 """The version of keys and entries: raised with every change of their content."""
 
 MAX_ENTRIES = 4096
@@ -69,6 +70,8 @@ class Entry:
     left: int = 0
     """The work that was left when its search began. Where little of it was done, the solution does not depend
     on it (``may_be_found_with``)."""
+    cases: tuple[Case, ...] = ()
+    """As ``Solved.cases``."""
 
     def may_be_found_with(self, left: int) -> bool:
         """Whether a search would find the same solution with so much work left."""
@@ -81,6 +84,7 @@ class Entry:
             "groups": [f"{mask:x}" for mask in self.groups],
             "note": self.note and self.note.to_data(),
             "refusals": [(f"{mask:x}", rule, reason) for mask, rule, reason in self.refusals],
+            "cases": [(case.together, case.apart, case.prices_ps) for case in self.cases],
         }
         return json.dumps(data, separators=(",", ":"))
 
@@ -105,6 +109,10 @@ class Entry:
                 read["crowded"] is True,
                 _integer(read["work"]),
                 _integer(read["left"]),
+                tuple(
+                    Case(_pairs(together), _pairs(apart), tuple(map(_integer, prices)))
+                    for together, apart, prices in read["cases"]
+                ),
             )
         except (KeyError, TypeError, RecursionError) as error:
             raise ValueError(f"not an entry: {error!r}") from None
@@ -114,6 +122,10 @@ def _integer(value: Any) -> int:
     if type(value) is not int:
         raise ValueError(f"expected an integer, got {value!r}")
     return value
+
+
+def _pairs(values: Any) -> tuple[tuple[int, int], ...]:
+    return tuple((_integer(i), _integer(j)) for i, j in values)
 
 
 def _text(value: Any) -> str:

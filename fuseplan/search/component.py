@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
 from costmodel.set_tables import as_sets
-from fuseplan.plan.fusion_plan import Part, Proof
+from fuseplan.plan.fusion_plan import Case, Part, Proof
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price
 from fuseplan.search.candidates import enumerate_groups
@@ -224,12 +224,14 @@ def solve_component(
     watch.lap("heuristics")
     solved = _solve_space(small, start, budget, expires_at, watch, is_start)
     if small is not space:
-        duals = [0] * space.n
-        for k, dual in enumerate(solved.duals):
-            duals[space.position[_main(space, small.members[k])]] = dual
+        main = [space.position[_main(space, members)] for members in small.members]
         solved.groups = [space.mask(small.nodes(mask)) for mask in solved.groups]
         solved.columns = {space.mask(small.nodes(mask)): cost for mask, cost in solved.columns.items()}
-        solved.duals = tuple(duals) if solved.duals else ()
+        solved.duals = _at(main, solved.duals, space.n) if solved.duals else ()
+        solved.cases = tuple(
+            Case(_pairs(main, c.together), _pairs(main, c.apart), _at(main, c.prices_ps, space.n))
+            for c in solved.cases
+        )
     if not solved.optimal:
         # A plan that is not proven is no slower than the heuristics' plans, as far as these were made.
         known, name = starts.best(part)
@@ -240,6 +242,18 @@ def solve_component(
             # The plan reaches the bound, however it was found.
             solved.optimal, solved.note, solved.columns = True, None, {}
     return solved
+
+
+def _at(positions: Sequence[int], prices: Sequence[int], n: int) -> tuple[int, ...]:
+    """``prices`` at these of ``n`` positions; 0 elsewhere."""
+    found = [0] * n
+    for i, price in zip(positions, prices, strict=True):
+        found[i] = price
+    return tuple(found)
+
+
+def _pairs(positions: Sequence[int], pairs: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    return tuple([(positions[i], positions[j]) for i, j in pairs])
 
 
 def _main(space: Space, members: Nodes) -> int:
@@ -291,7 +305,7 @@ def _solve_space(
         most = min(most, int(space.book.work.left * _SHARE_OF_COLUMNS))
         # Column generation makes its tables in half a second, which is too long after the deadline.
         has_ended = time.monotonic() >= expires_at
-        columns = None if has_ended else _by_columns(space, floor, best, expires_at, most)
+        columns = None if has_ended else _by_columns(space, floor, best, expires_at, most, is_start)
         if columns is not None:
             result = columns
             result.crowded = has_copies and not (result.optimal or space.book.is_past(expires_at))
@@ -338,7 +352,12 @@ def _bound_of_groups(space: Space) -> PartialFloor | None:
 
 
 def _by_columns(
-    space: Space, floor: PartialFloor | None, best: list[Mask], expires_at: float, max_work: int
+    space: Space,
+    floor: PartialFloor | None,
+    best: list[Mask],
+    expires_at: float,
+    max_work: int,
+    is_start: bool,
 ) -> Solved | None:
     """What column generation finds, from the plan ``best`` on; None without ``floor``, if that plan is not as
     fast as any can be."""
@@ -347,7 +366,7 @@ def _by_columns(
     if floor is None:
         return None
     try:
-        found = solve_by_columns(space, floor, best, expires_at, max_work)
+        found = solve_by_columns(space, floor, best, expires_at, max_work, is_start)
     except FAILURES as error:
         return Solved(best, space.floor_ps, False, note=failure(error), steady=False)
     priced = [mask for mask in found.columns if mask not in space.offers]
@@ -392,27 +411,24 @@ def certifying_heuristic(
     return ""
 
 
-def make_proof(parts: Decomposition, known: Sequence[tuple[int, tuple[int, ...]]]) -> Proof:
-    """The proof of ``known``: the bound on each distinct component, and the prices of its
-    positions, empty where there are none.
+def make_proof(parts: Decomposition, solved: Sequence[Solved]) -> Proof:
+    """The proof of the bound on each distinct component.
 
     Raises:
-        AssertionError: it has prices, and not one for each operation of a component.
+        AssertionError: a component has prices, and not one for each operation.
     """
-    for space, (_, prices) in zip(parts.spaces, known, strict=True):
+    for space, found in zip(parts.spaces, solved, strict=True):
         n_nodes = len(space.component.nodes)
-        assert len(prices) in (0, n_nodes), f"{len(prices)} prices for {n_nodes} operations"
+        assert len(found.duals) in (0, n_nodes), f"{len(found.duals)} prices for {n_nodes} operations"
     first_nodes: list[list[int]] = [[] for _ in parts.spaces]
     for part, nodes in parts.instances:
         first_nodes[part].append(nodes[0])
-    return Proof(
-        tuple(
-            Part(
-                bound_ps,
-                tuple(first),
-                # A floor is simpler to check than prices that do not reach it.
-                () if sum(prices) < bound_ps == space.floor_ps else prices,
-            )
-            for (bound_ps, prices), first, space in zip(known, first_nodes, parts.spaces, strict=True)
-        )
-    )
+
+    def proven(space: Space, found: Solved, first: tuple[int, ...]) -> Part:
+        # A floor is simpler to check than prices that do not reach it, and prices than cases.
+        is_floor = sum(found.duals) < found.bound_ps == space.floor_ps
+        if found.cases and not is_floor:
+            return Part(found.bound_ps, first, (), found.cases)
+        return Part(found.bound_ps, first, () if is_floor else found.duals)
+
+    return Proof(tuple(map(proven, parts.spaces, solved, map(tuple, first_nodes))))

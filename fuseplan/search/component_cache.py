@@ -100,6 +100,7 @@ class ComponentCache:
             crowded=solved.crowded,
             work=work,
             left=space.book.work.left + work,
+            cases=solved.cases,
         )
         if not _misfit(space, entry):
             self._new[part] = entry
@@ -198,7 +199,11 @@ def _misfit(space: Space, entry: Entry) -> str:
         return "its groups wait for each other"
     if not 0 <= entry.bound_ps <= total.time_ps or (entry.optimal and entry.bound_ps != total.time_ps):
         return f"its bound is {entry.bound_ps}, and its time {total.time_ps}"
-    if len(entry.duals) not in (0, space.n) or entry.candidates < 1:
+    n_prices = {len(entry.duals), *(len(case.prices_ps) for case in entry.cases)}
+    pairs = [pair for case in entry.cases for pair in (*case.together, *case.apart)]
+    if not n_prices <= {0, space.n} or not all(0 <= i < space.n for pair in pairs for i in pair):
+        return "it is about other operations"
+    if entry.candidates < 1:
         return "it counts other operations"
     if entry.note is not None and entry.note.node not in (None, *range(space.n)):
         return "its note is about an operation that is not there"

@@ -11,6 +11,7 @@ boolean matrices.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from costmodel.graph import OpKind
 from costmodel.partial_floor import PartialFloor
 from costmodel.set_tables import Figures, Sets, UnionTable, as_sets, total
 from fuseplan.schedule.pricing import Price
+from fuseplan.search.decisions import Decisions
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.remat.duplicates import DuplicateRules
@@ -108,11 +110,12 @@ class GroupSearch:
         """The legal groups that were priced so far, whether they were sought or not."""
         self._unpaid: dict[Mask, _Unpaid] = {}
         """For each start that did not lead to a group of ``grown``, the group that it led to."""
-        self._above_masks = transposed(space.below)
         self.conflicts = self._closed_conflicts()
         self._below, self._above, self._near, self._apart = (
-            _table(of, space.n) for of in (space.below, self._above_masks, space.neighbours, self.conflicts)
+            _table(of, space.n) for of in (space.below, space.above, space.neighbours, self.conflicts)
         )
+        self._together: UnionTable | None = None
+        """For each position, those that the same group holds by ``under``."""
         n_values = len(space.values)
         self._made, self._read = _table(space.made, n_values), _table(space.read, n_values)
         self._kept = as_sets([space.kept], n_values)[0]
@@ -122,6 +125,15 @@ class GroupSearch:
         self._overflows, self._misfitting = (
             _Answers(nogoods, space.question_width) for nogoods in (space.overflowing, space.misfits)
         )
+
+    def under(self, decisions: Decisions) -> GroupSearch:
+        """The same search among the groups that ``decisions`` allow. What one learns, both know."""
+        other = copy(self)
+        other.conflicts = decisions.conflicts
+        other._apart = _table(decisions.conflicts, self.space.n)
+        other._together = _table(decisions.classes, self.space.n) if decisions.together else None
+        other._unpaid = dict(self._unpaid)
+        return other
 
     def below(
         self,
@@ -378,13 +390,17 @@ class GroupSearch:
         while True:
             hull = known | (self._below(known) & self._above(known))
             never = barred | self._apart(hull)
-            if self._duplicates is None:
-                break
-            wanted, barred = self._duplicates.decided(hull, never)
-            if not wanted.any():
+            wanted = None
+            if self._together is not None:
+                wanted = self._together(hull) & ~hull
+                never |= self._together(never)
+            if self._duplicates is not None:
+                copies, barred = self._duplicates.decided(hull, never)
                 never |= barred
+                wanted = copies if wanted is None else wanted | copies
+            if wanted is None or not wanted.any():
                 break
-            known, barred = hull | wanted, never | barred
+            known, barred = hull | wanted, never
         return hull, never, ~(hull & never).any(axis=1)
 
     def _margins(self, partial: _Partial, open_: Sets, worth: Figures, cliques: Cliques) -> _Margins:
@@ -509,7 +525,7 @@ class GroupSearch:
                 (
                     mask
                     | union_at(mask & space.below[i], space.below)
-                    | union_at(mask & self._above_masks[i], self._above_masks)
+                    | union_at(mask & space.above[i], space.above)
                 )
                 & ~(1 << i)
                 for i, mask in enumerate(found)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from costmodel.graph import Graph
 from fuseplan.frontend.lower import Lowered
 from fuseplan.plan.constraints import Resolved
-from fuseplan.plan.fusion_plan import Kernel, PlanStats, Proof
+from fuseplan.plan.fusion_plan import Case, Kernel, PlanStats, Proof
 from fuseplan.plan.notes import AnyNote, Note, NoteKind, note
 from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook, Pricing, total_of
@@ -279,6 +279,8 @@ class Solved:
     """Whether ``columns`` are all legal groups that have not been refused, if there are any."""
     crowded: bool = False
     """Whether copies of operations make too many groups to prove a plan."""
+    cases: tuple[Case, ...] = ()
+    """Cases that prove the bound, by position; empty where ``duals`` or the floor do."""
 
 
 def failure(error: BaseException) -> Note:

@@ -33,6 +33,8 @@ class SearchLimits:
     max_column_work_with_copies: int = 5_000_000
     """As ``max_column_work``, in a component with copies. Where that neither proves a plan nor finds one
     faster than without copies, no operation of the component is computed twice."""
+    max_case_work: int = 500_000
+    """Units of work to prove one case of branch and price, after which it is divided."""
     max_growth_work: int = 1_000_000
     """Units of work for the groups that are found by growing others, between two solutions of the linear
     program."""

@@ -222,6 +222,9 @@ class Covering:
         for row, above, below in zip(self._rows, self._near[::2], self._near[1::2], strict=True):
             row.SetCoefficient(above, 1.0)
             row.SetCoefficient(below, -1.0)
+        self._lacking = [self._lp.NumVar(0.0, 0.0, "") for _ in range(n_items)]
+        for row, x in zip(self._rows, self._lacking, strict=True):
+            row.SetCoefficient(x, 1.0)
         self.solution: list[float] = []
         """How much of each set the last solution uses, in the order in which they were added."""
 
@@ -238,9 +241,17 @@ class Covering:
         for k, x in enumerate(self._sets):
             x.SetBounds(float(k in chosen), 0.0 if k in barred else self._lp.infinity())
 
-    def pull(self, prices: Sequence[float]) -> None:
-        """Of duals that are nearly as good as the best, prefer those close to ``prices``."""
-        for price, above, below in zip(prices, self._near[::2], self._near[1::2], strict=True):
+    def allow_lacking(self, cost: int | None) -> None:
+        """Let an item be covered by nothing for ``cost``, or not at all."""
+        for x in self._lacking:
+            x.SetUb(0.0 if cost is None else 1.0)
+            self._objective.SetCoefficient(x, (cost or 0) / _COVERING_UNIT)
+
+    def pull(self, prices: Sequence[float] | None) -> None:
+        """Of duals that are nearly as good as the best, prefer those close to ``prices``; None: the best."""
+        for x in self._near:
+            x.SetUb(0.0 if prices is None else _PULL)
+        for price, above, below in zip(prices or (), self._near[::2], self._near[1::2], strict=False):
             self._objective.SetCoefficient(above, price / _COVERING_UNIT)
             self._objective.SetCoefficient(below, -price / _COVERING_UNIT)
 

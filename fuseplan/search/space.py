@@ -69,6 +69,7 @@ class Space:
             for inner, apart in zip(self.inner_below, component.apart, strict=True)
         ]
         """The positions that wait for each position, on any path."""
+        self.above = transposed(self.below)
         self._exchange()
         self.duplicate_rules = (
             DuplicateRules(book.graph, book.copies, self.members, book.renames) if book.copies else None

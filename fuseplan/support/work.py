@@ -151,6 +151,10 @@ class Work:
         """Count the work of bounding ``count`` partial groups in a component of ``n_positions``."""
         self.spent += count * (25 + n_positions * n_positions // 400)
 
+    def spend_relaxation(self, n_columns: int, n_positions: int) -> None:
+        """Count the work of solving the linear program over ``n_columns`` groups anew in one case."""
+        self.spent += n_columns * n_positions // 4
+
     @contextmanager
     def uncounted(self) -> Iterator[None]:
         """Leave ``spent`` as it was before: for what is asked or not by what an earlier plan left behind, on

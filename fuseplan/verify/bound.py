@@ -154,6 +154,29 @@ class Counts:
     """Partial covers searched for components whose prices add up to less than the bound."""
 
 
+_Pairs = frozenset[tuple[int, int]]
+
+
+def _missing(cases: Sequence[tuple[_Pairs, _Pairs]]) -> tuple[_Pairs, _Pairs] | None:
+    """Pairs of nodes that are in one kernel, and pairs that are in two, of plans that may be in none of
+    ``cases``, which are such pairs; None if every plan is in one."""
+    waiting: list[tuple[list[tuple[_Pairs, _Pairs]], _Pairs, _Pairs]] = [
+        (list(cases), frozenset(), frozenset())
+    ]
+    while waiting:
+        left, together, apart = waiting.pop()
+        if any(one <= together and two <= apart for one, two in left):
+            continue
+        open_ = [pair for one, two in left for pair in sorted(one - together) + sorted(two - apart)]
+        if not open_:
+            return together, apart
+        # Most cases come of the same division: the one that divides all of them.
+        pair = max(open_, key=open_.count)
+        waiting.append(([c for c in left if pair not in c[1]], together | {pair}, apart))
+        waiting.append(([c for c in left if pair not in c[0]], together, apart | {pair}))
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class _Claim:
     """A component and its part of the proof."""
@@ -225,8 +248,14 @@ class _Verifier:
             if first not in part_of:
                 raise RefutedError(f"the proof says nothing of {self._name(component)}")
             k, part = part_of.pop(first)
-            if part.prices_ps and len(part.prices_ps) != len(component.nodes):
-                raise RefutedError(f"{len(part.prices_ps)} prices are given for {self._name(component)}")
+            count = len(component.nodes)
+            given_by_case = [case.prices_ps for case in part.cases]
+            for given in given_by_case or ([part.prices_ps] if part.prices_ps else []):
+                if len(given) != count:
+                    raise RefutedError(f"{len(given)} prices are given for {self._name(component)}")
+            pairs = [pair for case in part.cases for pair in (*case.together, *case.apart)]
+            if not all(0 <= i < count for pair in pairs for i in pair):
+                raise RefutedError(f"a case of {self._name(component)} is about a node that is not there")
             claims[first] = _Claim(component, part, (component_key(book, component), k))
         if part_of:
             raise RefutedError(f"the proof counts a component that starts at n{min(part_of)}: there is none")
@@ -241,25 +270,36 @@ class _Verifier:
         nodes."""
         nodes, bound_ps, prices = claim.component.nodes, claim.part.bound_ps, claim.prices
         where = self._name(claim.component)
-        if not claim.part.prices_ps:
+        if not (claim.part.prices_ps or claim.part.cases):
             floor_ps = self._book.floor(nodes)
             if floor_ps < bound_ps:
                 raise RefutedError(f"{where}: its floor is {floor_ps:,} ps, not {bound_ps:,}")
             if not room:
                 return
-        gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
 
         def look() -> None:
             if time.monotonic() >= self._expires_at:
                 raise NotCheckedError(f"the deadline came before {where} was checked")
 
         groups = Groups(claim.component, self._book, look)
-        for count, mask in enumerate(groups.below(prices, max(gap, room, 0)), 1):
+        if claim.part.cases:
+            self._check_cases(claim, groups)
+            return
+        gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
+        self._near[claim.key] += self._check_prices(claim, groups, prices, max(gap, room, 0))
+        if gap > 0:
+            self._check_covers([claim], bound_ps)
+
+    def _check_prices(self, claim: _Claim, groups: Groups, prices: Sequence[int], room: int) -> list[int]:
+        """Check that no group costs less than the prices of its nodes; those that cost less than ``room``
+        more."""
+        where, near = self._name(claim.component), []
+        for count, mask in enumerate(groups.below(prices, room), 1):
             if count > MAX_GROUPS:
                 raise NotCheckedError(f"{where} has more than {MAX_GROUPS:,} legal groups")
             inside = groups.members(mask)
             worth = sum(p for i, p in enumerate(prices) if mask >> i & 1)
-            if self._book.least(inside) < worth + max(gap, room, 0):
+            if self._book.least(inside) < worth + room:
                 cost_ps = self._cost(inside) if groups.fits(mask) else None
                 if cost_ps is None:
                     continue
@@ -269,11 +309,27 @@ class _Verifier:
                         f"{where}: a kernel of {self._ops(inside)} takes {cost_ps:,} ps, less "
                         f"than the {worth:,} ps that the proof gives its nodes"
                     )
-                if cost_ps < worth + max(gap, room):
-                    self._near[claim.key].append(mask)
+                if cost_ps < worth + room:
+                    near.append(mask)
             self._counts.groups += 1
-        if gap > 0:
-            self._check_covers([claim], bound_ps)
+        return near
+
+    def _check_cases(self, claim: _Claim, groups: Groups) -> None:
+        """Check that each plan of a component is one of its cases, and the bound of each case."""
+        nodes, bound_ps, where = claim.component.nodes, claim.part.bound_ps, self._name(claim.component)
+        missing = _missing([(frozenset(c.together), frozenset(c.apart)) for c in claim.part.cases])
+        if missing is not None:
+            together, apart = (
+                " and ".join(f"n{nodes[i]} and n{nodes[j]}" for i, j in sorted(pairs)) or "none"
+                for pairs in missing
+            )
+            raise RefutedError(f"{where}: no case has {together} in one kernel, and {apart} in two")
+        for case in claim.part.cases:
+            if sum(case.prices_ps) < bound_ps:
+                raise RefutedError(
+                    f"{where}: the prices of a case add up to {sum(case.prices_ps):,} ps, not {bound_ps:,}"
+                )
+            self._check_prices(claim, groups.under(case.together, case.apart), case.prices_ps, 0)
 
     def _check_covers(self, claims: list[_Claim], bound_ps: int) -> None:
         """Check that the components together have no plan below ``bound_ps``."""

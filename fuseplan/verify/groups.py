@@ -8,6 +8,9 @@ share the rules (``Pricing.compatible``, ``Pricing.oversized``) and the lower bo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 import numpy as np
@@ -18,6 +21,7 @@ from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.search.components import Component
 from fuseplan.support.bitset import bits, union_at
+from fuseplan.support.digraph import cyclic_sets
 
 _LEARNT = 200
 """The number of refused and of allowed sets that are kept for each rule. Searching more takes longer than the
@@ -27,6 +31,10 @@ rule."""
 _STEPS = 100_000
 """Partial groups that are looked at to list all groups of a component, some seconds of work. Where there are
 more, bounds are used: to bound a partial group takes ten times as long as to look at it."""
+
+
+_BATCH = 128
+"""Partial groups that are bounded at a time."""
 
 
 class _TooManyStepsError(Exception):
@@ -69,6 +77,9 @@ class Groups:
                 if waits or book.compatible((self.nodes[u], self.nodes[v])) is not None:
                     self._apart[u] |= 1 << v
                     self._apart[v] |= 1 << u
+        self._waits = [below | apart for below, apart in zip(self._below, component.apart, strict=True)]
+        self._wholes: list[int] = []
+        self._pairs: list[int] = []
         self._position = {node: i for i, node in enumerate(self.nodes)}
         self._offers = dict.fromkeys(self._offered())
         self._copies = _CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
@@ -78,6 +89,36 @@ class Groups:
         # A part of a group that fits may not fit, as it may exchange more values.
         self._crowds = _Monotone(self._is_crowded, True)
         self._room = _Monotone(self._is_oversized, False)
+        self._tiles = _Monotone(self._has_no_tile, False)
+
+    def under(self, together: Sequence[tuple[int, int]], apart: Sequence[tuple[int, int]]) -> Groups:
+        """The groups of the plans in which one kernel holds each pair of ``together``, and none a pair of
+        ``apart``. Pairs are positions."""
+        other = copy(self)
+        other._all = self._all
+        other._wholes = self._connected_by(together)
+        other._pairs = [1 << i | 1 << j for i, j in apart]
+        other._apart = list(self._apart)
+        for i, j in apart:
+            other._apart[i] |= 1 << j
+            other._apart[j] |= 1 << i
+        return other
+
+    def _connected_by(self, together: Sequence[tuple[int, int]]) -> list[int]:
+        """The sets of positions that one kernel holds if one holds each pair: also what lies between them,
+        and sets of which each waits for the other, as the kernels of a plan can run in some order."""
+        after = [set(bits(mask)) for mask in self._waits]
+        for i, j in together:
+            after[i].add(j)
+            after[j].add(i)
+        return [sum(1 << i for i in found) for found in cyclic_sets(after)] if together else []
+
+    def _is_in_case(self, group: int) -> bool:
+        """Whether the group holds all or nothing of each set that one kernel holds, and no pair that none
+        holds."""
+        return all(group & whole in (0, whole) for whole in self._wholes) and all(
+            group & pair != pair for pair in self._pairs
+        )
 
     def members(self, mask: int) -> Nodes:
         """The nodes in ``mask``."""
@@ -133,12 +174,17 @@ class Groups:
         if floor is None:
             yield from self
             return
+        every = self._all
+        found = self._bounded(floor, prices, room_ps) if every is None else every
+        yield from (group for group in found if self._is_in_case(group))
+
+    @cached_property
+    def _all(self) -> list[int] | None:
+        """All groups, whatever the case; None if that takes too many steps."""
         try:
-            every = list(self._listed(_STEPS))
+            return list(self._listed(_STEPS))
         except _TooManyStepsError:
-            yield from self._bounded(floor, prices, room_ps)
-        else:
-            yield from every
+            return None
 
     def _bounded(self, floor: PartialFloor, prices: Sequence[int], room_ps: int) -> Iterator[int]:
         """Yield, once, every group that takes at most ``room_ps`` longer than its members' ``prices``, and
@@ -147,79 +193,82 @@ class Groups:
         A partial group (some nodes are in, others out, the rest open) is left out where a lower bound
         excludes all groups that come of it. From its dearest member on, the dearest open node is decided.
         """
-        order = sorted(range(self.n), key=lambda i: (-prices[i], i))
-        cliques = self._cliques([i for i in order if prices[i] > 0])
-        before = 0
-        busy = sum(1 << i for i in np.flatnonzero(floor.executes).tolist())
-        for seed in order:
-            if prices[seed] == 0 and room_ps <= 0:
-                break  # No kernel takes less than nothing.
-            waiting = [(1 << seed, before, False)]
-            if busy >> seed & 1 and not self._copies:
-                # More is known of kernels that execute several operations than of those that execute one.
-                waiting = [(1 << seed, before, True), (1 << seed, before | busy & ~(1 << seed), False)]
-            before |= 1 << seed
-            while waiting:
-                self._look()
-                group, out, several = waiting.pop()
-                group = self._closed(group)
-                out |= union_at(group, self._apart)
-                for reach in (self._below, self._above):
-                    # Whatever lies beyond an excluded node on a path from the group would bring it in.
-                    out |= union_at(out & union_at(group, reach), reach)
-                if group & out or (self._copies and self._copies.contradict(group, out)):
-                    continue
-                possible = self._connected(1 << seed, ~out)
-                if group & ~possible:
-                    continue
-                open_ = possible & ~group
-                if several and not (group | open_) & busy & ~(1 << seed):
-                    continue
-                if self._least_margin(floor, group, open_, several, prices, cliques) >= room_ps:
-                    continue
-                # XLA runs a single node, whatever the rules say.
-                refused = group & (group - 1) and (
-                    self._rules.refuses(group) or not self._may_fit(group, self._question(group, ~possible))
-                )
-                if refused:
-                    continue
-                if not open_:
+        worths = _Worths(prices, self._cliques(sorted(range(self.n), key=lambda i: (-prices[i], i))), self.n)
+        waiting = self._seeds(prices, room_ps, floor)
+        while waiting:
+            self._look()
+            batch, waiting = waiting[-_BATCH:], waiting[:-_BATCH]
+            found = [partial for partial in map(self._propagated, batch) if partial is not None]
+            if not found:
+                continue
+            near = worths.least_margins(floor, found) < room_ps
+            # XLA runs a single node, whatever the rules say.
+            found = [
+                partial
+                for partial, is_near in zip(found, near.tolist(), strict=True)
+                if is_near and not (partial.group & (partial.group - 1) and self._is_refused(partial))
+            ]
+            for partial in found:
+                if not partial.open:
+                    group = partial.group
                     allowed = not self._copies or not self._copies.contradict(group, ~group)
                     if allowed and group not in self._offers:
                         yield group
-                    continue
-                (stakes,) = floor.stakes(self._row(group))
-                new = max(bits(open_), key=lambda i: (prices[i] + stakes[i], -i))
-                waiting += [(group, out | 1 << new, several), (group | 1 << new, out, several)]
+            divided = [partial for partial in found if partial.open]
+            if divided:
+                stakes = floor.stakes(_rows([partial.group for partial in divided], self.n)) + worths.prices
+                stakes[~_rows([partial.open for partial in divided], self.n)] = -inf
+                for partial, new in zip(
+                    divided, (1 << i for i in stakes.argmax(axis=1).tolist()), strict=True
+                ):
+                    waiting.append(replace(partial, out=partial.out | new))
+                    waiting.append(replace(partial, group=partial.group | new))
         yield from self._offers
 
-    def _least_margin(
-        self,
-        floor: PartialFloor,
-        group: int,
-        open_: int,
-        several: bool,
-        prices: Sequence[int],
-        cliques: Sequence[int],
-    ) -> float:
-        """Picoseconds by which each kernel that holds ``group``, and others of ``open_`` alone, takes longer
-        than the prices of its nodes, at least; with ``several``, each that executes several operations."""
-        worth = sum(prices[i] for i in bits(group))
+    def _seeds(self, prices: Sequence[int], room_ps: int, floor: PartialFloor) -> list[_Partial]:
+        """Partial groups, of which each group that ``_bounded`` looks for is in one: that of its dearest
+        member."""
+        busy = sum(1 << i for i in np.flatnonzero(floor.executes).tolist())
+        found: list[_Partial] = []
+        before = 0
+        for seed in sorted(range(self.n), key=lambda i: (-prices[i], i)):
+            if prices[seed] <= 0 and room_ps <= 0:
+                break  # No kernel takes less than nothing.
+            own = 1 << seed
+            if busy & own and not self._copies:
+                # More is known of kernels that execute several operations than of those that execute one.
+                found.append(_Partial(own, before, seed, needs=busy & ~own))
+                found.append(_Partial(own, before | busy & ~own, seed))
+            else:
+                found.append(_Partial(own, before, seed))
+            before |= own
+        return found[::-1]
 
-        def most(costs: Sequence[float] | None) -> float:
-            gains = [[prices[i] - (costs[i] if costs else 0) for i in bits(c & open_)] for c in cliques]
-            return worth + sum(max([0, *some]) for some in gains)
+    def _propagated(self, partial: _Partial) -> _Partial | None:
+        """A partial group with all that its groups hold, and what they may hold beside; None if there are
+        none."""
+        group = self._closed(partial.group)
+        out = partial.out | union_at(group, self._apart)
+        for whole in self._wholes:
+            out |= whole if whole & out else 0
+        for reach in (self._below, self._above):
+            # Whatever lies beyond an excluded node on a path from the group would bring it in.
+            out |= union_at(out & union_at(group, reach), reach)
+        if group & out or (self._copies and self._copies.contradict(group, out)):
+            return None
+        possible = self._connected(1 << partial.seed, ~out)
+        if group & ~possible or (partial.needs and not possible & partial.needs):
+            return None
+        return replace(partial, group=group, out=out, open=possible & ~group)
 
-        row, possible = self._row(group), self._row(group | open_)
-        bounds = floor.bounds(row, possible, np.array([several]))
-        margins = [bounds.floor_ps[0] - most(None)]
-        if open_:
-            # Each resource alone bounds the kernel, and so does the mean of the memory and the vector units.
-            each = [(resource.known_ps[0], resource.added_ps[0]) for resource in bounds.additive]
-            (memory_ps, of_memory), (compute_ps, of_compute) = each[:2]
-            each.append(((memory_ps + compute_ps) / 2, (of_memory + of_compute) / 2))
-            margins += [least - most(costs.tolist()) for least, costs in each]
-        return float(max(margins))
+    def _is_refused(self, partial: _Partial) -> bool:
+        """Whether a rule refuses what all groups of a partial one hold, or no tile can fit."""
+        group, never = partial.group, ~(partial.group | partial.open)
+        return (
+            self._rules.refuses(group)
+            or not self._may_fit(group, self._question(group, never))
+            or self._tiles.follows(self._question_of_tiles(group, never))
+        )
 
     def _offered(self) -> Iterator[int]:
         for nodes in self.book.offers:
@@ -246,14 +295,13 @@ class Groups:
             found |= new
         return found
 
-    def _row(self, mask: int) -> npt.NDArray[np.bool_]:
-        return np.array([[mask >> i & 1 for i in range(self.n)]], dtype=bool)
-
     def _closed(self, group: int) -> int:
         """The smallest convex group that contains ``group`` and the copies that its members read."""
         while True:
             closed = group | (union_at(group, self._below) & union_at(group, self._above))
             closed |= self._copies.read_there(closed) if self._copies else 0
+            for whole in self._wholes:
+                closed |= whole if whole & closed else 0
             if closed == group:
                 return group
             group = closed
@@ -299,8 +347,29 @@ class Groups:
         return not self._crowds.refuses(group) or not self._room.refuses(question)
 
     def fits(self, group: int) -> bool:
-        """Whether the group, as it is, is small enough for a kernel."""
-        return group & (group - 1) == 0 or not self._room.refuses(self._question(group, ~group))
+        """Whether the group, as it is, is small enough for a kernel. What is learnt of it excludes partial
+        groups. XLA's loops and offered nests need no common tile."""
+        return (
+            group & (group - 1) == 0
+            or group in self._offers
+            or not (
+                self._room.refuses(self._question(group, ~group))
+                or self._tiles.refuses(self._question_of_tiles(group, ~group))
+            )
+        )
+
+    def _question_of_tiles(self, group: int, out: int) -> int:
+        """As ``_question``, with the bits of the positions that never join."""
+        return self._question(group, out) | (out & self._everything) << self.n + len(self._values)
+
+    def _has_no_tile(self, question: int) -> bool:
+        """Whether no tile fits on chip, whatever positions that ``question`` leaves open join."""
+        group, out = question & self._everything, question >> self.n + len(self._values)
+        if not group:
+            return False
+        crossing = frozenset([v for k, v in enumerate(self._values) if question >> self.n + k & 1])
+        others = self.members(self._everything & ~(out | group))
+        return self.book.oversized_beside(self.members(group), crossing, others) is not None
 
     def _is_crowded(self, group: int) -> bool:
         return self.book.oversized(self.members(group), frozenset(self._values)) is not None
@@ -309,6 +378,61 @@ class Groups:
         """Whether the group of ``question`` does not fit on chip, given the values that it exchanges."""
         crossing = frozenset([self._values[k] for k in bits(question >> self.n)])
         return self.book.oversized(self.members(question & self._everything), crossing) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Partial:
+    """A partial group: nodes that are in, nodes that are out, and those that may join."""
+
+    group: int
+    out: int
+    seed: int
+    """A position that is in."""
+    needs: int = 0
+    """If not 0, one of these joins: the group executes several operations."""
+    open: int = 0
+
+
+class _Worths:
+    """What partial groups are worth at most at these prices: a group holds one node of each clique."""
+
+    def __init__(self, prices: Sequence[int], cliques: Sequence[int], n: int) -> None:
+        self.prices = np.array(prices, dtype=np.float64)
+        members = [bits(clique) for clique in cliques]
+        self._order = np.array([i for clique in members for i in clique], dtype=np.intp)
+        self._starts = np.cumsum([0, *map(len, members[:-1])])
+        self._n = n
+
+    def least_margins(self, floor: PartialFloor, partial: Sequence[_Partial]) -> npt.NDArray[np.float64]:
+        """For each partial group, the picoseconds by which each of its kernels takes longer than the prices
+        of its nodes, at least."""
+        known, open_ = (
+            _rows(masks, self._n) for masks in zip(*((p.group, p.open) for p in partial), strict=True)
+        )
+        worth = np.where(known, self.prices, 0).sum(axis=1)
+
+        def most(costs: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
+            gains = np.where(open_, np.maximum(self.prices - costs, 0), 0)[:, self._order]
+            found: npt.NDArray[np.float64] = worth + np.maximum.reduceat(gains, self._starts, axis=1).sum(
+                axis=1
+            )
+            return found
+
+        bounds = floor.bounds(known, known | open_, np.array([p.needs > 0 for p in partial]))
+        margins = [bounds.floor_ps - most(0.0)]
+        # Each resource alone bounds the kernel, and so does the mean of the memory and the vector units.
+        each = [(resource.known_ps, resource.added_ps) for resource in bounds.additive]
+        (memory_ps, of_memory), (compute_ps, of_compute) = each[:2]
+        each.append(((memory_ps + compute_ps) / 2, (of_memory + of_compute) / 2))
+        margins += [least - most(costs) for least, costs in each]
+        return np.max(margins, axis=0)
+
+
+def _rows(masks: Sequence[int], n: int) -> npt.NDArray[np.bool_]:
+    """A row of bool for each mask."""
+    width = -(-n // 8)
+    data = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
+    return np.unpackbits(data.reshape(len(masks), width), axis=1, count=n, bitorder="little").astype(bool)
 
 
 class _Monotone:

@@ -30,7 +30,7 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search.component import make_proof
 from fuseplan.search.components import components, crossable_edges
-from fuseplan.search.grouping import decompose
+from fuseplan.search.grouping import Solved, decompose
 from fuseplan.search.remat import materialise as recomputed
 from fuseplan.verify import report
 from fuseplan.verify.bound import Counts, verify_proof
@@ -486,7 +486,7 @@ def test_a_price_is_given_to_each_operation_where_a_proof_is_made():
     g = graph("eere", [[], [0], [1], [2]])
     pricing = Bytes(g)
     parts = decompose(g, PriceBook(g, pricing))
-    bad = [(0, (0,) * (len(space.component.nodes) + 1)) for space in parts.spaces]
+    bad = [Solved([], 0, False, duals=(0,) * (len(space.component.nodes) + 1)) for space in parts.spaces]
     with pytest.raises(AssertionError, match="prices for"):
         make_proof(parts, bad)
 

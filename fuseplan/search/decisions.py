@@ -1,0 +1,132 @@
+"""Pairs of positions that one group holds, and pairs that no group holds, with all that follows from them.
+
+These are the branches of branch and price for partitions (Ryan and Foster, "An integer programming approach
+to scheduling", 1981): in each plan, one group holds two positions or two groups do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fuseplan.search.space import Mask, Space
+from fuseplan.support.bitset import bits, transposed, union_at
+from fuseplan.support.digraph import cyclic_sets
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Decisions:
+    """What is decided of a component's plans.
+
+    Args:
+        space: the component.
+        bars: for each position, those that no group holds beside it, whatever is decided; offered groups may.
+        together: pairs that one group holds.
+        apart: pairs that no group holds.
+    """
+
+    space: Space
+    bars: Sequence[Mask]
+    together: tuple[Pair, ...] = ()
+    apart: tuple[Pair, ...] = ()
+
+    def and_together(self, pair: Pair) -> Decisions:
+        """These decisions, and that one group holds ``pair``."""
+        return Decisions(self.space, self.bars, (*self.together, pair), self.apart)
+
+    def and_apart(self, pair: Pair) -> Decisions:
+        """These decisions, and that no group holds ``pair``."""
+        return Decisions(self.space, self.bars, self.together, (*self.apart, pair))
+
+    @cached_property
+    def classes(self) -> list[Mask]:
+        """For each position, those that the same group holds.
+
+        The kernels of a plan can run in some order. So what lies on a path between two positions of a class
+        is in it, and classes of which each waits for the other are one: the strongly connected sets of the
+        dependences and the pairs, these in both directions.
+        """
+        space = self.space
+        found = [1 << i for i in range(space.n)]
+        if not self.together:
+            return found
+        after = [set(bits(mask)) for mask in space.component.apart]
+        for i, producers in enumerate(space.producers):
+            for u in producers:
+                after[u].add(i)
+        for i, j in self.together:
+            after[i].add(j)
+            after[j].add(i)
+        for members in cyclic_sets(after):
+            mask = sum(1 << i for i in members)
+            for i in members:
+                found[i] = mask
+        return found
+
+    @cached_property
+    def conflicts(self) -> list[Mask]:
+        """For each position, those that no group holds beside it, but offered ones."""
+        if not (self.together or self.apart):
+            return list(self.bars)
+        space, found = self.space, list(self.bars)
+        for i, j in self.apart:
+            found[i] |= 1 << j
+            found[j] |= 1 << i
+        above = space.above
+        while True:
+            before = list(found)
+            for mask in self._wholes:
+                barred = union_at(mask, found)
+                for i in bits(mask):
+                    found[i] = barred
+            # What lies beyond a conflict on a path would bring it in.
+            found = [
+                mask | union_at(mask & space.below[i], space.below) | union_at(mask & above[i], above)
+                for i, mask in enumerate(found)
+            ]
+            found = [a | b for a, b in zip(found, transposed(found), strict=True)]
+            if found == before:
+                return found
+
+    @cached_property
+    def _wholes(self) -> list[Mask]:
+        return sorted({mask for mask in self.classes if mask & (mask - 1)})
+
+    @cached_property
+    def _pairs(self) -> list[Mask]:
+        return [1 << i | 1 << j for i, j in self.apart]
+
+    def allow(self, group: Mask, is_offered: bool) -> bool:
+        """Whether a plan that obeys these decisions may have the group, a legal one."""
+        if any(group & whole not in (0, whole) for whole in self._wholes):
+            return False
+        if any(group & pair == pair for pair in self._pairs):
+            return False
+        return is_offered or all(not self.conflicts[i] & group for i in bits(group))
+
+
+def undecided(decisions: Decisions, usage: dict[Mask, float]) -> dict[Pair, float]:
+    """The pairs that some groups in use hold, and of which others hold one, each with the lesser of both
+    usages: a pair stands for the classes of its positions, which are the lowest of these.
+
+    Args:
+        usage: how much of each group a solution of the linear program uses.
+    """
+    firsts = sorted({(mask & -mask).bit_length() - 1 for mask in decisions.classes})
+    holds = np.array([[group >> i & 1 for i in firsts] for group in usage], dtype=np.float64)
+    both = (holds * np.array(list(usage.values()))[:, None]).T @ holds
+    each = np.diag(both)
+    one = each[:, None] + each[None, :] - 2 * both
+    open_ = np.triu(np.minimum(both, one), 1)
+    at = zip(*np.nonzero(open_ > UNDECIDED), strict=True)
+    return {(firsts[a], firsts[b]): float(open_[a, b]) for a, b in at}
+
+
+UNDECIDED = 0.02
+"""A pair is undecided if more than this of both is in use. The linear program, which prefers some duals,
+is wrong by a thousandth for each position."""
