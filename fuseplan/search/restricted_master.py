@@ -51,7 +51,7 @@ class Columns:
         left = prices.sum() - whole.sum()
         for i in np.argsort(whole - prices, kind="stable").tolist():
             own = members[:, i]
-            if left >= 1 - 1e-3 and spare[own].min() >= 1:
+            if left >= 1 - 1e-3 and spare[own].min(initial=1) >= 1:
                 whole[i] += 1
                 spare[own] -= 1
                 left -= 1

@@ -30,6 +30,7 @@ from fuseplan.verify.errors import RefutedError
 from fuseplan.verify.groups import Groups
 from fuseplan.verify.report import NOT_CHECKED, REFUTED, VERIFIED, verify_plan
 from fuseplan.workloads import get_workload
+from fuseplan.workloads.packages import PACKAGES
 from fuseplan.workloads.workload import array
 from tests.helpers.plans import plan_best
 from tests.helpers.small_graphs import Bytes, brute_force, graphs
@@ -68,12 +69,22 @@ def made(name):
         f, args = two_programs, [get_workload(w).build(small=True)[1] for w in ("attention", "norm_mlp")]
     elif name == "copies":
         f, args = in_steps, (LONG, array("float32", 768, 768), LONG)
+    elif name == "cases":
+        f, args = PACKAGES["log_density_grad"].build()
     elif name == "joint":
         f, features = waiting, Features(recompute=False)
     else:
         f, args = get_workload("adam_update").build(small=True)
     options = Options(get_device("h200"), "solver", 120.0, features=features)
     return plan_best(lower(trace(f, *args)), options)[1]
+
+
+@cache
+def verified(name):
+    """As ``made``; its plan is verified from its file."""
+    plan = made(name)
+    assert verify_plan(read_plan(plan.to_json())).status == VERIFIED
+    return plan
 
 
 def claiming(plan, **changes):
@@ -299,13 +310,64 @@ def wait_that_is_none(plan):
     return replanned(plan, replace(plan.graph, waits=(*plan.graph.waits, pair)))
 
 
+def divided(plan):
+    """The part that cases prove, and where it stands."""
+    return next((k, part) for k, part in enumerate(plan.proof.parts) if part.cases)
+
+
+def with_case(plan, i, **changes):
+    k, part = divided(plan)
+    cases = list(part.cases)
+    cases[i] = replace(cases[i], **changes)
+    bound = min(sum(case.prices_ps) for case in cases)
+    return with_part(plan, k, cases=tuple(cases), bound_ps=bound)
+
+
+def case_left_out(plan):
+    k, part = divided(plan)
+    return with_part(plan, k, cases=part.cases[1:])
+
+
+def case_of_other_pairs(plan):
+    """A case that says too much leaves out plans."""
+    _, part = divided(plan)
+    (i, j), size = (*part.cases[0].together, *part.cases[0].apart)[0], len(part.cases[0].prices_ps)
+    other = next((i, m) for m in range(size) if m not in (i, j))
+    return with_case(plan, 0, together=(*part.cases[0].together, other))
+
+
+def case_of_a_node_that_is_not_there(plan):
+    return with_case(plan, 0, apart=((0, 1_000_000),))
+
+
+def case_with_too_few_prices(plan):
+    return with_case(plan, -1, prices_ps=divided(plan)[1].cases[-1].prices_ps[1:])
+
+
+def case_without_pairs(plan):
+    """The prices of one case, for all plans."""
+    k, part = divided(plan)
+    return with_part(plan, k, cases=(replace(part.cases[0], together=(), apart=()),))
+
+
+def case_with_raised_prices(plan):
+    prices = divided(plan)[1].cases[0].prices_ps
+    return with_case(plan, 0, prices_ps=tuple(2 * ps for ps in prices))
+
+
+def bound_beyond_its_cases(plan):
+    k, part = divided(plan)
+    cases = tuple(replace(c, prices_ps=tuple(ps // 2 for ps in c.prices_ps)) for c in part.cases)
+    return with_part(plan, k, cases=cases)
+
+
 def another_devices_speed(plan):
     return replace(plan, device=replace(plan.device, hbm_bytes_per_s=plan.device.hbm_bytes_per_s // 2))
 
 
 CHEAPER = r"a kernel of n\d+ .* takes [\d,]+ ps, less than the [\d,]+ ps that the proof gives"
 PRICES = r"\d+ prices are given for the component of n\d+"
-COPIES, JOINT = "copies", "joint"
+COPIES, JOINT, CASES = "copies", "joint", "cases"
 FORGERIES = {
     forged_bound: "adds up to",
     forged_bound_beyond_its_proof: "adds up to",
@@ -327,6 +389,13 @@ FORGERIES = {
     (forged_joint_bound, JOINT): r"kernels take [\d,]+ ps, less than",
     (joint_of_nothing, JOINT): "the joint bound is not about",
     (joint_of_a_component_twice, JOINT): "the joint bound is not about different components",
+    (case_left_out, CASES): r"no case has .* in one kernel, and .* in two",
+    (case_of_other_pairs, CASES): r"no case has .* in one kernel, and .* in two",
+    (case_of_a_node_that_is_not_there, CASES): "is about a node that is not there",
+    (case_with_too_few_prices, CASES): PRICES,
+    (case_without_pairs, CASES): CHEAPER,
+    (case_with_raised_prices, CASES): CHEAPER,
+    (bound_beyond_its_cases, CASES): "the prices of a case add up to",
     (root_that_has_one_reader, COPIES): "rematerialises an operation that",
     (root_that_is_not_there, COPIES): r"rematerialises n1000000, of \d+ operations",
     (copies_of_other_operations, COPIES): r"takes n\d+ reduce_sum for a copy of n\d+",
@@ -353,8 +422,7 @@ FORGERIES = {
 )
 def test_forgeries_are_refuted(forgery, message):
     forge, base = forgery if isinstance(forgery, tuple) else (forgery, "parts")
-    plan = made(base)
-    assert verify_plan(read_plan(plan.to_json())).status == VERIFIED
+    plan = verified(base)
     forged = forge(plan)
     result = verify_plan(forged)
     assert result.status == REFUTED, result
