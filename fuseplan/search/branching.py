@@ -162,9 +162,7 @@ class _Branching:
             if worth_ps < goal_ps - _ROUNDING_PS:  # Groups that are not known can only lower it.
                 return _Outcome(worth_ps, goal_ps, usage)
             lowered = columns.rounded(exact * (1 - 1 / LIMITS.slack_divisor))
-            order = np.argsort(-lowered, kind="stable").tolist()
-            alone = [decisions.classes[i] for i in order if lowered[i] > 0]
-            if master.grow_from(search, lowered, alone, self._left):
+            if master.grow_from(search, lowered, decisions.wholes, min(self._left, max_work)):
                 continue
             prices = columns.rounded(exact * min(goal_ps / worth_ps, 1.0))
             found = search.below(

@@ -80,7 +80,7 @@ class Decisions:
         above = space.above
         while True:
             before = list(found)
-            for mask in self._wholes:
+            for mask in self.wholes:
                 barred = union_at(mask, found)
                 for i in bits(mask):
                     found[i] = barred
@@ -94,7 +94,8 @@ class Decisions:
                 return found
 
     @cached_property
-    def _wholes(self) -> list[Mask]:
+    def wholes(self) -> list[Mask]:
+        """The classes of several positions."""
         return sorted({mask for mask in self.classes if mask & (mask - 1)})
 
     @cached_property
@@ -103,7 +104,7 @@ class Decisions:
 
     def allow(self, group: Mask, is_offered: bool) -> bool:
         """Whether a plan that obeys these decisions may have the group, a legal one."""
-        if any(group & whole not in (0, whole) for whole in self._wholes):
+        if any(group & whole not in (0, whole) for whole in self.wholes):
             return False
         if any(group & pair == pair for pair in self._pairs):
             return False
