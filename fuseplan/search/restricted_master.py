@@ -168,6 +168,7 @@ class ColumnSearch:
                 return found.complete
             for mask in new:
                 self.columns.add(mask, found.times_ps[mask])
+        self._solve()
         return False
 
     def grow(self, slack_divisor: int | None, limit: int = 1 << 62) -> Figures | None:
@@ -177,15 +178,21 @@ class ColumnSearch:
         while (left := min(self.left, limit - self.spent)) > 0:
             if self.space.book.is_past(self.expires_at):
                 return None
-            self.columns.pull(self.search.shares(self.columns.support()))
-            exact = self.columns.prices(self.expires_at - self.space.book.clock())
+            exact = self._solve()
             if exact is None:
                 return None
-            self.worth_ps = float(exact.sum())
             prices = self.columns.rounded(exact * share)
             if not self._grow(prices, left):
                 return prices
         return None
+
+    def _solve(self) -> Figures | None:
+        """The prices of the linear program over the groups known; None if there is no time."""
+        self.columns.pull(self.search.shares(self.columns.support()))
+        exact = self.columns.prices(self.expires_at - self.space.book.clock())
+        if exact is not None:
+            self.worth_ps = float(exact.sum())
+        return exact
 
     def part_overlaps(self) -> None:
         """Price what makes a partition of the groups that the linear program uses, where they overlap."""

@@ -64,6 +64,8 @@ def plan_rematerialised(
         if faults and once.bound_ps is not None:  # The first search's proof is of plans without copies.
             once = once.unproven(*renumbered(faults, once_of.__getitem__))
         return Answer(lowered, once, limits)
+    if again.time_ps == once.time_ps and again.status != "OPTIMAL" and once.bound_ps is not None:
+        return Answer(lowered, once, limits)  # Copies gain nothing, and the bound without them is higher.
     if again.time_ps > once.time_ps:  # the deadline ended the second search
         notes = renumbered(again.notes, once_of.__getitem__)
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE", notes=notes)
