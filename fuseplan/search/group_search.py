@@ -16,7 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from costmodel.graph import OpKind
 from costmodel.partial_floor import PartialFloor
@@ -25,15 +24,10 @@ from fuseplan.schedule.pricing import Price
 from fuseplan.search.decisions import Decisions
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.nogoods import MonotoneRefusals
+from fuseplan.search.partial_groups import BATCH, Cliques, PartialGroups, Waiting, masks
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.search.space import Mask, Space
 from fuseplan.support.bitset import bits, transposed, union_at
-
-_BATCH = 256
-"""Partial groups that are bounded at a time."""
-
-_BATCHES_PER_SORT = 4
-"""Batches that ``_Waiting.least`` takes from one sort of all partial groups by share."""
 
 
 @dataclass(slots=True)
@@ -45,41 +39,6 @@ class Found:
     """Whether these are all."""
     share: Figures = field(default_factory=lambda: np.ones(0))
     """For each position, the part of its price with which no group costs less than its members."""
-
-
-@dataclass(slots=True)
-class _Partial:
-    """Partial groups: for each row, the positions that are in and those that are out, one that is in, and
-    whether only groups that execute several operations are meant."""
-
-    known: Sets
-    out: Sets
-    seed: npt.NDArray[np.intp]
-    several: Sets
-    share: Figures
-    """The part of its positions' prices that each group costs at least: a lower bound, at first 0."""
-
-    def __len__(self) -> int:
-        return len(self.seed)
-
-    def __getitem__(self, rows: slice | Sets | npt.NDArray[np.intp]) -> _Partial:
-        """Some of the rows."""
-        return _Partial(
-            self.known[rows], self.out[rows], self.seed[rows], self.several[rows], self.share[rows]
-        )
-
-    @staticmethod
-    def joined(parts: Sequence[_Partial]) -> _Partial:
-        """All rows of ``parts``."""
-        if len(parts) == 1:
-            return parts[0]
-        return _Partial(
-            np.concatenate([p.known for p in parts]),
-            np.concatenate([p.out for p in parts]),
-            np.concatenate([p.seed for p in parts]),
-            np.concatenate([p.several for p in parts]),
-            np.concatenate([p.share for p in parts]),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +120,7 @@ class GroupSearch:
         work = space.book.work
         limit, end_of_depth = work.spent + max_work, work.spent + depth_first_work
         cliques = Cliques(self.conflicts, prices)
-        waiting = _Waiting([self.roots(prices, with_free=False)])
+        waiting = Waiting([self.roots(prices, with_free=False)])
         is_depth_first = True
         while waiting:
             if is_depth_first and work.spent >= end_of_depth:
@@ -184,7 +143,7 @@ class GroupSearch:
         found.share = self._share(prices, waiting, found.times_ps, cliques, expires_at)
         return found
 
-    def step(self, partial: _Partial, prices: Figures, cliques: Cliques, room: int = 0) -> _Step:
+    def step(self, partial: PartialGroups, prices: Figures, cliques: Cliques, room: int = 0) -> _Step:
         """Bound partial groups, and divide those that may hold a group which takes less than ``room``
         picoseconds more than its positions' ``prices``.
 
@@ -306,10 +265,10 @@ class GroupSearch:
         of, joins = np.nonzero(near)
         of = rows[of]
         parts: list[tuple[Any, Sets, Figures]] = []
-        for start in range(0, len(of), _BATCH):
+        for start in range(0, len(of), BATCH):
             if self.space.book.is_past(expires_at):
                 break
-            own, join = of[start : start + _BATCH], joins[start : start + _BATCH]
+            own, join = of[start : start + BATCH], joins[start : start + BATCH]
             work.spend_partial_groups(len(own), self.space.n)
             known = groups[own]
             known[np.arange(len(own)), join] = True
@@ -342,7 +301,7 @@ class GroupSearch:
         self.times_ps[mask] = price.time_ps
         return price.time_ps
 
-    def roots(self, prices: Figures, with_free: bool) -> _Partial:
+    def roots(self, prices: Figures, with_free: bool) -> PartialGroups:
         """Partial groups for each position that has a price, or with ``with_free`` for each position, without
         those of higher prices: a group is found from its dearest member. It executes that alone, or several
         operations, of which more is known."""
@@ -355,16 +314,16 @@ class GroupSearch:
         known[np.arange(len(order)), order] = True
         out = rank[None, :] < np.arange(len(order))[:, None]
         of_any_size, no_share = np.zeros(len(order), dtype=bool), np.zeros(len(order))
-        every = _Partial(known, out, order, of_any_size, no_share)[::-1]
+        every = PartialGroups(known, out, order, of_any_size, no_share)[::-1]
         if self._duplicates is not None:  # Copies of one operation are executed once.
             return every
         executes = self._floor.executes
         busy = every[executes[every.seed]]
         alone = replace(busy, out=busy.out | (executes & ~busy.known))
         several = replace(busy, several=~busy.several)
-        return _Partial.joined([every[~executes[every.seed]], several, alone])
+        return PartialGroups.joined([every[~executes[every.seed]], several, alone])
 
-    def _propagate(self, partial: _Partial) -> tuple[_Partial, Sets]:
+    def _propagate(self, partial: PartialGroups) -> tuple[PartialGroups, Sets]:
         """The partial groups that hold a legal group, with all that each of these holds, and the positions
         that it may hold beside."""
         hull, never, fine = self._closed(partial.known, partial.out)
@@ -403,7 +362,7 @@ class GroupSearch:
             known, barred = hull | wanted, never
         return hull, never, ~(hull & never).any(axis=1)
 
-    def _margins(self, partial: _Partial, open_: Sets, worth: Figures, cliques: Cliques) -> _Margins:
+    def _margins(self, partial: PartialGroups, open_: Sets, worth: Figures, cliques: Cliques) -> _Margins:
         """By how much all groups within each partial one cost more than their positions.
 
         Args:
@@ -465,7 +424,7 @@ class GroupSearch:
         # XLA runs a single position, whatever the rules say.
         return not mask & (mask - 1) or not self.space.breaks_rules(mask)
 
-    def _branches(self, partial: _Partial, open_: Sets, prices: Figures) -> list[_Partial]:
+    def _branches(self, partial: PartialGroups, open_: Sets, prices: Figures) -> list[PartialGroups]:
         """Each partial group without and with one open position: that of which most depends, by its price and
         by the arrays that pass between it and the members."""
         near = self._near(partial.known) & open_
@@ -481,7 +440,7 @@ class GroupSearch:
     def _share(
         self,
         prices: Figures,
-        waiting: _Waiting,
+        waiting: Waiting,
         times_ps: dict[Mask, int],
         cliques: Cliques,
         expires_at: float,
@@ -550,12 +509,12 @@ class _Margins:
 class _Step:
     """The result of ``GroupSearch.step``: what is left of a batch of partial groups."""
 
-    halves: list[_Partial]
+    halves: list[PartialGroups]
     """Those that may hold groups within the room, divided."""
-    whole: _Partial
+    whole: PartialGroups
     """Those without an open position: each is one group, with ``worth``, the prices of its members."""
     worth: Figures
-    beyond: _Partial
+    beyond: PartialGroups
     """Partial groups whose groups all take longer than the room allows."""
 
 
@@ -590,7 +549,7 @@ class NearGroups:
         book, rules = self._search.space.book, self._search.space.duplicate_rules
         limit = book.work.spent + max_work
         self.room_ps = max(self.room_ps, room)
-        waiting, self._beyond = _Waiting(self._beyond), []
+        waiting, self._beyond = Waiting(self._beyond), []
         while waiting:
             if len(self.masks) >= most or book.work.spent >= limit or book.is_past(expires_at):
                 self._beyond += waiting.batches()
@@ -681,39 +640,6 @@ class _DuplicateTables:
         return wanted & ~known, unwanted & ~out
 
 
-class Cliques:
-    """A partition of the positions with a price into cliques of conflicts: a group holds one of each."""
-
-    def __init__(self, conflicts: Sequence[Mask], prices: Figures) -> None:
-        left = [i for i in np.argsort(-prices, kind="stable").tolist() if prices[i] > 0]
-        order: list[int] = []
-        self._starts: list[int] = []
-        while left:
-            self._starts.append(len(order))
-            common, rest = conflicts[left[0]], []
-            order.append(left[0])
-            for i in left[1:]:
-                if common >> i & 1:
-                    order.append(i)
-                    common &= conflicts[i]
-                else:
-                    rest.append(i)
-            left = rest
-        self._order = np.array(order, dtype=np.intp)
-        self._prices = prices[self._order]
-
-    def most(self, open_: Sets, costs: Figures | None = None) -> Figures:
-        """For each row, what the open positions add to the worth of a group at most, less ``costs`` if they
-        are taken."""
-        if not self._starts:
-            return np.zeros(len(open_))
-        gains = self._prices
-        if costs is not None:
-            gains = np.maximum(gains - costs[:, self._order], 0)
-        worth = open_[:, self._order] * gains
-        return np.maximum.reduceat(worth, self._starts, axis=1).sum(axis=1)
-
-
 def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
     """The sets of positions that neighbours within ``mask`` connect."""
     while mask:
@@ -723,60 +649,6 @@ def connected_parts(mask: Mask, neighbours: Sequence[Mask]) -> Iterator[Mask]:
             fresh = union_at(fresh, neighbours) & mask & ~part
         yield part
         mask &= ~part
-
-
-class _Waiting:
-    """The queue of partial groups of a branch and bound, which is depth-first (``last``) or best-first
-    (``least``)."""
-
-    def __init__(self, parts: Sequence[_Partial]) -> None:
-        self._parts = list(parts)
-        self._least: list[_Partial] = []
-        """Batches of those that had the least shares at the last sort; the batch of least shares is last."""
-
-    def __bool__(self) -> bool:
-        return bool(self._parts or self._least)
-
-    def add(self, partial: _Partial) -> None:
-        """Add partial groups to the queue."""
-        if len(partial):
-            self._parts.append(partial)
-
-    def last(self) -> _Partial:
-        """Remove and return a batch of the partial groups that were added last."""
-        taken: list[_Partial] = []
-        count = 0
-        while self._parts and count < _BATCH:
-            last = self._parts.pop()
-            room = _BATCH - count
-            if len(last) > room:
-                self._parts.append(last[: len(last) - room])
-                last = last[len(last) - room :]
-            taken.append(last)
-            count += len(last)
-        return _Partial.joined(taken)
-
-    def least(self) -> _Partial:
-        """Remove and return a batch of the partial groups of least share. Groups that were added since the
-        last sort, which serves ``_BATCHES_PER_SORT`` batches, are not among them."""
-        if not self._least:
-            every = _Partial.joined(self._parts)
-            order = np.argsort(every.share, kind="stable")
-            first, rest = order[: _BATCHES_PER_SORT * _BATCH], np.sort(order[_BATCHES_PER_SORT * _BATCH :])
-            self._least = [every[first[k : k + _BATCH]] for k in range(0, len(first), _BATCH)][::-1]
-            self._parts = [every[rest]] if len(rest) else []
-        return self._least.pop()
-
-    def batches(self) -> Iterator[_Partial]:
-        """The partial groups in the queue."""
-        for part in (*self._least, *self._parts):
-            yield from (part[k : k + _BATCH] for k in range(0, len(part), _BATCH))
-
-
-def masks(rows: Sets) -> Iterator[Mask]:
-    """A mask for each row."""
-    packed = np.packbits(rows, axis=1, bitorder="little")
-    return (int.from_bytes(row.tobytes(), "little") for row in packed)
 
 
 def _table(masks: Sequence[Mask], width: int) -> UnionTable:

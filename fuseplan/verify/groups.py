@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from math import inf
 
 import numpy as np
-import numpy.typing as npt
 
-from costmodel.graph import Graph
 from costmodel.partial_floor import PartialFloor
 from fuseplan.schedule.pricing import Nodes, PriceBook
 from fuseplan.search.components import Component
 from fuseplan.support.bitset import bits, union_at
 from fuseplan.support.digraph import cyclic_sets
+from fuseplan.verify.copies import CopyRules
+from fuseplan.verify.partial_groups import PartialGroup, Worths, rows
 
 _LEARNT = 200
 """The number of refused and of allowed sets that are kept for each rule. Searching more takes longer than the
@@ -45,7 +45,7 @@ class Groups:
     """The legal groups of one component, as bitmasks of positions in ``component.nodes``.
 
     A group is connected by crossable edges and siblings, convex, and refused by no rule that refuses all
-    larger groups too. Copies obey ``_CopyRules``. ``look`` is called at each step of an enumeration, which
+    larger groups too. Copies obey ``CopyRules``. ``look`` is called at each step of an enumeration, which
     ends where it raises."""
 
     def __init__(
@@ -82,7 +82,7 @@ class Groups:
         self._pairs: list[int] = []
         self._position = {node: i for i, node in enumerate(self.nodes)}
         self._offers = dict.fromkeys(self._offered())
-        self._copies = _CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
+        self._copies = CopyRules(self.nodes, book.graph, book.copies, book.renames) if book.copies else None
         self._values: list[int] = []
         self._crosses = self._boundaries()
         self._rules = _Monotone(lambda mask: book.compatible(self.members(mask)) is not None, True)
@@ -193,7 +193,7 @@ class Groups:
         A partial group (some nodes are in, others out, the rest open) is left out where a lower bound
         excludes all groups that come of it. From its dearest member on, the dearest open node is decided.
         """
-        worths = _Worths(prices, self._cliques(sorted(range(self.n), key=lambda i: (-prices[i], i))), self.n)
+        worths = Worths(prices, self._cliques(sorted(range(self.n), key=lambda i: (-prices[i], i))), self.n)
         waiting = self._seeds(prices, room_ps, floor)
         while waiting:
             self._look()
@@ -216,8 +216,8 @@ class Groups:
                         yield group
             divided = [partial for partial in found if partial.open]
             if divided:
-                stakes = floor.stakes(_rows([partial.group for partial in divided], self.n)) + worths.prices
-                stakes[~_rows([partial.open for partial in divided], self.n)] = -inf
+                stakes = floor.stakes(rows([p.group for p in divided], self.n)) + worths.prices
+                stakes[~rows([p.open for p in divided], self.n)] = -inf
                 for partial, new in zip(
                     divided, (1 << i for i in stakes.argmax(axis=1).tolist()), strict=True
                 ):
@@ -225,11 +225,11 @@ class Groups:
                     waiting.append(replace(partial, group=partial.group | new))
         yield from self._offers
 
-    def _seeds(self, prices: Sequence[int], room_ps: int, floor: PartialFloor) -> list[_Partial]:
+    def _seeds(self, prices: Sequence[int], room_ps: int, floor: PartialFloor) -> list[PartialGroup]:
         """Partial groups, of which each group that ``_bounded`` looks for is in one: that of its dearest
         member."""
         busy = sum(1 << i for i in np.flatnonzero(floor.executes).tolist())
-        found: list[_Partial] = []
+        found: list[PartialGroup] = []
         before = 0
         for seed in sorted(range(self.n), key=lambda i: (-prices[i], i)):
             if prices[seed] <= 0 and room_ps <= 0:
@@ -237,14 +237,14 @@ class Groups:
             own = 1 << seed
             if busy & own and not self._copies:
                 # More is known of kernels that execute several operations than of those that execute one.
-                found.append(_Partial(own, before, seed, needs=busy & ~own))
-                found.append(_Partial(own, before | busy & ~own, seed))
+                found.append(PartialGroup(own, before, seed, needs=busy & ~own))
+                found.append(PartialGroup(own, before | busy & ~own, seed))
             else:
-                found.append(_Partial(own, before, seed))
+                found.append(PartialGroup(own, before, seed))
             before |= own
         return found[::-1]
 
-    def _propagated(self, partial: _Partial) -> _Partial | None:
+    def _propagated(self, partial: PartialGroup) -> PartialGroup | None:
         """A partial group with all that its groups hold, and what they may hold beside; None if there are
         none."""
         group = self._closed(partial.group)
@@ -261,7 +261,7 @@ class Groups:
             return None
         return replace(partial, group=group, out=out, open=possible & ~group)
 
-    def _is_refused(self, partial: _Partial) -> bool:
+    def _is_refused(self, partial: PartialGroup) -> bool:
         """Whether a rule refuses what all groups of a partial one hold, or no tile can fit."""
         group, never = partial.group, ~(partial.group | partial.open)
         return (
@@ -380,61 +380,6 @@ class Groups:
         return self.book.oversized(self.members(question & self._everything), crossing) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class _Partial:
-    """A partial group: nodes that are in, nodes that are out, and those that may join."""
-
-    group: int
-    out: int
-    seed: int
-    """A position that is in."""
-    needs: int = 0
-    """If not 0, one of these joins: the group executes several operations."""
-    open: int = 0
-
-
-class _Worths:
-    """What partial groups are worth at most at these prices: a group holds one node of each clique."""
-
-    def __init__(self, prices: Sequence[int], cliques: Sequence[int], n: int) -> None:
-        self.prices = np.array(prices, dtype=np.float64)
-        members = [bits(clique) for clique in cliques]
-        self._order = np.array([i for clique in members for i in clique], dtype=np.intp)
-        self._starts = np.cumsum([0, *map(len, members[:-1])])
-        self._n = n
-
-    def least_margins(self, floor: PartialFloor, partial: Sequence[_Partial]) -> npt.NDArray[np.float64]:
-        """For each partial group, the picoseconds by which each of its kernels takes longer than the prices
-        of its nodes, at least."""
-        known, open_ = (
-            _rows(masks, self._n) for masks in zip(*((p.group, p.open) for p in partial), strict=True)
-        )
-        worth = np.where(known, self.prices, 0).sum(axis=1)
-
-        def most(costs: npt.NDArray[np.float64] | float) -> npt.NDArray[np.float64]:
-            gains = np.where(open_, np.maximum(self.prices - costs, 0), 0)[:, self._order]
-            found: npt.NDArray[np.float64] = worth + np.maximum.reduceat(gains, self._starts, axis=1).sum(
-                axis=1
-            )
-            return found
-
-        bounds = floor.bounds(known, known | open_, np.array([p.needs > 0 for p in partial]))
-        margins = [bounds.floor_ps - most(0.0)]
-        # Each resource alone bounds the kernel, and so does the mean of the memory and the vector units.
-        each = [(resource.known_ps, resource.added_ps) for resource in bounds.additive]
-        (memory_ps, of_memory), (compute_ps, of_compute) = each[:2]
-        each.append(((memory_ps + compute_ps) / 2, (of_memory + of_compute) / 2))
-        margins += [least - most(costs) for least, costs in each]
-        return np.max(margins, axis=0)
-
-
-def _rows(masks: Sequence[int], n: int) -> npt.NDArray[np.bool_]:
-    """A row of bool for each mask."""
-    width = -(-n // 8)
-    data = np.frombuffer(b"".join(mask.to_bytes(width, "little") for mask in masks), dtype=np.uint8)
-    return np.unpackbits(data.reshape(len(masks), width), axis=1, count=n, bitorder="little").astype(bool)
-
-
 class _Monotone:
     """A monotone predicate on bitmasks, with a cache: a superset of a refused set is refused, so a few
     minimal refused sets decide thousands. ``ask`` returns whether a set is refused."""
@@ -492,78 +437,3 @@ class _Monotone:
         low = sum(1 << i for i in positions[: len(positions) // 2])
         high = self._least(base | low, low, rest ^ low)
         return high | self._least(base | high, high, low)
-
-
-_PARTLY = 2
-"""With more copies of an operation, a kernel computes the copies whose readers it holds, or all of them."""
-
-
-class _CopyRules:
-    """The rules for groups of copies among ``nodes``, as the search states them in
-    ``fuseplan.search.remat.duplicates``, written independently. Sets are masks of positions in ``nodes``."""
-
-    def __init__(
-        self, nodes: Nodes, graph: Graph, copies_of: Sequence[Nodes], renames: Callable[[int], bool]
-    ) -> None:
-        position = {node: i for i, node in enumerate(nodes)}
-        every = {n: copies for copies in copies_of for n in copies if copies[0] in position}
-        mask = {n: sum(1 << position[m] for m in copies) for n, copies in every.items()}
-        self._own: dict[int, list[tuple[int, int]]] = {}
-        """For each reader, the copies that it reads, each with all copies of the operation."""
-        self._alone: dict[int, tuple[int, int, int]] = {}
-        """For each copy: all copies, its readers, and the copies that only its value depends on and that
-        rename or make no less."""
-
-        def leading(n: int) -> Iterator[int]:
-            for m in (graph.values[v].producer for v in graph.nodes[n].inputs):
-                if m in mask and _leads(graph, every[m], every[n]):
-                    if renames(m) or n_bytes(m) >= n_bytes(n):
-                        yield m
-                    yield from leading(m) if renames(m) else ()
-
-        def n_bytes(n: int) -> int:
-            """The bytes that the operation makes, or of one that renames for a single reader, the reader."""
-            made = graph.nodes[n].outputs
-            readers = {r for v in made for r in graph.consumers[v]}
-            if renames(n) and len(readers) == 1 and graph.results.isdisjoint(made):
-                return n_bytes(*readers)
-            return sum(graph.values[v].nbytes for v in made)
-
-        for n in position:
-            makers = [graph.values[v].producer for v in graph.nodes[n].inputs]
-            own = [(1 << position[m], mask[m]) for m in makers if m in mask]
-            if own:
-                self._own[position[n]] = own
-            if n in mask:
-                readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
-                self._alone[position[n]] = (
-                    mask[n],
-                    sum(1 << position[r] for r in readers if r in position),
-                    sum({1 << position[m] for m in leading(n)}),
-                )
-
-    def read_there(self, group: int) -> int:
-        """The copies that members read, of operations that the group computes."""
-        wanted = 0
-        for i in bits(group):
-            for own, every in self._own.get(i, ()):
-                if every & group:
-                    wanted |= own
-        return wanted
-
-    def contradict(self, group: int, out: int) -> bool:
-        """Whether ``group`` breaks a rule of duplicates that only the excluded nodes ``out`` could repair."""
-        if self.read_there(group) & ~group & out:
-            return True
-        for i in bits(group):
-            every, readers, leading = self._alone.get(i, (0, 0, 0))
-            if every & out and (leading & out or (every.bit_count() > _PARTLY and not readers & ~out)):
-                return True
-        return False
-
-
-def _leads(graph: Graph, makers: Nodes, copies: Nodes) -> bool:
-    """Whether only ``copies`` read the results of ``makers``."""
-    made = {v for m in makers for v in graph.nodes[m].outputs}
-    readers = {r for v in made for r in graph.consumers[v]}
-    return made.isdisjoint(graph.results) and readers == set(copies)
