@@ -3,7 +3,8 @@
 The linear program of column generation may be far below every plan, as it may use several groups that
 overlap, half of each. Then two positions are chosen of which some groups in use hold both, and others one. In
 each plan, one group holds both or none does. Each of these cases excludes some of the groups in use, so its
-linear program is worth more. It is divided again, until its worth reaches that of the best plan known (Barnhart, Johnson, Nemhauser, Savelsbergh and Vance, "Branch-and-price: column generation for solving huge
+linear program is worth more. It is divided again, until its worth reaches that of the best plan known
+(Barnhart, Johnson, Nemhauser, Savelsbergh and Vance, "Branch-and-price: column generation for solving huge
 integer programs", 1998). A case in which the linear program uses whole groups has a plan.
 """
 
