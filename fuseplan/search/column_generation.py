@@ -58,7 +58,7 @@ def solve_by_columns(
         return _is_far(space, best, search.worth_ps)
 
     search.grow(LIMITS.slack_divisor)
-    best = _cover(search, best, dives=not is_far())  # A plan first: the proof may not end.
+    best = _cover(search, best, dives=is_start or not is_far())  # A plan first: the proof may not end.
     most = max_work - search.spent - kept
     converged = search.converge(LIMITS.slack_divisor, most // _SHARE_OF_ROOT if is_far() else most)
     best = _cover(search, best, dives=is_start or not is_far())
