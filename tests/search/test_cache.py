@@ -24,6 +24,7 @@ from fuseplan.cli import app
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Apart, Resolved
+from fuseplan.plan.fusion_plan import Case
 from fuseplan.plan.notes import NoteKind, note, worded
 from fuseplan.plan.options import Features
 from fuseplan.planners import Budget, get_planner
@@ -342,6 +343,12 @@ def test_a_solution_does_not_depend_on_a_limit_that_was_far_away():
     assert Entry.from_json(much.to_json()) == much
 
 
+def test_an_entry_with_cases_is_read_as_it_was_written():
+    cases = (Case(((0, 1),), (), (3, 0)), Case((), ((0, 1),), (1, 2)))
+    entry = Entry((1, 2), (3, 1, 2), 3, True, cases=cases)
+    assert Entry.from_json(entry.to_json()) == entry
+
+
 def test_the_least_recently_used_go_first():
     m = SolutionCache(max_entries=2)
     entries = {bytes([k]): Entry((1,), (1, 1, 1), 1, True) for k in range(3)}
@@ -482,6 +489,10 @@ WRONG = {
     "refusals elsewhere": lambda entry: entry | {"refusals": [["100", "a", "b"]]},
     "refusals without reason": lambda entry: entry | {"refusals": [["1", "a"]]},
     "no candidates": lambda entry: entry | {"candidates": 0},
+    "a case of others": lambda entry: entry | {"cases": [[[], [], [1]]]},
+    "a case of a node elsewhere": lambda entry: entry | {"cases": [[[[0, 100]], [], [0] * 4]]},
+    "a case without prices": lambda entry: entry | {"cases": [[[], []]]},
+    "a case of a pair of three": lambda entry: entry | {"cases": [[[[0, 1, 2]], [], [0] * 4]]},
     "deep": lambda entry: "[" * 100_000,
 }
 
