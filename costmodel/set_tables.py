@@ -68,7 +68,7 @@ def as_sets(masks: Iterable[int], width: int) -> Sets:
     """A row for each mask."""
     n_bytes = -(-width // 8)
     rows = [mask.to_bytes(n_bytes, "little") for mask in masks]
-    table = np.array([list(row) for row in rows], dtype=np.uint8).reshape(len(rows), n_bytes)
+    table = np.frombuffer(b"".join(rows), dtype=np.uint8).reshape(len(rows), n_bytes)
     return np.unpackbits(table, axis=1, count=width, bitorder="little").astype(bool)
 
 

@@ -12,8 +12,10 @@ from functools import cached_property
 
 import numpy as np
 
+from costmodel.set_tables import as_sets
+from fuseplan.search.partial_groups import masks
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits, transposed, union_at
+from fuseplan.support.bitset import bits
 from fuseplan.support.digraph import cyclic_sets
 
 Pair = tuple[int, int]
@@ -73,25 +75,11 @@ class Decisions:
         """For each position, those that no group holds beside it, but offered ones."""
         if not (self.together or self.apart):
             return list(self.bars)
-        space, found = self.space, list(self.bars)
+        found = list(self.bars)
         for i, j in self.apart:
             found[i] |= 1 << j
             found[j] |= 1 << i
-        above = space.above
-        while True:
-            before = list(found)
-            for mask in self.wholes:
-                barred = union_at(mask, found)
-                for i in bits(mask):
-                    found[i] = barred
-            # What lies beyond a conflict on a path would bring it in.
-            found = [
-                mask | union_at(mask & space.below[i], space.below) | union_at(mask & above[i], above)
-                for i, mask in enumerate(found)
-            ]
-            found = [a | b for a, b in zip(found, transposed(found), strict=True)]
-            if found == before:
-                return found
+        return closed_conflicts(self.space, found, self.wholes)
 
     @cached_property
     def wholes(self) -> list[Mask]:
@@ -109,6 +97,26 @@ class Decisions:
         if any(group & pair == pair for pair in self._pairs):
             return False
         return is_offered or all(not self.conflicts[i] & group for i in bits(group))
+
+
+def closed_conflicts(space: Space, conflicts: Sequence[Mask], wholes: Sequence[Mask] = ()) -> list[Mask]:
+    """For each position, those of ``conflicts``, which are symmetric, and those that follow.
+
+    What lies beyond a conflict on a path would bring that in. Of each of ``wholes``, which groups hold as a
+    whole or not at all, all positions have the conflicts of each.
+    """
+    n = space.n
+    below, above = as_sets(space.below, n), as_sets(space.above, n)
+    found = as_sets(conflicts, n)
+    together = [bits(whole) for whole in wholes]
+    while True:
+        before = found.copy()
+        for members in together:
+            found[members] = found[members].any(axis=0)
+        found |= space.below_table(found & below) | space.above_table(found & above)
+        found |= found.T
+        if (found == before).all():
+            return list(masks(found))
 
 
 def undecided(decisions: Decisions, usage: dict[Mask, float]) -> dict[Pair, float]:

@@ -21,13 +21,13 @@ from costmodel.graph import OpKind
 from costmodel.partial_floor import PartialFloor
 from costmodel.set_tables import Figures, Sets, UnionTable, as_sets, total
 from fuseplan.schedule.pricing import Price
-from fuseplan.search.decisions import Decisions
+from fuseplan.search.decisions import Decisions, closed_conflicts
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.nogoods import MonotoneRefusals
 from fuseplan.search.partial_groups import BATCH, Cliques, PartialGroups, Waiting, masks
 from fuseplan.search.remat.duplicates import DuplicateRules
 from fuseplan.search.space import Mask, Space
-from fuseplan.support.bitset import bits, transposed, union_at
+from fuseplan.support.bitset import bits, union_at
 
 
 @dataclass(slots=True)
@@ -70,9 +70,8 @@ class GroupSearch:
         self._unpaid: dict[Mask, _Unpaid] = {}
         """For each start that did not lead to a group of ``grown``, the group that it led to."""
         self.conflicts = self._closed_conflicts()
-        self._below, self._above, self._near, self._apart = (
-            _table(of, space.n) for of in (space.below, space.above, space.neighbours, self.conflicts)
-        )
+        self._below, self._above = space.below_table, space.above_table
+        self._near, self._apart = (_table(of, space.n) for of in (space.neighbours, self.conflicts))
         self._together: UnionTable | None = None
         """For each position, those that the same group holds by ``under``."""
         n_values = len(space.values)
@@ -479,20 +478,7 @@ class GroupSearch:
                 if not found[i] >> j & 1 and space.breaks_rules(1 << i | 1 << j):
                     found[i] |= 1 << j
                     found[j] |= 1 << i
-        while True:
-            wider = [
-                (
-                    mask
-                    | union_at(mask & space.below[i], space.below)
-                    | union_at(mask & space.above[i], space.above)
-                )
-                & ~(1 << i)
-                for i, mask in enumerate(found)
-            ]
-            wider = [a | b for a, b in zip(wider, transposed(wider), strict=True)]
-            if wider == found:
-                return found
-            found = wider
+        return closed_conflicts(space, found)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 from weakref import WeakMethod
 
+from costmodel.set_tables import UnionTable, as_sets
 from fuseplan.schedule.footprint import ComponentCapacity
 from fuseplan.schedule.pricing import Price, PriceBook, total_of
 from fuseplan.search.components import Component
@@ -70,6 +71,7 @@ class Space:
         ]
         """The positions that wait for each position, on any path."""
         self.above = transposed(self.below)
+        """The positions that each position waits for, on any path."""
         self._exchange()
         self.duplicate_rules = (
             DuplicateRules(book.graph, book.copies, self.members, book.renames) if book.copies else None
@@ -103,6 +105,16 @@ class Space:
         ]
         """For each position, the dimensions of its operands and results."""
         self._prices: dict[Mask, Price | Verdict] = {}
+
+    @cached_property
+    def below_table(self) -> UnionTable:
+        """``below``, for many sets at a time."""
+        return UnionTable(as_sets(self.below, self.n))
+
+    @cached_property
+    def above_table(self) -> UnionTable:
+        """``above``, for many sets at a time."""
+        return UnionTable(as_sets(self.above, self.n))
 
     def _exchange(self) -> None:
         graph, outputs = self.book.graph, self.book.outputs
