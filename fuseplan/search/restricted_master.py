@@ -176,8 +176,6 @@ class ColumnSearch:
         lowered by a part. None if a limit came first: of time, of work, or ``limit`` units of all work."""
         share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
         while (left := min(self.left, limit - self.spent)) > 0:
-            if self.space.book.is_past(self.expires_at):
-                return None
             exact = self._solve()
             if exact is None:
                 return None

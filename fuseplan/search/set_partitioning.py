@@ -257,6 +257,8 @@ class Covering:
 
     def duals(self, limit_s: float) -> list[float] | None:
         """A price for each item, none negative; None if it is not solved in ``limit_s`` seconds."""
+        if limit_s <= 0:
+            return None
         if limit_s < math.inf:
             self._lp.SetTimeLimit(_milliseconds(limit_s))
         if self._lp.Solve() != self._lp.OPTIMAL:

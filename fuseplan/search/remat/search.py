@@ -64,8 +64,9 @@ def plan_rematerialised(
         if faults and once.bound_ps is not None:  # The first search's proof is of plans without copies.
             once = once.unproven(*renumbered(faults, once_of.__getitem__))
         return Answer(lowered, once, limits)
-    if again.time_ps == once.time_ps and again.status != "OPTIMAL" and once.bound_ps is not None:
-        return Answer(lowered, once, limits)  # Copies gain nothing, and the bound without them is higher.
+    if again.time_ps == once.time_ps and _is_as_good(once, again):
+        notes = renumbered(again.notes, once_of.__getitem__)
+        return Answer(lowered, replace(once, notes=tuple(dict.fromkeys((*once.notes, *notes)))), limits)
     if again.time_ps > once.time_ps:  # the deadline ended the second search
         notes = renumbered(again.notes, once_of.__getitem__)
         kept = replace(again, kernels=once.kernels, refusals=once.refusals, status="FEASIBLE", notes=notes)
@@ -77,6 +78,12 @@ def plan_rematerialised(
     bound_ps = None if again.bound_ps is None else min(again.bound_ps, again.time_ps)
     there = None if limits is None else limits.moved(places)
     return Answer(program, replace(again, bound_ps=bound_ps), there)
+
+
+def _is_as_good(once: Grouping, again: Grouping) -> bool:
+    """Whether neither of two plans is proven, and the bound of ``once`` is no lower."""
+    unproven = once.status != "OPTIMAL" != again.status
+    return unproven and once.bound_ps is not None and once.bound_ps >= (again.bound_ps or 0)
 
 
 def _unfinished(once: Grouping, scheduler: Scheduler) -> Grouping:
