@@ -28,9 +28,9 @@ _LEARNT = 200
 rule."""
 
 
-_STEPS = 100_000
-"""Partial groups that are looked at to list all groups of a component, some seconds of work. Where there are
-more, bounds are used: to bound a partial group takes ten times as long as to look at it."""
+_STEPS = 20_000
+"""Partial groups that are looked at to list all groups of a component, a second of work. Where there are
+more, bounds are used: to bound a partial group takes as long as to look at some."""
 
 
 _BATCH = 128
