@@ -125,8 +125,9 @@ class _Branching:
             worth_ps, before = max(worth_ps, outcome.worth_ps), self.best
             pair = self._pair(case.decisions, outcome) if outcome.usage else None
             if self.best is not before:
-                heapq.heappush(waiting, (worth_ps, next(numbers), case))
-            elif pair is None:
+                # Fewer decisions prove a faster plan: those that its predecessor asked for are dropped.
+                return self._divide(cases, is_exact)
+            if pair is None:
                 closed.append(case)
             else:
                 for decisions in (case.decisions.and_together(pair), case.decisions.and_apart(pair)):

@@ -39,10 +39,11 @@ Refusal = tuple[int, str, str]
 """The positions refused, as a mask, the rule and the reason."""
 
 
-_UNAFFECTED = 21 / 64
+_UNAFFECTED = 7 / 96
 """A component is searched in the same way, however much counted work is left, if it takes up to this part of
-it: column generation may do three quarters. Of that it keeps an eighth for plans and half of the rest for the
-bound, so that its limit first changes a step after seven sixteenths."""
+it: column generation may do three quarters. Of that it keeps an eighth for plans. Where cases follow, the
+prices of the whole component may take a quarter of the rest, half of that for the bound: so its limit first
+changes a step when the work reaches an eighth of 21/32 less the work before."""
 
 
 @dataclass(frozen=True, slots=True)
