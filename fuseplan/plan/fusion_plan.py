@@ -42,7 +42,7 @@ class Case:
     together: tuple[tuple[int, int], ...]
     """Pairs of nodes that are in one kernel."""
     apart: tuple[tuple[int, int], ...]
-    """Pairs of nodes that are not."""
+    """Pairs of nodes that are in different kernels."""
     prices_ps: tuple[int, ...]
     """As ``Part.prices_ps``, for kernels that such a plan may have. No such plan costs less than their
     sum."""

@@ -43,7 +43,7 @@ class Branched:
 
 @dataclass(slots=True)
 class _Open:
-    """A case that is not proven to reach the best plan."""
+    """A case with the prices that are proven for it so far."""
 
     decisions: Decisions
     prices: tuple[int, ...]
@@ -172,10 +172,7 @@ class _Branching:
                 max_work=min(self._left, max_work),
                 expires_at=master.expires_at,
             )
-            new = [mask for mask in found.times_ps if mask not in columns.times_ps]
-            for mask in new:
-                columns.add(mask, found.times_ps[mask])
-            if not new:
+            if not columns.extend(found.times_ps):
                 return _Outcome(worth_ps, goal_ps, usage, np.floor(prices * found.share))
         return _Outcome()
 
@@ -196,7 +193,8 @@ class _Branching:
         return max(likely, key=lambda pair: (self._follows(decisions, pair), pair), default=None)
 
     def _follows(self, decisions: Decisions, pair: Pair) -> int:
-        """How much either decision decides of other pairs: the product of both counts, roughly."""
+        """An estimate of how many other pairs follow from either decision on ``pair``: the product of both
+        counts."""
         below, above = self._space.below, self._space.above
         i, j = pair if below[pair[0]] >> pair[1] & 1 else pair[::-1]
         one, other = decisions.classes[i], decisions.classes[j]
@@ -228,10 +226,10 @@ class _Branching:
 
 
 _ROUNDING_PS = 1.0
-"""The value of a linear program is wrong by less than this."""
+"""The error of a linear program's value, in picoseconds, is smaller."""
 
 _LIKELY = 0.8
-"""Pairs are compared that groups in use disagree on by at least this part of the most."""
+"""Only pairs whose usage is at least this part of the largest are candidates for a decision."""
 
 
 def _first(mask: Mask) -> int:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
@@ -38,6 +38,13 @@ class Columns:
         """Add a group."""
         self._covering.add(bits(mask), time_ps)
         self.times_ps[mask] = time_ps
+
+    def extend(self, times_ps: Mapping[Mask, int]) -> bool:
+        """Add those groups that are not known; whether there are any."""
+        new = [mask for mask in times_ps if mask not in self.times_ps]
+        for mask in new:
+            self.add(mask, times_ps[mask])
+        return bool(new)
 
     def rounded(self, prices: Figures) -> Figures:
         """Whole picoseconds that sum up to no more than ``prices`` and nearly as much. No group that may be
@@ -163,11 +170,8 @@ class ColumnSearch:
             proven = np.floor(prices * found.share)
             if proven.sum() > self.bound_ps:
                 self.duals = tuple(map(int, proven))
-            new = [mask for mask in found.times_ps if mask not in self.columns.times_ps]
-            if not new:
+            if not self.columns.extend(found.times_ps):
                 return found.complete
-            for mask in new:
-                self.columns.add(mask, found.times_ps[mask])
         self._solve()
         return False
 
@@ -207,11 +211,7 @@ class ColumnSearch:
         uses and from ``alone``; whether there are any."""
         starts = list(dict.fromkeys([*self.columns.support(), *alone]))
         most = min(max_work, LIMITS.max_growth_work)
-        found = search.grown(prices, starts, most, self.expires_at)
-        new = [mask for mask in found if mask not in self.columns.times_ps]
-        for mask in new:
-            self.columns.add(mask, found[mask])
-        return bool(new)
+        return self.columns.extend(search.grown(prices, starts, most, self.expires_at))
 
     def dive(self) -> None:
         """Find a partition near the solution of the linear program: choose the group that it uses most, solve
@@ -244,9 +244,7 @@ class ColumnSearch:
                 if starts
                 else {}
             )
-            for mask, time_ps in found.items():
-                if mask not in columns.times_ps:
-                    columns.add(mask, time_ps)
+            columns.extend(found)
         columns.restrict(())
 
     def near(self) -> NearGroups:
