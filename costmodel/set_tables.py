@@ -50,8 +50,10 @@ class UnionTable:
         found = np.zeros((len(sets), self._unions.shape[2]), dtype=np.uint64)
         if len(self._unions):
             chosen = np.packbits(sets, axis=1, bitorder="little")
+            some = np.empty_like(found)
             for unions, byte in zip(self._unions, chosen.T, strict=True):
-                found |= unions[byte]
+                unions.take(byte, axis=0, out=some, mode="clip")  # A byte is never out of range.
+                np.bitwise_or(found, some, out=found)
         bits = np.unpackbits(found.view(np.uint8), axis=1, count=self._width, bitorder="little")
         return bits.view(bool)
 

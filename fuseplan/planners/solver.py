@@ -45,11 +45,13 @@ from fuseplan.search.grouping import (
 )
 from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
-from fuseplan.search.space import Mask
+from fuseplan.search.limits import LIMITS
+from fuseplan.search.space import Mask, Space
 from fuseplan.support import progress
 from fuseplan.support.errors import FuseplanWarning, Verdict
 from fuseplan.support.work import (
     DIVISION,
+    STEP,
     TAIL,
     Limit,
     StageTimer,
@@ -108,6 +110,11 @@ def _without_offers(parts: Decomposition, starts: HeuristicPlans) -> dict[int, S
         for part, space in enumerate(parts.spaces)
         if not space.offers
     }
+
+
+def _is_surely_listed(space: Space) -> bool:
+    """Whether all groups of a component are listed, whatever its edges are."""
+    return STEP << space.n <= LIMITS.max_listing_work
 
 
 def _joined(parts: Decomposition, wide: Decomposition) -> list[int]:
@@ -213,20 +220,25 @@ class _Solver:
             progress.found(sum(times_ps[part] for part in every), sum(known[part][1] for part in every))
 
         tell()
+        waiting = len([part for part in smallest_first if not _is_surely_listed(parts.spaces[part])])
         for part in smallest_first:
-            entry = cache.recall(part)
-            if entry is None:
-                solve(part)
-            else:
-                solved[part] = Solved(
-                    list(entry.groups),
-                    entry.bound_ps,
-                    entry.optimal,
-                    duals=entry.duals,
-                    note=entry.note,
-                    crowded=entry.crowded,
-                    cases=entry.cases,
-                )
+            is_small = _is_surely_listed(parts.spaces[part])
+            # What a component does not need is left to those after it.
+            with book.work.within(1 if is_small else 1 / waiting):
+                entry = cache.recall(part)
+                if entry is None:
+                    solve(part)
+                else:
+                    solved[part] = Solved(
+                        list(entry.groups),
+                        entry.bound_ps,
+                        entry.optimal,
+                        duals=entry.duals,
+                        note=entry.note,
+                        crowded=entry.crowded,
+                        cases=entry.cases,
+                    )
+            waiting -= not is_small
             if solved[part].optimal:
                 space = parts.spaces[part]
                 time_ps = space.total(solved[part].groups).time_ps

@@ -60,7 +60,8 @@ def solve_by_columns(
     search.grow(LIMITS.slack_divisor)
     best = _cover(search, best, dives=is_start or not is_far())  # A plan first: the proof may not end.
     most = max_work - search.spent - kept
-    converged = search.converge(LIMITS.slack_divisor, most // _SHARE_OF_ROOT if is_far() else most)
+    by_cases = is_far() and not is_start
+    converged = search.converge(LIMITS.slack_divisor, most // _SHARE_OF_ROOT if by_cases else most)
     best = _cover(search, best, dives=is_start or not is_far())
     if is_start:
         return _solved(search, best, ())

@@ -10,6 +10,7 @@ did. Otherwise the component is solved again and the entry replaced.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from operator import index
@@ -82,7 +83,7 @@ class ComponentCache:
     def keep(self, part: int, solved: Solved, work: int) -> None:
         """Store a component's solution and its counted work, unless the clock may have cut it short."""
         space = self._parts.spaces[part]
-        in_time = not space.book.is_past(self._expires_at - seconds_of(MARGIN))
+        in_time = time.monotonic() < self._expires_at - seconds_of(MARGIN)
         if part not in self._keys or not solved.steady or not in_time:
             return
         total = space.total(solved.groups)

@@ -208,6 +208,25 @@ def test_a_part_of_the_work_is_a_part_of_what_is_left():
     assert some.left == 0, "what was overdrawn is not owed"
 
 
+def test_large_components_share_the_work_and_leave_what_they_do_not_need(monkeypatch):
+    sizes, limit, lefts = (20, 3, 22, 17), 10**9, {}
+
+    def search(part, starts, *args):
+        space, work = starts.spaces[part], starts.spaces[part].book.work
+        lefts[space.n] = work.left / limit
+        if space.n == 20:
+            work.spend(work.left)
+        return solve_component(part, starts, *args)
+
+    monkeypatch.setattr(solver, "solve_component", search)
+    first = {sum(sizes[:k]) for k in range(len(sizes))}
+    chains = graph("e" * sum(sizes), [[] if i in first else [i - 1] for i in range(sum(sizes))])
+    solver.plan_groups(chains, Bytes(chains, 5, 4), Budget(work=Work(limit)))
+    assert list(lefts) == sorted(sizes)
+    # All groups of three operations are listed, whatever that takes.
+    assert list(lefts.values()) == pytest.approx([1, 1 / 3, 1 / 2, 1 / 2], rel=1e-3)
+
+
 def test_a_short_deadline_does_not_change_what_is_counted():
     assert limit_of(0.0) == limit_of(1.0) == limit_of(LEAST_S) < limit_of(2 * LEAST_S)
     assert limit_of(LEAST_S) <= LEAST_S * 1e6 / 4, "at 2 µs a unit, on a machine half as fast"
