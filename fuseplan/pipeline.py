@@ -36,7 +36,7 @@ from fuseplan.planners import has_fixed_kernels
 from fuseplan.report.debug import report_plan
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler, whole_floor_ps
-from fuseplan.search.component import HEURISTICS
+from fuseplan.search.heuristic_plans import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress

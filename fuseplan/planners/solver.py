@@ -32,7 +32,7 @@ from fuseplan.plan.fusion_plan import Joint, PlanStats, Proof
 from fuseplan.plan.notes import Note, NoteKind, limit_reached, note
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.schedule.shared_operands import MAX_PORTS
-from fuseplan.search.component import HeuristicPlans, certifying_heuristic, make_proof, solve_component
+from fuseplan.search.component import make_proof, solve_component
 from fuseplan.search.component_cache import ComponentCache
 from fuseplan.search.grouping import (
     Budget,
@@ -43,6 +43,7 @@ from fuseplan.search.grouping import (
     decompose,
     place,
 )
+from fuseplan.search.heuristic_plans import HeuristicPlans, certifying_heuristic
 from fuseplan.search.heuristics import undivided
 from fuseplan.search.joint import join
 from fuseplan.search.limits import LIMITS

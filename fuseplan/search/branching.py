@@ -68,7 +68,7 @@ def branch(search: ColumnSearch, best: list[Mask], max_work: int) -> Branched:
     """The best plan found, no worse than ``best``, with the cases that prove a bound on it, in ``max_work``
     units.
 
-    A case is proven where it is worth all but a part (``LIMITS.slack_divisor``) of the best plan: the prices
+    A case is proven where it is worth all but a part (``LIMITS.slack``) of the best plan: the prices
     are lowered by so much, as in all of column generation. Then those are proven to the end that allow it.
     """
     return _Branching(search, best, max_work).run()
@@ -137,7 +137,7 @@ class _Branching:
     @property
     def _lowered_ps(self) -> float:
         """What is proven at first."""
-        return self._time_ps * (1 - 1 / LIMITS.slack_divisor)
+        return self._time_ps * (1 - LIMITS.slack)
 
     def _solve(self, decisions: Decisions, is_exact: bool) -> _Outcome:
         """Column generation in a case. The goal is to prove the best plan, or nearly, unless ``is_exact``, if
@@ -158,11 +158,11 @@ class _Branching:
                 break
             usage, worth_ps = columns.usage, float(exact.sum())
             goal_ps = self._time_ps
-            if not is_exact and worth_ps < goal_ps / (1 - 1 / LIMITS.slack_divisor):
+            if not is_exact and worth_ps < goal_ps / (1 - LIMITS.slack):
                 goal_ps = int(self._lowered_ps)
             if worth_ps < goal_ps - _ROUNDING_PS:  # Groups that are not known can only lower it.
                 return _Outcome(worth_ps, goal_ps, usage)
-            lowered = columns.rounded(exact * (1 - 1 / LIMITS.slack_divisor))
+            lowered = columns.rounded(exact * (1 - LIMITS.slack))
             if master.grow_from(search, lowered, decisions.wholes, min(self._left, max_work)):
                 continue
             prices = columns.rounded(exact * min(goal_ps / worth_ps, 1.0))

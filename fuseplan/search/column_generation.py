@@ -57,16 +57,16 @@ def solve_by_columns(
         """Whether the linear program is worth so much less than the plan that no prices prove it."""
         return _is_far(space, best, search.worth_ps)
 
-    search.grow(LIMITS.slack_divisor)
+    search.grow(LIMITS.slack)
     best = _cover(search, best, dives=is_start or not is_far())  # A plan first: the proof may not end.
     most = max_work - search.spent - kept
     by_cases = is_far() and not is_start
-    converged = search.converge(LIMITS.slack_divisor, most // _SHARE_OF_ROOT if by_cases else most)
+    converged = search.converge(LIMITS.slack, most // _SHARE_OF_ROOT if by_cases else most)
     best = _cover(search, best, dives=is_start or not is_far())
     if is_start:
         return _solved(search, best, ())
     if not (converged or is_far()):
-        converged = search.converge(LIMITS.slack_divisor, search.left - kept)
+        converged = search.converge(LIMITS.slack, search.left - kept)
         best = _cover(search, best)
     cases: tuple[Case, ...] = ()
     if is_far():
@@ -76,7 +76,7 @@ def solve_by_columns(
     solved = _solved(search, best, cases)
     if converged and not solved.optimal and not is_far():
         # The gap is small already: to close it is worth as much work again.
-        converged = search.converge(None, search.as_much_again)
+        converged = search.converge(0.0, search.as_much_again)
         best = _cover(search, best)
         solved = _solved(search, best, cases)
     if (
@@ -98,7 +98,7 @@ _SHARE_OF_ROOT = 4
 
 def _is_far(space: Space, plan: list[Mask], bound_ps: float) -> bool:
     """Whether a plan takes longer than a bound by more than the part by which prices are lowered."""
-    return space.total(plan).time_ps * (1 - 1 / LIMITS.slack_divisor) > bound_ps + space.n
+    return space.total(plan).time_ps * (1 - LIMITS.slack) > bound_ps + space.n
 
 
 def _cover(search: ColumnSearch, best: list[Mask], dives: bool = True) -> list[Mask]:

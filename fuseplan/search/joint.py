@@ -9,7 +9,6 @@ from fuseplan.plan.fusion_plan import Joint
 from fuseplan.plan.notes import Note, NoteKind, note
 from fuseplan.schedule.pricing import Nodes, Price, PriceBook
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.component import HEURISTICS, HeuristicPlans
 from fuseplan.search.grouping import (
     FAILURES,
     Decomposition,
@@ -20,6 +19,7 @@ from fuseplan.search.grouping import (
     place,
     sum_prices,
 )
+from fuseplan.search.heuristic_plans import HEURISTICS, HeuristicPlans
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.set_partitioning import Instance, exact_cover
 from fuseplan.support.bitset import bits

@@ -45,10 +45,10 @@ class SearchLimits:
     """Positions of a component that column generation is tried on: its tables grow with their square."""
     max_new_columns: int = 60
     """Groups after which a branch and bound ends, to solve the linear program again."""
-    slack_divisor: int = 200
-    """Column generation first ends where no group saves more than this part of its members' prices: half a
-    percent. That takes far fewer rounds than to end where none saves anything. Also the gap above which
-    windows are tried, and the tolerance in favour of a proven plan with fewer copies."""
+    slack: float = 0.005
+    """Column generation first ends where no group saves more than this part of its members' prices. That
+    takes far fewer rounds than to end where none saves anything. Also the gap above which windows are tried,
+    and the tolerance in favour of a proven plan with fewer copies."""
     max_near_groups: int = 32_000
     """The most groups near the bound that column generation lists, by lower bounds of their times."""
     room_divisors: tuple[int, ...] = (16, 4, 1)

@@ -150,16 +150,16 @@ class ColumnSearch:
         """Picoseconds that no plan beats."""
         return sum(self.duals)
 
-    def converge(self, slack_divisor: int | None, max_work: int) -> bool:
-        """Add groups until none saves more than a part of its members' prices, or nothing; whether that was
+    def converge(self, slack: float, max_work: int) -> bool:
+        """Add groups until none saves more than the part ``slack`` of its members' prices; whether that was
         reached, in ``max_work`` units. The first part of a search for groups, depth first, takes as long as
         all before at most; what it found by then improves the prices. Half of ``max_work`` is kept to raise
-        the bound, but where ``slack_divisor`` is None: then the gap is small already."""
+        the bound, but where ``slack`` is 0: then the gap is small already."""
         most = min(max_work, self.left)
         limit = self.spent + most
-        while (prices := self.grow(slack_divisor, limit)) is not None:
+        while (prices := self.grow(slack, limit)) is not None:
             left = limit - self.spent
-            seeking = left if slack_divisor is None else min(left - most // 2, self.as_much_again)
+            seeking = min(left - most // 2, self.as_much_again) if slack else left
             found = self.search.below(
                 prices,
                 most=LIMITS.max_new_columns,
@@ -175,15 +175,15 @@ class ColumnSearch:
         self._solve()
         return False
 
-    def grow(self, slack_divisor: int | None, limit: int = 1 << 62) -> Figures | None:
+    def grow(self, slack: float, limit: int = 1 << 62) -> Figures | None:
         """Add groups that are found fast until there are none, and return the prices with which that was so,
-        lowered by a part. None if a limit came first: of time, of work, or ``limit`` units of all work."""
-        share = 1.0 if slack_divisor is None else 1 - 1 / slack_divisor
+        lowered by the part ``slack``. None if a limit came first: of time, of work, or ``limit`` units of all
+        work."""
         while (left := min(self.left, limit - self.spent)) > 0:
             exact = self._solve()
             if exact is None:
                 return None
-            prices = self.columns.rounded(exact * share)
+            prices = self.columns.rounded(exact * (1 - slack))
             if not self._grow(prices, left):
                 return prices
         return None

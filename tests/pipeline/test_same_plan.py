@@ -14,8 +14,9 @@ from fuseplan.plan.options import DEFAULT_DEADLINE_S
 from fuseplan.planners import solver
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search import cache
-from fuseplan.search.component import HeuristicPlans, solve_component
+from fuseplan.search.component import solve_component
 from fuseplan.search.grouping import Budget, decompose
+from fuseplan.search.heuristic_plans import HeuristicPlans
 from fuseplan.settings import make_options
 from fuseplan.support import work
 from fuseplan.support.errors import MemoryLimitError

@@ -303,7 +303,7 @@ def test_that_the_heuristics_lose_is_remembered(disk_or_memory, monkeypatch):
     def fail(*_):
         raise AssertionError("a heuristic is asked again")
 
-    monkeypatch.setattr("fuseplan.search.component.heuristic_groups", fail)
+    monkeypatch.setattr("fuseplan.search.heuristic_plans.heuristic_groups", fail)
     with using_cache(disk_or_memory()):
         assert plain(fuseplan.make_plan(f, device="h200")(*args)) == plain(first)
 

@@ -24,8 +24,8 @@ from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.search import component
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.candidates import enumerate_groups
-from fuseplan.search.component import HEURISTICS
 from fuseplan.search.grouping import decompose
+from fuseplan.search.heuristic_plans import HEURISTICS
 from fuseplan.search.limits import LIMITS
 from fuseplan.search.presolve import absorb_renames
 from fuseplan.search.remat.duplicate_pricing import DuplicatePricing

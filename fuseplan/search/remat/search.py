@@ -205,7 +205,7 @@ def _no_slower(found: Grouping, graph: Graph, pricing: Pricing, start: Sequence[
 def _is_better(found: Grouping, other: Grouping) -> bool:
     """Whether a plan with fewer copies is no slower, or proven and as fast within the tolerance."""
     is_proven = found.status == "OPTIMAL" and other.status != "OPTIMAL"
-    tolerance_ps = other.time_ps // LIMITS.slack_divisor if is_proven else 0
+    tolerance_ps = other.time_ps * LIMITS.slack if is_proven else 0
     return found.time_ps <= other.time_ps + tolerance_ps
 
 
