@@ -181,9 +181,9 @@ for _backend in (
         "mosaic_tpu",
         "fuseplan.codegen.mosaic_tpu.kernel",
         lane_tiles=True,
-        matmul_tiles=(128, 256, 512),  # the systolic array of a TPU has 128 rows
-        depth_tiles=(128, 256, 512),
-        held_tiles=(1024, 2048, 4096),  # weights that fit whole into VMEM are read once
+        matmul_tiles=(128, 256, 512, 1024),  # the systolic array of a TPU has 128 rows
+        depth_tiles=(128, 256, 512, 1024),
+        held_tiles=(2048, 4096),  # weights that fit whole into VMEM are read once
         accumulates_in_memory=True,
         loop_movers=_SHIFTS,
         loop_generators=_GENERATORS,
