@@ -236,7 +236,7 @@ class _Solver:
                         entry.optimal,
                         duals=entry.duals,
                         note=entry.note,
-                        crowded=entry.crowded,
+                        has_too_many_copies=entry.has_too_many_copies,
                         cases=entry.cases,
                     )
             waiting -= not is_small
@@ -330,6 +330,7 @@ class _Solver:
             certified,
             found.cache.n_from_earlier_plans(),
         )
+        crowded = {part for part, s in solved.items() if s.has_too_many_copies}
         grouping = Grouping(
             kernels,
             "OPTIMAL" if is_optimal else "FEASIBLE",
@@ -338,7 +339,7 @@ class _Solver:
             tuple(dict.fromkeys(notes)),
             stats,
             proof,
-            tuple([nodes for part, nodes in parts.instances if part in solved and solved[part].crowded]),
+            tuple([nodes for part, nodes in parts.instances if part in crowded]),
         )
         if kernels:
             book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)

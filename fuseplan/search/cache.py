@@ -29,7 +29,7 @@ from fuseplan.search.cache_sqlite import IS_AVAILABLE, Disk
 from fuseplan.support.environment import debug_level
 from fuseplan.support.lru import LruCache
 
-SCHEMA = 7
+SCHEMA = 8
 """The version of keys and entries: raised with every change of their content."""
 
 MAX_ENTRIES = 4096
@@ -63,7 +63,7 @@ class Entry:
     refusals: tuple[Refusal, ...] = ()
     slower: tuple[str, ...] = ()
     """Heuristics whose plan is known to take longer than ``bound_ps``."""
-    crowded: bool = False
+    has_too_many_copies: bool = False
     """Whether copies make too many groups: a search with fewer copies is needed."""
     work: int = 0
     """The work of finding it, in units of ``fuseplan.support.work``. It counts when the entry is recalled,
@@ -107,7 +107,7 @@ class Entry:
                 None if read["note"] is None else Note.from_data(read["note"]),
                 tuple((int(mask, 16), _text(rule), _text(reason)) for mask, rule, reason in read["refusals"]),
                 tuple(map(_text, read["slower"])),
-                read["crowded"] is True,
+                read["has_too_many_copies"] is True,
                 _integer(read["work"]),
                 _integer(read["left"]),
                 tuple(

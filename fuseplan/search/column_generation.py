@@ -144,11 +144,11 @@ def _by_near_groups(search: ColumnSearch, known: Solved) -> Solved:
         time_ps = space.total(best).time_ps
         if is_all:  # A plan with another group takes longer than the prices and the room.
             bound_ps = max(bound_ps, min(found.bound_ps, base_ps + near.room_ps + 1, time_ps))
-        if not (is_all and found.steady) or time_ps == bound_ps:
+        if not (is_all and found.is_repeatable) or time_ps == bound_ps:
             break
     solved = _solved(search, best, known.cases, bound_ps)
-    if found is not None and not (found.steady or solved.optimal):  # The solver failed.
-        solved.note, solved.steady = found.note, False
+    if found is not None and not (found.is_repeatable or solved.optimal):  # The solver failed.
+        solved.note, solved.is_repeatable = found.note, False
     listed = {
         mask: price.time_ps for mask in near.masks if isinstance(price := space.known_price(mask), Price)
     }

@@ -37,7 +37,7 @@ def solve_listed(space: Space, columns: Sequence[Mask], best: list[Mask], expire
     try:
         return _solve(space, columns, best, expires_at)
     except FAILURES as error:
-        return Solved(best, 0, False, note=failure(error), steady=False)
+        return Solved(best, 0, False, note=failure(error), is_repeatable=False)
 
 
 def _solve(space: Space, columns: Sequence[Mask], best: list[Mask], expires_at: float) -> Solved:
@@ -133,7 +133,7 @@ def prove(
             if not selection.chosen:  # there is one: that of the heuristic
                 raise RuntimeError(f"{selection.engine} finds no cover: {selection.status}")
         except FAILURES as error:
-            return Solved(best, bound, False, cost, duals, failure(error), steady=False)
+            return Solved(best, bound, False, cost, duals, failure(error), is_repeatable=False)
         bound = max(bound, selection.bound)
         chosen = sorted((alive[k] for k in selection.chosen), key=lambda mask: mask & -mask)
         asked = [mask for mask in chosen if mask in unpriced]

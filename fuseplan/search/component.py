@@ -143,8 +143,8 @@ def _solve_space(
         columns = None if has_ended else _by_columns(space, floor, best, expires_at, most, is_start)
         if columns is not None:
             result = columns
-            result.crowded = has_copies and not (result.optimal or space.book.is_past(expires_at))
-            if result.crowded and space.total(result.groups) >= space.total(best):
+            result.has_too_many_copies = has_copies and not (result.optimal or space.book.is_past(expires_at))
+            if result.has_too_many_copies and space.total(result.groups) >= space.total(best):
                 told = part_note(NoteKind.TOO_MANY_COPIES, space)
                 result.groups, result.note = best, told
                 result.bound_ps = max(result.bound_ps, floor_ps)
@@ -164,7 +164,7 @@ def _solve_space(
             result.note = result.note or (ended_note(space) if is_late else too_many)
         gap_ps = space.total(result.groups).time_ps - result.bound_ps
         # A plan to start from is not improved: the next search does that, or XLA regroups the operations.
-        if gap_ps > result.bound_ps * LIMITS.slack and result.steady and not is_start:
+        if gap_ps > result.bound_ps * LIMITS.slack and result.is_repeatable and not is_start:
             result.groups = improve(space, result.groups, result.bound_ps, expires_at)
     watch.lap("solve")
     if is_start:
@@ -203,7 +203,7 @@ def _by_columns(
     try:
         found = solve_by_columns(space, floor, best, expires_at, max_work, is_start)
     except FAILURES as error:
-        return Solved(best, space.floor_ps, False, note=failure(error), steady=False)
+        return Solved(best, space.floor_ps, False, note=failure(error), is_repeatable=False)
     priced = [mask for mask in found.columns if mask not in space.offers]
     if space.book.is_past(expires_at):  # There is time for a sample.
         priced = priced[:_MANY_FLOORS]

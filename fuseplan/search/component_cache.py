@@ -84,7 +84,7 @@ class ComponentCache:
         """Store a component's solution and its counted work, unless the clock may have cut it short."""
         space = self._parts.spaces[part]
         in_time = time.monotonic() < self._expires_at - seconds_of(MARGIN)
-        if part not in self._keys or not solved.steady or not in_time:
+        if part not in self._keys or not solved.is_repeatable or not in_time:
             return
         total = space.total(solved.groups)
         found = smallest_refusals(space)
@@ -98,7 +98,7 @@ class ComponentCache:
             max(len(solved.columns), 1),
             _moved(solved.note, place.__getitem__),
             tuple((mask, rule, verdict.reason) for rule, (mask, verdict) in found.items()),
-            crowded=solved.crowded,
+            has_too_many_copies=solved.has_too_many_copies,
             work=work,
             left=space.book.work.left + work,
             cases=solved.cases,

@@ -87,7 +87,7 @@ class Grouping:
     stats: PlanStats = field(default_factory=PlanStats)
     proof: Proof | None = None
     """The proof of ``bound_ps``."""
-    crowded: tuple[Nodes, ...] = ()
+    with_too_many_copies: tuple[Nodes, ...] = ()
     """The components whose plans were not proven, because copies make too many groups."""
     repeats: tuple[Nodes, ...] = ()
     """The groups that a planner asks for if they overlap: kernels that compute an operation each for itself.
@@ -273,11 +273,11 @@ class Solved:
     duals: tuple[int, ...] = ()
     """A price for each position such that no column costs less than its positions."""
     note: Note | None = None
-    steady: bool = True
+    is_repeatable: bool = True
     """Whether solving it once more gives the same: no solver was missing or failed."""
     lists_all: bool = True
     """Whether ``columns`` are all legal groups that have not been refused, if there are any."""
-    crowded: bool = False
+    has_too_many_copies: bool = False
     """Whether copies of operations make too many groups to prove a plan."""
     cases: tuple[Case, ...] = ()
     """Cases that prove the bound, by position; empty where ``duals`` or the floor do."""

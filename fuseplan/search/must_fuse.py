@@ -217,7 +217,7 @@ class MustFusePricing(Pricing):
             refusals=tuple(replace(v, nodes=self.expanded(v.nodes)) for v in grouping.refusals),
             notes=renumbered(grouping.notes, lambda n: self.members[n][0]),
             stats=replace(grouping.stats, equations=len(self._whole.nodes)),
-            crowded=tuple(self.expanded(nodes) for nodes in grouping.crowded),
+            with_too_many_copies=tuple(map(self.expanded, grouping.with_too_many_copies)),
             # The proof of a contracted graph does not hold for the whole one.
             proof=grouping.proof if self.members == [(n,) for n in range(len(self.members))] else None,
         )

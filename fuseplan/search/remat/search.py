@@ -145,13 +145,14 @@ class Search:
             if best is None or _is_better(found, best[1]):
                 best, gains = (copies, found), bool(gaining)
             limit = self.budget.limit_reached(self.expires_at)
-            if found.crowded and limit is not None:
+            parts = found.with_too_many_copies
+            if parts and limit is not None:
                 told = note(NoteKind.FEWER_COPIES_CUT, limit=limit)
                 return best[0], replace(best[1], notes=(*best[1].notes, told))
-            crowded = {copies.node[c] for part in found.crowded for c in part}
-            idle = {copies.node[c] for part in found.crowded if gaining.isdisjoint(part) for c in part}
+            too_many = {copies.node[c] for part in parts for c in part}
+            idle = {copies.node[c] for part in parts if gaining.isdisjoint(part) for c in part}
             fewer = tuple([n for n in roots if n not in idle])
-            if small := crowded.intersection(small_leading(copies)):
+            if small := too_many.intersection(small_leading(copies)):
                 once |= small
             elif fewer != tuple(roots):
                 roots = fewer
