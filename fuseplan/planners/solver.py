@@ -253,7 +253,7 @@ class _Solver:
             entry = cache.recalled.pop(part, None)
             if entry is not None:
                 with book.work.uncounted():  # It was counted when it was recalled.
-                    book.work.spent -= entry.work
+                    book.work.spent = book.work.limit - entry.left
                     solve(part)
             return solved[part].optimal
 
