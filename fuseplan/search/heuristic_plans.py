@@ -118,7 +118,7 @@ class HeuristicPlans:
         space = self.spaces[part]
         first, second = HEURISTICS
         ways = [(first, self.plan), (second, self.plan)]
-        if self.keeps_kernels(part) and self._own_earlier is not None:
+        if part in self.earlier and self._own_earlier is not None:
             # With the plans that heuristics alone make, the answer is no slower than these.
             ways[1:1] = [(second, self._of_own), (first, self._of_own)]
         best: tuple[list[Mask], str] | None = None
@@ -141,7 +141,7 @@ class HeuristicPlans:
         space = self.spaces[part]
         if space.book.was_late:
             return False
-        if not self.keeps_kernels(part):
+        if part not in self.earlier:
             return True
         # Its kernels are large, and slow to price. The times of heuristics differ: half is a margin.
         least_s = max(seconds_of(PEER, space.n), 1.5 * longest_s)

@@ -15,7 +15,7 @@ from fuseplan.planners import Budget, get_planner
 from fuseplan.schedule import pricing
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.search import column_pricing as search
-from fuseplan.search import component
+from fuseplan.search import component, heuristic_plans
 from fuseplan.search import set_partitioning as solver
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
@@ -144,7 +144,7 @@ def test_a_heuristic_that_the_deadline_cut_is_named_so(monkeypatch):
         assert space.book.has_expired()
         return space.singles
 
-    monkeypatch.setitem(component.HEURISTICS, "best_first", cut)
+    monkeypatch.setitem(heuristic_plans.HEURISTICS, "best_first", cut)
     monkeypatch.setattr(time, "monotonic", lambda: looks[-1])
     plan = SOLVE(g, Bytes(g), Budget(10.0))
     assert_legal(g, plan)

@@ -18,7 +18,7 @@ from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.attempt import Attempt
 from fuseplan.plan.options import Options
-from fuseplan.search import component
+from fuseplan.search import heuristic_plans
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import Limit
 from fuseplan.workloads.packages import PACKAGES
@@ -113,7 +113,7 @@ def test_the_solver_is_no_slower_than_any_cheap_planner(device):
     f, args = PACKAGES["log_density_grad"].build()
     of = {
         name: fuseplan.make_plan(f, device=device, planner=name, deadline_s=30)(*args)
-        for name in (*component.HEURISTICS, *pipeline.PEERS, "solver")
+        for name in (*heuristic_plans.HEURISTICS, *pipeline.PEERS, "solver")
     }
     best = of.pop("solver")
     assert best.objective_us <= min(plan.objective_us for plan in of.values())

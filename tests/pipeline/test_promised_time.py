@@ -19,7 +19,7 @@ from fuseplan.plan.notes import NoteKind
 from fuseplan.planners import Budget, get_planner, solver
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import component, heuristics
+from fuseplan.search import component, heuristic_plans, heuristics
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
 from fuseplan.search.heuristics import Merging, best_first_groups
@@ -296,7 +296,7 @@ def test_heuristics_leave_time_to_order_and_check_many_kernels(monkeypatch, plan
         return space.singles
 
     monkeypatch.setattr(heuristics, "greedy_groups", merge)
-    monkeypatch.setitem(component.HEURISTICS, "best_first", merge)
+    monkeypatch.setitem(heuristic_plans.HEURISTICS, "best_first", merge)
     g = graph("ercc", [[], [0], [0], [0]])
     for units, least_s, most_s in ((work.TAIL, 59, 60), (work.UNITS_PER_S, 55, 56.5)):
         monkeypatch.setattr(work, "TAIL", units)

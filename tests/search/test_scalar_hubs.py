@@ -21,13 +21,14 @@ from fuseplan.planners.solver import plan_groups
 from fuseplan.schedule import shared_operands
 from fuseplan.schedule.pricing import PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import component, heuristics
+from fuseplan.search import component, heuristic_plans, heuristics
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.component_cache import solution_key
 from fuseplan.search.grouping import Budget, decompose
 from fuseplan.search.heuristics import best_first, greedy
 from fuseplan.search.limits import LIMITS
 from fuseplan.settings import make_options
+from fuseplan.support.work import Work
 from fuseplan.verify.report import VERIFIED, verify_plan
 from fuseplan.workloads import optimizer
 from fuseplan.workloads.stress import STRESS
@@ -193,13 +194,17 @@ def test_copies_of_an_operation_are_one_port_of_a_hub():
 
 
 @pytest.mark.parametrize("device", ["h200", "tpu_v5e"])
-def test_a_component_that_is_too_large_is_no_slower_than_the_heuristics_plans(device, monkeypatch):
-    """Either heuristic's, also where these end at the limit of what they look at."""
-    few = replace(LIMITS, max_dense_positions=8, max_looked=300, max_looked_in_rounds=3_000)
-    for module in (component, heuristics):
+@pytest.mark.parametrize(("most", "work"), [(8, 10_000_000), (1_500, 100_000)])
+def test_a_component_that_is_not_proven_is_no_slower_than_the_heuristics_plans(
+    device, most, work, monkeypatch
+):
+    """Either heuristic's, also where these end at the limit of what they look at. The component is too large
+    for column generation, or little work may be done."""
+    few = replace(LIMITS, max_dense_positions=most, max_looked=300, max_looked_in_rounds=3_000)
+    for module in (component, heuristic_plans, heuristics):
         monkeypatch.setattr(module, "LIMITS", few)
     graph = large_hub_graph()
-    plan = plan_groups(graph, Scheduler(graph, get_device(device)))
+    plan = plan_groups(graph, Scheduler(graph, get_device(device)), Budget(work=Work(work)))
     for heuristic in (greedy, best_first):
         kernels = heuristic(graph, Scheduler(graph, get_device(device))).kernels
         assert plan.time_ps <= sum(kernel.cost.time_ps for kernel in kernels)
@@ -207,10 +212,9 @@ def test_a_component_that_is_too_large_is_no_slower_than_the_heuristics_plans(de
 
 @pytest.mark.parametrize("left_s", [1e6, 0.0])
 def test_the_heuristics_own_plans_are_merged_further_where_there_is_time(left_s, monkeypatch):
-    monkeypatch.setattr(component, "LIMITS", replace(LIMITS, max_dense_positions=8))
     # Merging further finds nothing, so that what is left is the plan that each began with.
-    idle = dict.fromkeys(component.HEURISTICS, lambda space: space.singles)
-    monkeypatch.setattr(component, "HEURISTICS", idle)
+    idle = dict.fromkeys(heuristic_plans.HEURISTICS, lambda space: space.singles)
+    monkeypatch.setattr(heuristic_plans, "HEURISTICS", idle)
     graph = large_hub_graph()
     book = PriceBook(graph, Scheduler(graph, get_device("h200")))
     book.expires_at = time.monotonic() + left_s
@@ -223,7 +227,7 @@ def test_the_heuristics_own_plans_are_merged_further_where_there_is_time(left_s,
         asked.append(name)
         return {0: good if name == "greedy" else space.singles}
 
-    starts = component.HeuristicPlans(parts.spaces, (), {0: space.singles}, own)
+    starts = heuristic_plans.HeuristicPlans(parts.spaces, (), {0: space.singles}, own)
     groups, name = starts.best(0)
     if left_s:
         assert asked == ["greedy", "best_first"]
