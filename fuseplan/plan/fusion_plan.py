@@ -59,10 +59,10 @@ class Part:
     prices_ps: tuple[int, ...] = ()
     """A price for each node of such a component, in order of the nodes, such that no legal group costs less
     than its nodes. Where the prices add up to less than ``bound_ps``, a check has to rule out the few covers
-    that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound, or
-    ``cases`` prove it."""
+    that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound."""
     cases: tuple[Case, ...] = ()
-    """Cases of which each plan of the component is one, if these prove the bound."""
+    """Cases of which each plan of the component is one, if these prove the bound; the prices beside them
+    serve a joint bound."""
 
 
 @dataclass(frozen=True, slots=True)

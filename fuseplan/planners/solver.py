@@ -204,8 +204,9 @@ class _Solver:
             book.work.spend(starts.work[part])
             is_start = part in to_start_from
             solved[part] = solve_component(part, starts, budget, expires_at, watch, is_start)
-            with book.work.uncounted():
-                cache.keep(part, solved[part], book.work.spent - before)
+            if part not in starts.skipped:
+                with book.work.uncounted():
+                    cache.keep(part, solved[part], book.work.spent - before)
             tell()
 
         def tell() -> None:

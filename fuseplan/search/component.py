@@ -236,7 +236,7 @@ def make_proof(parts: Decomposition, solved: Sequence[Solved]) -> Proof:
         # A floor is simpler to check than prices that do not reach it, and prices than cases.
         is_floor = sum(found.duals) < found.bound_ps == space.floor_ps
         if found.cases and not is_floor:
-            return Part(found.bound_ps, first, (), found.cases)
+            return Part(found.bound_ps, first, found.duals, found.cases)
         return Part(found.bound_ps, first, () if is_floor else found.duals)
 
     return Proof(tuple(map(proven, parts.spaces, solved, map(tuple, first_nodes))))

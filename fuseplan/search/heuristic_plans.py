@@ -54,6 +54,8 @@ class HeuristicPlans:
         self.work = [0] * len(spaces)
         """For each component, the counted work of its plans, which the caller adds to that of its search:
         whether a plan is made may depend on what an earlier planning left in the cache."""
+        self.skipped: set[int] = set()
+        """Components of which a plan was not made, as there was no time: more time could change the best."""
         self.given: dict[int, list[Mask]] = {}
         """The plans known before, of components that have copies."""
         group_of = {n: group for group in known for n in group}
@@ -125,6 +127,7 @@ class HeuristicPlans:
         longest_s = 0.0
         for name, way in ways:
             if best is not None and not self._may_try(part, longest_s):
+                self.skipped.add(part)
                 break
             started = time.monotonic()
             groups = way(part, name)

@@ -227,7 +227,7 @@ class _Verifier:
         room = joint.bound_ps - sum(sum(c.prices) for c in together) if joint is not None else 0
         for done, claim in enumerate(distinct.values()):
             self._tell(done, len(distinct))
-            self._check_component(claim, room if claim.key in shared else 0)
+            self._check_component(claim, max(room, 0) if claim.key in shared else None)
         self._tell(len(distinct), len(distinct))
         if joint is not None:
             self._check_covers(together, joint.bound_ps)
@@ -249,8 +249,8 @@ class _Verifier:
                 raise RefutedError(f"the proof says nothing of {self._name(component)}")
             k, part = part_of.pop(first)
             count = len(component.nodes)
-            given_by_case = [case.prices_ps for case in part.cases]
-            for given in given_by_case or ([part.prices_ps] if part.prices_ps else []):
+            every = [case.prices_ps for case in part.cases] + ([part.prices_ps] if part.prices_ps else [])
+            for given in every:
                 if len(given) != count:
                     raise RefutedError(f"{len(given)} prices are given for {self._name(component)}")
             pairs = [pair for case in part.cases for pair in (*case.together, *case.apart)]
@@ -265,16 +265,16 @@ class _Verifier:
                 raise RefutedError("the joint bound is not about different components of the graph")
         return claims
 
-    def _check_component(self, claim: _Claim, room: int) -> None:
-        """Check a part of the proof, and keep the groups that cost less than ``room`` more than their
-        nodes."""
+    def _check_component(self, claim: _Claim, room: int | None) -> None:
+        """Check a part of the proof. Of a component in a joint bound, which has a ``room``, also keep the
+        groups that cost less than that more than their nodes."""
         nodes, bound_ps, prices = claim.component.nodes, claim.part.bound_ps, claim.prices
         where = self._name(claim.component)
         if not (claim.part.prices_ps or claim.part.cases):
             floor_ps = self._book.floor(nodes)
             if floor_ps < bound_ps:
                 raise RefutedError(f"{where}: its floor is {floor_ps:,} ps, not {bound_ps:,}")
-            if not room:
+            if room is None:
                 return
 
         def look() -> None:
@@ -284,9 +284,10 @@ class _Verifier:
         groups = Groups(claim.component, self._book, look)
         if claim.part.cases:
             self._check_cases(claim, groups)
-            return
-        gap = bound_ps - sum(prices) if claim.part.prices_ps else 0
-        self._near[claim.key] += self._check_prices(claim, groups, prices, max(gap, room, 0))
+            if room is None:
+                return
+        gap = bound_ps - sum(prices) if claim.part.prices_ps and not claim.part.cases else 0
+        self._near[claim.key] += self._check_prices(claim, groups, prices, max(gap, room or 0))
         if gap > 0:
             self._check_covers([claim], bound_ps)
 

@@ -236,6 +236,7 @@ def test_the_heuristics_own_plans_are_merged_further_where_there_is_time(left_s,
     else:
         assert asked == []
         assert space.total(groups) > space.total(good)
+    assert starts.skipped == (set() if left_s else {0}), "what more time could change is not remembered"
     assert starts.best(0) == (groups, name)
     assert len(asked) in (0, 2), "each is asked once"
 

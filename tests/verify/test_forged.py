@@ -17,6 +17,7 @@ from costmodel.devices import get_device
 from costmodel.graph import Flops, OpKind, make_graph
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
+from fuseplan.plan.fusion_plan import Case
 from fuseplan.plan.json_codec import read_plan
 from fuseplan.plan.options import Features, Options
 from fuseplan.planners import Budget, get_planner
@@ -234,6 +235,39 @@ def forged_joint_bound(plan):
     return replace(claiming(plan, joint=greedier), bound_ps=plan.objective_ps)
 
 
+def with_cases_in_the_joint(plan, prices_of=lambda part, prices: prices):
+    """``plan`` with one case for each component of the joint bound, which holds all of its plans."""
+    book = PriceBook(plan.graph, Scheduler(plan.graph, plan.device, features=plan.features))
+    found = components(plan.graph, crossable_edges(plan.graph, book))
+    sizes = {component.nodes[0]: len(component.nodes) for component in found}
+    parts = []
+    for part in plan.proof.parts:
+        if set(part.first_nodes) & set(plan.proof.joint.first_nodes):
+            prices = prices_of(part, part.prices_ps or (0,) * sizes[part.first_nodes[0]])
+            part = replace(part, bound_ps=sum(prices), prices_ps=prices, cases=(Case((), (), prices),))
+        parts.append(part)
+    return claiming(plan, parts=tuple(parts))
+
+
+def forged_joint_bound_beside_cases(plan):
+    return forged_joint_bound(with_cases_in_the_joint(plan))
+
+
+def forged_joint_bound_beside_cases_without_prices(plan):
+    nothing = with_cases_in_the_joint(plan, lambda _, prices: (0,) * len(prices))
+    parts = tuple([replace(part, prices_ps=()) if part.cases else part for part in nothing.proof.parts])
+    return forged_joint_bound(claiming(plan, parts=parts))
+
+
+def raised_price_beside_cases_in_the_joint(plan):
+    found = with_cases_in_the_joint(plan)
+    parts = [
+        replace(part, prices_ps=(part.prices_ps[0] + 10**6, *part.prices_ps[1:])) if part.cases else part
+        for part in found.proof.parts
+    ]
+    return claiming(found, parts=tuple(parts))
+
+
 def joint_of_nothing(plan):
     return claiming(plan, joint=replace(plan.proof.joint, first_nodes=()))
 
@@ -387,6 +421,9 @@ FORGERIES = {
     component_counted_twice: r"counts the component of n\d+ twice",
     component_that_is_not_there: "a component that starts at n1000000: there is none",
     (forged_joint_bound, JOINT): r"kernels take [\d,]+ ps, less than",
+    (forged_joint_bound_beside_cases, JOINT): r"kernels take [\d,]+ ps, less than",
+    (forged_joint_bound_beside_cases_without_prices, JOINT): r"kernels take [\d,]+ ps, less than",
+    (raised_price_beside_cases_in_the_joint, JOINT): CHEAPER,
     (joint_of_nothing, JOINT): "the joint bound is not about",
     (joint_of_a_component_twice, JOINT): "the joint bound is not about different components",
     (case_left_out, CASES): r"no case has .* in one kernel, and .* in two",
@@ -435,6 +472,13 @@ def test_forgeries_are_refuted(forgery, message):
         alone = verify_plan(replace(forged, program=None))
         breaks_a_kernel = forge in (wait_that_is_none, operation_that_may_not_fuse)
         assert alone.status == (REFUTED if breaks_a_kernel else VERIFIED), alone
+
+
+def test_a_joint_bound_of_components_with_cases_is_verified():
+    plan = with_cases_in_the_joint(made(JOINT))
+    assert any(part.cases for part in plan.proof.parts)
+    assert verify_plan(plan).status == VERIFIED
+    assert verify_plan(read_plan(plan.to_json())).status == VERIFIED
 
 
 def test_an_operation_whose_rule_is_not_known_is_not_checked(monkeypatch):
