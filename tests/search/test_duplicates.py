@@ -21,7 +21,7 @@ from fuseplan.runtime.executor import make_runner
 from fuseplan.runtime.tolerance import check_results
 from fuseplan.schedule.pricing import Price, PriceBook
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.search import component
+from fuseplan.search import heuristic_plans
 from fuseplan.search.cache import SolutionCache, using_cache
 from fuseplan.search.candidates import enumerate_groups
 from fuseplan.search.grouping import decompose
@@ -440,7 +440,7 @@ def test_kernels_of_one_operation_each_hold_none_twice():
     (together, *_) = space.duplicate_rules.classes
     for i in bits(together):
         some = space.everything & ~(1 << i)
-        groups = component._apart(space, some)
+        groups = heuristic_plans._apart(space, some)
         assert sum(groups) == some
         assert sum(mask.bit_count() for mask in groups) == some.bit_count()
-    assert together in component._apart(space, space.everything)
+    assert together in heuristic_plans._apart(space, space.everything)
