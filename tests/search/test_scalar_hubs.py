@@ -109,7 +109,8 @@ def test_a_component_that_is_too_large_keeps_its_kernels_whole(monkeypatch):
     scheduler = Scheduler(graph, get_device("h200"))
     apart = plan_groups(graph, Scheduler(graph, get_device("h200"), features=Features(packs=False)))
     best = plan_groups(graph, scheduler)
-    monkeypatch.setattr(component, "LIMITS", replace(component.LIMITS, max_dense_positions=8))
+    for module in (component, heuristic_plans):
+        monkeypatch.setattr(module, "LIMITS", replace(LIMITS, max_dense_positions=8))
     plan = plan_groups(graph, scheduler)
     assert best.time_ps <= plan.time_ps < apart.time_ps
     whole = [set(group) for group in plan.groups]
