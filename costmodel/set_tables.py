@@ -52,7 +52,7 @@ class UnionTable:
             chosen = np.packbits(sets, axis=1, bitorder="little")
             some = np.empty_like(found)
             for unions, byte in zip(self._unions, chosen.T, strict=True):
-                unions.take(byte, axis=0, out=some, mode="clip")  # A byte is never out of range.
+                unions.take(byte, axis=0, out=some, mode="clip")  # Bytes need no check of bounds.
                 np.bitwise_or(found, some, out=found)
         bits = np.unpackbits(found.view(np.uint8), axis=1, count=self._width, bitorder="little")
         return bits.view(bool)

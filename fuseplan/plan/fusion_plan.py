@@ -61,8 +61,8 @@ class Part:
     than its nodes. Where the prices add up to less than ``bound_ps``, a check has to rule out the few covers
     that cost less than ``bound_ps``. Empty where ``costmodel.floor`` of all nodes together is the bound."""
     cases: tuple[Case, ...] = ()
-    """Cases of which each plan of the component is one, if these prove the bound; the prices beside them
-    serve a joint bound."""
+    """Cases that cover all plans of the component, if these prove the bound. ``prices_ps`` beside them are
+    for a joint bound."""
 
 
 @dataclass(frozen=True, slots=True)

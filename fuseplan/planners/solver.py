@@ -114,7 +114,7 @@ def _without_offers(parts: Decomposition, starts: HeuristicPlans) -> dict[int, S
 
 
 def _is_surely_listed(space: Space) -> bool:
-    """Whether all groups of a component are listed, whatever its edges are."""
+    """Whether a component is so small that the limit of work never ends the list of its groups."""
     return STEP << space.n <= LIMITS.max_listing_work
 
 
@@ -222,11 +222,10 @@ class _Solver:
             progress.found(sum(times_ps[part] for part in every), sum(known[part][1] for part in every))
 
         tell()
-        waiting = len([part for part in smallest_first if not _is_surely_listed(parts.spaces[part])])
-        for part in smallest_first:
-            is_small = _is_surely_listed(parts.spaces[part])
+        for k, part in enumerate(smallest_first):
             # What a component does not need is left to those after it.
-            with book.work.within(1 if is_small else 1 / waiting):
+            is_small = _is_surely_listed(parts.spaces[part])
+            with book.work.within(1 if is_small else 1 / (len(smallest_first) - k)):
                 entry = cache.recall(part)
                 if entry is None:
                     solve(part)
@@ -240,7 +239,6 @@ class _Solver:
                         has_too_many_copies=entry.has_too_many_copies,
                         cases=entry.cases,
                     )
-            waiting -= not is_small
             if solved[part].optimal:
                 space = parts.spaces[part]
                 time_ps = space.total(solved[part].groups).time_ps
@@ -254,7 +252,7 @@ class _Solver:
             entry = cache.recalled.pop(part, None)
             if entry is not None:
                 with book.work.uncounted():  # It was counted when it was recalled.
-                    book.work.spent = book.work.limit - entry.left
+                    book.work.spent = book.work.limit - entry.left  # Its search had so much left.
                     solve(part)
             return solved[part].optimal
 
@@ -331,7 +329,7 @@ class _Solver:
             certified,
             found.cache.n_from_earlier_plans(),
         )
-        crowded = {part for part, s in solved.items() if s.has_too_many_copies}
+        too_many_copies = {part for part, s in solved.items() if s.has_too_many_copies}
         grouping = Grouping(
             kernels,
             "OPTIMAL" if is_optimal else "FEASIBLE",
@@ -340,7 +338,7 @@ class _Solver:
             tuple(dict.fromkeys(notes)),
             stats,
             proof,
-            tuple([nodes for part, nodes in parts.instances if part in crowded]),
+            tuple([nodes for part, nodes in parts.instances if part in too_many_copies]),
         )
         if kernels:
             book.check_bound(tuple(range(len(graph.nodes))), grouping.time_ps, bound_ps)
