@@ -49,6 +49,18 @@ class Backend:
     """Candidate tiles of the contracted axis."""
     held_tiles: tuple[int, ...] = ()
     """Further candidate tiles for a contraction with its whole contracted axis on chip."""
+    contiguous_tiles: tuple[int, ...] = (32, 128, 512, 2048)
+    """Candidate tiles of the axis along which the largest arrays of a kernel without contractions are
+    contiguous."""
+    transpose_tiles: tuple[int, ...] = (32, 64, 128, 512)
+    """Those where two axes are contiguous in some array: square tiles of a few cache lines a side serve
+    both."""
+    row_tiles: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
+    """Those of the innermost other parallel axes."""
+    outer_tiles: tuple[int, ...] = (1,)
+    """Those of the parallel axes outside of these, which may also be whole where they are short."""
+    stream_tiles: tuple[int, ...] = (8, 64, 256, 1024)
+    """Those of a streamed axis that such a kernel walks once."""
     pass_tiles: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192, 32768)
     """Candidate tiles of an axis that a kernel reads in several passes: its rows are too long for the chip.
     They are long, since each step waits for its loads. In a nest of loops, the candidate tiles of every axis
@@ -184,6 +196,12 @@ for _backend in (
         matmul_tiles=(128, 256, 512, 1024),  # the systolic array of a TPU has 128 rows
         depth_tiles=(128, 256, 512, 1024),
         held_tiles=(2048, 4096),  # weights that fit whole into VMEM are read once
+        # One core runs all steps, so that blocks should be as large as VMEM allows: of 16 MiB or more.
+        contiguous_tiles=(32, 128, 512, 2048, 8192, 32768, 131072),
+        transpose_tiles=(32, 64, 128, 512, 1024),
+        row_tiles=(1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),
+        outer_tiles=(1, 4, 16, 64),
+        stream_tiles=(8, 64, 256, 1024, 4096, 16384, 65536),
         accumulates_in_memory=True,
         loop_movers=_SHIFTS,
         loop_generators=_GENERATORS,
@@ -201,7 +219,7 @@ for _backend in (
         most_elements=_WARP_TILE,
         most_elements_in_passes=_FEW_WARPS_TILE,
         matmul_tiles=(32, 64, 128, 256),
-        depth_tiles=(32, 64, 128),
+        depth_tiles=(32, 64, 128, 256, 512),
         least_dot_tile=16,  # mma.m16n8k16
         loops_inside=True,
         splits_reductions=True,

@@ -52,6 +52,8 @@ class Blocks:
     """Those of all values."""
     depth: tuple[int, ...]
     """The contracted axes."""
+    are_vectors: bool
+    """Whether each array read or written has one dimension at most."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class Layout:
         merged = dict.fromkeys(dims for axes in every for dims in axes if len(dims) > 1)
         vectors = tuple(axes[0] for axes in every if len(axes) == 1)
         depth = self.contraction.depth if self.contraction is not None else ()
-        return Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every), depth)
+        are_vectors = all(len(axes) < 2 for axes in exchanged)
+        return Blocks(tuple(merged), vectors, tuple(exchanged), tuple(every), depth, are_vectors)
 
     @cached_property
     def contiguous_axes(self) -> set[int | None]:

@@ -156,7 +156,7 @@ class LeastTiles:
         for n, own in zip(nodes, axes.node_axes, strict=True):
             for of in self._contiguous[n]:
                 if of.elements == largest:
-                    tile = least_contiguous_tile(of.class_ in reducible)
+                    tile = least_contiguous_tile(of.class_ in reducible, self._capacity.device.backend)
                     found[own[of.dim][-1]] = min(tile, of.least_extent)
         return found
 

@@ -18,16 +18,12 @@ from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
 from fuseplan.schedule.layout import SHORT_AXIS, Blocks, Contraction, Layout
 
-CONTIGUOUS_TILES = (32, 128, 512, 2048)
-"""Candidate tiles of the axis along which the largest arrays are contiguous."""
-TRANSPOSE_TILES = (32, 64, 128, 512)
-"""Those where two axes are contiguous in some array: square tiles of a few cache lines a side serve both."""
-ROW_TILES = (1, 4, 8, 16, 32, 64, 128, 256)
-"""Those of the innermost other parallel axes."""
-STREAM_TILES = (8, 64, 256, 1024)
-"""Those of a stream walked once; ``Backend.pass_tiles`` are those of one walked in several passes."""
-MOST_SHORT_AXES = 10
-"""Of more short axes than that, the outer ones have tiles of one: each doubles the number of tilings."""
+VECTOR = LANES * SUBLANES
+"""Elements of a tile of a vector in a TPU's memory. A kernel reads it as a matrix of one row, which has the
+same bytes if these are whole tiles; otherwise XLA makes a copy, which takes longer than the kernel."""
+
+MOST_TILINGS = 2_048
+"""The most combinations of tiles of the parallel axes that lie outside of the contiguous ones."""
 
 Tiles = tuple[int, ...]
 Rank = tuple[int, int]
@@ -88,24 +84,43 @@ def _scattered(options: list[tuple[int, ...]], layout: Layout) -> Iterator[Tiles
 
 
 def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[tuple[int, ...]]:
+    can = backend_of(backend)
     contiguous = layout.contiguous_axes
-    rows = [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous]
-    tiled = _innermost(layout, rows)
-    others = [a for a in reversed(rows) if a not in tiled and layout.sizes[a] <= SHORT_AXIS]
-    short = others[: max(MOST_SHORT_AXES - len(tiled), 0)]
+    along_rows = can.contiguous_tiles if len(contiguous) == 1 else can.transpose_tiles
+    quantum = VECTOR if layout.blocks.are_vectors else LANES
+    others = _parallel_options(
+        layout, [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous], backend
+    )
     options: list[tuple[int, ...]] = []
     for a, (size, role) in enumerate(zip(layout.sizes, roles, strict=True)):
         if role == AxisRole.RESIDENT:
             options.append((whole_tile(size, backend),))
         elif role == AxisRole.STREAMED:
-            options.append(_up_to(size, STREAM_TILES, backend))
-        elif a in contiguous:
-            candidates = CONTIGUOUS_TILES if len(contiguous) == 1 else TRANSPOSE_TILES
-            options.append(_up_to(size, candidates, backend))
-        elif a in tiled:
-            options.append(_up_to(size, ROW_TILES, backend))
+            options.append(_up_to(size, can.stream_tiles, backend))
         else:
-            options.append((1, whole_tile(size, backend)) if a in short else (1,))
+            is_along = a in contiguous
+            options.append(_up_to(size, along_rows, backend, quantum) if is_along else others[a])
+    return options
+
+
+def _parallel_options(layout: Layout, axes: list[int], backend: str) -> dict[int, tuple[int, ...]]:
+    """The tiles of parallel ``axes``, none of which is contiguous in the largest arrays. They are found from
+    the innermost axis outwards; those that would make more than ``MOST_TILINGS`` have tiles of one."""
+    can = backend_of(backend)
+    inner = _innermost(layout, axes)
+    options: dict[int, tuple[int, ...]] = {}
+    count = 1
+    for a in (*inner, *[a for a in reversed(axes) if a not in inner]):
+        size = layout.sizes[a]
+        if a in inner:
+            options[a] = _up_to(size, can.row_tiles, backend)
+        elif size <= SHORT_AXIS:
+            options[a] = (1, whole_tile(size, backend))
+        else:
+            options[a] = _up_to(size, can.outer_tiles, backend)
+        if count * len(options[a]) > MOST_TILINGS:
+            options[a] = (1,)
+        count *= len(options[a])
     return options
 
 
@@ -157,15 +172,16 @@ def _dot_tiles(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ..
     return tuple(dict.fromkeys(max(t, least) for t in _up_to(size, tiles, backend)))
 
 
-def least_contiguous_tile(may_stream: bool) -> int:
+def least_contiguous_tile(may_stream: bool, backend: str) -> int:
     """The least tile of an axis of a kernel without contractions along which its largest arrays are
     contiguous, unless the axis is shorter; ``may_stream``: the axis may be streamed."""
-    return STREAM_TILES[0] if may_stream else min(TRANSPOSE_TILES[0], CONTIGUOUS_TILES[0])
+    can = backend_of(backend)
+    return can.stream_tiles[0] if may_stream else min(can.transpose_tiles[0], can.contiguous_tiles[0])
 
 
 def least_stream_tile(backend: str) -> int:
     """The least tile of a streamed axis of a kernel without contractions, unless the axis is shorter."""
-    return min(STREAM_TILES[0], backend_of(backend).pass_tiles[0])
+    return min(backend_of(backend).stream_tiles[0], backend_of(backend).pass_tiles[0])
 
 
 def _innermost(layout: Layout, axes: list[int]) -> list[int]:
@@ -174,23 +190,23 @@ def _innermost(layout: Layout, axes: list[int]) -> list[int]:
     order = [a for dims in layout.writes[0].axes for a in dims]
     inner = [a for a in reversed(order) if a in axes]
     short = next((i for i, a in enumerate(inner) if layout.sizes[a] > SHORT_AXIS), len(inner))
-    return inner[: min(short, MOST_SHORT_AXES) + 1]
+    return inner[: short + 1]
 
 
-def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
+def _up_to(size: int, tiles: tuple[int, ...], backend: str, quantum: int = LANES) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole axis unless it exceeds the largest tile."""
     whole = whole_tile(size, backend)
-    smaller = tuple(dict.fromkeys(_even(size, t, backend) for t in tiles if t < size))
+    smaller = tuple(dict.fromkeys(_even(size, t, backend, quantum) for t in tiles if t < size))
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 
 
-def _even(size: int, tile: int, backend: str) -> int:
-    """The least multiple of the lanes that makes as many tiles as ``tile``: a TPU also computes the elements
-    of the last tile past the end of the axis."""
-    if not backend_of(backend).lane_tiles or tile < LANES:
+def _even(size: int, tile: int, backend: str, quantum: int) -> int:
+    """The least multiple of ``quantum`` that makes as many tiles as ``tile``, if that is no smaller: a TPU
+    also computes the elements of the last tile past the end of the axis."""
+    if not backend_of(backend).lane_tiles or tile < quantum:
         return tile
     count = -(-size // tile)
-    return -(-size // (count * LANES)) * LANES
+    return -(-size // (count * quantum)) * quantum
 
 
 def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:
@@ -210,6 +226,10 @@ def _addressable(sizes: Tiles, blocks: Blocks, tiles: Tiles, backend: str, lifts
         return is_addressable(sizes, tiles, blocks.every, blocks.depth)
     if not backend_of(backend).lane_tiles:
         return True
+    if blocks.are_vectors and any(
+        tiles[a] != sizes[a] and sizes[a] % VECTOR for (dims,) in filter(None, blocks.exchanged) for a in dims
+    ):
+        return False
     return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(
         sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
     )
