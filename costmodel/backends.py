@@ -111,6 +111,8 @@ class Backend:
     loop_products: frozenset[str] = frozenset()
     """The contractions of which such a loop may hold one, with what its operands are computed from and what
     is computed from its result."""
+    fuses_epilogues: bool = False
+    """Whether XLA fuses the operations after a matrix product into it, on the device."""
     reduction_loop_kernels: int = 1
     """The number of kernels that XLA makes of a loop that ends in a reduction: one reduces each block, and a
     second one the results of the blocks."""
@@ -228,6 +230,7 @@ for _backend in (
         scans_by_joining=True,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
+        fuses_epilogues=True,
         reduction_loop_kernels=2,
     ),
     Backend(
@@ -244,6 +247,7 @@ for _backend in (
         walks_in_passes=False,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
+        fuses_epilogues=True,
         reduction_loop_kernels=2,
     ),
     Backend("xla", "fuseplan.codegen.xla", emits_kernels=False),

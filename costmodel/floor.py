@@ -173,12 +173,14 @@ class Floor:
             else:
                 memory_ps = max(memory_ps, self.wait_ps)
         if anchors:
-            beside = (read - made).difference(*(self.reads[n] for n in anchors))
-            loads = sum(read_bytes[v] for v in beside)
-            for n in anchors:
-                bits = max([b for reader, b in self.beside[n].items() if reader in inside], default=0)
-                tiled = together and launched > 1
-                loads += self.loads[n].tiled(bits) if tiled else self.loads[n].anyhow
+            if together and launched > 1:
+                beside = (read - made).difference(*(self.reads[n] for n in anchors))
+                loads = sum(read_bytes[v] for v in beside)
+                for n in anchors:
+                    bits = max([b for reader, b in self.beside[n].items() if reader in inside], default=0)
+                    loads += self.loads[n].tiled(bits)
+            else:  # A library loads what its epilogue reads while it multiplies.
+                loads = sum(self.loads[n].anyhow for n in anchors)
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved
 

@@ -1,4 +1,5 @@
-"""Count how often XLA evaluates each operation of a loop that it fuses (``evaluations_in_loop``).
+"""Count how often XLA evaluates each operation of a loop that it fuses (``evaluations_in_loop``), and find
+the operations that it fuses into a matrix product on a GPU (``epilogues_of_product``).
 
 XLA emits a fusion as one loop over the elements of its result. The element of an operand is computed where it
 is needed: once for each index at which the loop reads it, as no array is kept. A stencil of a computed array
@@ -7,7 +8,7 @@ evaluates that array at each point of the stencil; a value that is broadcast is 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from math import prod
 
 from costmodel.graph import Graph, Node, OpKind, boundary
@@ -94,6 +95,56 @@ def repeated_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[int, ...] | 
 def _is_expensive(node: Node) -> bool:
     """As ``InstructionFusion::IsExpensive`` of XLA."""
     return node.flops.transcendental > 0 or node.flops.matrix > 0 or node.op in DIVISIONS
+
+
+PRODUCT_DTYPES = frozenset({"float16", "bfloat16", "float32"})
+"""The dtypes of matrix products that XLA emits as Triton kernels, with an epilogue, on GPUs."""
+
+
+def epilogues_of_product(graph: Graph, n: int) -> Iterator[tuple[int, ...]]:
+    """The groups, ascending by size, that XLA runs on a GPU as the matrix product ``n`` with an epilogue: a
+    chain of elementwise operations, each of which alone reads the result before. Their other operands are
+    scalars of the caller, or broadcasts of what the caller gives, such as a bias (XLA's ``GemmFusion``).
+
+    Example:
+        >>> from costmodel.graph import make_graph
+        >>> list(epilogues_of_product(make_graph((), (), (), ()), 0))
+        []
+    """
+    if n >= len(graph.nodes) or graph.nodes[n].op != "dot_general":
+        return
+    members, last = {n}, graph.nodes[n]
+    touched = (*last.inputs, *last.outputs)
+    if len(last.outputs) != 1 or any(graph.values[v].dtype not in PRODUCT_DTYPES for v in touched):
+        return
+    while True:
+        result = last.outputs[0]
+        readers = set(graph.consumers[result])
+        if len(readers) != 1 or result in graph.results:
+            return
+        reader = graph.nodes[readers.pop()]
+        others = [v for v in reader.inputs if v != result]
+        is_elementwise = reader.kind == OpKind.ELEMENTWISE and len(reader.outputs) == 1
+        if not is_elementwise or len(reader.inputs) - len(others) != 1:
+            return
+        if graph.values[reader.outputs[0]].nbytes > graph.values[result].nbytes:  # a conversion
+            return
+        broadcasts = {graph.values[v].producer for v in others if graph.values[v].producer >= 0}
+        if not all(_is_of_caller(graph, b, reader.id) for b in broadcasts):
+            return
+        if any(graph.values[v].size > 1 for v in others if graph.values[v].producer < 0):
+            return
+        members |= {reader.id, *broadcasts}
+        last = reader
+        yield tuple(sorted(members))
+
+
+def _is_of_caller(graph: Graph, n: int, reader: int) -> bool:
+    """Whether the node broadcasts an array of the caller's, for ``reader`` alone."""
+    node = graph.nodes[n]
+    is_given = all(graph.values[v].producer < 0 for v in node.inputs)
+    is_read_alone = all(set(graph.consumers[v]) == {reader} and v not in graph.results for v in node.outputs)
+    return node.kind == OpKind.BROADCAST and is_given and is_read_alone
 
 
 def is_one_loop(graph: Graph, nodes: Collection[int]) -> bool:

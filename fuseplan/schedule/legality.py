@@ -32,7 +32,7 @@ from itertools import pairwise
 from costmodel.axes import Conflict, GroupAxes, reduced_axes
 from costmodel.backends import backend_names, backend_of
 from costmodel.graph import Boundary, DimRole, Graph, Node, OpKind, boundary
-from costmodel.xla_loops import repeated_in_loop
+from costmodel.xla_loops import epilogues_of_product, repeated_in_loop
 from fuseplan.plan.options import ALL_FEATURES, Features
 from fuseplan.schedule.addressing import refuse_regrouping
 from fuseplan.support.errors import Verdict
@@ -93,10 +93,12 @@ def refuse_loop(
 
     A loop has elementwise operations, broadcasts, data movement, and reductions that end it; on some devices
     also a contraction, whose operands may be transposed. All that it writes has one iteration space: with
-    several reductions, that of each. ``edge`` is what it reads and writes; without it, its ``boundary``. Not
-    monotone.
+    several reductions, that of each. On a GPU, the group may also be a matrix product with its epilogue.
+    ``edge`` is what it reads and writes; without it, its ``boundary``. Not monotone.
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
+    if can.fuses_epilogues and any(nodes in epilogues_of_product(graph, n) for n in _products(members)):
+        return None
     refused = (
         _barriers(graph, members, "xla", can.loop_generators)
         or _loop_ends(members, can.loop_products)
@@ -216,6 +218,10 @@ def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict |
                     (made_by[v].id, node.id),
                 )
     return None
+
+
+def _products(members: Sequence[Node]) -> list[int]:
+    return [node.id for node in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
 
 
 def _elements(graph: Graph, node: Node) -> tuple[tuple[int, ...], tuple[bool, ...]]:

@@ -2,7 +2,8 @@
 
 XLA's loops hold what a tiled kernel cannot: slices, concatenations, pads and gathers of computed arrays, of
 which each element is evaluated where it is needed. They also keep XLA's own layout of arrays, which on a TPU
-pads less than that of a tiled kernel; there a loop may hold a contraction, too. Such a group is *offered*
+pads less than that of a tiled kernel; there a loop may hold a contraction, too. On a GPU a matrix product of
+XLA's holds the operations after it. Such a group is *offered*
 (``Pricing.offers``) where no tiled kernel could hold it, or none could be nearly as fast.
 """
 
@@ -17,7 +18,7 @@ from costmodel.floor import Floor
 from costmodel.graph import Boundary, Graph, OpKind, boundary
 from costmodel.memory import least_array_bytes
 from costmodel.roofline import estimate
-from costmodel.xla_loops import is_one_loop, repeated_in_loop
+from costmodel.xla_loops import epilogues_of_product, is_one_loop, repeated_in_loop
 from fuseplan.plan.fusion_plan import Kernel
 from fuseplan.schedule.layout import whole_array_spec
 from fuseplan.schedule.legality import refuse_loop
@@ -99,22 +100,32 @@ class _Candidates:
 
     def offers(self) -> tuple[Nodes, ...]:
         """As ``XlaLoops.offers``."""
-        if not any(self._prefers_loop):
-            return ()
-        return tuple(nodes for nodes in dict.fromkeys(self._loops()) if self._is_better(nodes))
+        candidates = [*self._products(), *(self._loops() if any(self._prefers_loop) else ())]
+        return tuple(nodes for nodes in dict.fromkeys(candidates) if self._is_better(nodes))
+
+    def _products(self) -> Iterable[Nodes]:
+        """Matrix products with their epilogues."""
+        for node in self.graph.nodes if self.device.capabilities.fuses_epilogues else ():
+            for nodes in epilogues_of_product(self.graph, node.id):
+                self._left -= len(nodes)
+                if self._left > 0:
+                    yield nodes
 
     @cached_property
     def _fuses(self) -> list[bool]:
         """For each node, whether a loop may hold it, beside what reads it."""
         graph, backend = self.graph, self.device.backend
 
-        def with_reader(n: int) -> Nodes:
-            """A transposed operand may be in the loop of its contraction."""
+        def fuses(n: int) -> bool:
+            if refuse_loop(graph, (n,), backend) is None:
+                return True
             readers = {r for v in graph.nodes[n].outputs for r in graph.consumers[v]}
             is_operand = [graph.nodes[r].kind == OpKind.OUT_ELEMENTWISE_FUSABLE for r in readers] == [True]
-            return (n, *readers) if is_operand and graph.nodes[n].kind == OpKind.INJECTIVE else (n,)
+            # A transposed operand may be in the loop of its contraction.
+            moves = graph.nodes[n].kind == OpKind.INJECTIVE
+            return moves and is_operand and refuse_loop(graph, (n, *readers), backend) is None
 
-        return [refuse_loop(graph, with_reader(node.id), backend) is None for node in graph.nodes]
+        return [fuses(node.id) for node in graph.nodes]
 
     @cached_property
     def _prefers_loop(self) -> list[bool]:

@@ -21,6 +21,10 @@ def shaped(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, "float32")
 
 
+def narrow(*shapes: tuple[int, ...]) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
+
+
 def diffused(x: Any) -> Any:
     near = [jnp.roll(x, shift, axis) for shift in (1, -1) for axis in (0, 1)]
     return x + 0.1 * (sum(near) - 4 * x)
@@ -44,6 +48,16 @@ def dropped(key: Any, x: Any, y: Any) -> Any:
     return y + jnp.where(jax.random.bernoulli(key, 0.9, x.shape), x / 0.9, 0)
 
 
+def layers(x: Any, w: Any, b: Any, v: Any, c: Any) -> Any:
+    h = jnp.maximum(x @ w + b, 0) * 0.5
+    return (h @ v).astype(jnp.float32) - c
+
+
+def accumulated(x: Any, w: Any, b: Any, v: Any) -> Any:
+    h = (jnp.dot(x, w, preferred_element_type=jnp.float32) + b).astype(x.dtype)
+    return jax.nn.sigmoid(jnp.einsum("nk,kd->nd", h, v))
+
+
 KEY = jax.eval_shape(lambda: jax.random.key(0))
 
 CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
@@ -57,6 +71,18 @@ CASES: dict[str, tuple[str, Callable[..., Any], tuple[Any, ...]]] = {
     "shallow_water": ("h200", *get_workload("shallow_water").build()),
     "dropped": ("h200", dropped, (KEY, shaped(4096, 1024), shaped(4096, 1024))),
     "dropped on a TPU": ("tpu_v5e", dropped, (KEY, shaped(4096, 1024), shaped(4096, 1024))),
+    "products": ("h200", *get_workload("mlp").build()),
+    "products of a small network": ("h200", *get_workload("neural_ode").build()),
+    "products of bfloat16": (
+        "h200",
+        layers,
+        (*narrow((8192, 512), (512, 1024), (1024,), (1024, 256)), shaped(256)),
+    ),
+    "products that add in float32": (
+        "h200",
+        accumulated,
+        (*narrow((8192, 512), (512, 1024)), shaped(1024), *narrow((1024, 256))),
+    ),
     "selective_scan": ("h200", *get_workload("selective_scan").build()),
 }
 

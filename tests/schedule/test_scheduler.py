@@ -118,7 +118,8 @@ def test_a_vector_that_is_no_whole_number_of_tiles_is_left_to_xla():
     """A kernel would read it as a matrix of one row, for which XLA copies it: 13 times the cycles."""
     assert isinstance(priced(lambda x: jnp.exp(x) + x * x, shape(2**24), device=V5E), Kernel)
     refused = priced(lambda x: jnp.exp(x) + x * x, shape(2**24 + 1), device=V5E)
-    assert isinstance(refused, Verdict) and refused.rule == "backend"
+    assert isinstance(refused, Verdict)
+    assert refused.rule == "backend"
 
 
 @pytest.mark.usefixtures("compiled_quickly")

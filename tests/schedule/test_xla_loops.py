@@ -8,13 +8,14 @@ import pytest
 import fuseplan
 from costmodel.devices import get_device
 from costmodel.graph import boundary
-from costmodel.xla_loops import is_one_loop
+from costmodel.xla_loops import epilogues_of_product, is_one_loop
 from fuseplan import Features
 from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.schedule.legality import refuse_loop
 from fuseplan.schedule.scheduler import Scheduler
 from fuseplan.support.digraph import between
+from fuseplan.workloads import get_workload
 
 
 def array(*shape, dtype="float32"):
@@ -44,7 +45,7 @@ REFUSED = {
     "before concatenate joins it": (rolled, "tpu_v5e"),
     "runs reshape on its own": (lambda x: jnp.tanh(x).reshape(-1, 64) * 2, "tpu_v5e"),
     "does not evaluate tanh more than once": (lambda x: (y := jnp.tanh(x))[1:] - y[:-1], "h200"),
-    "runs dot_general on its own": (lambda x: jnp.tanh(x @ x), "h200"),
+    "runs dot_general on its own": (lambda x: jnp.exp(x) @ x, "h200"),
     "runs conv_general_dilated on its own": (
         lambda x: jnp.tanh(jax.lax.conv(x[None, None], x[None, None, :3, :3], (1, 1), "SAME")),
         "tpu_v5e",
@@ -70,6 +71,7 @@ def test_what_is_no_loop_says_why(reason):
         (lambda x: ((y := x * x).sum(0), y.max(0)), "tpu_v5e"),
         (lambda x: x[1:] - x[:-1], "tpu_v5e"),
         (lambda x: jnp.pad(x, 1) * 2, "h200"),
+        (lambda x: jnp.tanh(x @ x), "h200"),
         (lambda x: jnp.tanh(x * 2 @ x.T + 1).max(1), "tpu_v5e"),
     ],
 )
@@ -249,3 +251,57 @@ def test_readers_of_one_element_are_no_siblings():
     for planner in ("solver", "best_first"):
         plan = fuseplan.make_plan(f, device="h200", planner=planner)(*args)
         assert plan.verify()
+
+
+W, B = array(512, 256), array(256)
+
+
+@pytest.mark.parametrize(
+    ("f", "args", "chain"),
+    [
+        (lambda x, w, b: jnp.tanh(x @ w + b) * 2, (X, W, B), ["dot_general", "add", "tanh", "mul"]),
+        (lambda x, w, b: (y := x @ w + b) * jnp.tanh(y), (X, W, B), ["dot_general", "add"]),
+        (lambda x, w, b: (y := x @ w + b, jnp.tanh(y)), (X, W, B), ["dot_general", "add"]),
+        (lambda x, w, y: jnp.tanh(x @ w) + y, (X, W, array(512, 256)), ["dot_general", "tanh"]),
+        (lambda x, w, b: x @ w + b.astype("float32"), (X, W, array(256, dtype="bfloat16")), []),
+        (lambda x, w, b: (x @ w).sum(0) + b, (X, W, B), []),
+        (lambda x, w, s: jnp.exp(x @ w) * s, (X, W, array()), ["dot_general", "exp", "mul"]),
+        (
+            lambda x, w: jnp.tanh(x @ w).astype("float32") + 1,
+            (array(512, 512, dtype="bfloat16"), array(512, 256, dtype="bfloat16")),
+            ["dot_general", "tanh"],
+        ),
+        (lambda x, w: abs(x @ w), (array(8, 8, dtype="int8"), array(8, 8, dtype="int8")), []),
+    ],
+    ids=[
+        "bias",
+        "read twice",
+        "a result",
+        "another array",
+        "a computed bias",
+        "a sum",
+        "a scalar",
+        "a wider result",
+        "integers",
+    ],
+)
+def test_the_epilogue_of_a_matrix_product_is_the_chain_that_alone_reads_it(f, args, chain):
+    graph = lower(trace(f, *args)).graph
+    (product,) = [node.id for node in graph.nodes if node.op == "dot_general"]
+    longest = max(epilogues_of_product(graph, product), key=len, default=())
+    assert [graph.nodes[n].op for n in longest if graph.nodes[n].op != "broadcast_in_dim"] == chain
+    if chain:
+        assert refuse_loop(graph, longest, "triton") is None
+
+
+@pytest.mark.parametrize("name", ["mlp", "norm_mlp", "neural_ode"])
+def test_products_with_epilogues_cost_no_more_than_their_bounds_allow(name):
+    f, args = get_workload(name).build()
+    plan = fuseplan.make_plan(f, device="h200")(*args)
+    scheduler = Scheduler(plan.graph, plan.device, plan.program)
+    offered = [nodes for nodes in scheduler.offers if any(plan.graph.nodes[n].flops.matrix for n in nodes)]
+    assert offered
+    for nodes in offered:
+        assert scheduler.floor(nodes) <= scheduler.least(nodes) <= scheduler.price(nodes).cost.time_ps
+    assert plan.status == "OPTIMAL"
+    assert any(kernel.spec.nodes in offered for kernel in plan.kernels)
