@@ -9,12 +9,9 @@ planned where a rewrite may or may not pay, and their plans and bounds merged (`
 
 from __future__ import annotations
 
-import gc
 import math
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -40,9 +37,11 @@ from fuseplan.search.heuristic_plans import HEURISTICS
 from fuseplan.stages import PASSES as PROGRAM_PASSES
 from fuseplan.stages import Planning, order, until_deadline
 from fuseplan.support import progress
+from fuseplan.support.collector import paused_collector
 from fuseplan.support.errors import MemoryLimitError
 from fuseplan.support.work import (
     DIVISION,
+    ONLY_LOOPS,
     PEER,
     SLACK_S,
     Limit,
@@ -73,24 +72,7 @@ def plan_traced(traced: Flat, options: Options, trace_s: float = 0.0) -> FusionP
     return plan_best(lowered, options, clock)
 
 
-@contextmanager
-def _paused_collector() -> Iterator[None]:
-    """Keep Python's garbage collector from running. Planning makes no reference cycles, so it finds nothing,
-    and looks at all objects alive each time: of a program of ten thousand operations, for up to a third of
-    planning. A thread beside the main one leaves the collector to the others."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-@_paused_collector()
+@paused_collector()
 def plan_best(lowered: Lowered, options: Options, clock: StageTimer | None = None) -> FusionPlan:
     """Plan a program as traced and rewritten (``fuseplan.passes.rewriting``): the faster plan.
 
@@ -179,7 +161,10 @@ class _Planner:
         self.expires_at, self.clock = expires_at, clock
         # Under a limit of memory the searches for plans that keep to it count their own work.
         is_shared = options.planner == "solver" and not limited
-        self._work = Work(limit_of(options.whole_s)) if is_shared else None
+        limit = limit_of(options.whole_s)
+        if options.only_loops:
+            limit = min(limit, ONLY_LOOPS * len(traced.graph.nodes))
+        self._work = Work(limit) if is_shared else None
         self._schedulers: list[tuple[Lowered, Scheduler]] = []
 
     def best(self, programs: Sequence[Lowered]) -> Attempt:

@@ -47,6 +47,7 @@ from fuseplan.search.selectors import of_derivative, require_names
 from fuseplan.settings import with_figures
 from fuseplan.shape_families import ShapeFamilies
 from fuseplan.support import jax_compat
+from fuseplan.support.collector import paused_collector
 from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
 
 fused_p = Primitive("fused")
@@ -165,6 +166,7 @@ def planned(flat: Flat, settings: Settings, only_loops: bool = False) -> FusionP
     return settings.plan_of(flat, options)
 
 
+@paused_collector()
 def plan_to_run(flat: Flat, settings: Settings) -> FusionPlan | None:
     """The plan by which a program runs; None if it runs by JAX's own operations."""
     if not is_screened(settings.options):

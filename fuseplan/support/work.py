@@ -70,6 +70,10 @@ PEER = 1_000
 """Units for each operation that the algorithm of another system may take when its plan is compared with the
 solver's."""
 
+ONLY_LOOPS = 500
+"""The most units for each operation of a search for the loops that a CPU runs, which a call waits for: XLA
+takes two to four milliseconds to compile an operation."""
+
 COPIES = 2_000
 """Units for each operation that a search leaves to the one with copies: to make the graph with copies, to
 move those that gain, and to plan the rest of the program as before."""

@@ -13,13 +13,15 @@ import numpy as np
 import pytest
 
 import fuseplan
-from fuseplan import api
+from fuseplan import api, pipeline
+from fuseplan.frontend.lower import lower
 from fuseplan.frontend.trace import trace
 from fuseplan.plan.constraints import Constraints
 from fuseplan.plan.notes import NoteKind
 from fuseplan.runtime import derivative, primitive, screen
 from fuseplan.runtime.screen import is_screened, may_loop
 from fuseplan.settings import make_options
+from fuseplan.support.work import ONLY_LOOPS, Work
 from fuseplan.targets import calibrate
 from fuseplan.targets.calibrate import described_cpu
 from fuseplan.workloads import WORKLOADS, get_workload
@@ -309,3 +311,26 @@ def test_a_call_runs_the_loops_of_the_proven_plan(name):
     assert has_loops(proven)
     assert proven.status == "OPTIMAL"
     assert screen.has_same_loops(proven, called)
+
+
+@pytest.mark.parametrize("name", ["nbody", "laplacian", "inverse_distance", "gaussian_differences"])
+def test_a_call_finds_the_loops_of_the_whole_search_in_a_tenth_of_its_work(name, monkeypatch):
+    """Its search ends after ``ONLY_LOOPS`` units for each operation, less than XLA's compiler takes, once
+    there are the heuristics' plans."""
+    made = []
+
+    class Recorded(Work):
+        def __init__(self, *args):
+            super().__init__(*args)
+            made.append(self)
+
+    f, args = get_workload(name).build()
+    traced, options = trace(f, *args), make_options(CPU, deadline_s=100)
+    monkeypatch.setattr(pipeline, "Work", Recorded)
+    for_call = plan_traced(traced, replace(options, only_loops=True))[1]
+    whole = plan_traced(traced, options)[1]
+    of_call, of_whole = made[:2]
+    assert of_call.limit == ONLY_LOOPS * len(lower(traced).graph.nodes)
+    assert of_call.spent < of_whole.spent / 10
+    assert has_loops(whole)
+    assert screen.has_same_loops(for_call, whole)
