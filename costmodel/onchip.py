@@ -523,6 +523,8 @@ def _largest(steps: list[tuple[int, int, int]], beside: int) -> dict[int, None]:
 
 _AxesBlock = tuple[int, DimMap]
 """Bits of an element, and the axes of each dimension."""
+_Change = tuple[tuple[_AxesBlock, ...], tuple[_AxesBlock, ...]]
+"""Blocks that are alive from a node on, and those that are not alive after it."""
 
 
 class _Operand(NamedTuple):
@@ -595,17 +597,22 @@ class LeastFootprints:
                     exchanged[v] = block
                     largest.add(block)
         always = () if self._device.register_bytes else STAGES * tuple(exchanged.values())
-        every: dict[tuple[_AxesBlock, ...], None] = {}
+        steps: list[_Change] = []
         alive: dict[int, _AxesBlock] = {}
+        begun: list[_AxesBlock] = []
         for step in _walk([self._nodes[n] for n in nodes], loaded):
-            alive.update([(v, loaded[v]) for v in step.loads])
-            every[tuple(alive.values())] = None
-            for v in step.dying:
-                alive.pop(v, None)
-            alive.update([(v, made[v]) for v in step.used])
+            for v in step.loads:
+                if v not in alive:
+                    alive[v] = loaded[v]
+                    begun.append(loaded[v])
+            ended = [alive.pop(v) for v in step.dying if v in alive]
+            steps.append((tuple(begun), tuple(ended)))
+            fresh = [v for v in step.used if v not in alive]
+            begun = [made[v] for v in fresh]
+            alive.update(zip(fresh, begun, strict=True))
         device = self._device
         limits = (device.block_limit_bytes, device.sequential_grid)
-        return LeastFootprint(axes.sizes, *limits, frozenset(largest), always, tuple(every))
+        return LeastFootprint(axes.sizes, *limits, frozenset(largest), always, tuple(steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -623,8 +630,8 @@ class LeastFootprint:
     """Of values that cross for good, come from outside the graph, or are reduced."""
     _always: tuple[_AxesBlock, ...]
     """Blocks that are there throughout: a TPU has two buffers for each value that crosses."""
-    _alive: tuple[tuple[_AxesBlock, ...], ...]
-    """Blocks alive before each node."""
+    _steps: tuple[_Change, ...]
+    """The changes at each node, in order."""
 
     def fits(self, whole: Set[int]) -> bool:
         """Whether the group could fit with the axes ``whole`` not cut."""
@@ -643,8 +650,13 @@ class LeastFootprint:
 
         if any(size(block) > self._limit_bytes for block in self._largest):
             return False
-        always = sum(map(size, self._always))
-        return all(always + sum(map(size, alive)) <= self._limit_bytes for alive in self._alive)
+        total = sum(map(size, self._always))
+        for begun, ended in self._steps:
+            total += sum(map(size, begun))
+            if total > self._limit_bytes:
+                return False
+            total -= sum(map(size, ended))
+        return True
 
 
 @lru_cache(maxsize=10_000)
