@@ -53,14 +53,14 @@ class Backend:
     """Candidate tiles of the axis along which the largest arrays of a kernel without contractions are
     contiguous."""
     transpose_tiles: tuple[int, ...] = (32, 64, 128, 512)
-    """Those where two axes are contiguous in some array: square tiles of a few cache lines a side serve
-    both."""
+    """Candidate tiles of the contiguous axes, if two axes are contiguous in different arrays: square tiles of
+    a few cache lines a side serve both."""
     row_tiles: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
-    """Those of the innermost other parallel axes."""
+    """Candidate tiles of the innermost parallel axes that are not contiguous."""
     outer_tiles: tuple[int, ...] = (1,)
-    """Those of the parallel axes outside of these, which may also be whole where they are short."""
+    """Candidate tiles of the parallel axes outside of those of ``row_tiles``. A short axis may be whole."""
     stream_tiles: tuple[int, ...] = (8, 64, 256, 1024)
-    """Those of a streamed axis that such a kernel walks once."""
+    """Candidate tiles of a streamed axis that a kernel without contractions walks once."""
     pass_tiles: tuple[int, ...] = (8, 32, 128, 512, 2048, 8192, 32768)
     """Candidate tiles of an axis that a kernel reads in several passes: its rows are too long for the chip.
     They are long, since each step waits for its loads. In a nest of loops, the candidate tiles of every axis
@@ -112,7 +112,8 @@ class Backend:
     """The contractions of which such a loop may hold one, with what its operands are computed from and what
     is computed from its result."""
     fuses_epilogues: bool = False
-    """Whether XLA fuses the operations after a matrix product into it, on the device."""
+    """Whether XLA compiles a matrix product and the elementwise operations after it to one kernel on the
+    device (``costmodel.xla_loops.epilogues_of_product``)."""
     reduction_loop_kernels: int = 1
     """The number of kernels that XLA makes of a loop that ends in a reduction: one reduces each block, and a
     second one the results of the blocks."""
@@ -198,7 +199,8 @@ for _backend in (
         matmul_tiles=(128, 256, 512, 1024),  # the systolic array of a TPU has 128 rows
         depth_tiles=(128, 256, 512, 1024),
         held_tiles=(2048, 4096),  # weights that fit whole into VMEM are read once
-        # One core runs all steps, so that blocks should be as large as VMEM allows: of 16 MiB or more.
+        # One core runs all steps, and each step has a fixed cost. So the largest blocks that fit into VMEM
+        # (16 MiB or more) are best.
         contiguous_tiles=(32, 128, 512, 2048, 8192, 32768, 131072),
         transpose_tiles=(32, 64, 128, 512, 1024),
         row_tiles=(1, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096),

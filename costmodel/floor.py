@@ -179,7 +179,9 @@ class Floor:
                 for n in anchors:
                     bits = max([b for reader, b in self.beside[n].items() if reader in inside], default=0)
                     loads += self.loads[n].tiled(bits)
-            else:  # A library loads what its epilogue reads while it multiplies.
+            else:
+                # Other kernels may be the library's, which loads what its epilogue reads while it multiplies:
+                # the times overlap, and only the product's loads are certain.
                 loads = sum(self.loads[n].anyhow for n in anchors)
             memory_ps = max(memory_ps, time_ps(loads, device.cache_bytes_per_s))
         return device.launch_ps + max(memory_ps, matrix_ps, compute_ps), moved

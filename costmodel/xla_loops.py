@@ -97,21 +97,24 @@ def _is_expensive(node: Node) -> bool:
     return node.flops.transcendental > 0 or node.flops.matrix > 0 or node.op in DIVISIONS
 
 
+EPILOGUE_OPS = frozenset(
+    {"abs", "add", "convert_element_type", "cos", "div", "exp", "exp2", "expm1", "log", "log1p", "logistic"}
+    | {"max", "min", "mul", "neg", "rsqrt", "sin", "sqrt", "sub", "tanh"}
+)
+"""The elementwise primitives of an epilogue. XLA expands others, such as ``erf_inv`` or ``square``, to
+operations that read a value more than once, or its Triton kernels do not support them."""
+
 PRODUCT_DTYPES = frozenset({"float16", "bfloat16", "float32"})
 """The dtypes of matrix products that XLA emits as Triton kernels, with an epilogue, on GPUs."""
 
 
 def epilogues_of_product(graph: Graph, n: int) -> Iterator[tuple[int, ...]]:
-    """The groups, ascending by size, that XLA runs on a GPU as the matrix product ``n`` with an epilogue: a
-    chain of elementwise operations, each of which alone reads the result before. Their other operands are
-    scalars of the caller, or broadcasts of what the caller gives, such as a bias (XLA's ``GemmFusion``).
-
-    Example:
-        >>> from costmodel.graph import make_graph
-        >>> list(epilogues_of_product(make_graph((), (), (), ()), 0))
-        []
+    """Yield the groups, ascending by size, that XLA runs on a GPU as one kernel: the matrix product ``n`` and
+    an epilogue. The epilogue is a chain of elementwise operations. Each is the only reader of the result
+    before it. Its other operands are scalars that the caller passes, or broadcasts of arrays that the caller
+    passes, such as a bias (XLA's ``GemmFusion``).
     """
-    if n >= len(graph.nodes) or graph.nodes[n].op != "dot_general":
+    if graph.nodes[n].op != "dot_general":
         return
     members, last = {n}, graph.nodes[n]
     touched = (*last.inputs, *last.outputs)
@@ -124,10 +127,9 @@ def epilogues_of_product(graph: Graph, n: int) -> Iterator[tuple[int, ...]]:
             return
         reader = graph.nodes[readers.pop()]
         others = [v for v in reader.inputs if v != result]
-        is_elementwise = reader.kind == OpKind.ELEMENTWISE and len(reader.outputs) == 1
-        if not is_elementwise or len(reader.inputs) - len(others) != 1:
+        if reader.op not in EPILOGUE_OPS or len(reader.inputs) - len(others) != 1:
             return
-        if graph.values[reader.outputs[0]].nbytes > graph.values[result].nbytes:  # a conversion
+        if graph.values[reader.outputs[0]].nbytes > graph.values[result].nbytes:  # XLA fuses no wider result.
             return
         broadcasts = {graph.values[v].producer for v in others if graph.values[v].producer >= 0}
         if not all(_is_of_caller(graph, b, reader.id) for b in broadcasts):
@@ -144,7 +146,7 @@ def _is_of_caller(graph: Graph, n: int, reader: int) -> bool:
     node = graph.nodes[n]
     is_given = all(graph.values[v].producer < 0 for v in node.inputs)
     is_read_alone = all(set(graph.consumers[v]) == {reader} and v not in graph.results for v in node.outputs)
-    return node.kind == OpKind.BROADCAST and is_given and is_read_alone
+    return node.op == "broadcast_in_dim" and is_given and is_read_alone
 
 
 def is_one_loop(graph: Graph, nodes: Collection[int]) -> bool:

@@ -35,7 +35,7 @@ class Features:
     CPU these are loops over tiles."""
     xla_loops: bool = True
     """On a GPU or a TPU, a group that no tiled kernel can hold, or none as fast, may be left to XLA as one
-    loop."""
+    loop; on a GPU also a matrix product with the elementwise operations after it."""
     recompute: bool = True
     """Values that several kernels read are rematerialised in each kernel that gains by it; on the CPU, large
     values for distant readers."""

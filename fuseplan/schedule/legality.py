@@ -97,16 +97,14 @@ def refuse_loop(
     ``edge`` is what it reads and writes; without it, its ``boundary``. Not monotone.
     """
     members, can = [graph.nodes[n] for n in nodes], backend_of(backend)
-    if can.fuses_epilogues and any(nodes in epilogues_of_product(graph, n) for n in _products(members)):
+    edge = edge or boundary(graph, nodes)
+    refused = _barriers(graph, members, "xla", can.loop_generators)
+    may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
+    if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in _products(members)):
         return None
-    refused = (
-        _barriers(graph, members, "xla", can.loop_generators)
-        or _loop_ends(members, can.loop_products)
-        or _movers(graph, members, backend)
-    )
+    refused = refused or _loop_ends(members, can.loop_products) or _movers(graph, members, backend)
     if refused is not None:
         return refused
-    edge = edge or boundary(graph, nodes)
     if len(edge.reads) + len(edge.writes) > MAX_LOOP_ARRAYS:
         return Verdict("backend", f"its loop would read and write more than {MAX_LOOP_ARRAYS} arrays", nodes)
     makers = [graph.nodes[graph.values[v].producer] for v in edge.writes]

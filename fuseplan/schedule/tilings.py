@@ -18,12 +18,13 @@ from costmodel.memory import LANES, SUBLANES
 from fuseplan.schedule.addressing import is_addressable, is_contiguous, whole_tile
 from fuseplan.schedule.layout import SHORT_AXIS, Blocks, Contraction, Layout
 
-VECTOR = LANES * SUBLANES
-"""Elements of a tile of a vector in a TPU's memory. A kernel reads it as a matrix of one row, which has the
-same bytes if these are whole tiles; otherwise XLA makes a copy, which takes longer than the kernel."""
+VECTOR_TILE_ELEMENTS = LANES * SUBLANES
+"""Elements of one tile of a one-dimensional array in a TPU's memory. A kernel reads such an array as a matrix
+of one row. If its length is a multiple of this, both have the same layout; otherwise XLA copies the array
+first, which takes longer than the kernel."""
 
-MOST_TILINGS = 2_048
-"""The most combinations of tiles of the parallel axes that lie outside of the contiguous ones."""
+MOST_ROW_TILINGS = 2_048
+"""The most combinations of tiles of the parallel axes that are not contiguous (``_parallel_options``)."""
 
 Tiles = tuple[int, ...]
 Rank = tuple[int, int]
@@ -87,7 +88,6 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
     can = backend_of(backend)
     contiguous = layout.contiguous_axes
     along_rows = can.contiguous_tiles if len(contiguous) == 1 else can.transpose_tiles
-    quantum = VECTOR if layout.blocks.are_vectors else LANES
     others = _parallel_options(
         layout, [a for a, r in enumerate(roles) if r == AxisRole.PARALLEL and a not in contiguous], backend
     )
@@ -97,15 +97,17 @@ def _options(layout: Layout, roles: tuple[AxisRole, ...], backend: str) -> list[
             options.append((whole_tile(size, backend),))
         elif role == AxisRole.STREAMED:
             options.append(_up_to(size, can.stream_tiles, backend))
+        elif a in contiguous:
+            options.append(_up_to(size, along_rows, backend))
         else:
-            is_along = a in contiguous
-            options.append(_up_to(size, along_rows, backend, quantum) if is_along else others[a])
+            options.append(others[a])
     return options
 
 
 def _parallel_options(layout: Layout, axes: list[int], backend: str) -> dict[int, tuple[int, ...]]:
-    """The tiles of parallel ``axes``, none of which is contiguous in the largest arrays. They are found from
-    the innermost axis outwards; those that would make more than ``MOST_TILINGS`` have tiles of one."""
+    """The tiles of parallel ``axes``, none of which is contiguous in the largest arrays. From the innermost
+    axis outwards: an axis whose tiles would raise the number of combinations above ``MOST_ROW_TILINGS`` has
+    tiles of one."""
     can = backend_of(backend)
     inner = _innermost(layout, axes)
     options: dict[int, tuple[int, ...]] = {}
@@ -115,10 +117,10 @@ def _parallel_options(layout: Layout, axes: list[int], backend: str) -> dict[int
         if a in inner:
             options[a] = _up_to(size, can.row_tiles, backend)
         elif size <= SHORT_AXIS:
-            options[a] = (1, whole_tile(size, backend))
+            options[a] = tuple(dict.fromkeys((1, whole_tile(size, backend))))
         else:
             options[a] = _up_to(size, can.outer_tiles, backend)
-        if count * len(options[a]) > MOST_TILINGS:
+        if count * len(options[a]) > MOST_ROW_TILINGS:
             options[a] = (1,)
         count *= len(options[a])
     return options
@@ -193,20 +195,20 @@ def _innermost(layout: Layout, axes: list[int]) -> list[int]:
     return inner[: short + 1]
 
 
-def _up_to(size: int, tiles: tuple[int, ...], backend: str, quantum: int = LANES) -> tuple[int, ...]:
+def _up_to(size: int, tiles: tuple[int, ...], backend: str) -> tuple[int, ...]:
     """The tiles smaller than the axis, and the whole axis unless it exceeds the largest tile."""
     whole = whole_tile(size, backend)
-    smaller = tuple(dict.fromkeys(_even(size, t, backend, quantum) for t in tiles if t < size))
+    smaller = tuple(dict.fromkeys(_even(size, t, backend) for t in tiles if t < size))
     return (*smaller, whole) if whole <= tiles[-1] or not smaller else smaller
 
 
-def _even(size: int, tile: int, backend: str, quantum: int) -> int:
-    """The least multiple of ``quantum`` that makes as many tiles as ``tile``, if that is no smaller: a TPU
-    also computes the elements of the last tile past the end of the axis."""
-    if not backend_of(backend).lane_tiles or tile < quantum:
+def _even(size: int, tile: int, backend: str) -> int:
+    """The least multiple of the lanes that makes as many tiles as ``tile``: a TPU also computes the elements
+    of the last tile past the end of the axis."""
+    if not backend_of(backend).lane_tiles or tile < LANES:
         return tile
     count = -(-size // tile)
-    return -(-size // (count * quantum)) * quantum
+    return -(-size // (count * LANES)) * LANES
 
 
 def addressing(layout: Layout, backend: str, lifts: bool = False) -> Callable[[Tiles], bool]:
@@ -226,13 +228,17 @@ def _addressable(sizes: Tiles, blocks: Blocks, tiles: Tiles, backend: str, lifts
         return is_addressable(sizes, tiles, blocks.every, blocks.depth)
     if not backend_of(backend).lane_tiles:
         return True
-    if blocks.are_vectors and any(
-        tiles[a] != sizes[a] and sizes[a] % VECTOR for (dims,) in filter(None, blocks.exchanged) for a in dims
-    ):
+    if blocks.are_vectors and any(_is_copied(sizes, tiles, *axes) for axes in blocks.exchanged if axes):
         return False
     return all(_mosaic_block(sizes, axes, tiles, lifts) for axes in blocks.exchanged) and not any(
         sum(tiles[a] > 1 for a in dims) > 1 for dims in blocks.vectors
     )
+
+
+def _is_copied(sizes: Tiles, tiles: Tiles, dims: tuple[int, ...]) -> bool:
+    """Whether XLA copies a vector along the axes ``dims`` for a kernel that reads it block by block."""
+    is_cut = any(tiles[a] != sizes[a] for a in dims)
+    return is_cut and math.prod([sizes[a] for a in dims]) % VECTOR_TILE_ELEMENTS != 0
 
 
 def _mosaic_block(sizes: Tiles, axes: DimMap, tiles: Tiles, lifts: bool) -> bool:

@@ -2,9 +2,10 @@
 
 XLA's loops hold what a tiled kernel cannot: slices, concatenations, pads and gathers of computed arrays, of
 which each element is evaluated where it is needed. They also keep XLA's own layout of arrays, which on a TPU
-pads less than that of a tiled kernel; there a loop may hold a contraction, too. On a GPU a matrix product of
-XLA's holds the operations after it. Such a group is *offered*
-(``Pricing.offers``) where no tiled kernel could hold it, or none could be nearly as fast.
+pads less than that of a tiled kernel; there a loop may hold a contraction, too. On a GPU, XLA also runs a
+matrix product and the elementwise operations after it as one kernel (its epilogue); such groups are treated
+as loops here. A group is *offered* (``Pricing.offers``) where no tiled kernel could hold it, or none could be
+nearly as fast.
 """
 
 from __future__ import annotations
@@ -108,12 +109,14 @@ class _Candidates:
         for node in self.graph.nodes if self.device.capabilities.fuses_epilogues else ():
             for nodes in epilogues_of_product(self.graph, node.id):
                 self._left -= len(nodes)
-                if self._left > 0:
-                    yield nodes
+                if self._left <= 0:
+                    return
+                yield nodes
 
     @cached_property
     def _fuses(self) -> list[bool]:
-        """For each node, whether a loop may hold it, beside what reads it."""
+        """For each node, whether a loop may hold it: alone, or, if it moves data, with the contraction that
+        reads it."""
         graph, backend = self.graph, self.device.backend
 
         def fuses(n: int) -> bool:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 def paused_collector() -> Iterator[None]:
     """Keep Python's garbage collector from running. Planning makes no reference cycles, so it finds nothing,
     and looks at all objects alive each time: of a program of ten thousand operations, for up to a third of
-    planning. A thread beside the main one leaves the collector to the others."""
+    planning. In another thread than the main one, do nothing: ``gc.disable()`` acts on the
+    whole process."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

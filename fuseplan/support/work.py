@@ -71,8 +71,8 @@ PEER = 1_000
 solver's."""
 
 ONLY_LOOPS = 500
-"""The most units for each operation of a search for the loops that a CPU runs, which a call waits for: XLA
-takes two to four milliseconds to compile an operation."""
+"""The most units for each operation of the search in a first call on a CPU, which looks only for tiled
+loops. The caller waits for it; XLA then takes two to four milliseconds to compile each operation."""
 
 COPIES = 2_000
 """Units for each operation that a search leaves to the one with copies: to make the graph with copies, to

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import fuseplan
-from costmodel.xla_loops import is_one_loop
+import fuseplan.extend
+from costmodel.xla_loops import EPILOGUE_OPS, epilogues_of_product, is_one_loop
 from fuseplan.codegen import emit
 from fuseplan.workloads import get_workload
 
@@ -117,3 +118,33 @@ def test_a_loop_is_compiled_to_what_it_is_priced_as(name: str) -> None:
             kernel.cost.time_ps, rel=0.05, abs=plan.device.hbm_latency_ps + small_ps
         )
     assert seen, "the plan has a loop"
+
+
+APPLIED: dict[str, Callable[[Any], Any]] = {
+    "add": lambda y: y + 1,
+    "convert_element_type": lambda y: y.astype("float16"),
+    "div": lambda y: 1 / y,
+    "exp2": jax.lax.exp2,
+    "logistic": jax.nn.sigmoid,
+    "max": lambda y: jnp.maximum(y, 0),
+    "min": lambda y: jnp.minimum(y, 1),
+    "mul": lambda y: y * 3,
+    "neg": jax.lax.neg,
+    "sub": lambda y: 2 - y,
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("op", sorted(EPILOGUE_OPS))
+def test_xla_fuses_the_operations_of_epilogues_into_a_product(op: str, dtype: str) -> None:
+    x, w = (jax.ShapeDtypeStruct(s, dtype) for s in ((2048, 512), (512, 256)))
+    apply = APPLIED.get(op) or getattr(jax.lax, op)
+
+    def f(x: Any, w: Any) -> Any:
+        return apply(x @ w)
+
+    program = fuseplan.extend.lower(fuseplan.extend.trace(f, x, w))
+    assert [node.op for node in program.graph.nodes] == ["dot_general", op]
+    assert list(epilogues_of_product(program.graph, 0)) == [(0, 1)]
+    plan = fuseplan.make_plan(f, device="h200", planner="xla")(x, w)
+    assert sum(kernel.spec.compiled.launches for kernel in plan.kernels) == 1

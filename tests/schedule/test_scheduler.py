@@ -21,7 +21,7 @@ from fuseplan.frontend.trace import trace
 from fuseplan.plan.options import Features
 from fuseplan.schedule.layout import Layout
 from fuseplan.schedule.scheduler import Scheduler
-from fuseplan.schedule.tilings import addressing
+from fuseplan.schedule.tilings import MOST_ROW_TILINGS, addressing
 from fuseplan.support.errors import Verdict
 from fuseplan.workloads import get_workload
 
@@ -102,8 +102,9 @@ def layernorm_of_heads(x, g):
         (layernorm, (shape(262_144, 128), shape(128)), (4096, 128)),
         (layernorm_of_heads, (shape(4096, 64, 128, dtype="bfloat16"), shape(128)), (64, 64, 128)),
         (lambda x: jnp.exp(x) + x * x, (shape(2**24),), (131_072,)),
+        (lambda x: jnp.exp(x) + x * x, (shape(3_072_000),), (128_000,)),
     ],
-    ids=["rows", "heads", "vector"],
+    ids=["rows", "heads", "vector", "even parts of a vector"],
 )
 def test_blocks_of_a_tpu_are_large(f, args, tiles):
     """Its one core runs every step, each of which takes a third of a microsecond by itself: blocks of 256
@@ -327,6 +328,16 @@ def test_of_tiles_that_nothing_beats_the_first_is_taken():
     f, args = get_workload("residual_norm").build("bfloat16")
     (kernel,) = fuseplan.make_plan(f, device="tpu_v5e")(*args).kernels
     assert kernel.spec.axes[0].tile == 512
+
+
+def test_an_array_of_many_long_axes_has_few_tilings():
+    """Four tiles of each of six outer axes alone would be 4,096 combinations."""
+    graph = lower(trace(lambda x: jnp.tanh(x) * 2 - jnp.exp(x), shape(*(65,) * 7, 128))).graph
+    found = list(Scheduler(graph, V5E).schedules(tuple(range(len(graph.nodes)))))
+    tiled = {axis for spec in found for axis in range(8) if spec.axes[axis].tile > 1}
+    assert 1 < len(found) < 2 * MOST_ROW_TILINGS
+    assert 7 in tiled
+    assert 0 not in tiled
 
 
 def test_an_array_of_many_short_axes_has_few_tilings():

@@ -106,6 +106,13 @@ def test_other_matmuls_are_left_to_xla(shape, dtype):
     assert groups(plan)
 
 
+def test_a_matmul_of_xla_keeps_its_epilogue():
+    """Of float32 no warpgroup multiplies, and XLA's product has the operations after it."""
+    args = [jax.ShapeDtypeStruct((256, 256), "float32")] * 2
+    (kernel,) = make_plan(epilogue, device=H200)(*args).kernels
+    assert (kernel.spec.backend, len(kernel.spec.nodes)) == ("xla", 3)
+
+
 def test_booleans_stay_inside():
     def f(x, y):
         mask = x > y

@@ -7,7 +7,7 @@ import pytest
 
 import fuseplan
 from costmodel.devices import get_device
-from costmodel.graph import boundary
+from costmodel.graph import Boundary, boundary
 from costmodel.xla_loops import epilogues_of_product, is_one_loop
 from fuseplan import Features
 from fuseplan.frontend.lower import lower
@@ -271,6 +271,9 @@ W, B = array(512, 256), array(256)
             (array(512, 512, dtype="bfloat16"), array(512, 256, dtype="bfloat16")),
             ["dot_general", "tanh"],
         ),
+        (lambda x, w: jnp.square(x @ w), (X, W), []),
+        (lambda x, w: jax.lax.lgamma(x @ w), (X, W), []),
+        (lambda x, w: x @ w + jax.lax.broadcasted_iota("float32", (512, 256), 1), (X, W), []),
         (lambda x, w: abs(x @ w), (array(8, 8, dtype="int8"), array(8, 8, dtype="int8")), []),
     ],
     ids=[
@@ -282,6 +285,9 @@ W, B = array(512, 256), array(256)
         "a sum",
         "a scalar",
         "a wider result",
+        "an operation that reads twice",
+        "an operation that XLA expands",
+        "positions",
         "integers",
     ],
 )
@@ -295,13 +301,28 @@ def test_the_epilogue_of_a_matrix_product_is_the_chain_that_alone_reads_it(f, ar
 
 
 @pytest.mark.parametrize("name", ["mlp", "norm_mlp", "neural_ode"])
-def test_products_with_epilogues_cost_no_more_than_their_bounds_allow(name):
+def test_products_with_epilogues_cost_no_less_than_their_bounds(name):
     f, args = get_workload(name).build()
     plan = fuseplan.make_plan(f, device="h200")(*args)
     scheduler = Scheduler(plan.graph, plan.device, plan.program)
     offered = [nodes for nodes in scheduler.offers if any(plan.graph.nodes[n].flops.matrix for n in nodes)]
     assert offered
     for nodes in offered:
-        assert scheduler.floor(nodes) <= scheduler.least(nodes) <= scheduler.price(nodes).cost.time_ps
+        price_ps = scheduler.price(nodes).cost.time_ps
+        assert max(scheduler.floors(nodes)[0], scheduler.least(nodes)) <= price_ps
     assert plan.status == "OPTIMAL"
     assert any(kernel.spec.nodes in offered for kernel in plan.kernels)
+
+
+def test_a_product_that_is_written_has_no_epilogue():
+    graph = lower(trace(lambda x, w: jnp.tanh(x @ w), X, W)).graph
+    nodes = tuple(range(len(graph.nodes)))
+    edge = boundary(graph, nodes)
+    assert refuse_loop(graph, nodes, "triton", edge) is None
+    both = Boundary(edge.reads, (*graph.nodes[0].outputs, *edge.writes))
+    assert "runs dot_general on its own" in refuse_loop(graph, nodes, "triton", both).reason
+
+
+def test_an_empty_product_has_no_epilogue():
+    refused = refusal(lambda x, w: jnp.tanh(x @ w), array(0, 512), W)
+    assert "empty array" in refused.reason
