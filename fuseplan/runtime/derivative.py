@@ -41,7 +41,7 @@ from fuseplan.runtime.primitive import (
     runner_of,
     with_axis,
 )
-from fuseplan.runtime.screen import may_loop, may_loop_anywhere
+from fuseplan.runtime.screen import is_screened, may_loop, may_loop_anywhere
 from fuseplan.support import jax_compat
 
 linear_p = Primitive("fused_tangents")
@@ -229,7 +229,8 @@ class Derivative:
         settings = self.settings
         if not self.plans_all and not may_loop_anywhere(traced, settings.options):
             settings = settings._replace(options=replace(settings.options, planner="unfused"))
-        plan = planned(traced, settings)
+        # As in a call without a derivative (``plan_to_run``), only the loops of a CPU change what runs.
+        plan = planned(traced, settings, only_loops=not self.plans_all and is_screened(settings.options))
         n_args = len(traced.consts) + len(self.avals)
         cut = halves(plan.lowered, plan, n_args, len(self.call.out_avals))
         report_passes(len(cut.forward.kernels), len(cut.back.kernels), len(cut.kept), cut.kept_bytes)

@@ -220,7 +220,8 @@ def test_a_plan_with_other_passes_is_refused(name: str) -> None:
 
 def test_a_contraction_has_no_passes() -> None:
     square = array(512, 512, dtype="bfloat16")
-    plan = fuseplan.make_plan(lambda x, w: jnp.tanh(x @ w), device="h200")(square, square)
+    features = fuseplan.Features(xla_loops=False)
+    plan = fuseplan.make_plan(lambda x, w: jnp.tanh(x @ w), device="h200", features=features)(square, square)
     (kernel,) = plan.kernels
     wrong = replace(kernel, spec=replace(kernel.spec, passes=((0,),)))
     with pytest.raises(InvalidPlanError, match="in passes beside a contraction"):

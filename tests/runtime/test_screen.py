@@ -336,3 +336,21 @@ def test_a_call_finds_the_loops_of_the_whole_search_in_a_tenth_of_its_work(name,
     assert of_call.spent < of_whole.spent / 10
     assert has_loops(whole)
     assert screen.has_same_loops(for_call, whole)
+
+
+@pytest.mark.parametrize("name", ["nbody", "gaussian_differences"])
+def test_the_gradient_of_a_call_finds_its_loops_in_little_work(name, monkeypatch):
+    found = []
+
+    def recorded(flat, settings, only_loops=False):
+        found.append((only_loops, planned(flat, settings, only_loops)))
+        return found[-1][1]
+
+    planned = primitive.planned
+    monkeypatch.setattr(derivative, "planned", recorded)
+    f, args = get_workload(name).build()
+    call = fuseplan.jit(lambda *xs: sum(map(jnp.sum, jax.tree.leaves(f(*xs)))), device=CPU)
+    jax.jit(jax.grad(call)).lower(*args)
+    ((only_loops, plan),) = found
+    assert only_loops
+    assert has_loops(plan)

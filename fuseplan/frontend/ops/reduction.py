@@ -255,6 +255,9 @@ def highest(dtype: Any) -> Any:
 _NO_INDEX = np.iinfo(np.int32).max
 """An index greater than every index of an array."""
 
+_OF_NAN = np.iinfo(np.int32).min
+"""Added to the index of a NaN, it makes it less than every index of a number."""
+
 
 @dataclass(frozen=True, slots=True)
 class ArgReduction(Reduction):
@@ -287,10 +290,15 @@ def _arg_extremum(
         at = masked(tile, 0, (dim,), at, _NO_INDEX)
         # Some floats of eight bits have no infinity.
         x = masked(tile, 0, (dim,), x.astype(accumulator(x.dtype)), neutral(x.dtype))
-        # XLA vectorises a reduction of one array, but not of pairs: first the extremum, then its index.
+        # XLA vectorises a reduction of one array, but not of pairs: first the extremum, then its index. On a
+        # CPU, XLA's extremum of a row with a NaN may be a number, so a NaN's index is made to come first.
         extremum = reduce(x, axes=(dim,))
-        found = (x == lax.expand_dims(extremum, (dim,))) | (x != x)
-        return [(extremum, lax.reduce_min(jnp.where(found, at, _NO_INDEX), axes=(dim,)))]
+        found = jnp.where(x == lax.expand_dims(extremum, (dim,)), at, _NO_INDEX)
+        if not jnp.issubdtype(x.dtype, jnp.floating):
+            return [(extremum, lax.reduce_min(found, axes=(dim,)))]
+        first = lax.reduce_min(jnp.where(x != x, at + _OF_NAN, found), axes=(dim,))
+        is_nan = first < 0
+        return [(jnp.where(is_nan, np.nan, extremum), jnp.where(is_nan, first - _OF_NAN, first))]
 
     return Rule(
         OpKind.REDUCTION,
