@@ -278,9 +278,9 @@ class JitFused:
         return replace(plan, notes=(*plan.notes, str(note(kind))))
 
     def plan_vjp(self, /, *args: Any, **kwargs: Any) -> Halves | None:
-        """The plan that ``jax.grad`` of this function runs: both passes, with respect to all arguments that
-        have a derivative, and the values kept between them; None if JAX has no reverse mode for the
-        function."""
+        """The plan of ``jax.grad`` of this function: both passes, with respect to all arguments that have a
+        derivative, and the values kept between them; None if JAX has no reverse mode for the function. On a
+        CPU, the gradient itself plans only what may have tiled loops, in less work."""
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         return plan_passes(_flat(traced), self._options())

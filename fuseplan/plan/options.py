@@ -20,7 +20,8 @@ class Features:
     prologues: bool = True
     """Operands of a contraction are computed inside its kernel, block by block."""
     epilogues: bool = True
-    """Work on the result of a contraction is done in its kernel."""
+    """Work on the result of a contraction is done in its kernel. A product of XLA may have an epilogue by
+    ``xla_loops``."""
     siblings: bool = True
     """Operations that read one array share a kernel, though no value passes between them."""
     several_results: bool = True

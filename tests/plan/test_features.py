@@ -48,11 +48,12 @@ WORTH = {
         array(4096, 4096, dtype="int8"),
         array(4096, dtype="bfloat16"),
     ),
-    "epilogues": ("h200", lambda x, w, b: x @ w + b, *HALF),
+    # XLA's own products take what reads them once.
+    "epilogues": ("h200", lambda x, w: (y := x @ w) * jnp.tanh(y), *HALF[:2]),
     "siblings": ("h200", row_maxima, array(1024, 1024)),
     "several_results": ("h200", lambda x: ((y := jnp.exp(x)), y.sum(1)), array(1024, 1024)),
     "streaming": ("h200", lambda x: jnp.exp(x).sum(1), array(1024, 65536)),
-    "choice_of_tile": ("h200", lambda x, w, b: x @ w + b, *HALF),
+    "choice_of_tile": ("h200", lambda x, w: (y := x @ w) * jnp.tanh(y), *HALF[:2]),
     "loop_nests": ("cpu", attention, *QKV),
     "xla_loops": ("h200", lambda x: jnp.roll(x, 1, 0) - x, array(2048, 2048)),
     # Its backward pass is too far from its forward pass for one nest of both.

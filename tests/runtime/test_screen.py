@@ -170,7 +170,7 @@ def test_a_fused_function_is_traced_once(inside, unplanned):
 def test_the_derivative_of_what_is_handed_over_is_not_planned(monkeypatch):
     planners = []
 
-    def noted(flat, settings):
+    def noted(flat, settings, only_loops=False):
         planners.append(settings.options.planner)
         return plan_traced(flat, settings.options)[1]
 
@@ -188,7 +188,7 @@ def test_a_derivative_with_something_to_gain_is_planned(monkeypatch):
     monkeypatch.setattr(
         derivative,
         "planned",
-        lambda flat, s: (planners.append(s.options.planner), plan_traced(flat, s.options)[1])[1],
+        lambda flat, s, only_loops: (planners.append(s.options.planner), plan_traced(flat, s.options)[1])[1],
     )
     n = int(np.sqrt(CPU.private_cache_bytes)) + 1024
     x = jax.ShapeDtypeStruct((n, 8), "float32")
