@@ -100,7 +100,7 @@ def refuse_loop(
     edge = edge or boundary(graph, nodes)
     refused = _barriers(graph, members, "xla", can.loop_generators)
     may_be_product = refused is None and can.fuses_epilogues and len(edge.writes) == 1
-    if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in _products(members)):
+    if may_be_product and any(nodes in epilogues_of_product(graph, n) for n in nodes):
         return None
     refused = refused or _loop_ends(members, can.loop_products) or _movers(graph, members, backend)
     if refused is not None:
@@ -216,10 +216,6 @@ def _loop_ends(members: list[Node], may_hold: Collection[str] = ()) -> Verdict |
                     (made_by[v].id, node.id),
                 )
     return None
-
-
-def _products(members: Sequence[Node]) -> list[int]:
-    return [node.id for node in members if node.kind == OpKind.OUT_ELEMENTWISE_FUSABLE]
 
 
 def _elements(graph: Graph, node: Node) -> tuple[tuple[int, ...], tuple[bool, ...]]:
