@@ -142,7 +142,7 @@ def epilogues_of_product(graph: Graph, n: int) -> Iterator[tuple[int, ...]]:
 
 
 def _is_of_caller(graph: Graph, n: int, reader: int) -> bool:
-    """Whether the node broadcasts an array of the caller's, for ``reader`` alone."""
+    """Whether node ``n`` broadcasts an argument of the program, and only ``reader`` reads the result."""
     node = graph.nodes[n]
     is_given = all(graph.values[v].producer < 0 for v in node.inputs)
     is_read_alone = all(set(graph.consumers[v]) == {reader} and v not in graph.results for v in node.outputs)

@@ -105,7 +105,7 @@ class _Candidates:
         return tuple(nodes for nodes in dict.fromkeys(candidates) if self._is_better(nodes))
 
     def _products(self) -> Iterable[Nodes]:
-        """Matrix products with their epilogues."""
+        """Candidates: each matrix product with every prefix of its epilogue."""
         for node in self.graph.nodes if self.device.capabilities.fuses_epilogues else ():
             for nodes in epilogues_of_product(self.graph, node.id):
                 self._left -= len(nodes)

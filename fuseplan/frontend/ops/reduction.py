@@ -255,8 +255,8 @@ def highest(dtype: Any) -> Any:
 _NO_INDEX = np.iinfo(np.int32).max
 """An index greater than every index of an array."""
 
-_OF_NAN = np.iinfo(np.int32).min
-"""Added to the index of a NaN, it makes it less than every index of a number."""
+_NAN_OFFSET = np.iinfo(np.int32).min
+"""Added to the index of a NaN, so that it is less than the index of every number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,9 +296,9 @@ def _arg_extremum(
         found = jnp.where(x == lax.expand_dims(extremum, (dim,)), at, _NO_INDEX)
         if not jnp.issubdtype(x.dtype, jnp.floating):
             return [(extremum, lax.reduce_min(found, axes=(dim,)))]
-        first = lax.reduce_min(jnp.where(x != x, at + _OF_NAN, found), axes=(dim,))
+        first = lax.reduce_min(jnp.where(x != x, at + _NAN_OFFSET, found), axes=(dim,))
         is_nan = first < 0
-        return [(jnp.where(is_nan, np.nan, extremum), jnp.where(is_nan, first - _OF_NAN, first))]
+        return [(jnp.where(is_nan, np.nan, extremum), jnp.where(is_nan, first - _NAN_OFFSET, first))]
 
     return Rule(
         OpKind.REDUCTION,
