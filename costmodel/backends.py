@@ -108,6 +108,9 @@ class Backend:
     were written before."""
     loop_generators: frozenset[str] = frozenset()
     """The primitives that these loops evaluate from the indices of an element, and no other kernel can."""
+    loop_indices: int = 32
+    """Indices at which one of these loops may evaluate one operation: XLA's limit on emitted code, or, where
+    that is not known, an assumption."""
     loop_products: frozenset[str] = frozenset()
     """The contractions of which such a loop may hold one, with what its operands are computed from and what
     is computed from its result."""
@@ -190,6 +193,8 @@ and two of the compiler's own."""
 
 _SHIFTS = frozenset({"slice", "split", "concatenate", "pad"})
 _GENERATORS = frozenset({"random_bits"})
+_BRANCHED_INDICES = 1 << 10
+"""XLA's ``kMaxBasicBlockSplitsPerFusion`` is 10, and each split doubles the code (``GpuHloCostAnalysis``)."""
 
 for _backend in (
     Backend(
@@ -232,6 +237,7 @@ for _backend in (
         scans_by_joining=True,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
+        loop_indices=_BRANCHED_INDICES,
         fuses_epilogues=True,
         reduction_loop_kernels=2,
     ),
@@ -249,6 +255,7 @@ for _backend in (
         walks_in_passes=False,
         loop_movers=_SHIFTS | {"gather", "rev", "dynamic_slice"},
         loop_generators=_GENERATORS,
+        loop_indices=_BRANCHED_INDICES,
         fuses_epilogues=True,
         reduction_loop_kernels=2,
     ),

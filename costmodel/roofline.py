@@ -61,7 +61,7 @@ def estimate(
     is_of_xla = device.capabilities.emits_kernels and _is_loop_of_xla(graph, spec)
     is_loop = is_of_xla and spec.compiled is None
     if is_loop:  # It evaluates operations where they are read.
-        work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes))
+        work = work_of(graph, spec, evaluations_in_loop(graph, spec.nodes, device.capabilities.loop_indices))
     flops, matrix_ps = _executed(work or work_of(graph, spec), spec, device)
     hbm_bytes = moved.hbm_read_bytes + moved.hbm_write_bytes
     memory_ps = time_ps(hbm_bytes, device.hbm_bytes_per_s)

@@ -13,9 +13,6 @@ from math import prod
 
 from costmodel.graph import Graph, Node, OpKind, boundary
 
-MAX_INDICES = 32
-"""Indices at which a loop may evaluate one operation: the emitted code has a copy for each."""
-
 DIVISIONS = frozenset({"div", "rem"})
 """Primitives that XLA counts as expensive, beside those with transcendental operations."""
 
@@ -23,9 +20,11 @@ _LOOP = 0
 """The index of the loop itself."""
 
 
-def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int, int], ...] | None:
+def evaluations_in_loop(
+    graph: Graph, nodes: tuple[int, ...], most_indices: int
+) -> tuple[tuple[int, int], ...] | None:
     """For each of ``nodes``, how often XLA evaluates all of it in one loop, as (numerator, denominator), at
-    least (1, 1); None if it evaluates one at more than ``MAX_INDICES`` indices.
+    least (1, 1); None if it evaluates one at more than ``most_indices`` indices (``Backend.loop_indices``).
 
     ``nodes`` are elementwise operations, broadcasts, data movement, contractions, and reductions that no
     other of them reads. The indices of two readers are the same if only elementwise operations and broadcasts
@@ -33,7 +32,7 @@ def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int
 
     Example:
         >>> from costmodel.graph import make_graph
-        >>> evaluations_in_loop(make_graph((), (), (), ()), ())
+        >>> evaluations_in_loop(make_graph((), (), (), ()), (), 32)
         ()
     """
     results = set(boundary(graph, nodes).writes)
@@ -48,7 +47,7 @@ def evaluations_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[tuple[int
         size = prod(node.dims) if node.kind == OpKind.REDUCTION else _made(graph, node)
         if not results.isdisjoint(node.outputs) or node.kind == OpKind.REDUCTION:
             own[_LOOP] = max(own.get(_LOOP, 0), size)
-        if len(own) > MAX_INDICES:
+        if len(own) > most_indices:
             return None
         found[n] = (max(sum(own.values()), size), size) if size else (1, 1)
         for k, v in enumerate(node.inputs):
@@ -80,12 +79,12 @@ def _made(graph: Graph, node: Node) -> int:
     return sum(graph.values[v].size for v in node.outputs)
 
 
-def repeated_in_loop(graph: Graph, nodes: tuple[int, ...]) -> tuple[int, ...] | None:
+def repeated_in_loop(graph: Graph, nodes: tuple[int, ...], most_indices: int) -> tuple[int, ...] | None:
     """Those of ``nodes`` that XLA does not fuse into their loop, as it would evaluate an expensive operation
     more than once; None where ``evaluations_in_loop`` is."""
     if all(graph.nodes[n].kind == OpKind.ELEMENTWISE for n in nodes):
         return ()
-    times = evaluations_in_loop(graph, nodes)
+    times = evaluations_in_loop(graph, nodes, most_indices)
     if times is None:
         return None
     repeated = (n for n, (done, once) in zip(nodes, times, strict=True) if done > once)

@@ -4,8 +4,8 @@ On a GPU each program of a kernel has some rows, and none reads a whole column. 
 normalisation's scale, a sum down the columns, would therefore read again an array that another kernel has on
 chip. So the rows of ``x[R, C]`` become ``[R / T, T]``: the kernel that computes them adds up each ``T`` of
 them, and a small kernel adds up the partial sums. Likewise, a single program would add up a mean over a
-whole array, a loss or a norm. A heuristic plans the operations around such a reduction with and without the
-split, once for all reductions with equal surroundings, and the faster program is kept.
+whole array, a loss or a norm. A heuristic plans the operations around such a reduction without the split and
+with each of a few ``T``, once for all reductions with equal surroundings, and the fastest program is kept.
 
 A kernel streams one axis only, so a contraction along several axes becomes one along the longest of them, for
 each index of the others, and a sum. Where several heads of queries share keys, the gradient of the keys is a
@@ -37,9 +37,9 @@ from fuseplan.schedule.structure import Signatures
 from fuseplan.support.digraph import reachable
 from fuseplan.support.work import Work, unlimited
 
-_ROWS = 4
-"""Rows that the first step of a sum down columns adds up: a program holds so many rows of a norm, and writes
-a quarter of one of them."""
+_ROWS = (4, 32, 128)
+"""Rows that the first step of a sum down columns may add up. A program holds few long rows of a norm, or many
+short ones; the more it adds up, the less it writes."""
 
 _PIECE = (64, 1024)
 """Elements of a row, at least and at most, that a first step reduces: its result is then small compared with
@@ -74,25 +74,26 @@ class _Splits:
         self.lowered, self.graph = lowered, lowered.graph
         self.device, self.features, self.work = device, features, work
         self.signatures = Signatures(lowered.graph)
-        self._pays: dict[object, bool] = {}
+        self._best: dict[object, int | None] = {}
 
     def run(self) -> Lowered | None:
         chosen: dict[int, Split] = {}
         for nodes, sums in self._places():
             near = self._near(nodes, sums)
             key = (self.signatures.of(near).key, tuple(near.index(n) for n in sums))
-            if key not in self._pays:
-                self._pays[key] = self._gains(nodes, sums)
-            if self._pays[key]:
-                chosen |= sums
+            if key not in self._best:
+                self._best[key] = self._fastest(nodes, sums)
+            best = self._best[key]
+            if best is not None:
+                chosen |= _nth(sums, best)
         return in_two_steps(self.lowered, chosen) if chosen else None
 
-    def _places(self) -> Iterator[tuple[Nodes, dict[int, Split]]]:
-        """Reductions that may be split, by the operations around them."""
+    def _places(self) -> Iterator[tuple[Nodes, dict[int, Splits]]]:
+        """Reductions that may be split, with the ways to split each, by the operations around them."""
         found = {
-            n: split
+            n: splits
             for n, eqn in enumerate(self.lowered.equations)
-            if (split := _split_of(eqn, self.device)) is not None and self._is_shared(n)
+            if (splits := _splits_of(eqn, self.device)) and self._is_shared(n)
         }
         around = sorted((self._around(n), n) for n in found)
         for nodes, several in groupby(around, key=lambda pair: pair[0]):
@@ -135,11 +136,16 @@ class _Splits:
         near = [_neighbours(self.graph, values, min_bytes) for values in (node.inputs, node.outputs)]
         return list(dict.fromkeys([*near[0], *near[1]]))
 
-    def _gains(self, nodes: Nodes, sums: dict[int, Split]) -> bool:
+    def _fastest(self, nodes: Nodes, sums: dict[int, Splits]) -> int | None:
+        """Which of the ways to split ``sums`` makes the fastest program; None where none gains."""
         once = part(self.lowered, nodes)
-        split = in_two_steps(once, {nodes.index(n): where for n, where in sums.items()})
         # A search may save one launch in either of the two.
-        return self._time_ps(split) + self.device.launch_ps < self._time_ps(once)
+        fastest, least_ps = None, self._time_ps(once) - self.device.launch_ps
+        for k in range(max(map(len, sums.values()))):
+            splits = {nodes.index(n): split for n, split in _nth(sums, k).items()}
+            if (time_ps := self._time_ps(in_two_steps(once, splits))) < least_ps:
+                fastest, least_ps = k, time_ps
+        return fastest
 
     def _time_ps(self, lowered: Lowered) -> int:
         return quick_ps(lowered, self.device, self.features, self.work, repeats=self.features.recompute)
@@ -168,53 +174,81 @@ class Split:
     second: tuple[int, ...]
 
 
+Splits = tuple[Split, ...]
+"""The ways to split a reduction."""
+
+
+def _nth(sums: dict[int, Splits], k: int) -> dict[int, Split]:
+    """The way ``k`` to split each reduction; of those with fewer ways, the last."""
+    return {n: splits[min(k, len(splits) - 1)] for n, splits in sums.items()}
+
+
 _REDUCTIONS = frozenset(
     {lax.reduce_sum_p, lax.reduce_max_p, lax.reduce_min_p, lax.reduce_and_p, lax.reduce_or_p}
 )
 """Reductions that may be computed in any order, piece by piece."""
 
 
-def _split_of(eqn: Equation, device: DeviceSpec) -> Split | None:
-    """The two steps of a reduction; only where reading its operand again takes longer than to launch the
-    second."""
+def _splits_of(eqn: Equation, device: DeviceSpec) -> Splits:
+    """The ways to make a reduction in two steps; only where reading its operand again takes longer than to
+    launch the second."""
     if eqn.primitive not in _REDUCTIONS or eqn.is_set_apart or isinstance(eqn.inputs[0], Literal):
-        return None
+        return ()
     aval, axes = eqn.in_avals[0], eqn.params["axes"]
     if not axes or aval.size * aval.dtype.itemsize * 10**12 <= device.launch_ps * device.hbm_bytes_per_s:
-        return None
+        return ()
     find = _along_rows if aval.ndim - 1 in axes else _down_columns
-    return find(aval.shape, axes, device.core_count)
+    return tuple(find(aval.shape, axes, device.core_count))
 
 
-def _down_columns(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
-    """Split a sum down columns: a few rows first."""
-    dim = max(axes, key=lambda d: (shape[d], d))
-    programs = prod(shape[:-1]) // _ROWS
-    is_cut = shape[dim] > _ROWS and shape[dim] % _ROWS == 0
-    return _cut(shape, axes, dim, _ROWS) if programs >= least_programs and is_cut else None
+def _down_columns(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Iterator[Split]:
+    """Split a sum down columns: some rows first."""
+    if prod(shape[:-1]) // _ROWS[0] >= least_programs:
+        found = (_of_rows(shape, axes, rows) for rows in _ROWS)
+        yield from dict.fromkeys(split for split in found if split is not None)
 
 
-def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Split | None:
-    """Split a sum along rows: whole rows first, or pieces where rows are few; None where each result may have
+def _of_rows(shape: tuple[int, ...], axes: tuple[int, ...], rows: int) -> Split | None:
+    """Reduce up to ``rows`` rows first: those of the innermost dimensions, and a part of the next; None where
+    that is one row, or all."""
+    inner: list[int] = []
+    for dim in sorted(axes, reverse=True):
+        if shape[dim] > rows:
+            piece = max(n for n in range(1, rows + 1) if shape[dim] % n == 0)
+            if piece > 1:
+                return _cut(shape, axes, dim, piece, inner)
+            return Split(shape, tuple(inner), tuple(d for d in axes if d not in inner)) if inner else None
+        inner.append(dim)
+        rows //= shape[dim]
+    return None
+
+
+def _along_rows(shape: tuple[int, ...], axes: tuple[int, ...], least_programs: int) -> Iterator[Split]:
+    """Split a sum along rows: whole rows first, or pieces where rows are few; not where each result may have
     a program of its own."""
     size, results = prod(shape), prod(n for d, n in enumerate(shape) if d not in axes)
     if results >= least_programs:
-        return None
+        return
     inner = len(shape) - 1
     while inner - 1 in axes and prod(shape[inner:]) < _PIECE[0]:
         inner -= 1
     left = size // prod(shape[inner:])
     if left > results and left >= least_programs:
-        return Split(shape, tuple(range(inner, len(shape))), tuple(d for d in axes if d < inner))
+        yield Split(shape, tuple(range(inner, len(shape))), tuple(d for d in axes if d < inner))
+        return
     piece = gcd(shape[-1], _PIECE[1])
-    is_enough = piece >= _PIECE[0] and size // piece >= least_programs
-    return _cut(shape, axes, len(shape) - 1, piece) if is_enough else None
+    if piece >= _PIECE[0] and size // piece >= least_programs:
+        yield _cut(shape, axes, len(shape) - 1, piece)
 
 
-def _cut(shape: tuple[int, ...], axes: tuple[int, ...], dim: int, piece: int) -> Split:
-    """Split one dimension into pieces that are reduced first."""
+def _cut(
+    shape: tuple[int, ...], axes: tuple[int, ...], dim: int, piece: int, inner: Sequence[int] = ()
+) -> Split:
+    """Split one dimension into pieces that are reduced first, together with the dimensions ``inner`` after
+    it."""
     tiled = (*shape[:dim], shape[dim] // piece, piece, *shape[dim + 1 :])
-    return Split(tiled, (dim + 1,), axes)
+    first = (dim + 1, *(d + 1 for d in inner))
+    return Split(tiled, tuple(sorted(first)), tuple(d for d in axes if d not in inner))
 
 
 def in_two_steps(lowered: Lowered, splits: dict[int, Split]) -> Lowered:

@@ -9,9 +9,9 @@ users is then computed in each of them.
 
 Refused are: two reductions of 16 or more elements in one kernel; operations other than unary elementwise ones
 after a reduction; operations that are not loops (contractions, sorts, calls); fusing a result of the
-function; more than 96 arrays. Not modelled: fusion into scatters, uncoalesced reads and small grids, the size
-of the emitted code, and the passes around this one, which fuse contractions and softmax by Triton before it
-and siblings after it.
+function; more than 96 arrays; code for too many indices of one operation. Not modelled: fusion into scatters,
+uncoalesced reads and small grids, and the passes around this one, which fuse contractions and softmax by
+Triton before it and siblings after it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from math import inf
 from costmodel.device import DeviceSpec
 from costmodel.devices import get_device
 from costmodel.graph import Graph, Node, OpKind
+from costmodel.xla_loops import evaluations_in_loop
 from fuseplan.schedule.pricing import Nodes, PriceBook, Pricing
 from fuseplan.search.decided import plan_decided
 from fuseplan.search.grouping import Budget, Grouping
@@ -149,6 +150,9 @@ class _Queue:
     def _fuse(self, root: int) -> None:
         producer = self.fusions[root]
         into = self._fusible_users(producer)
+        # This costs more than to ask for a priority, so that it is asked last.
+        if not all(self._has_small_code(producer.nodes | self.fusions[user].nodes) for user in into):
+            return  # It is asked again if one of its users or operands changes.
         for user in into:
             fusion = self.fusions[user]
             if len(fusion.nodes) == 1:  # A fusion that grows remains the same instruction.
@@ -214,6 +218,12 @@ class _Queue:
         self._work.spend(len(both))
         reads = {v for n in both for v, maker in self._read[n] if maker not in both}
         return len(reads) + len(user.root.outputs) <= MAX_ARRAYS
+
+    def _has_small_code(self, nodes: set[int]) -> bool:
+        """Whether the code of the loop of ``nodes`` is small: it evaluates each operation at few indices."""
+        self._work.spend(_KERNEL_WORK * len(nodes))
+        most = self.device.capabilities.loop_indices
+        return evaluations_in_loop(self.graph, tuple(sorted(nodes)), most) is not None
 
     def _is_unary(self, node: Node, size: int) -> bool:
         result = self.graph.values[node.outputs[0]]

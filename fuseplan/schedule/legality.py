@@ -116,7 +116,7 @@ def refuse_loop(
     for first, node in pairwise(reductions):
         if _elements(graph, node) != _elements(graph, first):
             return Verdict("shapes", f"{first.op} and {node.op} reduce other dimensions", (first.id, node.id))
-    repeated = repeated_in_loop(graph, nodes)
+    repeated = repeated_in_loop(graph, nodes, can.loop_indices)
     if repeated is None:
         return Verdict("backend", "its loop would evaluate an operation at too many indices", nodes)
     if repeated:

@@ -54,13 +54,19 @@ class XlaLoops:
         device: the device.
         floor: lower bounds on kernels of ``graph`` on ``device``.
         tiled: the fastest tiled kernel of a group, or why there is none. It is not kept.
+        also: groups that are candidates, too, such as the fusions of XLA's own rules.
     """
 
     def __init__(
-        self, graph: Graph, device: DeviceSpec, floor: Floor, tiled: Callable[[Nodes], Kernel | Verdict]
+        self,
+        graph: Graph,
+        device: DeviceSpec,
+        floor: Floor,
+        tiled: Callable[[Nodes], Kernel | Verdict],
+        also: Iterable[Nodes] = (),
     ) -> None:
         self._graph, self._device = graph, device
-        self.offers = _Candidates(graph, device, floor, tiled).offers()
+        self.offers = _Candidates(graph, device, floor, tiled).offers(also)
         """The loops that no tiled kernel could hold, or none nearly as fast."""
         self._offered = frozenset(self.offers)
 
@@ -99,9 +105,9 @@ class _Candidates:
         self._pricing = Work(MAX_PRICING)
         self._better_by_structure: dict[tuple[int, ...], bool] = {}
 
-    def offers(self) -> tuple[Nodes, ...]:
-        """As ``XlaLoops.offers``."""
-        candidates = [*self._products(), *(self._loops() if any(self._prefers_loop) else ())]
+    def offers(self, also: Iterable[Nodes] = ()) -> tuple[Nodes, ...]:
+        """As ``XlaLoops.offers``, of ``also`` and its own candidates."""
+        candidates = [*also, *self._products(), *(self._loops() if any(self._prefers_loop) else ())]
         return tuple(nodes for nodes in dict.fromkeys(candidates) if self._is_better(nodes))
 
     def _products(self) -> Iterable[Nodes]:
@@ -197,7 +203,9 @@ class _Candidates:
         for _ in range(MAX_ATTEMPTS):
             cone = self._grown(roots, alone, apart)
             self._left -= len(cone)
-            repeated = repeated_in_loop(self.graph, tuple(sorted(cone)))
+            repeated = repeated_in_loop(
+                self.graph, tuple(sorted(cone)), self.device.capabilities.loop_indices
+            )
             if not repeated:
                 break
             apart.update(repeated)

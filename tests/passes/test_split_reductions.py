@@ -76,10 +76,11 @@ def test_what_is_rewritten_again_keeps_its_steps_apart():
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [76])
+@pytest.mark.parametrize("way", [0, 2], ids=["few", "many"])
 @pytest.mark.parametrize("f", [backward, two_columns], ids=lambda f: f.__name__)
-def test_kernels_agree(f, rows, dtype, monkeypatch):
+def test_kernels_agree(f, way, rows, dtype, monkeypatch):
     """On a device on which small arrays take long; of rows that are no power of two."""
-    monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
+    monkeypatch.setattr(splits._Splits, "_fastest", lambda *_: way)
     monkeypatch.setattr(planner, "is_faster_as_traced", lambda *_: False)
     monkeypatch.setattr(planner, "COPYING_PEERS", ())
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
@@ -122,7 +123,7 @@ ROWS, PIECES = (1, 301, 130), (2, 3, 8192)
 )
 def test_whole_arrays_and_long_rows(name, dtype, shape, monkeypatch):
     """With a NaN, and without: by rows, be they ragged, or by pieces of rows."""
-    monkeypatch.setattr(splits._Splits, "_gains", lambda *_: True)
+    monkeypatch.setattr(splits._Splits, "_fastest", lambda *_: 0)
     monkeypatch.setattr(planner, "is_faster_as_traced", lambda *_: False)
     monkeypatch.setattr(planner, "COPYING_PEERS", ())
     device = replace(H200, launch_ps=10, core_count=8, hbm_bytes_per_s=10**9, cache_bytes=0)
@@ -149,6 +150,42 @@ def test_a_loss_and_a_norm_read_their_arrays_once():
         assert plan.status == "OPTIMAL"
         assert len(plan.kernels) == 2
         assert read <= sum(k.cost.hbm_bytes for k in plan.kernels) < 1.01 * read
+
+
+def test_a_batch_norm_adds_up_many_rows():
+    """The mean of each channel, of which each row is short: a first step adds up those of several lines of an
+    image, and what it writes is small beside the images."""
+
+    def batch_norm(x, scale):
+        mean, variance = x.mean((0, 1, 2)), x.var((0, 1, 2))
+        return (x - mean) * jax.lax.rsqrt(variance + 1e-5) * scale
+
+    def gradient(x, scale, dy):
+        return jax.vjp(batch_norm, x, scale)[1](dy)
+
+    shapes = (jax.ShapeDtypeStruct(s, "float32") for s in ((16, 28, 28, 128), (128,), (16, 28, 28, 128)))
+    lowered = lower(trace(gradient, *shapes))
+    new = split_sums(lowered, H200, ALL_FEATURES)
+    assert new is not None
+    for first, _ in new.graph.waits:
+        node = new.graph.nodes[first]
+        whole, parts = (new.graph.values[v].size for v in (*node.inputs, *node.outputs))
+        assert whole >= 28 * parts
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes", "rows", "want"),
+    [
+        ((4096, 768), (0,), 32, Split((128, 32, 768), (1,), (0,))),
+        ((2, 48, 7), (0, 1), 32, Split((2, 2, 24, 7), (2,), (0, 1))),
+        ((6, 8, 7), (0, 1), 16, Split((3, 2, 8, 7), (1, 2), (0,))),
+        ((5, 8, 7), (0, 1), 16, Split((5, 8, 7), (1,), (0,))),
+        ((31, 7), (0,), 16, None),
+        ((8, 7), (0,), 16, None),
+    ],
+)
+def test_rows_of_the_innermost_dimensions_are_added_up_first(shape, axes, rows, want):
+    assert splits._of_rows(shape, axes, rows) == want
 
 
 def test_a_norm_of_all_is_decided_where_it_is_made():
@@ -200,8 +237,8 @@ def test_only_what_gains_is_split():
 def test_in_a_deep_network_few_reductions_are_planned(monkeypatch):
     """Those of equal layers have equal surroundings, though other layers are further around."""
     planned = []
-    gains = splits._Splits._gains
-    monkeypatch.setattr(splits._Splits, "_gains", lambda *asked: planned.append(asked) or gains(*asked))
+    fastest = splits._Splits._fastest
+    monkeypatch.setattr(splits._Splits, "_fastest", lambda *asked: planned.append(asked) or fastest(*asked))
 
     def count(n_layers):
         def loss(x, scales):

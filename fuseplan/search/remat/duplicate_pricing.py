@@ -31,11 +31,12 @@ _Schedule = Callable[[Nodes, Boundary, Prologues, int], Kernel | Verdict]
 
 
 class DuplicatePricing(Pricing):
-    """``Pricing`` of the graph with copies, by the ``scheduler`` of the whole graph."""
+    """``Pricing`` of the graph with copies, by the ``scheduler`` of the whole graph. ``also``: groups of the
+    copies that may be loops of XLA, too."""
 
     merges_copies = True
 
-    def __init__(self, copies: SplitGraph, scheduler: Scheduler) -> None:
+    def __init__(self, copies: SplitGraph, scheduler: Scheduler, also: Sequence[Nodes] = ()) -> None:
         self.graph = copies.graph
         self.device = scheduler.device
         self.capacity = None if scheduler.capacity is None else Capacity(copies.graph, scheduler.device)
@@ -49,7 +50,7 @@ class DuplicatePricing(Pricing):
         self._whole_loops = frozenset(copies.lifted(scheduler.loops))
         self._loops = None
         if scheduler.has_loops:
-            self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._searched)
+            self._loops = XlaLoops(copies.graph, scheduler.device, self._floor, self._searched, also)
         own = [] if self._loops is None else [o for o in self._loops.offers if self._has_own_loop(o)]
         self.offers = tuple(dict.fromkeys((*copies.lifted(scheduler.offers), *own)))
         self.settled = frozenset(c for c, n in enumerate(copies.node) if n in scheduler.settled)

@@ -158,11 +158,13 @@ class _Placement:
 
 def materialise_overlapping(lowered: Lowered, scheduler: Scheduler, groups: Sequence[Nodes]) -> Answer | None:
     """The program in which each of ``groups``, which may overlap, computes all of its operations itself, and
-    the plan of it; None if a comparison would read two evaluations of one value."""
+    the plan of it; None if a comparison would read two evaluations of one value. A group may be a loop of
+    XLA where no tiled kernel is nearly as fast."""
     copies, lifted = split_by_groups(lowered.graph, groups)
     if any(copies_apart(copies.graph)):
         return None
-    found = plan_decided(copies.graph, DuplicatePricing(copies, scheduler), lambda book: lifted)
+    pricing = DuplicatePricing(copies, scheduler, also=[group for group in lifted if len(group) > 1])
+    found = plan_decided(copies.graph, pricing, lambda book: lifted)
     program, grouping, _ = materialised(lowered, copies, found, scheduler)
     return Answer(program, grouping, None)
 
