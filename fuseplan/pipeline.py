@@ -172,6 +172,8 @@ class _Planner:
         programs that need less memory where these have none within the limit."""
         own = self._of_programs(programs)
         found = self.clock.time("peers", lambda: self._no_slower_than_peers(own, programs))
+        if found is not own and self.options.planner == "solver" and not self.options.only_loops:
+            found = self._with_copies_of_peer(found, programs)
         if not self.has_leaner:
             return found
         if found.plan is None:
@@ -251,6 +253,19 @@ class _Planner:
                 if peer is not None:
                     found = found.or_faster_of(peer, name, whole_floor_ps)
         return found
+
+    def _with_copies_of_peer(self, peer: Attempt, programs: Sequence[Lowered]) -> Attempt:
+        """``peer``, or a plan of the program with its copies that is no slower and has a better bound."""
+        plan = peer.plan
+        if plan is None or plan.program is None or not self._has_time(peer):
+            return peer
+        if any(plan.program is program for program in (*programs, self.traced)):
+            return peer
+        again = self._attempt(plan.program).bound_of("as rewritten")
+        if again.plan is None or again.time_ps > peer.time_ps:
+            return peer
+        is_better = again.time_ps < peer.time_ps or (again.plan.bound_ps or 0) > (plan.bound_ps or 0)
+        return again if is_better else peer
 
     def _of_leaner(self, failed: Attempt) -> Attempt:
         best, ended_by = failed, failed.ended_by

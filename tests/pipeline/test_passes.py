@@ -174,3 +174,19 @@ def test_the_seconds_of_planning_are_those_of_other_planners_too(monkeypatch):
     plan = fuseplan.make_plan(jax.nn.softmax, device="test", peers=["greedy"])(X)
     assert dict(plan.stats.seconds)["peers"] >= 0.2
     assert plan.planning_s >= 0.2
+
+
+def test_the_copies_of_a_peer_are_one_more_program_to_plan():
+    """XLA's queue computes ``tanh`` again for each sum down columns and for the result; the search chooses
+    other copies, and its best plan takes longer. That of the program with the queue's copies is proven."""
+
+    def loss(x):
+        return jnp.sum(jnp.tanh(x) ** 2 / (1 + jnp.sum(x * x, 0)))
+
+    x = jax.ShapeDtypeStruct((8192, 512), "float32")
+    plan = fuseplan.make_plan(jax.grad(loss), device="h200", deadline_s=100)(x)
+    peer = fuseplan.make_plan(jax.grad(loss), device="h200", planner="xla_priority")(x)
+    assert plan.status == "OPTIMAL"
+    assert plan.stats.bound_of == "as rewritten"
+    assert plan.objective_ps < peer.objective_ps
+    assert plan.verify()
