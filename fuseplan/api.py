@@ -29,6 +29,7 @@ from fuseplan.runtime.bind import fuse
 from fuseplan.runtime.compare import compare_plan, default_planners, require_measurable, time_rows
 from fuseplan.runtime.control_flow import bodies
 from fuseplan.runtime.derivative import plan_passes
+from fuseplan.runtime.known_shapes import KnownShapes, UnseenShapesError
 from fuseplan.runtime.min_cut import Halves
 from fuseplan.runtime.primitive import PlanOf, Settings, plan_to_run
 from fuseplan.runtime.recovering import CallSignatures, RecoveringJit, lower_there
@@ -165,9 +166,11 @@ class JitFused:
         # functions no price matters. A function, so that no cycle keeps this object alive.
         self._options = functools.cache(lambda: options_for(unmeasured_device(device)))
         self._jit_options = jit_options
-        self._reference = jax.jit(f, **jit_options)
+        self._known = KnownShapes() if measure or background else None
+        """Where the first call at some shapes differs from later ones."""
+        self._reference = jax.jit(f if self._known is None else self._known.watched(f), **jit_options)
         self._families = ShapeFamilies() if dynamic_shapes else None
-        self._emitted = functools.partial(_emitted, f, self._options, self._families)
+        self._emitted = functools.partial(_emitted, f, self._options, self._families, self._known)
         calls = CallSignatures(f, jit_options)
         plan_of = plan_traced if self._families is None else self._families.plan
         self._jitted = RecoveringJit(self._name, self._emitted, self._reference, calls, jit_options, plan_of)
@@ -186,26 +189,47 @@ class JitFused:
             fused = self._choices or self._jitted
             self._background = InBackground(self._name, fused, self._jitted, self._reference, calls)
         self._direct: Callable[..., Any] | None = None
-        """The jitted function that later calls run, where they need no checks and no recovery."""
+        """The jitted function that later calls run, where they need no checks and no recovery: at known
+        shapes only, if there are ``_known`` ones."""
+        self._may_be_direct = True
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         direct = self._direct
         try:
             if direct is not None and not tracing_state.depth:  # is_tracing() without the cost of a call
-                return direct(*args, **kwargs)
+                if self._known is None:
+                    return direct(*args, **kwargs)
+                if is_eager():  # What is recorded runs another time.
+                    try:
+                        return self._known.call(direct, args, kwargs)
+                    except UnseenShapesError:
+                        pass
             if is_disabled() or is_tracing():
                 return self._reference(*args, **kwargs)
-            chosen = self._background or self._choices
-            if chosen is None and not is_checked() and local_platform() == "cpu":
-                self._direct = self._jitted.fused
             expected = self._expected(args, kwargs) if is_checked() else None
-            result = (chosen or self._jitted)(*args, **kwargs)
+            result = (self._background or self._choices or self._jitted)(*args, **kwargs)
             if expected is not None:
                 check_results(self._name, result, expected[0])
+            elif self._may_be_direct and not is_checked() and local_platform() == "cpu":
+                self._direct = self._settled()
             return result
         except Exception as error:
             filter_traceback(error)
             raise
+
+    def _settled(self) -> Callable[..., Any] | None:
+        """The jitted function that calls at all known shapes run, if there is one."""
+        if self._background is not None:
+            is_settled = self._choices is None and self._background.is_settled
+            return self._jitted.fused if is_settled else None
+        if self._choices is not None:
+            return {"fused": self._jitted.fused, "plain": self._reference}.get(self._choices.settled or "")
+        return self._jitted.fused
+
+    def _call_indirectly(self) -> None:
+        """From now on, ask at each call whether its shapes are known: ``jax.jit`` knows others, too."""
+        if self._known is not None:
+            self._direct, self._may_be_direct = None, False
 
     def _expected(self, args: Any, kwargs: Any) -> tuple[Any] | None:
         """The result of ``jax.jit(f)``, computed before the arguments may be donated; None on tracers and for
@@ -252,6 +276,7 @@ class JitFused:
         """The plan for these arguments: arrays or ``ShapeDtypeStruct``s. On a CPU, a note tells if a call
         runs the program of ``jax.jit``."""
         started = time.perf_counter()
+        self._call_indirectly()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         trace_s = time.perf_counter() - started
@@ -281,6 +306,7 @@ class JitFused:
         """The plan of ``jax.grad`` of this function: both passes, with respect to all arguments that have a
         derivative, and the values kept between them; None if JAX has no reverse mode for the function. On a
         CPU, the gradient itself plans only what may have tiled loops, in less work."""
+        self._call_indirectly()
         with tracing():
             traced = self._reference.trace(*args, **kwargs)
         return plan_passes(_flat(traced), self._options())
@@ -296,6 +322,7 @@ class JitFused:
 
     def trace(self, /, *args: Any, **kwargs: Any) -> Any:
         """Trace the fused function, as ``jax.jit(f).trace``, to a ``jax.stages.Traced``."""
+        self._call_indirectly()
         return self._jitted.trace(*args, **kwargs)
 
     def lower(self, /, *args: Any, device: Any = None, **kwargs: Any) -> Any:
@@ -305,6 +332,7 @@ class JitFused:
         be present (extra ``aot``). A kernel that the compiler refuses is planned again, and in the end left
         to XLA, with a ``CompilerRefusalWarning``.
         """
+        self._call_indirectly()
         if device is None:
             return self._jitted.lower(*args, **kwargs)
         if not isinstance(device, str | DeviceSpec):  # an argument of the function
@@ -323,10 +351,12 @@ class JitFused:
 
     def eval_shape(self, /, *args: Any, **kwargs: Any) -> Any:
         """The shapes and dtypes of the results, as ``jax.jit(f).eval_shape``."""
+        self._call_indirectly()
         return self._jitted.fused.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Delete compiled programs, as ``jax.jit(f).clear_cache()``, and measurements."""
+        self._direct, self._may_be_direct = None, True
         if self._background:
             self._background.clear()
         if self._choices:
@@ -346,6 +376,7 @@ def _emitted(
     f: Callable[..., Any],
     options: Callable[[], Options],
     families: ShapeFamilies | None,
+    known: KnownShapes | None,
     platform: str | None,
     plan_of: PlanOf,
 ) -> Callable[..., Any]:
@@ -355,7 +386,7 @@ def _emitted(
     def fused(*args: Any, **kwargs: Any) -> Any:
         return fuse(f, args, kwargs, options(), platform or local_platform(), plan_of, families)
 
-    return fused
+    return fused if known is None else known.watched(fused)
 
 
 def _is_left_to_jax(options: Callable[[], Options], closed: Any) -> bool:

@@ -23,9 +23,10 @@ import jax
 
 from costmodel.timing import in_turns
 from fuseplan.report.debug import report_measurement
-from fuseplan.runtime.recovering import CallSignatures
+from fuseplan.runtime.recovering import MAX_SIGNATURES, CallSignatures
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import ConstraintError, FuseplanWarning, UnsupportedOperationError, first_line
+from fuseplan.support.lru import LruCache
 
 Side = Literal["fused", "plain"]
 SIDES: tuple[Side, Side] = ("fused", "plain")
@@ -252,24 +253,26 @@ class Choices:
         self.fused, self.plain, self._are_same = fused, plain, are_same
         self._name = name
         self._calls = CallSignatures(f, options)
-        self._kept: dict[Hashable, Callable[..., Any]] = {}
-        self._measurements: dict[Hashable, Measurement] = {}
+        self._measurements: LruCache[Hashable, Measurement] = LruCache(MAX_SIGNATURES)
+        self._sides: set[Side] = set()
+        """The sides that run; both if a call could not be measured."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
             key = self._calls.key(args, kwargs)
-            kept = self._kept.get(key)
+            measurement = self._measurements.get(key)
         except (TypeError, ValueError):  # No key, no cache: jax.jit raises the error.
             return self.fused(*args, **kwargs)
-        if kept is not None:
-            return kept(*args, **kwargs)
+        if measurement is not None:
+            return (self.fused if measurement.kept == "fused" else self.plain)(*args, **kwargs)
         # Never wait: the measurement that holds the clock may wait for a callback into this function.
         if _is_staging(args, kwargs) or not _clock.acquire(blocking=False):
+            self._sides.update(SIDES)
             return self.fused(*args, **kwargs)
         try:
             measurement, result = self._measure(args, kwargs)
-            self._measurements[key] = measurement
-            self._kept[key] = self.fused if measurement.kept == "fused" else self.plain
+            self._measurements.update([(key, measurement)])
+            self._sides.add(measurement.kept)
         finally:
             _clock.release()
         report_measurement(self._name, measurement)
@@ -282,10 +285,16 @@ class Choices:
         except (TypeError, ValueError):  # As in a call: no key.
             return None
 
+    @property
+    def settled(self) -> Side | None:
+        """The side that runs at the shapes of all earlier calls, if it is one."""
+        (*sides,) = self._sides
+        return sides[0] if len(sides) == 1 else None
+
     def clear(self) -> None:
         """Forget, and measure anew."""
-        self._kept.clear()
         self._measurements.clear()
+        self._sides.clear()
 
     def _measure(self, args: Any, kwargs: Any) -> tuple[Measurement, Any]:
         jitted = {"fused": self.fused, "plain": self.plain}

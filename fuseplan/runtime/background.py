@@ -9,9 +9,10 @@ from collections.abc import Callable, Hashable
 from functools import partial
 from typing import Any
 
-from fuseplan.runtime.recovering import CallSignatures, RecoveringJit
+from fuseplan.runtime.recovering import MAX_SIGNATURES, CallSignatures, RecoveringJit
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import FuseplanError, FuseplanWarning, first_line
+from fuseplan.support.lru import LruCache
 
 
 class _Worker:
@@ -66,8 +67,10 @@ class InBackground:
         self._name, self._fused, self._compiles, self._plain = name, fused, compiles, plain
         self._calls = calls
         self._lock = threading.Lock()
-        self._program: dict[Hashable, Callable[..., Any]] = {}
+        self._program: LruCache[Hashable, Callable[..., Any]] = LruCache(MAX_SIGNATURES)
         """By signature, what is called."""
+        self._n_plain = 0
+        """The number of signatures that do not run the fused program."""
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -78,7 +81,7 @@ class InBackground:
         if program is None:
             if not jax_compat.is_eager():  # recorded, transformed or interpreted
                 return self._fused(*args, **kwargs)
-            program = self._begin(key, args, kwargs)
+            return self._begin(key, args, kwargs)
         return program(*args, **kwargs)
 
     def is_ready(self, args: Any, kwargs: Any) -> bool:
@@ -88,6 +91,11 @@ class InBackground:
         except (TypeError, ValueError):
             return False
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether calls at all shapes of earlier ones run the fused program."""
+        return len(self._program) > 0 and self._n_plain == 0
+
     def _key(self, args: Any, kwargs: Any) -> tuple[Hashable, Any]:
         """The signature of a call, and JAX's settings of this thread, which change the program, too."""
         return self._calls.key(args, kwargs), jax_compat.trace_context()
@@ -96,15 +104,19 @@ class InBackground:
         """Begin anew at the next calls."""
         with self._lock:
             self._program.clear()
+            self._n_plain = 0
 
-    def _begin(self, key: tuple[Hashable, Any], args: Any, kwargs: Any) -> Callable[..., Any]:
+    def _begin(self, key: tuple[Hashable, Any], args: Any, kwargs: Any) -> Any:
+        """The result of ``plain``. If it is no error, the fused program is prepared."""
+        shapes = self._calls.shapes(args, kwargs)  # before the arguments may be donated
+        result = self._plain(*args, **kwargs)
         with self._lock:
-            if key in self._program:
-                return self._program[key]
-            self._program[key] = self._plain
-        shapes = self._calls.shapes(args, kwargs)
+            if self._program.get(key) is not None:  # another thread has begun
+                return result
+            self._program.update([(key, self._plain)])
+            self._n_plain += 1
         _WORKER.submit(partial(self._prepare, key, *shapes))
-        return self._plain
+        return result
 
     def _prepare(self, key: tuple[Hashable, Any], args: Any, kwargs: Any) -> None:
         """Compile for these shapes. What the calling thread has set for itself, such as a mesh, is not known
@@ -121,8 +133,9 @@ class InBackground:
             warnings.warn(text + first_line(error), FuseplanWarning, stacklevel=2)
             return
         with self._lock:
-            if key in self._program:
-                self._program[key] = program
+            if self._program.get(key) is not None:
+                self._program.update([(key, program)])
+                self._n_plain -= program is self._fused
 
 
 def _raise(error: Exception, *_: Any, **__: Any) -> Any:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import jax
+import numpy as np
 
 from fuseplan.frontend.trace import Traced
 from fuseplan.pipeline import plan_traced
@@ -25,6 +26,7 @@ from fuseplan.runtime.primitive import PlanOf
 from fuseplan.runtime.replan import Compile, compile_here, has_kernels, is_refusal, plan_accepted
 from fuseplan.support import jax_compat
 from fuseplan.support.errors import CompilerRefusalWarning, FuseplanError, first_line
+from fuseplan.support.lru import LruCache
 from fuseplan.targets.detect import local_platform
 
 
@@ -45,11 +47,10 @@ class CallSignatures:
             statics, args, kwargs = self.split(args, kwargs)
         leaves, tree = jax.tree.flatten((args, kwargs))
         try:
-            kinds: list[Any] = [(x.aval, x.sharding) for x in leaves]
+            kinds: list[Any] = [(type(x), x.aval, x.sharding) for x in leaves]
         except AttributeError:  # numbers, NumPy arrays, tracers
-            names = ("aval", "sharding", "shape", "dtype")
-            kinds = [tuple(getattr(x, name, None) for name in names) for x in leaves]
-        return tree, tuple(map(type, leaves)), tuple(kinds), statics
+            kinds = list(map(_kind_of, leaves))
+        return tree, tuple(kinds), statics
 
     def split(self, args: Any, kwargs: Any) -> tuple[Any, Any, Any]:
         """The static arguments, each with its type (since ``1 == 1.0``), and the others."""
@@ -65,6 +66,19 @@ class CallSignatures:
         shapes = [a if i in static else jax.tree.map(_shape_of, a) for i, a in enumerate(args)]
         named = {k: v if k in self._static_names else jax.tree.map(_shape_of, v) for k, v in kwargs.items()}
         return tuple(shapes), named
+
+
+def _kind_of(leaf: Any) -> tuple[Any, ...]:
+    """What a compiled program depends on of an argument. JAX puts NumPy arrays and numbers on the default
+    device."""
+    if isinstance(leaf, np.ndarray | np.generic | bool | int | float | complex):
+        try:
+            aval = jax.typeof(leaf)
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        return jax_compat.array_type(), aval, jax.sharding.SingleDeviceSharding(jax_compat.default_device())
+    names = ("aval", "sharding", "shape", "dtype")
+    return type(leaf), *(getattr(leaf, name, None) for name in names)
 
 
 def _shape_of(leaf: Any) -> Any:
@@ -96,6 +110,9 @@ def _static_parameters(
         n = tuple(i for i, name in either if name in s)
     return n, s
 
+
+MAX_SIGNATURES = 4096
+"""Sets of shapes of one function about which anything is kept, as many as ``jax.jit`` keeps programs."""
 
 Emitted = Callable[[str | None, PlanOf], Callable[..., Any]]
 """From a platform (None: the local one) and a planning function to the function that runs the kernels."""
@@ -132,7 +149,7 @@ class RecoveringJit:
         self.fused = jax.jit(emitted(None, partial(_plan_and_note_kernels, None, plan_of)), **options)
         """The fused function without recovery."""
         self._accepted = jax.jit(emitted(None, partial(plan_accepted, None, compile_here)), **options)
-        self._kept: dict[Hashable, Any] = {}
+        self._kept: LruCache[Hashable, Any] = LruCache(MAX_SIGNATURES)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         if self._kept:
@@ -160,7 +177,7 @@ class RecoveringJit:
         if kept is self._reference:
             result = kept(*args, **kwargs)
             warn_of_reference(self._name, second)
-        self._kept[self._key(args, kwargs)] = kept
+        self._kept.update([(self._key(args, kwargs), kept)])
         return result
 
     def _key(self, args: Any, kwargs: Any) -> Hashable:

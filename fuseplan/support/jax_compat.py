@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax._src import array as _array
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import effects as _effects
@@ -125,6 +126,20 @@ def is_eager() -> bool:
     ``jax.core`` lost the name; to ask costs a third of a microsecond at each call.
     """
     return bool(_core.trace_state_clean())
+
+
+def array_type() -> type:
+    """The type of concrete arrays: ``jax.Array`` is also that of tracers."""
+    return _array.ArrayImpl
+
+
+def default_device() -> Any:
+    """The device that operations on NumPy arrays run on.
+
+    ``jax.config.jax_default_device`` is None, a device, or the name of a platform.
+    """
+    chosen = jax.config.jax_default_device  # type: ignore[attr-defined]  # as all of JAX's options
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices(backend=chosen)[0]
 
 
 def trace_context() -> Any:

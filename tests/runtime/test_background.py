@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 import subprocess
 import sys
 import textwrap
@@ -201,3 +202,31 @@ def test_without_background_it_is_always_ready():
     wait_for(again, X)
     again.clear_cache()
     assert not again.is_ready(X)
+
+
+def test_once_all_are_ready_calls_ask_nothing_until_shapes_are_new(planning, monkeypatch):
+    fast = J(f)
+    fast(X)
+    planning.set()
+    wait_for(fast, X)
+    fast(X)
+    key = fast._background._calls.key
+    asked = []
+    monkeypatch.setattr(fast._background._calls, "key", lambda *call: asked.append(call) or key(*call))
+    np.testing.assert_allclose(fast(X), f(X), rtol=1e-6)
+    assert not asked
+    planning.clear()
+    np.testing.assert_allclose(fast(X[:2]), f(X[:2]), rtol=1e-6)  # jax.jit's program, without waiting
+    assert asked
+    assert not fast.is_ready(X[:2])
+    planning.set()
+    wait_for(fast, X[:2])
+
+
+@pytest.mark.parametrize("options", [{"background": True}, {"measure": True}], ids=["background", "measure"])
+@pytest.mark.parametrize("value", [2**40, "text", object()], ids=["large", "text", "object"])
+def test_what_is_no_array_is_refused_as_by_jax_jit(options, value):
+    with pytest.raises((TypeError, OverflowError)) as wanted:
+        jax.jit(f)(value)
+    with pytest.raises(wanted.type, match=re.escape(str(wanted.value)[:20])):
+        fuseplan.jit(f, device="test", **options)(value)

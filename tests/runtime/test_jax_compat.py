@@ -6,6 +6,7 @@ import jax
 import jax.extend
 import jax.interpreters.partial_eval
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 
@@ -208,3 +209,12 @@ def test_effects_that_an_equation_can_carry():
     assert jax_compat.can_carry(jax.make_jaxpr(prints, axis_env=[("i", 2)])(1.0).jaxpr.effects)
     assert jax_compat.can_carry(jax.make_jaxpr(keeps)(1.0).jaxpr.effects)
     assert not jax_compat.can_carry(jax.make_jaxpr(writes)(jax.new_ref(1.0)).jaxpr.effects)
+
+
+def test_where_numpy_arrays_are_put():
+    device = jax.devices()[-1]
+    for chosen in (None, "cpu", device):
+        with jax.default_device(chosen):
+            x = jnp.asarray(np.ones(3))
+            assert x.sharding == jax.sharding.SingleDeviceSharding(jax_compat.default_device())
+    assert type(x) is jax_compat.array_type()

@@ -55,8 +55,8 @@ def failing(x):
 def rigged(*, fused=fast, plain=fast, **options):
     """A function that is ``fused`` where fuseplan runs its kernels and ``plain`` under jax.jit."""
     f = J(fast, **options)
-    f._choices.fused = f._jitted = jax.jit(fused, **options)
-    f._choices.plain = f._reference = jax.jit(plain, **options)
+    f._jitted.fused = jax.jit(f._known.watched(fused), **options)
+    f._choices.plain = f._reference = jax.jit(f._known.watched(plain), **options)
     return f
 
 
@@ -152,13 +152,15 @@ def test_choices_are_kept_by_what_jax_compiles_anew():
     assert not is_new(X + 1, 2)
     assert is_new(X[:2], 2)
     assert is_new(X.astype("bfloat16"), 2)
-    assert is_new(np.asarray(X), 2)
+    assert not is_new(np.asarray(X), 2)  # It is put where X is.
     assert is_new(X, 3)
     assert is_new(X, 3.0)  # Equal, and another program.
     assert is_new(X, n=3)
     assert is_new(1.5, 2)
     assert not is_new(2.5, 2)  # A Python scalar is not static.
-    assert is_new(jnp.asarray(1.5), 2)  # Strongly typed.
+    assert not is_new(jnp.asarray(1.5), 2)  # Weakly typed, too.
+    assert is_new(jnp.float32(1.5), 2)
+    assert not is_new(np.float32(1.5), 2)
     assert is_new(X, 2, k=2.0)
     assert not is_new(X, 2, k=3.0)
     assert is_new({"a": X, "b": X}["a"], 2, k=X[0])
@@ -501,3 +503,63 @@ def test_bound_methods():
     np.testing.assert_allclose(model(X), jnp.tanh(X), rtol=1e-6)
     assert Model.__call__.measured(model, X) is not None
     assert Model.__call__.measured(Model(), X) is None
+
+
+def asks(f, monkeypatch):
+    """The calls of ``f`` that looked for their measurement."""
+    found = []
+    key = f._choices._calls.key
+    monkeypatch.setattr(f._choices._calls, "key", lambda *call: found.append(call) or key(*call))
+    return found
+
+
+@pytest.mark.parametrize("slow_side", ["fused", "plain"])
+def test_where_one_side_is_always_kept_later_calls_ask_nothing(slow_side, monkeypatch):
+    f = rigged(**{slow_side: slow})
+    f(X)
+    asked = asks(f, monkeypatch)
+    for _ in range(3):
+        np.testing.assert_allclose(f(X), fast(X), rtol=1e-6)
+    assert not asked
+    np.testing.assert_allclose(f(X[:2]), fast(X[:2]), rtol=1e-6)  # new shapes
+    assert f.measured(X[:2]).kept != slow_side
+    del asked[:]
+    f(X), f(X[:2])
+    assert not asked
+
+
+def test_where_either_side_is_kept_every_call_asks(monkeypatch):
+    f = rigged(fused=lambda x: slow(x) if len(x) == 3 else fast(x),
+               plain=lambda x: fast(x) if len(x) == 3 else slow(x))  # fmt: skip
+    f(X), f(X[:2])
+    assert (f.measured(X).kept, f.measured(X[:2]).kept) == ("plain", "fused")
+    asked = asks(f, monkeypatch)
+    for x in (X, X[:2]):
+        np.testing.assert_allclose(f(x), fast(x), rtol=1e-6)
+    assert len(asked) == 2
+
+
+@pytest.mark.parametrize("look", ["plan", "lower", "trace", "eval_shape"])
+def test_shapes_that_were_only_looked_at_are_measured(look):
+    f = J(fast)
+    f(X)
+    getattr(f, look)(X[:2])
+    f(X[:2])
+    assert f.measured(X[:2]) is not None
+
+
+def test_new_shapes_consume_nothing_before_they_are_measured():
+    f = J(lambda x: x + 1, donate_argnums=0)
+    f(X + 0)
+    new = X[:2] + 0
+    np.testing.assert_allclose(f(new), X[:2] + 1)
+    assert f.measured(X[:2]) is not None
+    assert new.is_deleted()
+
+
+def test_measurements_of_few_shapes_are_kept(monkeypatch):
+    f = J(lambda x: x + 1)
+    f._choices._measurements.max_entries = 2
+    for n in (1, 2, 3):
+        f(X[:n])
+    assert [f.measured(X[:n]) is not None for n in (1, 2, 3)] == [False, True, True]
